@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import duckdb
-from rich.console import Console
 
 from pipeline import cache
 from pipeline.cli.app import call, new_app
@@ -24,7 +22,15 @@ from pipeline.cli.verbs import run
 from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import EvalOptions, FilterOptions, GoldOptions, ReportOptions
-from pipeline.report.console import Grid, console_on, interval, truncate, two_columns
+from pipeline.report.console import (
+    Grid,
+    Part,
+    console_on,
+    interval,
+    print_parts,
+    truncate,
+    warnings,
+)
 from pipeline.report.corpus_page import page_target, write_report
 from pipeline.report.doubts import evaluation_doubts
 from pipeline.spec.parse import load_spec
@@ -55,51 +61,43 @@ def demo() -> int:
     page = page_target(PAGE, spec.storage_options, flag="page")
     write_report(report, page, spec_file=SPEC)
     filtered = filter_corpus(spec, FilterOptions(to=FILTERED), cache_dir=cache_dir)
-    show(spec, evaluation, filtered, console_on(sys.stdout))
+    print_parts(show(spec, evaluation, filtered), console_on(sys.stdout))
     return 0
 
 
-def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult, console: Console) -> None:
-    """Print the quality of the answers, what the filter did, examples, and where the files are."""
-    console.print()
-    console.print(
-        Grid(
-            "The answers against gold labels by people, which no readout was trained on "
-            "(95 % intervals)",
-            ("task", "method", "accuracy", "AUROC", "gold"),
-            list(_quality(spec, evaluation)),
-            texts=2,
-        ).table(box=None)
-    )
-    doubts = (evaluation_doubts(task, evaluation.gold) for task in evaluation.tasks)
-    for line in chain.from_iterable(doubts):
-        console.print(f"warning: {line}")
+def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Iterator[Part]:
+    """The quality of the answers, what the filter did, examples, and where the files are."""
+    title = "The answers against gold labels by people, which no readout was trained on "
+    title += "(95 % intervals)"
+    names = ("task", "method", "accuracy", "AUROC", "gold")
+    yield from ("", Grid(title, names, list(_quality(spec, evaluation)), texts=2))
+    for task in evaluation.tasks:
+        yield from warnings(evaluation_doubts(task, evaluation.gold))
     kept, dropped = filtered.counts.all.kept.documents, filtered.counts.all.dropped.documents
     assert spec.filter is not None
-    console.print(
-        f"\nThe filter keeps {kept:,} of {kept + dropped:,} documents: {spec.filter.keep}"
+    yield from (
+        "",
+        f"The filter keeps {kept:,} of {kept + dropped:,} documents: {spec.filter.keep}",
     )
     right, judged, bad = _filter_quality(spec)
-    console.print(
+    yield (
         f"precision: of {judged:,} dropped documents with gold labels, {right / judged:.1%} are "
-        f"toxic, spam or not English\nrecall: of {bad:,} documents that are toxic, spam or not "
-        f"English, {right / bad:.1%} are dropped\n"
+        "toxic, spam or not English"
+    )
+    yield (
+        f"recall: of {bad:,} documents that are toxic, spam or not English, {right / bad:.1%} are "
+        "dropped"
     )
     title = "Three documents: spam, not English, and one that the filter keeps"
     names = ("document", "text", "p(toxic)", "p(spam)", "language")
-    console.print(Grid(title, names, _examples(spec), texts=2).table(box=None))
-    console.print()
+    yield from ("", Grid(title, names, _examples(spec), texts=2), "")
     assay = os.path.relpath(Path(sys.executable).with_name("assay"))
-    console.print(
-        two_columns(
-            {
-                "page": PAGE,
-                "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
-                "kept documents": filtered.kept_at,
-                "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",
-            }
-        )
-    )
+    yield {
+        "page": PAGE,
+        "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
+        "kept documents": filtered.kept_at,
+        "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",
+    }
 
 
 def _quality(spec: JobSpec, evaluation: Evaluation) -> Iterable[tuple[str, ...]]:

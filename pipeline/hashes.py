@@ -1,6 +1,7 @@
 """SHA-256 hashes of bytes and of local files, and the canonical JSON that identities are made of.
 
-Entry points: `sha256_hex`, `canonical_json`, `parse_json` and, for local files, `content_hash`.
+Entry points: `sha256_hex`, `canonical_json`, `parse_json`, `parse_versioned_json` with `validated`
+for files that assay wrote, and, for local files, `content_hash`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import StorageError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # One encoder for all values: `json.dumps` would make one per call, a million in a large job.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -42,6 +48,26 @@ def parse_json(data: bytes | str) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("its objects and lists are nested too deeply") from error
+
+
+def parse_versioned_json(data: bytes, format: int) -> Mapping[str, Any]:
+    """The JSON object whose key `format` has this number; ValueError if there is none."""
+    content = parse_json(data)
+    written = content.get("format") if isinstance(content, dict) else None
+    if written != format:
+        raise ValueError(f"its format is {written!r}, and {format} is read")
+    return dict(content)
+
+
+def validated(kind: type[T], content: object) -> T:
+    """The value of this type that JSON values give; ValueError names the first wrong key."""
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{place}: {reason}" if place else reason) from error
 
 
 def content_hash(path: Path, cache_dir: Path) -> str:

@@ -20,7 +20,6 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from pipeline.evaluation.bootstrap import Sampling, draws
 from pipeline.evaluation.intervals import (
     Figure,
     auroc_interval,
@@ -30,6 +29,7 @@ from pipeline.evaluation.intervals import (
     number_or_none,
     wilson,
 )
+from pipeline.evaluation.resampling import Sampling, draws
 from pipeline.options import RESAMPLES
 
 Floats = NDArray[np.float64]
@@ -291,17 +291,25 @@ def _calibration_errors(
 ) -> Floats:  # [resamples]
     """The expected calibration error of every resample, whose bins are its own."""
     resamples, _ = counts.shape
-    total = counts.sum(axis=1)
     order = np.argsort(confidence, kind="stable")
-    ordered, weights = confidence[order], counts[:, order]
-    first = np.searchsorted(ordered, ordered, side="left")  # of the rows of equal confidence
-    less_confident = (weights.cumsum(axis=1) - weights)[:, first]
-    # — a row that a resample lacks may be above all that it has
-    bins = np.minimum(BINS * less_confident // total[:, None], BINS - 1).astype(np.int64)
-    cells = bins + BINS * np.arange(resamples)[:, None]
+    weights = counts[:, order]
+    cells = _bins(confidence[order], weights) + BINS * np.arange(resamples)[:, None]
     excess = weights * (hits - confidence)[order]
     sums = np.bincount(cells.ravel(), excess.ravel(), minlength=resamples * BINS)
-    return np.asarray(np.abs(sums.reshape(resamples, BINS)).sum(axis=1) / total, np.float64)
+    absolute = np.abs(sums.reshape(resamples, BINS)).sum(axis=1)
+    return np.asarray(absolute / counts.sum(axis=1), np.float64)
+
+
+def _bins(
+    confidence: Floats,  # [rows], rising
+    counts: Floats,  # [resamples, rows]
+) -> Ints:  # [resamples, rows]
+    """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin."""
+    first = np.searchsorted(confidence, confidence, side="left")  # of the rows of equal confidence
+    less_confident = np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0)))[:, first]
+    # — a row that a resample lacks may be above all that it has
+    bins = np.minimum(BINS * less_confident // counts.sum(axis=1, keepdims=True), BINS - 1)
+    return np.asarray(bins, np.int64)
 
 
 def confidence_and_hits(
@@ -323,20 +331,13 @@ def reliability_curve(
 
     scikit-learn's `calibration_curve` does not return how many rows a bin has.
     """
-    bins = _bins(confidence, weights)
-    rows, mass = np.bincount(bins), np.bincount(bins, weights)
-    sums = (np.bincount(bins, weights * values) for values in (confidence, hits))
-    means = ((of[rows > 0] / mass[rows > 0]).tolist() for of in sums)
-    return tuple(map(Bin, rows[rows > 0].tolist(), *means))
-
-
-def _bins(confidence: Floats, weights: Floats) -> Ints:  # [rows] each
-    """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin."""
     order = np.argsort(confidence, kind="stable")
-    first = np.searchsorted(confidence[order], confidence, side="left")
-    less_confident = np.r_[0, np.cumsum(weights[order])][first]
-    bins = np.minimum(BINS * less_confident // weights.sum(), BINS - 1)
-    return np.asarray(bins, np.int64)
+    ordered_weights = weights[order]
+    [bins] = _bins(confidence[order], ordered_weights[None])
+    rows, mass = np.bincount(bins), np.bincount(bins, ordered_weights)
+    sums = (np.bincount(bins, ordered_weights * each[order]) for each in (confidence, hits))
+    means = ((total[rows > 0] / mass[rows > 0]).tolist() for total in sums)
+    return tuple(map(Bin, rows[rows > 0].tolist(), *means))
 
 
 def _squared_errors(truth: Ints, p: Floats) -> Floats:  # [rows], [rows, labels] -> [rows]

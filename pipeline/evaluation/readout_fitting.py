@@ -29,6 +29,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from pipeline.evaluation.metrics import Floats, Ints
+from pipeline.evaluation.resampling import Split, folds
+from pipeline.fitted.readout import LinearMap
 from pipeline.options import FOLDS
 
 STRENGTHS = (0.001, 0.01, 0.1)  # C of a logistic regression over standardised states
@@ -44,21 +46,6 @@ _TOLERANCE = 1e-6
 _MAX_STEPS = 1_000
 # The logit of a label that no fitted row has; logits of other labels are near 0 on average.
 _ABSENT_LOGIT = -10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """Logits of a state: `weight @ state + bias`."""
-
-    weight: Floats  # [labels, hidden]
-    bias: Floats  # [labels]
-
-    def logits(self, states: NDArray[np.floating]) -> Floats:  # [rows, hidden] -> [rows, labels]
-        return np.asarray(states.astype(np.float64) @ self.weight.T + self.bias, np.float64)
-
-    def scaled(self, scale: float, offset: Floats) -> Linear:
-        """The map whose logits are `scale * logits + offset`."""
-        return Linear(scale * self.weight, scale * self.bias + offset)
 
 
 def fit_logits(
@@ -107,7 +94,7 @@ def fit_path(
     weights: Floats,  # [rows]
     *,
     strengths: Sequence[float],  # C, rising; a smaller C regularises more
-) -> list[Linear]:  # one for each strength
+) -> list[LinearMap]:  # one for each strength
     """Multinomial logistic regressions over standardised states, with an L2 penalty.
 
     A row with several probabilities is fitted once for each label, weighted by its probability.
@@ -130,21 +117,21 @@ def fit_path(
     return maps
 
 
-def _unscaled(model: LogisticRegression, scaler: StandardScaler, labels: int) -> Linear:
+def _unscaled(model: LogisticRegression, scaler: StandardScaler, labels: int) -> LinearMap:
     """The fitted map as one of states that are not standardised, with a row for every label."""
     # — of two labels scikit-learn has one row: the second's logit minus the first's
     spread = np.array([[-0.5], [0.5]]) if len(model.classes_) == 2 else np.eye(len(model.classes_))
     constant = _constant(model.classes_, labels, len(scaler.mean_))
     constant.weight[model.classes_] = spread @ (model.coef_ / scaler.scale_)
     constant.bias[model.classes_] = spread @ model.intercept_
-    return Linear(constant.weight, constant.bias - constant.weight @ scaler.mean_)
+    return LinearMap(constant.weight, constant.bias - constant.weight @ scaler.mean_)
 
 
-def _constant(present: NDArray[np.integer], labels: int, hidden: int) -> Linear:
+def _constant(present: NDArray[np.integer], labels: int, hidden: int) -> LinearMap:
     """The same logits for every state: 0 for labels that are present."""
     bias = np.full(labels, _ABSENT_LOGIT)
     bias[present] = 0
-    return Linear(np.zeros((labels, hidden)), bias)
+    return LinearMap(np.zeros((labels, hidden)), bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +167,6 @@ class GoldStates:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Rows to fit to and rows to hold out, in rising order."""
-
-    fitted: Ints
-    held_out: Ints
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """How to fit at one layer and pooling, and the loss of that fit on held-out rows."""
 
@@ -205,7 +184,7 @@ Choices = list[list[Choice]]  # by layer, by pooling
 class Fitted:
     """The maps, fitted to all rows, and the probabilities of rows while they were held out."""
 
-    maps: tuple[Linear, ...]  # by layer, at the pooling
+    maps: tuple[LinearMap, ...]  # by layer, at the pooling
     choices: tuple[Choice, ...]  # by layer, at the pooling
     layer: int  # index of the chosen layer
     pooling: int
@@ -277,7 +256,7 @@ def _best(choices: Sequence[Choice]) -> Choice:
     return min(choices, key=lambda choice: choice.loss)
 
 
-def refit(gold: GoldStates, layer: int, pooling: int, choice: Choice) -> Linear:
+def refit(gold: GoldStates, layer: int, pooling: int, choice: Choice) -> LinearMap:
     """The calibrated map, fitted to all these rows."""
     states, weights = gold.at(layer, pooling), row_weights(gold.targets, gold.balanced)
     [fitted] = fit_path(states, gold.targets, weights, strengths=[choice.strength])
@@ -305,24 +284,3 @@ def _choice(
         standard_error = float(losses.std(ddof=1) / np.sqrt(rows))
         choices.append(Choice(float(losses.mean()), standard_error, strength, scale, offset))
     return _best(choices)
-
-
-def folds(truth: Ints, groups: Ints, *, number: int, seed: int) -> list[Split]:
-    """Stratified folds of whole groups, which hold out every row once.
-
-    A label may have fewer groups than there are folds, which scikit-learn's folds do not allow.
-    """
-    fold = np.empty(len(truth), np.int64)
-    for place, rows in enumerate(_shuffled_groups(truth, groups, seed)):
-        fold[rows] = place % number
-    splits = [Split(np.flatnonzero(fold != n), np.flatnonzero(fold == n)) for n in range(number)]
-    return [split for split in splits if len(split.fitted) and len(split.held_out)]
-
-
-def _shuffled_groups(truth: Ints, groups: Ints, seed: int) -> list[Ints]:
-    """The rows of each group, in random order, sorted by the label of the group's first row."""
-    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(first))
-    order = order[np.argsort(truth[first][order], kind="stable")]
-    rows = np.split(np.argsort(group_of, kind="stable"), np.cumsum(np.bincount(group_of))[:-1])
-    return [rows[group] for group in order]

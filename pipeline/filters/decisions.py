@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.policy import Judge, Policy
-from pipeline.filters.rule import SnapshotRule
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.ledger.rows import DOCUMENT_SCHEMA
 from pipeline.sources.shards import Shard
 

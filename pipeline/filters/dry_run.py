@@ -20,11 +20,9 @@ from pipeline.filters.decisions import (
     sizes_where,
     with_thresholds,
 )
-from pipeline.filters.inputs import check_columns_of
-from pipeline.filters.labelled import labelled_shards
 from pipeline.filters.policy import Clause
 from pipeline.filters.removal import FilterReport, filter_report
-from pipeline.filters.rule import SnapshotRule
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.ledger.rows import refuse_changed
 from pipeline.options import FilterOptions
 from pipeline.spec.schema import JobSpec
@@ -70,9 +68,7 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
     rule = SnapshotRule.of(spec).grouped(None)
     contents = rule.contents
     refuse_changed(rule.store, contents, list(contents.tasks))
-    shards, _ = labelled_shards(spec, rule.store, contents, cache_dir)
-    read = [shards[named.sid] for named in contents.shards]
-    check_columns_of(read, spec.input.storage_options, rule.inputs, place="filter")
+    shards = rule.input_shards(cache_dir)
     policy = with_thresholds(rule, shards)
     judge, on_error = rule.judge(policy), options.on_error or rule.filter.on_error
     with decisions(rule, policy, shards, on_error, read=[rule.counted_task(judge)]) as table:

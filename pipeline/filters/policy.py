@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import Problem, SpecError
-from pipeline.hashes import parse_json
+from pipeline.hashes import parse_versioned_json, validated
 from pipeline.ledger.snapshots import Contents
 from pipeline.sources.rule import Expression, Group, Rule, Score, conjuncts, fields_in
 from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
@@ -91,19 +90,12 @@ class Policy:
         return cls(spec.keep, tuple(clauses))
 
 
-_POLICY = TypeAdapter(Policy)  # of JSON
-
-
 def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
     """The policy in a file; SpecError unless its tasks are those of the snapshot."""
     try:
-        content = parse_json(data)
-        policy = _POLICY.validate_python(content)
-        if policy.format != FORMAT:
-            raise ValueError(f"has format {policy.format}, and this version reads {FORMAT}")
-    except (ValueError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
-        fix = f"is no policy: {reason}; name a policy.json that a filter wrote"
+        policy = validated(Policy, parse_versioned_json(data, FORMAT))
+    except ValueError as error:
+        fix = f"is no policy: {error}; name a policy.json that a filter wrote"
         raise SpecError([Problem("filter.policy", fix, path)]) from error
     for task, fp in policy.tasks.items():
         now = contents.tasks.get(task)
@@ -118,7 +110,7 @@ def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Judgements:
     """What a policy does with some rows, and why."""
 
     causes: Sequence[Sequence[str]]  # [docs]: the conditions, clauses or status that drop it
@@ -157,7 +149,7 @@ class Judge:
             if name != INPUT and pa.types.is_struct(schema.field(name).type)
         )
 
-    def decide(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> Decision:
+    def decide(self, rows: pa.RecordBatch, failed: Sequence[str], on_error: str) -> Judgements:
         """Which of these documents are dropped, and why.
 
         `on_error` alone decides about a document without an answer, whose status is in `failed`:
@@ -185,7 +177,7 @@ class Judge:
                 where = f" in {groups[-1][row]}" if groups[-1][row] else ""
                 words[row].append(f"{name} > {limits[row]:.{_DIGITS}g}{where}")
                 causes[row].append(f"{name} is above its threshold")
-        return Decision(causes, ["; ".join(each) for each in words], scores, groups)
+        return Judgements(causes, ["; ".join(each) for each in words], scores, groups)
 
 
 class _BoundKeep:

@@ -24,8 +24,8 @@ from pipeline.filters.labelled import identity_of, labelled_shards
 from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
 from pipeline.filters.policy import Judge, Policy, read_policy
 from pipeline.filters.removal import removed_sql, stop_words
-from pipeline.filters.rule import SnapshotRule, failed_status
 from pipeline.filters.shard import COUNTS, Counts, filter_shard, total
+from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches, refuse_changed
@@ -84,19 +84,6 @@ class _Filter:
     dropped: Store
     current: Target
 
-    @property
-    def spec(self) -> JobSpec:
-        return self.rule.spec
-
-    @property
-    def store(self) -> Store:
-        """Of the labels."""
-        return self.rule.store
-
-    @property
-    def contents(self) -> Contents:
-        return self.rule.contents
-
     def keys(self, shard: NamedShard) -> tuple[str, str, str]:
         """The keys of a shard's objects, in the order in which they are created."""
         layout = self.layout
@@ -106,7 +93,7 @@ class _Filter:
 def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
     """Writes the filtered corpus of the spec's last snapshot; a second call writes nothing."""
     job = _prepare(spec, options)
-    contents, layout = job.contents, job.layout
+    contents, layout = job.rule.contents, job.layout
     folders = (job.kept, "kept"), (job.kept, "filters"), (job.dropped, "dropped")
     lists = (store.list(f"{folder}/{layout.id}/") for store, folder in folders)
     existing = frozenset(stored.key for stored in chain.from_iterable(lists))
@@ -115,8 +102,8 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
     if todo or layout.manifest_key not in existing:
         check_create_only(job.kept, place="--to")
         check_create_only(job.dropped, place="--dropped" if job.dropped is not job.kept else "--to")
-        refuse_changed(job.store, contents, list(contents.tasks))
-        shards, new_files = labelled_shards(spec, job.store, contents, cache_dir)
+        refuse_changed(job.rule.store, contents, list(contents.tasks))
+        shards, new_files = labelled_shards(spec, job.rule.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
         inputs = job.rule.inputs
         check_columns_of(todo_shards, spec.input.storage_options, inputs, place="filter")
@@ -199,13 +186,13 @@ def _filter_id(contents: Contents, policy: Policy, on_error: OnError) -> str:
 def _refuse_failed(job: _Filter) -> None:
     """FailedRowsError if a document has no answer to a task that the rule reads."""
     columns = job.judge.columns
-    names = ["status", *(task for task in job.contents.tasks if task in columns)]
+    names = ["status", *(task for task in job.rule.contents.tasks if task in columns)]
     schema = pa.schema([job.rule.answers_schema.field(name) for name in names])
     failed: Counter[str] = Counter()
-    for batch in aligned_batches(job.store, job.contents, schema):
+    for batch in aligned_batches(job.rule.store, job.rule.contents, schema):
         failed.update(filter(None, failed_status(batch, columns)))
     if failed:
-        raise FailedRowsError(stop_words(dict(failed.most_common()), job.contents.rows))
+        raise FailedRowsError(stop_words(dict(failed.most_common()), job.rule.contents.rows))
 
 
 def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
@@ -217,7 +204,7 @@ def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
         policy = with_thresholds(job.rule, shards)
         job.kept.create(key, canonical_json(policy.to_json()) + b"\n")
     # — of two filters at once, the first to write
-    policy = read_policy(job.kept.read(key), key, job.contents)
+    policy = read_policy(job.kept.read(key), key, job.rule.contents)
     return replace(job, judge=job.rule.judge(policy))
 
 
@@ -240,7 +227,7 @@ def _write(
 
 def _publish(job: _Filter) -> int:
     """Writes the manifest; StorageError unless each document was kept or dropped exactly once."""
-    contents, layout = job.contents, job.layout
+    contents, layout = job.rule.contents, job.layout
     shards = contents.shards
     parts = [COUNTS.validate_json(job.kept.read(layout.counts_key(shard))) for shard in shards]
     counts = total(parts)
@@ -264,8 +251,8 @@ def _publish(job: _Filter) -> int:
     manifest = {
         "format": FORMAT,
         "id": layout.id,
-        "spec": job.spec.name,
-        "output": job.store.url,
+        "spec": job.rule.spec.name,
+        "output": job.rule.store.url,
         "snapshot": contents.number,
         "tasks": {name: task.fp for name, task in contents.tasks.items()},
         "keep": job.judge.policy.keep,
@@ -282,8 +269,8 @@ def _point_to(result: FilterResult, job: _Filter) -> None:
     content = {
         "format": FORMAT,
         "id": job.layout.id,
-        "spec": job.spec.name,
-        "output": job.store.url,
+        "spec": job.rule.spec.name,
+        "output": job.rule.store.url,
         "snapshot": result.snapshot,
         "keep": result.keep,
         "on_error": result.on_error,

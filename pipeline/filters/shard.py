@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from pipeline.filters.inputs import with_inputs
 from pipeline.filters.labelled import labelled_texts
 from pipeline.filters.policy import Judge, Policy
-from pipeline.filters.rule import SnapshotRule, failed_status
+from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json
 from pipeline.ledger.label_files import to_parquet, verify

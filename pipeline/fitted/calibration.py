@@ -7,14 +7,14 @@ fits them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.hashes import canonical_json, parse_json, short_hash
+from pipeline.hashes import canonical_json, parse_versioned_json, short_hash, validated
 
 FORMAT = 1
 Probabilities = NDArray[np.float64]  # [docs, labels], each row summing to 1
@@ -105,25 +105,38 @@ class Isotonic:
 class Calibration:
     """A calibration of a list of labels. Law: rows that sum to 1 still do afterwards."""
 
-    method: str  # batch, temperature or isotonic
+    method: str  # one of METHODS
     labels: tuple[str, ...]
-    change: Prior | Temperature | Isotonic
+    parameters: Prior | Temperature | Isotonic
+
+    def __post_init__(self) -> None:
+        parameters, labels = self.parameters, len(self.labels)
+        if isinstance(parameters, Prior) and len(parameters.prior) != labels:
+            raise ValueError(f"a prior of {len(parameters.prior)} labels for {labels} labels")
+        if isinstance(parameters, Isotonic) and len(parameters.curves) != curves_for(labels):
+            raise ValueError(f"{len(parameters.curves)} curves for {labels} labels")
 
     def apply(self, p: Probabilities) -> Probabilities:
         """[docs, labels] -> [docs, labels], in the labels' order."""
         _docs, labels = p.shape
         assert labels == len(self.labels), (labels, self.labels)
-        return self.change.apply(p)
+        return self.parameters.apply(p)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form; `calibration_from_json` gives back an equal calibration."""
-        parameters = asdict(self.change)
-        return {"method": self.method, "labels": list(self.labels), "parameters": parameters}
+        """The JSON form."""
+        return asdict(self)
 
     @property
     def hash(self) -> str:
         """Changes exactly when the calibration does."""
         return short_hash(canonical_json(self.to_json()))
+
+
+METHODS: Mapping[str, type[Prior | Temperature | Isotonic]] = {
+    "batch": Prior,
+    "temperature": Temperature,
+    "isotonic": Isotonic,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,34 +151,20 @@ class CalibrationFile:
 
     def json(self) -> bytes:
         """The file's content: the same bytes for the same values."""
-        own = {"format": FORMAT, **asdict(self), **self.calibration.to_json()}
-        del own["calibration"]
-        return canonical_json(own) + b"\n"
+        content = {"format": FORMAT, **asdict(self)}
+        calibration = content.pop("calibration")
+        return canonical_json({**content, **calibration}) + b"\n"
 
 
 def parse_calibration(data: bytes) -> CalibrationFile:
-    """The file that `CalibrationFile.json` wrote; ValueError, KeyError or TypeError otherwise."""
-    content = parse_json(data)
-    if content["format"] != FORMAT:
-        raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
-    return CalibrationFile(
-        task=str(content["task"]),
-        calibration=calibration_from_json(content),
-        fingerprint=str(content["fingerprint"]),
-        source=dict(content["source"]),
-        rows=int(content["rows"]),
-    )
-
-
-def calibration_from_json(content: Mapping[str, Any]) -> Calibration:
-    """The calibration of `to_json`; ValueError, KeyError or TypeError if the content is invalid."""
-    method, labels = content["method"], tuple(map(str, content["labels"]))
-    change = _change(method, content["parameters"])
-    if isinstance(change, Prior) and len(change.prior) != len(labels):
-        raise ValueError(f"a prior of {len(change.prior)} labels for {len(labels)} labels")
-    if isinstance(change, Isotonic) and len(change.curves) != curves_for(len(labels)):
-        raise ValueError(f"{len(change.curves)} curves for {len(labels)} labels")
-    return Calibration(method, labels, change)
+    """The file that `CalibrationFile.json` wrote; ValueError names what is wrong."""
+    content = parse_versioned_json(data, FORMAT)
+    kind = METHODS.get(str(content.get("method")))
+    if kind is None:
+        raise ValueError(f"no such method: {content.get('method')!r}")
+    parameters = validated(kind, content.get("parameters"))
+    calibration = validated(Calibration, {**content, "parameters": parameters})
+    return validated(CalibrationFile, {**content, "calibration": calibration})
 
 
 def curves_for(labels: int) -> int:
@@ -182,21 +181,6 @@ def log_p(p: Probabilities) -> Probabilities:
     """Finite logarithms: smaller probabilities count as `SMALLEST_P`."""
     logarithms: Probabilities = np.log(np.maximum(p, SMALLEST_P))
     return logarithms
-
-
-def _change(method: str, parameters: Mapping[str, Any]) -> Prior | Temperature | Isotonic:
-    if method == "batch":
-        return Prior(_floats(parameters["prior"]))
-    if method == "temperature":
-        return Temperature(float(parameters["temperature"]))
-    if method == "isotonic":
-        curves = (Curve(_floats(c["x"]), _floats(c["y"])) for c in parameters["curves"])
-        return Isotonic(tuple(curves))
-    raise ValueError(f"no such method: {method!r}")
-
-
-def _floats(values: Sequence[Any]) -> tuple[float, ...]:
-    return tuple(map(float, values))
 
 
 def _normalised(weights: Probabilities) -> Probabilities:

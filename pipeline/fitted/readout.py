@@ -1,11 +1,16 @@
 """The file of a trained readout: linear maps and a card that says what they were fitted for.
 
-Entry points: `parse_readout`, and `differences` between a spec and a card. The format is
-safetensors, which runs no code when a file is loaded.
+Entry points: `readout_file`, `parse_readout`, and `differences` between a spec and a card. The
+format is safetensors, which runs no code when a file is loaded:
+
+    layer<N>.weight   float32 [labels, hidden]   logits = weight @ state + bias
+    layer<N>.bias     float32 [labels]
+    metadata: card    JSON: what the readout was fitted to, and its scores on held-out rows
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -13,11 +18,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from safetensors import SafetensorError
 
 from pipeline.errors import Problem
-from pipeline.hashes import parse_json
+from pipeline.hashes import parse_json, validated
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -81,8 +86,18 @@ class Card(_Part):
 class LinearMap:
     """Logits of a hidden state: `weight @ state + bias`."""
 
-    weight: NDArray[np.float32]  # [labels, hidden]
-    bias: NDArray[np.float32]  # [labels]
+    weight: NDArray[np.floating]  # [labels, hidden], float32 in a file
+    bias: NDArray[np.floating]  # [labels]
+
+    def logits(
+        self,
+        states: NDArray[np.floating],  # [rows, hidden]
+    ) -> NDArray[np.float64]:  # [rows, labels]
+        return np.asarray(states.astype(np.float64) @ self.weight.T + self.bias, np.float64)
+
+    def scaled(self, scale: float, offset: NDArray[np.float64]) -> LinearMap:
+        """The map whose logits are `scale * logits + offset`."""
+        return LinearMap(scale * self.weight, scale * self.bias + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,15 @@ class Readout:
     def at(self, layer: int) -> Readout:
         """The same maps, read after another of their layers."""
         return Readout(self.card.model_copy(update={"layer": layer}), self.maps)
+
+
+def readout_file(maps: Mapping[int, LinearMap], card: Mapping[str, Any]) -> bytes:
+    """The bytes of a readout; `maps` is by layer, and `card` has at least the fields of `Card`."""
+    tensors = {}
+    for layer, fitted in maps.items():
+        tensors[f"layer{layer}.weight"] = np.ascontiguousarray(fitted.weight, np.float32)
+        tensors[f"layer{layer}.bias"] = np.ascontiguousarray(fitted.bias, np.float32)
+    return safetensors.numpy.save(tensors, metadata={"card": json.dumps(card)})
 
 
 def parse_readout(data: bytes) -> Readout:
@@ -128,11 +152,9 @@ def _card(data: bytes) -> Card:
     except (ValueError, KeyError, TypeError) as error:
         raise ReadoutError("is not a safetensors file with the card of a readout") from error
     try:
-        return Card.model_validate_json(card)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ReadoutError(f"its card is invalid: {place}: {first['msg']}") from error
+        return validated(Card, parse_json(card))
+    except ValueError as error:
+        raise ReadoutError(f"its card is invalid: {error}") from error
 
 
 def _map(tensors: Mapping[str, NDArray[Any]], name: str, card: Card) -> LinearMap:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
-from pipeline.evaluation.bootstrap import Sampling
+from pipeline.evaluation.resampling import Sampling
 from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import LabelDataset

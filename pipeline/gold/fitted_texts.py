@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import Problem, SpecError
+from pipeline.fitted.cascade_file import parse_thresholds
 from pipeline.fitted.readout import ReadoutError, parse_readout
-from pipeline.fitted.thresholds import parse_thresholds
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import RAW
 from pipeline.runtime.fitted_files import load_calibrations, options_for, read_fitted

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from pipeline.errors import Problem, SpecError
 from pipeline.gold.files import GoldRows
-from pipeline.hashes import canonical_json, parse_json, sha256_hex
+from pipeline.hashes import canonical_json, parse_versioned_json, sha256_hex, validated
 from pipeline.ledger.keys import audit_key, parse_key
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -94,9 +94,7 @@ def _stored_design(path: str, name: str, spec: JobSpec) -> SampleDesign:
         fix = f"{store.url} has no design of this sample ({SAMPLE} {name}); name the spec whose "
         fix += "output the sample was drawn from"
         raise SpecError([Problem("--gold", fix, path)])
-    content = parse_json(store.read(key))
-    sizes = {int(stratum): int(size) for stratum, size in content["sizes"].items()}
-    return SampleDesign(int(content["snapshot"]), dict(content["strata"]), sizes)
+    return validated(SampleDesign, parse_versioned_json(store.read(key), FORMAT))
 
 
 def _earlier_design(rows: GoldRows) -> SampleDesign:

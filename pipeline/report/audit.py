@@ -6,9 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from pipeline.report.console import Grid, two_columns
+from pipeline.report.console import Grid, Part, printed
 
 if TYPE_CHECKING:
     from pipeline.evaluation.survey import Estimate
@@ -21,7 +19,8 @@ SHOWN_GROUPS = 20
 SHOWN_LABELS = 12
 
 
-def show_drawn_sample(sample: DrawnSample, console: Console) -> None:
+@printed
+def show_drawn_sample(sample: DrawnSample) -> Iterator[Part]:
     """What was drawn, what people have to do, and the next command."""
     words = ["--gold", sample.path]
     words += ["--positive", sample.positive] if sample.positive else []
@@ -38,10 +37,11 @@ def show_drawn_sample(sample: DrawnSample, console: Console) -> None:
         shown = " or ".join(labels) if few else f"one of the {len(labels):,} labels of the task"
         facts[f"column {task}"] = f"write {shown}"
     facts["then"] = f"assay audit SPEC {shlex.join(words)}"
-    console.print(two_columns(facts))
+    yield facts
 
 
-def show_audited(result: AuditResult, console: Console) -> None:
+@printed
+def show_audited(result: AuditResult) -> Iterator[Part]:
     """The estimates of the corpus, of each reason and of the largest groups, and their basis."""
     whole = {name: getattr(result, name) for name in MEASURES}
     rows = [*_rows("all", whole)]
@@ -53,9 +53,8 @@ def show_audited(result: AuditResult, console: Console) -> None:
         rows += _rows(f"group {name}", estimates)
     if len(largest) > SHOWN_GROUPS:
         rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
-    names = ("", "", "estimate", "95 % interval", "labels", "more labels")
-    console.print(Grid("", names, rows).table(box=None, pad_edge=False))
-    console.print(two_columns(_facts(result)))
+    yield Grid("", ("", "", "estimate", "95 % interval", "labels", "more labels"), rows)
+    yield _facts(result)
 
 
 def _rows(part: str, estimates: Mapping[str, Estimate]) -> Iterator[tuple[str, ...]]:

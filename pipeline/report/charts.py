@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.thresholds import operating_points
+from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
 from pipeline.report.console import truncate
 from pipeline.verbs.evaluate import TaskEvaluation
@@ -143,13 +143,14 @@ def _precision_by_recall(task: TaskEvaluation) -> Iterator[Line]:
     shown = [0] if len(task.labels) == 2 else most
     for number, (version, scored) in enumerate(task.versions.items()):
         for place, label in enumerate(shown):
-            points = operating_points(scored.truth == label, scored.p[:, label], scored.weights)
-            if not 0 < points.positives < points.rows:
+            positive = scored.truth == label
+            if positive.all() or not positive.any():
                 continue
+            points = operating_points(positive, scored.p[:, label], scored.weights)
             name = truncate(task.labels[label], LABEL_CHARS)
             name = f"{name}, {version}" if len(task.versions) > 1 else name
             # — evenly spaced, with the last one
-            count = len(points.hits)
+            count = len(points.recall)
             kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(np.int64))
             recall, precision = points.recall[kept], points.precision[kept]
             # — between two thresholds precision is constant: a step

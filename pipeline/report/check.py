@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from pipeline.report.console import Grid, escape_controls, two_columns
+from pipeline.report.console import Grid, Part, printed, warnings
 from pipeline.report.doubts import check_doubts
 from pipeline.verbs.exactness import FLOAT32_MAX, Difference, Exactness
 
@@ -22,7 +20,8 @@ if TYPE_CHECKING:
 SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 
 
-def show_findings(findings: Findings, console: Console, *, prompts: bool) -> None:
+@printed
+def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
     weights = "" if findings.quantize == "none" else f", quantize: {findings.quantize}"
     weights += "" if findings.kv == "none" else f", kv: {findings.kv}"
@@ -43,14 +42,12 @@ def show_findings(findings: Findings, console: Console, *, prompts: bool) -> Non
         rows.append(
             ("quantized", f"{_difference(quantization)}, against the model without quantisation")
         )
-    console.print(two_columns(rows))
-    for doubt in check_doubts(findings):
-        console.print(f"\nwarning: {escape_controls(doubt)}", markup=False)
+    yield rows
+    yield from warnings(check_doubts(findings))
     for prompt in findings.prompts if prompts else ():
-        console.print(f"\n--- {escape_controls(f'{prompt.task} · {prompt.doc_id}')} ---")
-        for line in prompt.text.split("\n"):
-            console.print(escape_controls(line))
-        console.print(list(prompt.token_ids))
+        yield from ("", f"--- {prompt.task} · {prompt.doc_id} ---")
+        yield from prompt.text.split("\n")
+        yield str(list(prompt.token_ids))
 
 
 def _memory(memory: MemoryPlan) -> str:
@@ -175,18 +172,18 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def show_bench(bench: Bench, console: Console) -> None:
+@printed
+def show_bench(bench: Bench) -> Iterator[Part]:
     """The machine, a table for each workload, and what the columns mean."""
     machine = bench.machine
     weights = "" if machine.quantize == "none" else f", quantize: {machine.quantize}"
-    console.print(
+    yield (
         f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
         f"{machine.device}, torch {machine.torch}"
     )
     for name, rows in groupby(bench.rows, key=lambda row: row.workload):
-        grid = Grid(name, tuple(_COLUMNS), [[f(row) for f in _COLUMNS.values()] for row in rows])
-        console.print(grid.table())
-    console.print(
+        yield Grid(name, tuple(_COLUMNS), [[f(row) for f in _COLUMNS.values()] for row in rows])
+    yield (
         "tokens: those of the documents; times assay: median ratio of paired rounds; share: useful "
         "FLOP/s, as % of this machine's matmul peak, "
         f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s"

@@ -1,17 +1,19 @@
-"""What all reports share: consoles, safe text, small tables, the log of a cluster job.
+"""What all reports share: consoles, safe text, tables, the log of a cluster job.
 
-Text of strangers (documents, labels, paths) passes through `escape_controls` or `truncate`, so that
-nothing in it controls a terminal or a page.
+A report is a function that yields its parts: tables, names with values, and lines. `printed` makes
+it print them, with each control character escaped: texts of strangers (documents, labels, paths)
+control no terminal.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TextIO, TypeVar
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -63,16 +65,6 @@ def interval(figure: Figure) -> str:
     return f"{number(figure.value)} ({number(figure.low)} to {number(figure.high)})"
 
 
-def two_columns(rows: Mapping[str, str] | Iterable[tuple[str, str]]) -> Table:
-    """A table of names and values, with controls escaped; a name may occur more than once."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in rows.items() if isinstance(rows, Mapping) else rows:
-        table.add_row(*map(_cell, row))
-    return table
-
-
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A table of text, for a terminal or a page: columns of text, then columns of numbers."""
@@ -83,9 +75,16 @@ class Grid:
     texts: int = 1  # number of columns of text
     wrap: bool = False  # whether the names of the columns of numbers may be long
 
-    def table(self, **style: Any) -> Table:
+    def table(self) -> Table:
         """The table for a terminal, with controls escaped."""
-        table = Table(title=self.title or None, title_justify="left", **style)
+        table = Table(
+            title=self.title or None,
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),  # — narrow, for a terminal of 80 columns
+        )
         for index, name in enumerate(self.names):
             number = index >= self.texts
             table.add_column(
@@ -102,6 +101,49 @@ class Grid:
 def _cell(text: str) -> Text:
     """Text in which nothing is markup."""
     return Text(escape_controls(text))
+
+
+Facts = Mapping[str, str] | Sequence[tuple[str, str]]  # names, which may occur again, and values
+Part = Facts | Grid | str
+Result = TypeVar("Result")
+Options = ParamSpec("Options")
+
+
+def printed(
+    report: Callable[Concatenate[Result, Options], Iterable[Part]],
+) -> Callable[Concatenate[Result, Console, Options], None]:
+    """The report as a function that prints its parts on a console."""
+
+    def show(
+        result: Result, console: Console, /, *args: Options.args, **kwargs: Options.kwargs
+    ) -> None:
+        print_parts(report(result, *args, **kwargs), console)
+
+    return show
+
+
+def warnings(doubts: Iterable[str]) -> Iterator[Part]:
+    """Each doubt as a line, below an empty one."""
+    for doubt in doubts:
+        yield from ("", f"warning: {doubt}")
+
+
+def print_parts(parts: Iterable[Part], console: Console) -> None:
+    """Prints tables, names with values, and lines, with controls escaped."""
+    for part in parts:
+        if isinstance(part, str):
+            console.print(_cell(part))
+        else:
+            console.print(part.table() if isinstance(part, Grid) else _two_columns(part))
+
+
+def _two_columns(facts: Facts) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in facts.items() if isinstance(facts, Mapping) else facts:
+        table.add_row(*map(_cell, row))
+    return table
 
 
 class JobLog:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from pipeline.integrity.diff import Comparison, TaskChange, shares
 from pipeline.options import USUAL_PSI
-from pipeline.report.console import Grid, escape_controls, two_columns
-from pipeline.report.run import summary_json, summary_table
+from pipeline.report.console import Grid, Part, printed
+from pipeline.report.run import summary_facts, summary_json
 from pipeline.verbs.run import JudgedRun
 
 SHOWN_LABELS = 20  # a square of flips for more labels is too large for a terminal and for JSON
 
 
-def show_comparison(comparison: Comparison, console: Console) -> None:
-    """Prints both sides, then each task's label shares and flipped answers."""
+def comparison_parts(comparison: Comparison) -> Iterator[Part]:
+    """Both sides, then each task's label shares and flipped answers."""
     alone_before, both, alone_after = comparison.documents
     facts = {
         "before": f"{comparison.before}, {comparison.rows[0]:,} documents",
@@ -29,11 +29,12 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         facts["tasks removed"] = ", ".join(comparison.only_before)
     if comparison.only_after:
         facts["tasks new"] = ", ".join(comparison.only_after)
-    console.print(two_columns(facts))
+    yield facts
     for task in comparison.tasks:
-        console.print()
-        console.print(task_grid(task).table(box=None, pad_edge=False))
-        console.print(drift_line(task))
+        yield from ("", task_grid(task), drift_line(task))
+
+
+show_comparison = printed(comparison_parts)
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def drift_line(task: TaskChange) -> str:
     )
     if not task.newly_failing:
         return line
-    shown = ", ".join(map(escape_controls, task.failing_ids[:5]))
+    shown = ", ".join(task.failing_ids[:5])
     more = ", ..." if task.newly_failing > 5 else ""
     return f"{line} · {task.newly_failing:,} newly failing: {shown}{more}"
 
@@ -110,20 +111,19 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
     }
 
 
-def show_judged_run(run: JudgedRun, console: Console) -> None:
-    """Prints the run, the changes, the gates and whether the snapshot was published."""
-    console.print(summary_table(run.outcome))
+@printed
+def show_judged_run(run: JudgedRun) -> Iterator[Part]:
+    """The run, the changes, the gates and whether the snapshot was published."""
+    yield [*summary_facts(run.outcome)]
     if run.comparison:
-        console.print()
-        show_comparison(run.comparison, console)
-    console.print()
+        yield from ("", *comparison_parts(run.comparison))
+    yield ""
     rows = {}
     for each in run.decisions:
         value = "undefined" if each.value is None else f"{each.value:.4f}"
         rows[f"gate {each.gate}"] = f"{value}, {'passes' if each.passed else 'FAILS'}"
-    console.print(two_columns({**rows, "verdict": _verdict(run)}))
-    for reason in run.rejected:
-        console.print(f"  {reason}")
+    yield {**rows, "verdict": _verdict(run)}
+    yield from (f"  {reason}" for reason in run.rejected)
 
 
 def judged_run_json(run: JudgedRun) -> dict[str, Any]:

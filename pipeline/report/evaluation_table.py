@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import BINS, HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import RAW
-from pipeline.report.console import Grid, escape_controls, interval, number, truncate, two_columns
+from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts
 from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
 
@@ -31,23 +29,21 @@ _NAMES = {
 }
 
 
-def show_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """Prints where answers and gold are from, each task's tables, and the gates."""
-    console.print(two_columns(sources(evaluation)))
+@printed
+def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
+    """Where answers and gold are from, each task's tables, and the gates."""
+    yield [*sources(evaluation)]
     for task in evaluation.tasks:
-        console.print(f"\n{task.task}: {row_counts(task)}", markup=False)
-        for grid in score_grids(task):
-            console.print(grid.table())
-        for doubt in evaluation_doubts(task, evaluation.gold):
-            console.print(f"warning: {doubt}", markup=False)
+        yield from ("", f"{task.task}: {row_counts(task)}")
+        yield from score_grids(task)
+        yield from warnings(evaluation_doubts(task, evaluation.gold))
         if task.versions:
-            console.print(confusion_grid(task).table())
+            yield confusion_grid(task)
         if task.label_issues:
-            console.print(issue_grid(task, SHOWN_ISSUES).table())
+            yield issue_grid(task, SHOWN_ISSUES)
     for decision in evaluation.decisions:
         verdict = "passed" if decision.passed else "FAILED"
-        line = f"{verdict}: {escape_controls(decision.gate)} (it is {number(decision.value)})"
-        console.print(line, markup=False)
+        yield f"{verdict}: {decision.gate} (it is {number(decision.value)})"
 
 
 def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
@@ -98,10 +94,7 @@ def row_counts(task: TaskEvaluation) -> str:
         parts.append(f"{rows.unlabelled:,} without a gold label")
     if rows.not_in_corpus:
         parts.append(f"{rows.not_in_corpus:,} not in the corpus")
-    parts += [
-        f"{n:,} without an answer ({escape_controls(status)})"
-        for status, n in rows.unanswered.items()
-    ]
+    parts += [f"{n:,} without an answer ({status})" for status, n in rows.unanswered.items()]
     if rows.fitted:
         parts.append(f"{rows.fitted:,} left out, because {FITTED_BY[RAW]} was fitted to them")
     for version, fitted in task.fitted.items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from pipeline.filters.decisions import ALL
 from pipeline.filters.removal import stop_words
-from pipeline.report.console import Grid, escape_controls, truncate, two_columns
+from pipeline.report.console import Grid, Part, printed, truncate
 
 if TYPE_CHECKING:
     from pipeline.filters.decisions import Size
@@ -23,7 +22,8 @@ _NAMES = ("", "documents", "characters", "tokens")
 _WRITTEN = ("", "documents", "text bytes", "tokens")
 
 
-def show_filter_preview(preview: FilterPreview, console: Console) -> None:
+@printed
+def show_filter_preview(preview: FilterPreview) -> Iterator[Part]:
     """What is kept and dropped, by group, and what other shares would drop."""
     rows = [*_pair("all", preview.kept, preview.dropped)]
     largest = sorted(preview.groups.items(), key=lambda each: -sum(s.documents for s in each[1]))
@@ -31,9 +31,10 @@ def show_filter_preview(preview: FilterPreview, console: Console) -> None:
         rows += _pair(name, kept, dropped)
     if len(largest) > SHOWN_GROUPS:
         rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
-    console.print(Grid("", _NAMES, rows).table(box=None, pad_edge=False))
+    yield Grid("", _NAMES, rows)
+    shown = {ALL, *(name for name, _ in largest[:SHOWN_GROUPS])}
     for clause in preview.clauses:
-        _show_grid(clause, [name for name, _ in largest[:SHOWN_GROUPS]], console)
+        yield _other_shares(clause, shown)
     done = preview.filter
     facts = _causes(done.reasons, done.several, done.removes)
     facts["snapshot"] = f"{preview.snapshot:08d}; nothing was written"
@@ -42,7 +43,7 @@ def show_filter_preview(preview: FilterPreview, console: Console) -> None:
     if done.stops:
         documents = (preview.kept + preview.dropped).documents
         facts["the filter stops"] = stop_words(done.failed, documents)
-    console.print(two_columns(facts))
+    yield facts
 
 
 def _causes(reasons: Mapping[str, int], several: int, removes: str) -> dict[str, str]:
@@ -83,11 +84,11 @@ def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
     }
 
 
-def show_filtered(filtered: FilterResult, console: Console) -> None:
+@printed
+def show_filtered(filtered: FilterResult) -> Iterator[Part]:
     """A table of what was kept and dropped, and where it is."""
     amounts, counts = filtered.counts.all, filtered.counts
-    rows = [*_pair("all", amounts.kept, amounts.dropped)]
-    console.print(Grid("", _WRITTEN, rows).table(box=None, pad_edge=False))
+    yield Grid("", _WRITTEN, [*_pair("all", amounts.kept, amounts.dropped)])
     facts = _causes(counts.reasons, counts.several, filtered.removes)
     facts["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
     facts["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
@@ -99,12 +100,11 @@ def show_filtered(filtered: FilterResult, console: Console) -> None:
         )
     if filtered.new_files:
         facts["not labelled yet"] = f"{filtered.new_files:,} files of the input are not filtered"
-    console.print(two_columns(facts))
+    yield facts
     # — not in a table, which breaks a path where the terminal ends
-    for kept in filtered.kept_globs:
-        console.print(f"kept: {escape_controls(kept)}")
-    console.print(f"dropped: {escape_controls(filtered.dropped_glob)}")
-    console.print(f"paths of the last filter: {escape_controls(filtered.current)}")
+    yield from (f"kept: {kept}" for kept in filtered.kept_globs)
+    yield f"dropped: {filtered.dropped_glob}"
+    yield f"paths of the last filter: {filtered.current}"
 
 
 def filtered_json(filtered: FilterResult) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _pair(name: str, kept: Size | Amount, dropped: Size | Amount) -> Iterator[tu
         yield f"{name}, {which}", *cells
 
 
-def _show_grid(preview: ClausePreview, shown: list[str], console: Console) -> None:
+def _other_shares(preview: ClausePreview, shown: Collection[str]) -> Grid:
     rows = [
         (
             row.group,
@@ -128,8 +128,7 @@ def _show_grid(preview: ClausePreview, shown: list[str], console: Console) -> No
             *(f"{number:,}" for number in astuple(row.dropped)),
         )
         for row in preview.grid
-        if row.group == "all" or row.group in shown
+        if row.group in shown
     ]
     names = ("group", "share", "threshold", *_NAMES[1:])
-    title = f"dropped at other shares, by {preview.clause['of']}"
-    console.print(Grid(title, names, rows).table(box=None, pad_edge=False))
+    return Grid(f"dropped at other shares, by {preview.clause['of']}", names, rows)

@@ -8,37 +8,34 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.report.console import Grid, interval, number, two_columns
+from pipeline.report.console import Grid, Part, interval, number, printed, warnings
 from pipeline.verbs.calibrate import Calibrated
 from pipeline.verbs.cascade import ChosenThresholds
-from pipeline.verbs.fit import Fit, TaskFit, scores_json
+from pipeline.verbs.fit import Fit, TaskFit
 
+_UNDECIDED = (
+    "no stage before the last decides anything: the scores are too close to each other, or the "
+    "promise is too strict"
+)
 _NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
-# Tables that fit a terminal of 80 columns.
-_NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
 
 
-def show_fit(fit: Fit, console: Console, *, spec_file: str = "SPEC") -> None:
-    """Prints the gold, each task's layers and file, and the next command."""
-    console.print(two_columns(_gold(fit)))
+@printed
+def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
+    """The gold, each task's layers and file, and the next command."""
+    yield [*_gold(fit)]
     for task in fit.tasks:
-        console.print()
-        console.print(_layers(task).table(**_NARROW))
-        console.print(two_columns(_readout(fit, task)))
-    console.print()
-    console.print(two_columns(_next_steps(fit, spec_file)))
+        yield from ("", _layers(task), [*_readout(fit, task)])
+    yield from ("", [*_next_steps(fit, spec_file)])
 
 
 def _next_steps(fit: Fit, spec_file: str) -> Iterator[tuple[str, str]]:
     run = f"assay run {shlex.quote(spec_file)}"
-    unnamed = [task for task in fit.tasks if not task.in_spec]
+    unnamed = [task for task in fit.tasks if task.task in fit.not_in_spec]
     for task in unnamed:
         question = "question: null, " if task.kind == "document" else ""
-        yield "next", f"in the spec, below task {task.task}: {question}readout: {task.path}"
+        yield "next", f"in the spec, below task {task.task}: {question}readout: {task.readout}"
     yield ("then" if unnamed else "next"), run
 
 
@@ -55,21 +52,20 @@ def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
 
 
 def _layers(task: TaskFit) -> Grid:
-    several = len(task.layers[0].by_pooling) > 1
-    both = [", ".join(task.layers[0].by_pooling)] if several else []
+    several = len(task.layers[0].auroc_by_pooling) > 1
+    both = [", ".join(task.layers[0].auroc_by_pooling)] if several else []
     states = f"; the last column is the AUROC of each state: {both[0]}" if several else ""
     rows = []
     for each in task.layers:
-        headlines = each.scores.headlines
-        aurocs = (number(value).removeprefix("0") for value in each.by_pooling.values())
+        aurocs = (number(value).removeprefix("0") for value in each.auroc_by_pooling.values())
         rows.append(
             (
                 f"{'→ ' if each.layer == task.layer else ''}{each.layer}",
-                f"{each.seconds:.3f}",
-                interval(headlines["auroc"]),
-                interval(headlines["f1"]),
-                number(headlines["ece"].value),
-                f"{number(each.loss)} ±{number(each.loss_error).removeprefix('0')}",
+                f"{each.seconds_per_document:.3f}",
+                interval(each.scores["auroc"]),
+                interval(each.scores["f1"]),
+                number(each.scores["ece"].value),
+                f"{number(each.loss)} ±{number(each.loss_standard_error).removeprefix('0')}",
                 *([", ".join(aurocs)] if several else []),
             )
         )
@@ -79,15 +75,14 @@ def _layers(task: TaskFit) -> Grid:
 
 def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     state = "last token" if task.pooling == "last" else "mean of the document's tokens"
-    yield "readout", f"{task.path}: layer {task.layer}, {state}"
+    yield "readout", f"{task.readout}: layer {task.layer}, {state}"
     if len(task.layers) > 1:
         best = min(task.layers, key=lambda each: each.loss)
         rule = f"of at most {number(task.loss_limit)}, the smallest plus one standard error"
         yield "layer", f"{task.layer} is the cheapest with a loss {rule} (layer {best.layer})"
-    headlines = task.scores.headlines
-    shown = ", ".join(f"{name} {interval(headlines[key])}" for key, name in _NAMES.items())
+    shown = ", ".join(f"{name} {interval(task.scores[key])}" for key, name in _NAMES.items())
     yield "scores", f"{shown}: each row is scored by a fit that has not seen it"
-    counts = ", ".join(f"{each.label} {each.support:,}" for each in task.scores.labels)
+    counts = ", ".join(f"{label} {rows:,}" for label, rows in task.labels.items())
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
     yield "rows", f"{task.rows:,}: {counts}{without}"
     if task.scored and task.agreement:
@@ -114,32 +109,7 @@ def fit_json(fit: Fit) -> dict[str, Any]:
             "left_out": dict(fit.left_out),
         },
         "folds": fit.folds,
-        "tasks": [_task_json(task) for task in fit.tasks],
-    }
-
-
-def _task_json(task: TaskFit) -> dict[str, Any]:
-    same = ("task", "kind", "rows", "unlabelled", "layer", "pooling", "balanced", "scored")
-    return {
-        **{name: getattr(task, name) for name in same},
-        "readout": task.path,
-        "loss_limit": task.loss_limit,
-        "labels": {each.label: each.support for each in task.scores.labels},
-        "scores": scores_json(task.scores),
-        "agreement": task.agreement and asdict(task.agreement),
-        "layers": [
-            {
-                "layer": each.layer,
-                "share": each.share,
-                "seconds_per_document": each.seconds,
-                "strength": each.strength,
-                "loss": each.loss,
-                "loss_standard_error": each.loss_error,
-                "scores": scores_json(each.scores),
-                "auroc_by_pooling": dict(each.by_pooling),
-            }
-            for each in task.layers
-        ],
+        "tasks": [asdict(task) for task in fit.tasks],
     }
 
 
@@ -149,31 +119,32 @@ def calibrated_json(calibrated: Calibrated) -> dict[str, Any]:
     return {"path": calibrated.path, **content}
 
 
-def show_calibrated(calibrated: Calibrated, console: Console) -> None:
-    """Prints the calibration, and the answers and gold labels that it was made from."""
+@printed
+def show_calibrated(calibrated: Calibrated) -> Iterator[Part]:
+    """The calibration, and the answers and gold labels that it was made from."""
     file = calibrated.file
     of_gold = f", gold {file.source['gold']}" if "gold" in file.source else ""
-    rows = {
+    yield {
         "file": calibrated.path,
         "task": file.task,
         "made from": f"{file.rows:,} documents of snapshot {file.source['snapshot']}{of_gold}",
         file.calibration.method: _parameters(file.calibration),
     }
-    console.print(two_columns(rows))
 
 
 def _parameters(calibration: Calibration) -> str:
-    change = calibration.change
-    if isinstance(change, Prior):
-        shares = zip(calibration.labels, change.prior, strict=True)
+    parameters = calibration.parameters
+    if isinstance(parameters, Prior):
+        shares = zip(calibration.labels, parameters.prior, strict=True)
         return ", ".join(f"{label} {share:.3f}" for label, share in shares)
-    if isinstance(change, Temperature):
-        return f"{change.temperature:.3f}"
-    return ", ".join(f"{len(curve.x)} knots" for curve in change.curves)
+    if isinstance(parameters, Temperature):
+        return f"{parameters.temperature:.3f}"
+    return ", ".join(f"{len(curve.x)} knots" for curve in parameters.curves)
 
 
-def show_thresholds(chosen: ChosenThresholds, console: Console) -> None:
-    """Prints the thresholds, what they promise, and how far the sample's documents go."""
+@printed
+def show_thresholds(chosen: ChosenThresholds) -> Iterator[Part]:
+    """The thresholds, what they promise, and how far the sample's documents go."""
     file, source = chosen.file, chosen.file.source
     total = source["documents"]
     rows = {
@@ -191,12 +162,9 @@ def show_thresholds(chosen: ChosenThresholds, console: Console) -> None:
         rows["left out"] = f"{chosen.fitted:,} documents that a readout was fitted to"
     for stage, documents in enumerate(chosen.decided, 1):
         rows[f"stage {stage}"] = f"decides {documents:,} ({documents / total:.0%})"
-    console.print(two_columns(rows))
+    yield rows
     if not sum(chosen.decided[:-1]):
-        console.print(
-            "\nwarning: no stage before the last decides anything: the scores are too "
-            "close to each other, or the promise is too strict"
-        )
+        yield from warnings([_UNDECIDED])
 
 
 def _threshold(p: float, side: str) -> str:

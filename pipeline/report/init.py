@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from pipeline.report.console import Grid, escape_controls, truncate, two_columns
+from pipeline.report.console import Grid, Part, printed, truncate
 from pipeline.verbs.init import Proposal
 
 if TYPE_CHECKING:  # imports torch
@@ -15,11 +14,12 @@ if TYPE_CHECKING:  # imports torch
 NAME_CHARS = 40
 
 
-def show_proposal(proposal: Proposal, console: Console) -> None:
+@printed
+def show_proposal(proposal: Proposal) -> Iterator[Part]:
     """The files, the columns with the proposed ones marked, and the next commands."""
     of_format = ", ".join(f".{format}" for format in proposal.formats)
     files = "1 file" if proposal.files == 1 else f"{proposal.files:,} files"
-    facts = {
+    yield {
         "documents": f"{proposal.path}: {files} ({of_format}), {proposal.size_bytes / 1e6:,.1f} MB",
         "text": proposal.text,
         "id": proposal.id or "none found; the id of a document is the hash of its text",
@@ -27,7 +27,6 @@ def show_proposal(proposal: Proposal, console: Console) -> None:
         "output": proposal.output,
         "spec": f"{proposal.file}, with an example task to edit",
     }
-    console.print(two_columns(facts))
     roles = {proposal.id: "id", proposal.text: "text"}
     rows = [
         (
@@ -42,25 +41,23 @@ def show_proposal(proposal: Proposal, console: Console) -> None:
     ]
     names = ("column", "kind", "role", "with a value", "distinct", "mean characters")
     title = f"The first {proposal.sample_rows:,} rows"
-    console.print(Grid(title, names, rows, texts=3).table())
-    file = escape_controls(proposal.file)
-    console.print(
-        f"Next: edit the task in {file}, then\n"
-        f"  assay pull {file}     fetch the model\n"
-        f"  assay check {file}    test the storage, the model and the labels\n"
-        f"  assay run {file}      label the documents\n"
-        f"With gold labels, train a readout of a small model: assay fit {file} --gold FILE"
-    )
+    yield Grid(title, names, rows, texts=3)
+    file = proposal.file
+    yield f"Next: edit the task in {file}, then"
+    yield f"  assay pull {file}     fetch the model"
+    yield f"  assay check {file}    test the storage, the model and the labels"
+    yield f"  assay run {file}      label the documents"
+    yield f"With gold labels, train a readout of a small model: assay fit {file} --gold FILE"
 
 
-def show_pulled(pulled: Pulled, console: Console) -> None:
+@printed
+def show_pulled(pulled: Pulled) -> Iterator[Part]:
     """Where the model is, and its size."""
     is_local = pulled.kind in ("folder", "gguf")
-    facts = {
+    yield {
         "model": f"{pulled.path}, {'on this machine already' if is_local else 'fetched'}",
         **({"commit": pulled.revision} if pulled.revision else {}),
         "folder": pulled.folder,
         "size": f"{pulled.size_bytes / 1e6:,.1f} MB, whole",
         "context": f"{pulled.context_tokens:,} tokens",
     }
-    console.print(two_columns(facts))

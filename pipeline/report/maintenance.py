@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from pipeline.report.console import escape_controls, two_columns
+from pipeline.report.console import Part, printed
 
 if TYPE_CHECKING:
     from pipeline.integrity.gc import GcResult
@@ -16,10 +15,11 @@ if TYPE_CHECKING:
 SHOWN_DAMAGES = 50
 
 
-def show_verified(verified: VerifyResult, console: Console) -> None:
+@printed
+def show_verified(verified: VerifyResult) -> Iterator[Part]:
     """A table of what was read again, then a line for each thing that is wrong."""
     changed = f", {verified.inputs_changed:,} objects changed or gone since"
-    facts = {
+    yield {
         "output": f"{verified.output}, snapshot {verified.snapshot:08d} of {verified.spec}",
         "read again": f"{verified.files:,} files of {verified.shards:,} shards",
         "rows": f"{verified.rows:,}, {verified.cells:,} answers",
@@ -27,11 +27,9 @@ def show_verified(verified: VerifyResult, console: Console) -> None:
         + (changed if verified.inputs_changed else ""),
         "verdict": "intact" if verified.intact else _problems(len(verified.damages)),
     }
-    console.print(two_columns(facts))
-    for damage in verified.damages[:SHOWN_DAMAGES]:
-        console.print(escape_controls(str(damage)))
+    yield from map(str, verified.damages[:SHOWN_DAMAGES])
     if len(verified.damages) > SHOWN_DAMAGES:
-        console.print(f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all")
+        yield f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all"
 
 
 def _problems(count: int) -> str:
@@ -43,7 +41,8 @@ def verified_json(verified: VerifyResult) -> dict[str, Any]:
     return {**asdict(verified), "intact": verified.intact}
 
 
-def show_gc(result: GcResult, console: Console) -> None:
+@printed
+def show_gc(result: GcResult) -> Iterator[Part]:
     """A table of what is, or would be, removed below each prefix."""
     kept = ", ".join(f"{number:08d}" for number in result.snapshots) or "none"
     rows = {"output": result.output, "kept snapshots": kept}
@@ -58,7 +57,7 @@ def show_gc(result: GcResult, console: Console) -> None:
         rows["verdict"] = "deleted"
     if not result.objects:
         rows["verdict"] = "there is nothing to delete"
-    console.print(two_columns(rows))
+    yield rows
 
 
 def gc_json(result: GcResult) -> dict[str, Any]:

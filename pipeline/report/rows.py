@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from pipeline.ledger.columns import EXPLANATION
-from pipeline.ledger.flat import FlatColumn, flat_columns, flatten, json_rows
+from pipeline.ledger.flat import flat_columns, flatten, json_rows
 from pipeline.ledger.rows import TEXT_COLUMN
-from pipeline.report.console import escape_controls, truncate, two_columns
+from pipeline.report.console import Part, printed, truncate
 
 if TYPE_CHECKING:
     from pipeline.verbs.export import ExportResult
@@ -20,7 +19,8 @@ ID_CHARS, TEXT_CHARS = 80, 160  # two lines of a terminal
 SHOWN_COLUMNS = 40
 
 
-def show_examples(examples: Examples, console: Console) -> None:
+@printed
+def show_examples(examples: Examples) -> Iterator[Part]:
     """For each row its id and the start of its text, its answers, and how the model continues them.
 
     Each is a line of its own.
@@ -28,18 +28,17 @@ def show_examples(examples: Examples, console: Console) -> None:
     tasks = [field.name for field in examples.rows.schema if _is_task(field)]
     for row in examples.rows.to_pylist():
         text = " ".join((row[TEXT_COLUMN] or "").split()) or f"({row['status']})"
-        console.print(truncate(row["doc_id"], ID_CHARS), style="bold", end="  ")
-        console.print(truncate(text, TEXT_CHARS))
-        console.print("    " + ", ".join(f"{task} {_answer(row[task])}" for task in tasks))
+        yield f"{truncate(row['doc_id'], ID_CHARS)}  {truncate(text, TEXT_CHARS)}"
+        yield "    " + ", ".join(f"{task} {_answer(row[task])}" for task in tasks)
         for task in tasks:
             if explanation := row[task].get(EXPLANATION):
                 text = " ".join(explanation["text"].split())
-                console.print(f"    {task}, continuation: {truncate(text, TEXT_CHARS)}")
+                yield f"    {task}, continuation: {truncate(text, TEXT_CHARS)}"
     if not examples.rows.num_rows:
-        console.print("no document satisfies --where")
-    console.print(
+        yield "no document satisfies --where"
+    yield (
         f"{examples.rows.num_rows:,} of {examples.documents:,} documents, "
-        f"snapshot {examples.snapshot:08d} of {escape_controls(examples.spec)}"
+        f"snapshot {examples.snapshot:08d} of {examples.spec}"
     )
 
 
@@ -49,13 +48,13 @@ def _is_task(field: Any) -> bool:
 
 def _answer(answer: Mapping[str, Any]) -> str:
     """`clean 0.81`; the calibrated answer where the task has a calibration."""
-    status = "" if answer["status"] == "ok" else f" ({escape_controls(answer['status'])})"
+    status = "" if answer["status"] == "ok" else f" ({answer['status']})"
     answer = answer.get("calibrated") or answer
     label = answer["label"]
     if label is None:
         return f"-{status}"
     p = answer["p"][label] if "p" in answer else answer["top"][0]["p"]
-    return f"{escape_controls(label)} {p:.2f}{status}"
+    return f"{label} {p:.2f}{status}"
 
 
 def examples_json(examples: Examples) -> dict[str, Any]:
@@ -69,7 +68,8 @@ def examples_json(examples: Examples) -> dict[str, Any]:
     }
 
 
-def show_exported(exported: ExportResult, console: Console) -> None:
+@printed
+def show_exported(exported: ExportResult) -> Iterator[Part]:
     """Where the table is, its size, and the names of its columns."""
     names = [column.name for column in exported.columns]
     more = f", and {len(names) - SHOWN_COLUMNS:,} more" if len(names) > SHOWN_COLUMNS else ""
@@ -86,27 +86,14 @@ def show_exported(exported: ExportResult, console: Console) -> None:
         )
     if exported.new_files:
         facts["not labelled yet"] = f"{exported.new_files:,} files of the input are not exported"
-    console.print(two_columns(facts))
-    console.print(f"table: {escape_controls(exported.glob)}")
+    yield facts
+    yield f"table: {exported.glob}"
 
 
 def exported_json(exported: ExportResult) -> dict[str, Any]:
     """The same for other programs."""
-    return {
-        "to": exported.to,
-        "glob": exported.glob,
-        "format": exported.format,
-        "snapshot": exported.snapshot,
-        "rows": exported.rows,
-        "files": exported.files,
-        "created": exported.created,
-        "columns": [_column_json(column) for column in exported.columns],
-        "missing_rows": exported.missing_rows,
-        "missing_files": exported.missing_files,
-        "new_files": exported.new_files,
-        "complete": exported.complete,
-    }
-
-
-def _column_json(column: FlatColumn) -> dict[str, Any]:
-    return {"name": column.name, "source": list(column.source), "type": str(column.type)}
+    columns = [
+        {"name": column.name, "source": list(column.source), "type": str(column.type)}
+        for column in exported.columns
+    ]
+    return {**asdict(exported), "columns": columns, "complete": exported.complete}

@@ -6,16 +6,13 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from pipeline.report.console import Grid, escape_controls, two_columns
+from pipeline.report.console import Grid, Part, printed, warnings
 from pipeline.report.doubts import label_doubts
 from pipeline.report.progress import REUSE
 
@@ -26,56 +23,48 @@ if TYPE_CHECKING:
     from pipeline.verbs.status import Status
 
 
-def show_summary(outcome: Outcome, console: Console) -> None:
+@printed
+def show_summary(outcome: Outcome) -> Iterator[Part]:
     """What was labelled, how fast, where, how to read the snapshot, and at the end what is left."""
-    console.print(summary_table(outcome))
-    for doubt in label_doubts(outcome.tally.labels):
-        console.print(f"\nwarning: {doubt}", markup=False)
+    yield [*summary_facts(outcome)]
+    yield from warnings(label_doubts(outcome.tally.labels))
     if outcome.snapshot is not None:
         command = _reading_command(outcome.output, outcome.job.spec.storage_options)
-        console.print(f"\nto read the labels:\n{command}")
+        yield from ("", "to read the labels:", command)
     if outcome.missing_shards:
-        console.print()
         ended = f"ended by {outcome.stopped}" if outcome.stopped else "incomplete"
-        console.print(escape_controls(f"{ended}; {outcome.left}"), markup=False)
+        yield from ("", f"{ended}; {outcome.left}")
 
 
-def summary_table(outcome: Outcome) -> Table:
+def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """What was labelled, how fast, and where the output is."""
     tally = outcome.tally
     documents = f"{outcome.rows:,} in {outcome.shards:,} shard{'s' * (outcome.shards != 1)}"
     if outcome.slice is not None:
         documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
-    lines = [
-        ("documents", documents),
-        ("labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"),
-    ]
+    yield "documents", documents
+    yield "labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"
     if tally.taken_over:
-        lines.append(("reused", f"{tally.taken_over:,} answers of other shards with equal texts"))
+        yield "reused", f"{tally.taken_over:,} answers of other shards with equal texts"
     if tally.rows:
-        rate = tally.rows / tally.cost.label_seconds if tally.cost.label_seconds else 0.0
-        lines += [
-            ("status", _shares(tally.status)),
-            *((f"  {task}", _shares(labels)) for task, labels in tally.labels.items()),
-            *((f"  {task} decided", _stages(by)) for task, by in tally.decided.items()),
-            (
-                "time",
-                f"{outcome.seconds:.1f} s; workers labelled for {tally.cost.label_seconds:.1f} s",
-            ),
-            ("speed", f"{rate:.2f} documents per second and worker"),
-            (
-                "tokens read",
-                f"{tally.cost.prefix_tokens_computed:,} in instructions and documents, "
-                f"{tally.cost.question_tokens_computed:,} in questions",
-            ),
-        ]
-    lines += [("left out", reason) for reason in outcome.unreadable]
+        cost = tally.cost
+        yield "status", _shares(tally.status)
+        yield from ((f"  {task}", _shares(labels)) for task, labels in tally.labels.items())
+        yield from ((f"  {task} decided", _stages(by)) for task, by in tally.decided.items())
+        yield "time", f"{outcome.seconds:.1f} s; workers labelled for {cost.label_seconds:.1f} s"
+        rate = tally.rows / cost.label_seconds if cost.label_seconds else 0.0
+        yield "speed", f"{rate:.2f} documents per second and worker"
+        yield (
+            "tokens read",
+            f"{cost.prefix_tokens_computed:,} in instructions and documents, "
+            f"{cost.question_tokens_computed:,} in questions",
+        )
+    yield from (("left out", reason) for reason in outcome.unreadable)
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
-    lines.append(("output", outcome.output + snapshot))
+    yield "output", outcome.output + snapshot
     if outcome.kept is not None:
         why = f"snapshot {outcome.kept:08d} shows more documents than the slice and stays current"
-        lines.append(("not published", f"{why}; --publish-partial publishes the slice"))
-    return two_columns(lines)
+        yield "not published", f"{why}; --publish-partial publishes the slice"
 
 
 def _stages(decided: Counter[int]) -> str:
@@ -148,12 +137,13 @@ def plan_json(planned: Plan) -> dict[str, int | None]:
     }
 
 
-def show_plan(planned: Plan, console: Console, *, bounds: Sequence[str] = ()) -> None:
+@printed
+def show_plan(planned: Plan, *, bounds: Sequence[str] = ()) -> Iterator[Part]:
     """The same counts for people, and the options that may end the run before all is labelled."""
     rows = _plan(planned)
     if bounds:
         rows["may end before"] = f"{', '.join(bounds)}: exit code 3; the same command continues"
-    console.print(two_columns(rows))
+    yield rows
 
 
 def _plan(planned: Plan) -> dict[str, str]:
@@ -183,11 +173,12 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def show_estimate(estimate: Estimate, console: Console) -> None:
+@printed
+def show_estimate(estimate: Estimate) -> Iterator[Part]:
     """The same for people."""
     rows = _plan(estimate.plan)
     if not estimate.parts:
-        console.print(two_columns(rows | {"time": "no document needs the model"}))
+        yield rows | {"time": "no document needs the model"}
         return
     for number, part in enumerate(estimate.parts, start=1):
         name = "model" if len(estimate.parts) == 1 else f"model, part {number}"
@@ -203,7 +194,7 @@ def show_estimate(estimate: Estimate, console: Console) -> None:
     if estimate.cost is not None:
         hours = estimate.worker_seconds / 3600
         rows["cost"] = f"about {estimate.cost:,.2f}, for {hours:,.2f} worker hours"
-    console.print(two_columns(rows))
+    yield rows
 
 
 def status_json(status: Status) -> dict[str, Any]:
@@ -218,7 +209,8 @@ def status_json(status: Status) -> dict[str, Any]:
     }
 
 
-def show_status(status: Status, console: Console) -> None:
+@printed
+def show_status(status: Status) -> Iterator[Part]:
     """The same for people."""
     snapshot = "none" if status.snapshot is None else f"{status.snapshot:08d}"
     snapshot += f" ({status.slice})" if status.slice else ""
@@ -227,7 +219,7 @@ def show_status(status: Status, console: Console) -> None:
         rate = f"{status.docs_per_s:,.2f} documents a second"
     if status.eta_s is not None:
         left = f"about {_duration(status.eta_s)}" if status.eta_s else "nothing is missing"
-    lines = [
+    yield [
         ("output", status.output),
         ("documents", f"{status.documents:,}"),
         ("snapshot", snapshot),
@@ -235,12 +227,11 @@ def show_status(status: Status, console: Console) -> None:
         ("time left", left),
         *(("left out", reason) for reason in status.unreadable),
     ]
-    console.print(two_columns(lines))
     rows = [
         (name, *(f"{n:,}" for n in (*asdict(task).values(), status.taken_over[name])))
         for name, task in status.tasks.items()
     ]
-    console.print(Grid("", ("task", "done", "missing", "failed", "reused"), rows).table(box=None))
+    yield Grid("", ("task", "done", "missing", "failed", "reused"), rows)
 
 
 def _duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.fitted.calibration import Calibration
-from pipeline.fitted.thresholds import Thresholds
+from pipeline.fitted.cascade_file import Thresholds
 from pipeline.ledger.columns import (
     EXPLANATION,
     EXPLANATION_TYPE,

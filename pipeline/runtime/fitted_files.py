@@ -15,13 +15,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.fitted.calibration import CalibrationFile, parse_calibration
+from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
 from pipeline.fitted.readout import (
     Readout,
     ReadoutError,
     differences,
     parse_readout,
 )
-from pipeline.fitted.thresholds import Thresholds, parse_thresholds
 from pipeline.hashes import sha256_hex
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -199,9 +199,8 @@ def _of_each_file(
             problems += error.problems
         except ReadoutError as error:
             problems.append(Problem(place, str(error), path))
-        except (ValueError, KeyError, TypeError) as error:
-            reason = f"missing {error}" if isinstance(error, KeyError) else str(error)
-            fix = f"cannot be used for task {task.name!r}: {reason}; `{made_by}` makes another"
+        except ValueError as error:
+            fix = f"cannot be used for task {task.name!r}: {error}; `{made_by}` makes another"
             problems.append(Problem(place, fix, path))
     if problems:
         raise SpecError(problems)

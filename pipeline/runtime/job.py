@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
 from pipeline.fitted.calibration import CalibrationFile
-from pipeline.fitted.thresholds import Thresholds
+from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import Committed, WorkItem, committed, remaining

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.ideal_answers import Reason, condition, ideal_rows, reasons_of
-from pipeline.filters.inputs import check_columns_of
-from pipeline.filters.labelled import labelled_shards
-from pipeline.filters.rule import SnapshotRule, failed_status
+from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.gold.fitted_texts import FittedTexts
 from pipeline.gold.labels import UNLABELLED
 from pipeline.gold.sample_design import HASH
@@ -70,10 +68,7 @@ class AuditedRule:
     def with_thresholds(self, cache_dir: Path) -> AuditedRule:
         """The same with all thresholds, after a check of the input."""
         rule = self.rule
-        shards, _ = labelled_shards(rule.spec, rule.store, rule.contents, cache_dir)
-        labelled = [shards[named.sid] for named in rule.contents.shards]
-        options = rule.spec.input.storage_options
-        check_columns_of(labelled, options, rule.inputs, place="filter")
+        shards = rule.input_shards(cache_dir)
         rule = replace(rule, policy=with_thresholds(rule, shards))
         return self._bound(rule, shards, self.positive)
 

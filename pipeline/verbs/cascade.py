@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
-from pipeline.evaluation.cascade_thresholds import Promise, choose
-from pipeline.fitted.thresholds import Thresholds
+from pipeline.evaluation.cascade_guarantee import Promise, choose
+from pipeline.fitted.cascade_file import Thresholds
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
 from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
 from pipeline.ledger.columns import RAW, probabilities, structs

@@ -30,11 +30,9 @@ from pipeline.filters.decisions import (
     with_thresholds,
 )
 from pipeline.filters.excerpts import excerpts, small_png
-from pipeline.filters.inputs import check_columns_of
-from pipeline.filters.labelled import labelled_shards
 from pipeline.filters.policy import Policy
 from pipeline.filters.removal import FilterReport, filter_report, limited_probabilities
-from pipeline.filters.rule import SnapshotRule
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
     Example,
@@ -166,11 +164,7 @@ def report_of(
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
     rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec)).grouped(options.by)
-    contents, storage = rule.contents, spec.input.storage_options
-    shards, _ = labelled_shards(spec, rule.store, contents, cache_dir)
-    read = [shards[named.sid] for named in contents.shards]
-    check_columns_of(read, storage, rule.policy.inputs, place="filter")
-    check_columns_of(read, storage, rule.inputs, place="--by")
+    contents, shards = rule.contents, rule.input_shards(cache_dir)
     policy, on_error = with_thresholds(rule, shards), rule.filter.on_error
     limits = _thresholds(policy)
     named = {task.name: contents.tasks[task.name] for task in spec.tasks}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
 from pipeline.evaluation.metrics import Scores, score
-from pipeline.evaluation.thresholds import Threshold, choose_threshold, find_label_issues
+from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
 from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts
 from pipeline.gold.labels import UNLABELLED, Gold, read_gold

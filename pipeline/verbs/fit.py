@@ -1,15 +1,7 @@
-"""Fits trained readouts to gold labels and writes their files. Entry point: `fit_readouts`.
-
-A readout's file is safetensors, because reading it runs no code:
-
-    layer<N>.weight   float32 [labels, hidden]   logits = weight @ state + bias
-    layer<N>.bias     float32 [labels]
-    metadata: card    JSON: what the readout was fitted to, and its scores on held-out rows
-"""
+"""Fits trained readouts to gold labels and writes their files. Entry point: `fit_readouts`."""
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,21 +11,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Problem, SpecError
-from pipeline.evaluation.intervals import number_or_none
-from pipeline.evaluation.metrics import Scores, score, task_metrics
+from pipeline.evaluation.intervals import Figure, number_or_none
+from pipeline.evaluation.metrics import score, task_metrics
 from pipeline.evaluation.readout_fitting import (
     Fitted,
     GoldStates,
-    Linear,
     fit,
     loss_limit,
 )
+from pipeline.fitted.readout import readout_file
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
 from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for, write_fitted
@@ -57,37 +48,36 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class LayerFit:
-    """A readout at one layer: its cost, and its scores on held-out rows."""
+    """A readout at one layer: its cost, and its scores on held-out rows. Also its JSON form."""
 
     layer: int
     share: float  # of the decoder's layers
-    seconds: float  # per document
-    scores: Scores
-    by_pooling: Mapping[str, float | None]  # AUROC
+    seconds_per_document: float
     strength: float
     loss: float  # cross-entropy of held-out rows, at the better pooling
-    loss_error: float  # its standard error
+    loss_standard_error: float
+    scores: Mapping[str, Figure]  # by headline metric
+    auroc_by_pooling: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFit:
-    """One task's readout."""
+    """One task's readout. Also its JSON form, and the figures of its card."""
 
     task: str
     kind: Literal["document", "question"]
-    labels: tuple[str, ...]
     rows: int
     unlabelled: int  # documents that were read for other tasks, without a label for this one
-    pooling: str
     layer: int
+    pooling: str
     balanced: bool
-    loss_limit: float  # the layer is the lowest one with at most this loss
-    scores: Scores  # of held-out rows; their layer and pooling were chosen by other rows
-    layers: tuple[LayerFit, ...]
-    path: str
-    in_spec: bool  # the spec reads this file, at the state that it was fitted to
     scored: str | None  # the label whose scores the targets are
+    readout: str  # path
+    loss_limit: float  # the layer is the lowest one with at most this loss
+    labels: Mapping[str, int]  # rows
+    scores: Mapping[str, Figure]  # of held-out rows; other rows chose their layer and pooling
     agreement: Agreement | None  # with the scores
+    layers: tuple[LayerFit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +89,7 @@ class Fit:
     left_out: Mapping[str, int]  # gold documents that could not be read, by reason
     folds: int
     tasks: tuple[TaskFit, ...]
+    not_in_spec: tuple[str, ...]  # tasks whose readout the spec does not name, or reads otherwise
 
 
 def fit_readouts(
@@ -158,7 +149,12 @@ def fit_readouts(
             )
             for task, path in zip(tasks, paths, strict=True)
         )
-    return Fit(spec.name, gold, read.left_out, options.folds, fits)
+    not_in_spec = tuple(
+        task.name
+        for task, path in zip(tasks, paths, strict=True)
+        if (task.readout, task.question) != (path, questions[task.name])
+    )
+    return Fit(spec.name, gold, read.left_out, options.folds, fits, not_in_spec)
 
 
 def readout_path(task: str, *, named: str | None, to: str | None) -> str:
@@ -240,28 +236,27 @@ def _fit_task(
 ) -> TaskFit:
     """Fits the task's maps, measures them and writes their file."""
     fitted = fit(gold, folds_number=options.folds)
+    scores = score(gold.truth, fitted.held_out, list(task.labels))
     task_fit = TaskFit(
         task=task.name,
         kind="document" if question is None else "question",
-        labels=tuple(task.labels),
         rows=len(gold.targets),
         unlabelled=len(read.rows) - len(gold.targets),
-        pooling=POOLINGS[fitted.pooling],
         layer=read.layers[fitted.layer],
-        loss_limit=loss_limit(fitted.best_choices),
+        pooling=POOLINGS[fitted.pooling],
         balanced=fitted.balanced,
-        scores=score(gold.truth, fitted.held_out, list(task.labels)),
-        layers=_layer_fits(task, gold, fitted, read),
-        path=path,
-        in_spec=task.readout == path and task.question == question,
         scored=gold_task.scored,
+        readout=path,
+        loss_limit=loss_limit(fitted.best_choices),
+        labels={each.label: each.support for each in scores.labels},
+        scores=scores.headlines,
         agreement=_agreement(gold, fitted) if gold_task.scored else None,
+        layers=_layer_fits(task, gold, fitted, read),
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
-    card = _card(job, task_fit, question, options.folds, options.hold_out)
+    card = _card(job, task_fit, question, options)
     texts = [read.hashes[row] for row in _labelled(gold_task, read)]
-    data = _readout_file(maps, {**card, "texts": texts})
-    write_fitted(path, data, options_for(path, job.spec))
+    write_fitted(path, readout_file(maps, {**card, "texts": texts}), options_for(path, job.spec))
     return task_fit
 
 
@@ -283,58 +278,40 @@ def _layer_fits(
         LayerFit(
             layer=layer,
             share=layer / read.all_layers,
-            seconds=read.seconds[n],
-            scores=score(gold.truth, fitted.by_layer[n], list(task.labels)),
-            by_pooling={
+            seconds_per_document=read.seconds[n],
+            strength=fitted.choices[n].strength,
+            loss=fitted.best_choices[n].loss,
+            loss_standard_error=fitted.best_choices[n].standard_error,
+            scores=score(gold.truth, fitted.by_layer[n], list(task.labels)).headlines,
+            auroc_by_pooling={
                 POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
                 for pooling, p in enumerate(fitted.by_place[n])
             },
-            strength=fitted.choices[n].strength,
-            loss=fitted.best_choices[n].loss,
-            loss_error=fitted.best_choices[n].standard_error,
         )
         for n, layer in enumerate(read.layers)
     )
 
 
-def _readout_file(maps: Mapping[int, Linear], card: Mapping[str, Any]) -> bytes:
-    """The bytes of a readout; `maps` is by layer."""
-    tensors = {}
-    for layer, fitted in maps.items():
-        tensors[f"layer{layer}.weight"] = np.ascontiguousarray(fitted.weight, np.float32)
-        tensors[f"layer{layer}.bias"] = np.ascontiguousarray(fitted.bias, np.float32)
-    return safetensors.numpy.save(tensors, metadata={"card": json.dumps(card)})
-
-
-def _card(
-    job: Job, fitted: TaskFit, question: str | None, folds: int, hold_out: float
-) -> dict[str, Any]:
+def _card(job: Job, fitted: TaskFit, question: str | None, options: FitOptions) -> dict[str, Any]:
     """The model, prompt and labels that the maps may be used with, and the scores."""
-    spec = job.spec
-    packages = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
+    spec, packages = job.spec, ("torch", "transformers", "numpy", "scipy", "scikit-learn")
+    figures = asdict(fitted)
+    same = ("task", "kind", "pooling", "layer", "rows", "balanced", "scores", "scored", "agreement")
     return {
         "format": FORMAT,
-        "task": fitted.task,
+        **{name: figures[name] for name in same},
         "labels": list(fitted.labels),
-        "kind": fitted.kind,
         "question": question,
-        "pooling": fitted.pooling,
-        "layer": fitted.layer,
         "layers": {
             str(each.layer): {
-                **{name: figure.value for name, figure in each.scores.headlines.items()},
+                **{name: figure.value for name, figure in each.scores.items()},
                 "strength": each.strength,
                 "share": each.share,
             }
             for each in fitted.layers
         },
-        "rows": fitted.rows,
-        "folds": folds,
-        "hold_out": hold_out,
-        "balanced": fitted.balanced,
-        "scores": scores_json(fitted.scores),
-        "scored": fitted.scored,
-        "agreement": fitted.agreement and asdict(fitted.agreement),
+        "folds": options.folds,
+        "hold_out": options.hold_out,
         "model": {
             "weights": dict(job.files.hashes),
             "dtype": job.placement.dtype,
@@ -349,8 +326,3 @@ def _card(
             **{name: version(name) for name in packages},
         },
     }
-
-
-def scores_json(scores: Scores) -> dict[str, dict[str, float | None]]:
-    """Every headline metric with its 95 % interval."""
-    return {name: asdict(figure) for name, figure in scores.headlines.items()}

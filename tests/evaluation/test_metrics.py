@@ -7,17 +7,16 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import metrics as oracle
 
-from pipeline.evaluation.bootstrap import Sampling
 from pipeline.evaluation.metrics import (
     BINS,
     HEADLINES,
     _resampled,
-    confidence_and_hits,
     reliability_curve,
     resampled_metrics,
     score,
     task_metrics,
 )
+from pipeline.evaluation.resampling import Sampling
 
 Sample = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -207,25 +206,6 @@ def test_the_calibration_error_and_its_bins_equal_a_count_by_hand(rows: int, dec
     for each, key in zip(curve, sorted(bins), strict=True):
         assert each.confidence == pytest.approx(confidence[bins[key]].mean())
         assert each.accuracy == pytest.approx(hits[bins[key]].mean())
-
-
-def test_bins_of_distinct_confidences_are_of_equal_mass() -> None:
-    confidence = np.random.default_rng(0).random(15 * 8)
-    curve = reliability_curve(confidence, confidence > 0.5, np.ones(15 * 8))
-    assert [each.rows for each in curve] == [8] * 15
-
-
-def test_confidence_is_the_probability_of_the_predicted_label() -> None:
-    p = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
-    confidence, hits = confidence_and_hits(np.array([0, 1]), p)
-    assert confidence.tolist() == [0.7, 0.6] and hits.tolist() == [True, False]
-
-
-def test_calibrated_answers_have_no_error_and_confident_wrong_answers_an_error_of_1() -> None:
-    confidence = np.full(100, 0.75)
-    right = np.arange(100) < 75
-    assert calibration_error(confidence, right) == pytest.approx(0)
-    assert calibration_error(np.ones(9), np.zeros(9, np.bool_)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("labels", [2, 4])

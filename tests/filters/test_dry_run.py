@@ -38,9 +38,6 @@ def test_a_dry_run_counts_what_the_filter_drops_and_writes_nothing(folder: Path)
     seen = preview(spec, options, cache_dir=folder / "cache")
     assert sorted(folder.rglob("*")) == before
     filtered = filtered_with(folder, **rule)
-    assert seen.dropped.documents == len(dropped(filtered))
-    assert seen.kept.documents == len(kept(filtered))
-    assert seen.filter.reasons == filtered.counts.reasons
     [clause] = policy_of(filtered)["clauses"]
     assert json.loads(json.dumps(seen.clauses[0].clause)) == clause
     ids = ", ".join(f"'{id}'" for id in dropped(filtered))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from filtered import ids, labelled, query
 from finished import Corpus, finish, toy_fingerprints, toy_spec
 from rich.console import Console
 
@@ -34,18 +34,7 @@ KEEP = " and ".join(CONDITIONS)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two files below one folder, one above, of three shards each, labelled."""
-    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
-    corpus.write()
-    for file in list(corpus.folder.glob("*.jsonl")):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        chosen = random.Random(file.name)
-        lines = [json.dumps(row | {"lang": chosen.choice(["en", "de"])}) + "\n" for row in rows]
-        file.write_text("".join(lines))
-    (corpus.folder / "deep").mkdir()
-    (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
-    store = LocalStore(tmp_path / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
-    return tmp_path
+    return labelled(tmp_path, ("en", "de"), is_deep=True)
 
 
 def spec_of(folder: Path, **filter: Any) -> JobSpec:
@@ -60,24 +49,13 @@ def run(folder: Path, on_error: OnError | None = "drop") -> FilterResult:
 
 def oracle(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """The ids that a plain query keeps, drops, and has no answer for."""
-    labels = open_labels(str(folder / "out")).to_table()
     answered = "toxic.status = 'ok' and topic.status = 'ok'"
     queries = (f"{KEEP} and {answered}", f"not ({KEEP}) and {answered}", f"not ({answered})")
-    assert labels.num_rows == 90
-    with duckdb.connect() as database:
-        database.register("labels", labels)
-        found = [database.sql(f"select doc_id from labels where {q}").fetchall() for q in queries]
+    found = [query(folder, f"select doc_id from labels where {each}") for each in queries]
+    assert sum(map(len, found)) == 90
     kept, dropped, failed = ([identifier for (identifier,) in rows] for rows in found)
     assert len(kept) > 20 and len(dropped) > 20 and len(failed) == 3
     return kept, dropped, failed
-
-
-def meets(folder: Path, condition: str) -> set[str]:
-    """The documents for which a condition is true."""
-    with duckdb.connect() as database:
-        database.register("labels", open_labels(str(folder / "out")).to_table())
-        rows = database.sql(f"select doc_id from labels where {condition}").fetchall()
-    return {identifier for (identifier,) in rows}
 
 
 def kept_lines(filtered: FilterResult) -> list[str]:
@@ -110,7 +88,7 @@ def test_kept_and_dropped_are_what_a_plain_query_says(folder: Path) -> None:
     rows = {row["doc_id"]: row for row in table.to_pylist()}
     assert sorted(rows) == sorted(dropped + failed) and len(rows) == table.num_rows
     whole = {row["doc_id"]: row for row in open_labels(str(folder / "out")).to_table().to_pylist()}
-    meeting = {each: meets(folder, each) for each in CONDITIONS}
+    meeting = {each: ids(folder, each) for each in CONDITIONS}
     for identifier, row in rows.items():
         assert row.pop("_text") == json.loads(written[identifier])["text"]
         broken = "; ".join(each for each in CONDITIONS if identifier not in meeting[each])
@@ -133,16 +111,16 @@ def test_what_is_counted_is_what_lies_there(folder: Path) -> None:
     written = {i: json.loads(line) for i, line in input_lines(folder).items()}
     labels = open_labels(str(folder / "out")).to_table().to_pylist()
     tokens = {row["doc_id"]: row["topic"]["n_tokens"] for row in labels}
-    for amount, ids in (
+    for amount, chosen in (
         (filtered.counts.all.kept, kept),
         (filtered.counts.all.dropped, written.keys() - set(kept)),
     ):
-        assert amount.documents == len(ids) > 0
-        assert amount.text_bytes == sum(len(written[i]["text"].encode()) for i in ids)
-        assert amount.tokens == sum(tokens[i] for i in ids)
-    broken = {each: set(dropped) - meets(folder, each) for each in CONDITIONS}
+        assert amount.documents == len(chosen) > 0
+        assert amount.text_bytes == sum(len(written[i]["text"].encode()) for i in chosen)
+        assert amount.tokens == sum(tokens[i] for i in chosen)
+    broken = {each: set(dropped) - ids(folder, each) for each in CONDITIONS}
     assert filtered.counts.reasons == {
-        **{f"keep is false: {each}": len(ids) for each, ids in broken.items()},
+        **{f"keep is false: {each}": len(found) for each, found in broken.items()},
         "on_error: empty": 3,
     }
     toxic, law = broken.values()
@@ -274,24 +252,12 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
         run(folder)
 
 
-@pytest.mark.parametrize(
-    "change, changes, place",
-    [
-        ({"keep": "toxic.p.rude < 1"}, {}, "filter.keep"),
-        ({"keep": "true; copy x to 'y'"}, {}, "filter.keep"),
-        ({"keep": "doc.no = 'x'"}, {}, "filter"),
-        ({}, {"to": "in/to"}, "--to"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_written(
-    folder: Path, change: Mapping[str, Any], changes: dict[str, Any], place: str
-) -> None:
-    to = str(folder / changes.pop("to", "to"))
-    filter_options = FilterOptions(to, on_error="drop", **changes)
+def test_a_folder_inside_the_input_is_refused_before_anything_is_written(folder: Path) -> None:
+    options = FilterOptions(str(folder / "in" / "to"), on_error="drop")
     with pytest.raises(SpecError) as refused:
-        filter_corpus(spec_of(folder, **change), filter_options, cache_dir=folder / "cache")
-    assert [problem.place for problem in refused.value.problems] == [place]
-    assert not state(folder)
+        filter_corpus(spec_of(folder), options, cache_dir=folder / "cache")
+    assert [problem.place for problem in refused.value.problems] == ["--to"]
+    assert not state(folder) and not (folder / "in" / "to").exists()
 
 
 def add_table(folder: Path, name: str, columns: Mapping[str, Any], damaged: str = "") -> int:

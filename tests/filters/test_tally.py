@@ -23,7 +23,7 @@ from pipeline.filters.decisions import (
     decisions,
     scratch,
 )
-from pipeline.filters.rule import SnapshotRule
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import THRESHOLDS, Example, examples, score_counts, tallied_columns
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore

@@ -22,13 +22,12 @@ def test_values_that_are_not_labels_are_listed_with_the_labels(
     task = {"name": "topic", "question": "Which?", "labels": ["art", "law", "sport"]}
     with pytest.raises(SpecError) as refused:
         read_gold(str(gold), load_spec(write_spec(tasks=[task])))
-    first, second = refused.value.problems
-    fix = "is not a label of task topic, which has art, law, sport; write the label that it means, "
-    assert first.fix == (
-        f"{fix}--value Art=LABEL, or leave the task out with --task (rows with it: 1)"
-    )
-    assert second.fix.startswith(f"{fix}--value 7=LABEL") and second.value == "7"
-    assert second.fix.endswith("(rows with it: 2)")
+    for problem, (value, row, rows) in zip(
+        refused.value.problems, [("Art", 1, 1), ("7", 2, 2)], strict=True
+    ):
+        assert problem.place == f"--gold {gold}, row {row}, column topic" and problem.value == value
+        for part in ("art, law, sport", f"--value {value}=LABEL", "--task", f"it: {rows})"):
+            assert part in problem.fix
 
 
 def test_scores_that_differ_have_different_hashes_also_where_their_labels_are_equal(

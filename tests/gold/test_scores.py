@@ -110,10 +110,9 @@ def test_a_value_that_is_no_score_names_row_column_value_and_fix(
     file = csv_file(tmp_path, "id,s", "a,0.5", *(f"b{n},{value}" for n in range(rows)))
     with pytest.raises(SpecError) as refused:
         read_gold(file, spec, options("toxic=s"))
-    assert str(refused.value).splitlines() == [
-        f"--gold {file}, row 2, column s: is not a number from 0 to 1 (such rows: {rows}); write "
-        f"the score as one, or leave the value empty if the row has none (got {value!r})"
-    ]
+    (problem,) = refused.value.problems
+    assert (problem.place, problem.value) == (f"--gold {file}, row 2, column s", value)
+    assert f"(such rows: {rows})" in problem.fix
 
 
 @pytest.mark.parametrize("value", ["true", "[0.5]", '{"value": 0.5}'])
@@ -127,56 +126,27 @@ def test_a_value_of_json_that_is_no_number_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "line"),
+    ("chosen", "value", "fix"),
     [
-        (
-            options("rude=s"),
-            "--score: the spec has no such task; it has toxic, tone, topic (got 'rude=s')",
-        ),
-        (
-            options("topic=s"),
-            "--score: a score needs a task with two labels; task topic has 3 (got 'topic=s')",
-        ),
-        (
-            options("tone=s"),
-            "--score: no label of task tone has its name; write tone.warm=s or tone.cold=s "
-            "(got 'tone=s')",
-        ),
-        (
-            options("toxic.Toxic=s"),
-            "--score: task toxic has no label Toxic; write toxic.clean=s or toxic.toxic=s "
-            "(got 'toxic.Toxic=s')",
-        ),
-        (
-            options("toxic=s", "toxic.clean=t"),
-            "--score: task toxic also has scores in column s; write one of them "
-            "(got 'toxic.clean=t')",
-        ),
-        (
-            options("toxic=s", columns=(("toxic", "t"),)),
-            "--score: task toxic also has --column toxic=t; write one of them (got 'toxic=s')",
-        ),
-        (
-            options("toxic=S"),
-            "--score: FILE has no such column; it has id, s, t; write --score TASK=COLUMN "
-            "(got 'S')",
-        ),
+        (options("rude=s"), "rude=s", "toxic, tone, topic"),
+        (options("topic=s"), "topic=s", "two labels"),
+        (options("tone=s"), "tone=s", "write tone.warm=s or tone.cold=s"),
+        (options("toxic.Toxic=s"), "toxic.Toxic=s", "write toxic.clean=s or toxic.toxic=s"),
+        (options("toxic=s", "toxic.clean=t"), "toxic.clean=t", "column s"),
+        (options("toxic=s", columns=(("toxic", "t"),)), "toxic=s", "--column toxic=t"),
+        (options("toxic=S"), "S", "id, s, t; write --score TASK=COLUMN"),
+        (options("toxic=s", id="FOLDER"), "toxic=s", "without --score"),
     ],
 )
 def test_what_is_not_clear_is_an_error_in_one_line(
-    chosen: GoldOptions, line: str, spec: JobSpec, tmp_path: Path
+    chosen: GoldOptions, value: str, fix: str, spec: JobSpec, tmp_path: Path
 ) -> None:
+    """Scores are in a file, and not in the folder of a run's output."""
     file = csv_file(tmp_path, "id,s,t", "a,0.5,toxic")
     with pytest.raises(SpecError) as refused:
-        read_gold(file, spec, chosen)
-    assert str(refused.value).replace(file, "FILE") == line
-
-
-def test_scores_are_in_a_file_and_not_in_the_output_of_a_run(spec: JobSpec, tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as refused:
-        read_gold(str(tmp_path), spec, options("toxic=s"))
-    (line,) = str(refused.value).splitlines()
-    assert line.startswith("--score: scores are in a file (.csv ") and "without --score" in line
+        read_gold(str(tmp_path) if chosen.id else file, spec, chosen)
+    (problem,) = refused.value.problems
+    assert (problem.place, problem.value) == ("--score", value) and fix in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -188,11 +158,9 @@ def test_numbers_in_a_column_of_labels_propose_the_option(
     file = csv_file(tmp_path, f"id,{column}", "a,0.93", "b,0", "c,")
     with pytest.raises(SpecError) as refused:
         read_gold(file, spec)
-    (line,) = str(refused.value).splitlines()
-    assert line == (
-        f"--gold: the values of {column} are numbers from 0 to 1, and no labels of task {column}; "
-        f"if they are scores, assay fit and eval read them with --score {written} (got {file!r})"
-    )
+    (problem,) = refused.value.problems
+    assert (problem.place, problem.value) == ("--gold", file)
+    assert problem.fix.endswith(f"--score {written}")
 
 
 def test_zeros_and_ones_may_be_labels_with_other_names(spec: JobSpec, tmp_path: Path) -> None:

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.console import (
-    JobLog,
-    console_on,
-    two_columns,
-    wants_stop,
-)
+from pipeline.report.console import JobLog, console_on, print_parts, wants_stop
 
 REPORTS = Path(__file__).parents[2] / "pipeline" / "report"
 
@@ -29,8 +24,7 @@ def test_output_that_is_no_terminal_is_not_folded(
         monkeypatch.setenv(name, value)
     shown = io.StringIO()
     long = "word " * 100
-    console_on(shown).print(two_columns({"name": long.strip()}))
-    console_on(shown).print(long)
+    print_parts([{"name": long.strip()}, long], console_on(shown))
     assert [line.split() for line in shown.getvalue().splitlines()] == [
         ["name", *["word"] * 100],
         ["word"] * 100,

@@ -19,12 +19,17 @@ from rich.console import Console
 from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import score
-from pipeline.evaluation.thresholds import Threshold
+from pipeline.evaluation.operating_points import Threshold
 from pipeline.gold.labels import Gold, GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.charts import MAX_LINES, curves
 from pipeline.report.console import escape_controls, truncate
-from pipeline.report.evaluation_table import evaluation_json, headline, show_evaluation
+from pipeline.report.evaluation_table import (
+    confusion_grid,
+    evaluation_json,
+    headline,
+    show_evaluation,
+)
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
@@ -119,22 +124,6 @@ def test_a_page_runs_and_fetches_nothing_whatever_it_shows(
         ElementTree.fromstring(svg)
 
 
-def test_a_page_has_axis_names_and_all_scores() -> None:
-    written = page_of((HOSTILE, "clean"), ("raw", "calibrated"))
-    for words in (
-        "confidence: p of the answer",
-        "share of correct answers",
-        "recall",
-        "answer (raw)",
-        "macro F1",
-        "15 bins of equal mass",
-        "not the newest",
-        "4 without an answer (error:&lt;b&gt;)",
-        "2 not in the corpus",
-    ):
-        assert words in written, words
-
-
 def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> None:
     whole = evaluation(("a", "b"), ("raw", "calibrated"))
     (task,) = whole.tasks
@@ -193,19 +182,21 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
     shown = stream.getvalue()
     assert SIGN.search(shown) is None and "\\x1b[31m\\u202e[red]" in shown
     assert "[/" not in shown and "no threshold reaches this" in shown
-    assert "50 of 57 gold documents evaluated" in shown
+    for count in (
+        "50 of 57 gold documents",
+        "2 not in the corpus",
+        "4 without an answer (error:<b>)",
+    ):
+        assert count in shown
 
 
 def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> None:
     whole = evaluation(tuple(f"label {n}" for n in range(13)))
-    stream = io.StringIO()
-    show_evaluation(whole, Console(file=stream, width=200))
     counts = np.array(whole.tasks[0].versions["raw"].scores.confusion)
     np.fill_diagonal(counts, 0)
     gold, answer = np.unravel_index(counts.argmax(), counts.shape)
-    _, _, table = stream.getvalue().partition("the most frequent confusions")
-    first = [cell.strip() for cell in re.findall(r"│([^│\n]+)", table)[:3]]
-    assert first == [f"label {gold}", f"label {answer}", str(counts.max())]
+    first, *_ = confusion_grid(whole.tasks[0]).rows
+    assert first == (f"label {gold}", f"label {answer}", str(counts.max()))
 
 
 def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
@@ -218,11 +209,7 @@ def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     support = np.bincount(task.versions["raw"].truth, minlength=120)
     assert len(drawn) == MAX_LINES and support[drawn].min() >= np.sort(support)[-MAX_LINES]
     headline = re.search(r"AUROC</td>\s*<td[^>]*>([^<]*)<", written)
-    assert headline is not None and "(" not in headline[1]
-    stream = io.StringIO()
-    show_evaluation(whole, Console(file=stream, width=200))
-    (auroc,) = re.findall(r"│ AUROC +│ +([^│]*)│", stream.getvalue())
-    assert re.fullmatch(r"0\.\d{3} *", auroc)
+    assert headline is not None and re.fullmatch(r"0\.\d{3}", headline[1])
     value = evaluation_json(whole)["tasks"]["toxic"]["versions"]["raw"]["headlines"]["auroc"]
     assert value["value"] is not None and value["low"] is None and value["high"] is None
 

@@ -20,7 +20,7 @@ from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
 
 from pipeline.errors import SpecError
-from pipeline.fitted.thresholds import Thresholds
+from pipeline.fitted.cascade_file import Thresholds
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import PlanOptions, RunOptions

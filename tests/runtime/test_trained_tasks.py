@@ -17,8 +17,8 @@ from stages import label_and_commit, run_without_ray
 from transformers import AutoModelForCausalLM
 
 from pipeline.cli import main
+from pipeline.fitted.cascade_file import Thresholds
 from pipeline.fitted.readout import parse_readout
-from pipeline.fitted.thresholds import Thresholds
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer

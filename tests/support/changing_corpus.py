@@ -24,7 +24,7 @@ from stages import run_without_ray
 from tokenizers import decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.fitted.thresholds import Thresholds
+from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import parse_json, short_hash
 from pipeline.inference.continuations import Continuation
 from pipeline.inference.engine import Labelled

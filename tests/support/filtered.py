@@ -27,8 +27,13 @@ ANSWERED = "toxic.status = 'ok' and topic.status = 'ok'"
 SCORE = "toxic.p.toxic"
 
 
-def labelled(folder: Path, languages: Sequence[str | None] = ("en", "en", "de", None)) -> Path:
-    """Three files of thirty documents with a language each, labelled."""
+def labelled(
+    folder: Path,
+    languages: Sequence[str | None] = ("en", "en", "de", None),
+    *,
+    is_deep: bool = False,
+) -> Path:
+    """Three files of thirty documents with a language each, labelled; one may be in a subfolder."""
     corpus = Corpus(folder / "in", folder / "cache")
     corpus.write()
     for file in list(corpus.folder.glob("*.jsonl")):
@@ -36,6 +41,9 @@ def labelled(folder: Path, languages: Sequence[str | None] = ("en", "en", "de", 
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         lines = [json.dumps(row | {"lang": chosen.choice(languages)}) for row in rows]
         file.write_text("".join(f"{line}\n" for line in lines))
+    if is_deep:
+        (corpus.folder / "deep").mkdir()
+        (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
     store = LocalStore(folder / "out")
     finish(store, corpus.shards(store), toy_fingerprints())
     return folder
@@ -49,18 +57,25 @@ def filtered_with(folder: Path, to: str = "to", **rule: Any) -> FilterResult:
 def rows_of(folder: Path) -> pa.Table:
     """The labels with the language of each document."""
     lines = [
-        line for file in (folder / "in").glob("*.jsonl") for line in file.read_text().splitlines()
+        line for file in (folder / "in").rglob("*.jsonl") for line in file.read_text().splitlines()
     ]
     languages = {row["id"]: row["lang"] for row in map(json.loads, lines)}
     labels = open_labels(str(folder / "out")).to_table()
-    by_row = [languages[id] for id in labels.column("doc_id").to_pylist()]
-    return labels.append_column("lang", pa.array(by_row, pa.string()))
+    docs = [{"lang": languages[id]} for id in labels.column("doc_id").to_pylist()]
+    doc = pa.array(docs, pa.struct([("lang", pa.string())]))
+    return labels.append_column("doc", doc).append_column("lang", doc.field("lang"))
 
 
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query over the labels, with the language as `lang` and as `doc.lang`."""
     with duckdb.connect() as database:
         database.register("labels", rows_of(folder))
         return database.sql(sql).fetchall()
+
+
+def ids(folder: Path, condition: str) -> set[str]:
+    """The documents for which a condition is true."""
+    return {id for (id,) in query(folder, f"select doc_id from labels where {condition}")}
 
 
 def dropped(filtered: FilterResult) -> dict[str, str]:

@@ -232,7 +232,7 @@ def test_a_rule_without_an_answer_to_judge_is_refused(
             {"positive": "toxic.rude"},
             "--positive: the spec has no such task and label; write one of toxic.toxic",
         ),
-        ({"by": "doc.nothing"}, "filter: "),
+        ({"by": "doc.nothing"}, "--by: the first 100 rows of "),
         ({"by": "nothing +"}, "--by: is not one SQL expression"),
         ({"to": "x.txt"}, "--to: end the name of a file"),
         ({"to": "folder/"}, "--to: is a folder; name a new file"),

@@ -12,8 +12,8 @@ import pytest
 from changing_corpus import Corpus, p_of
 
 from pipeline.errors import SpecError
-from pipeline.evaluation.cascade_thresholds import Promise, choose
-from pipeline.fitted.thresholds import parse_thresholds
+from pipeline.evaluation.cascade_guarantee import Promise, choose
+from pipeline.fitted.cascade_file import parse_thresholds
 from pipeline.options import CascadeOptions
 from pipeline.verbs.cascade import ChosenThresholds, choose_thresholds
 
@@ -120,7 +120,7 @@ def test_thresholds_of_other_stages_are_refused(staged: Corpus) -> None:
     ):
         staged.run()
     (staged.folder / "thresholds").write_text("{}")
-    with pytest.raises(SpecError, match="missing 'format'; `assay cascade` makes another"):
+    with pytest.raises(SpecError, match=r"cascade\.file: .* format .* `assay cascade`"):
         staged.run()
     (staged.folder / "thresholds").unlink()
     with pytest.raises(SpecError, match=r"cannot be read: No such file.*`assay cascade` makes one"):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.hashes import canonical_json, parse_json
+from pipeline.hashes import canonical_json, parse_versioned_json, validated
 
 FORMAT = 1
 
@@ -28,6 +28,12 @@ class Thresholds:
     low: float  # a stage decides against the label at this probability of it, or below; under .5
     high: float  # and for the label at this probability, or above; over .5
     source: Mapping[str, Any] = field(default_factory=dict)  # the promise, and the sample
+
+    def __post_init__(self) -> None:
+        if self.positive not in self.labels:
+            raise ValueError(f"{self.positive!r} is none of its labels")
+        if not self.low < 0.5 < self.high:
+            raise ValueError(f"its thresholds {self.low:g} and {self.high:g} are not around 0.5")
 
     def decides(self, p: NDArray[np.floating]) -> NDArray[np.bool_]:  # [docs, labels] -> [docs]
         """Whether a stage before the last decides a document with these probabilities."""
@@ -47,22 +53,5 @@ class Thresholds:
 
 
 def parse_thresholds(data: bytes) -> Thresholds:
-    """The thresholds that `Thresholds.json` wrote; ValueError, KeyError or TypeError otherwise."""
-    content = parse_json(data)
-    if content["format"] != FORMAT:
-        raise ValueError(f"its format is {content['format']!r}, and {FORMAT} is read")
-    first, second = map(str, content["labels"])
-    parsed = Thresholds(
-        task=str(content["task"]),
-        labels=(first, second),
-        positive=str(content["positive"]),
-        stages=tuple(map(str, content["stages"])),
-        low=float(content["low"]),
-        high=float(content["high"]),
-        source=dict(content["source"]),
-    )
-    if parsed.positive not in parsed.labels:
-        raise ValueError(f"{parsed.positive!r} is none of its labels")
-    if not parsed.low < 0.5 < parsed.high:
-        raise ValueError(f"its thresholds {parsed.low:g} and {parsed.high:g} are not around 0.5")
-    return parsed
+    """The thresholds that `Thresholds.json` wrote; ValueError names what is wrong."""
+    return validated(Thresholds, parse_versioned_json(data, FORMAT))

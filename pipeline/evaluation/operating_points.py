@@ -5,14 +5,15 @@ Entry points: `choose_threshold`, `operating_points` and `find_label_issues`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from sklearn.metrics import precision_recall_curve
 
 from pipeline.evaluation.intervals import Figure, effective_rows, wilson
 from pipeline.evaluation.metrics import Bools, Floats, Ints
+from pipeline.evaluation.resampling import folds
 from pipeline.options import FOLDS
 
 _SEED = 20_26
@@ -25,18 +26,8 @@ class OperatingPoints:
     """The result of `score >= threshold` for every threshold with a different result, falling."""
 
     thresholds: Floats  # [points]
-    hits: Floats  # [points]: positive rows at or above the threshold, or their weight
-    flagged: Floats  # [points]: rows at or above the threshold
-    positives: float
-    rows: float
-
-    @property
-    def precision(self) -> Floats:  # [points]
-        return self.hits / self.flagged
-
-    @property
-    def recall(self) -> Floats:  # [points]; NaN without a positive row
-        return self.hits / self.positives if self.positives else np.full(len(self.hits), np.nan)
+    precision: Floats  # [points]
+    recall: Floats  # [points]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +41,15 @@ class Threshold:
 
 
 def operating_points(
-    positive: Bools,  # [rows]
+    positive: Bools,  # [rows], some of them
     score: Floats,  # [rows], 0 to 1
     weights: Floats | None = None,  # [rows]; default: all equal
 ) -> OperatingPoints:
     """A threshold half-way between any two neighbouring scores; the last one flags all rows."""
-    mass = np.ones(len(score)) if weights is None else weights
-    order = np.argsort(-score, kind="stable")
-    ordered = score[order]
-    last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])  # of equal scores
-    distinct = ordered[last]
-    following = np.r_[distinct[1:], 0.0]
-    return OperatingPoints(
-        thresholds=(distinct + following) / 2,
-        hits=np.cumsum(positive[order] * mass[order])[last],
-        flagged=np.cumsum(mass[order])[last],
-        positives=float(mass[positive].sum()),
-        rows=float(mass.sum()),
-    )
+    precision, recall, scores = precision_recall_curve(positive, score, sample_weight=weights)
+    following = np.r_[0.0, scores[:-1]]
+    # — the curve begins at the lowest score, and ends with a point without a threshold
+    return OperatingPoints(((scores + following) / 2)[::-1], precision[-2::-1], recall[-2::-1])
 
 
 def choose_threshold(
@@ -82,14 +64,14 @@ def choose_threshold(
     None if no threshold reaches it. A threshold is best on the rows that chose it. So its precision
     and recall are those of thresholds that other rows chose in the same way (cross-validation).
     """
-    chosen = _best(operating_points(positive, score, weights), metric, least)
+    chosen = _best(metric, least, positive, score, weights)
     if chosen is None:
         return None
     flagged = np.zeros(len(score), np.bool_)
-    for rows, others in _folds(positive):
-        of_others = _best(
-            operating_points(positive[others], score[others], weights[others]), metric, least
-        )
+    every_row = np.arange(len(score))  # — each row is a group
+    for split in folds(positive.astype(np.int64), every_row, number=FOLDS, seed=_SEED):
+        others, rows = split.fitted, split.held_out
+        of_others = _best(metric, least, positive[others], score[others], weights[others])
         if of_others is not None:
             flagged[rows] = score[rows] >= of_others
     return Threshold(
@@ -100,25 +82,22 @@ def choose_threshold(
     )
 
 
-def _best(points: OperatingPoints, metric: str, least: float) -> float | None:
+def _best(
+    metric: str, least: float, positive: Bools, score: Floats, weights: Floats
+) -> float | None:
     """The threshold that reaches `least`, with the best value of the other metric."""
+    if not positive.any():
+        return None
+    points = operating_points(positive, score, weights)
     metrics = {"precision": points.precision, "recall": points.recall}
     own = metrics.pop(metric)
     [other] = metrics.values()
     # — sums of weights are rounded
     candidates = np.flatnonzero(own >= least * (1 - 1e-12))
-    if not points.positives or not len(candidates):
+    if not len(candidates):
         return None
     best = candidates[np.lexsort((own[candidates], other[candidates]))[-1]]
     return float(points.thresholds[best])
-
-
-def _folds(positive: Bools) -> Iterator[tuple[Ints, Ints]]:
-    """The rows of each fold, and all others; positive rows are spread evenly."""
-    order = np.random.default_rng(_SEED).permutation(len(positive))
-    order = order[np.argsort(positive[order], kind="stable")]
-    for fold in range(FOLDS):
-        yield order[fold::FOLDS], np.delete(order, np.s_[fold::FOLDS])
 
 
 def _share(part: Bools, whole: Bools, weights: Floats) -> Figure:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from pipeline.evaluation.cascade_thresholds import Promise, choose
+from pipeline.evaluation.cascade_guarantee import Promise, choose
 
 shares = st.floats(0.5, 0.98)
 PROMISE = Promise(recall=0.9, precision=0.85, confidence=0.9)

@@ -59,10 +59,10 @@ class Promise:
         Args:
             positives: The positive documents in the sample.
         """
-        missed = np.arange(positives + 1)
-        is_held = _upper_bound(missed, positives, self._risk) <= 1 - self.recall
+        errors = np.arange(positives + 1)
+        is_held = _upper_bound(errors, positives, self._risk) <= 1 - self.recall
         # — false ones come on top of the positives; more than the positives are never allowed
-        is_precise = _upper_bound(missed, missed + positives, self._risk) <= self._false_share
+        is_precise = _upper_bound(errors, errors + positives, self._risk) <= self._false_share
         return int(is_held.sum()) - 1, int(is_precise.sum()) - 1
 
 
@@ -70,11 +70,8 @@ def _upper_bound(
     errors: NDArray[np.integer], trials: NDArray[np.integer] | int, risk: float
 ) -> Floats:
     """The largest error rate that the counts do not refute (Clopper and Pearson)."""
-    bound: Floats = np.ones(len(errors))
-    some = np.broadcast_to(errors < trials, errors.shape)
-    bound[some] = beta.ppf(
-        1 - risk, errors[some] + 1, np.broadcast_to(trials, errors.shape)[some] - errors[some]
-    )
+    # — where every trial is an error, the bound is 1, and the law of the other cases undefined
+    bound: Floats = np.nan_to_num(beta.ppf(1 - risk, errors + 1, trials - errors), nan=1.0)
     return bound
 
 

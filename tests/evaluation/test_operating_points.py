@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import precision_recall_curve
 
 from pipeline.evaluation.metrics import Bools, Floats
-from pipeline.evaluation.thresholds import (
+from pipeline.evaluation.operating_points import (
     choose_threshold,
     find_label_issues,
     operating_points,
@@ -74,17 +73,19 @@ def test_weights_choose_the_threshold_that_repeated_rows_choose() -> None:
     assert weighted.threshold == repeated.threshold
 
 
-def test_the_curve_is_that_of_scikit_learn() -> None:
-    positive, score = sample(0, 2)
+@pytest.mark.parametrize("decimals", [1, 6])
+def test_a_point_is_half_way_between_scores_and_its_metrics_are_counts(decimals: int) -> None:
+    positive, score = sample(0, decimals)
     points = operating_points(positive, score)
-    precision, recall, _ = precision_recall_curve(positive, score)
-    np.testing.assert_allclose(points.precision, precision[-2::-1])
-    np.testing.assert_allclose(points.recall, recall[-2::-1])
+    distinct = np.unique(score)
+    assert points.thresholds == pytest.approx((distinct + np.r_[0, distinct[:-1]])[::-1] / 2)
+    assert list(zip(points.precision, points.recall, strict=True)) == tried(positive, score)[::-1]
 
 
-def test_a_threshold_is_half_way_between_scores() -> None:
-    points = operating_points(np.array([True, False, True]), np.array([0.2, 0.4, 0.8]))
-    assert points.thresholds == pytest.approx([0.6, 0.3, 0.1])
+def test_a_single_row_has_a_threshold_without_an_expectation() -> None:
+    """No other row can choose a threshold for it."""
+    chosen = choose_threshold("recall", 0.5, np.ones(1, bool), np.array([0.8]), np.ones(1))
+    assert chosen is not None and (chosen.threshold, chosen.precision.value) == (0.4, None)
 
 
 def test_an_unreachable_minimum_has_no_threshold() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
-from pipeline.filters.inputs import doc_field, with_inputs
-from pipeline.filters.labelled import current_labels
+from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
+from pipeline.filters.labelled import current_labels, labelled_shards
 from pipeline.filters.policy import INPUT, Judge, Policy, read_policy
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.ledger.snapshots import Contents
@@ -90,6 +91,20 @@ class SnapshotRule:
     def groups(self) -> Group | None:
         """The groups, bound to the rows of this snapshot; SpecError if they do not suit them."""
         return Group(self.by, self.schema, place="--by") if self.by else None
+
+    def input_shards(self, cache_dir: Path) -> dict[str, Shard]:
+        """The snapshot's shards in the input by id.
+
+        Raises:
+            SpecError: The input does not have the columns that the rule or the groups read.
+            StorageError: The input changed since it was labelled.
+        """
+        shards, _ = labelled_shards(self.spec, self.store, self.contents, cache_dir)
+        read = [shards[named.sid] for named in self.contents.shards]
+        options = self.spec.input.storage_options
+        check_columns_of(read, options, self.policy.inputs, place="filter")
+        check_columns_of(read, options, self.inputs, place="--by")
+        return shards
 
     def answers(self) -> Iterator[pa.RecordBatch]:
         """The rows of each shard, without columns of the input."""
