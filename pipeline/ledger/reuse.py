@@ -27,7 +27,7 @@ from pipeline.stores.store import Store
 READ_THREADS = 16
 # Other shards whose texts are kept: about a megabyte each.
 CACHED_SHARDS = 64
-_ANSWERED = pa.array([OK, TRUNCATED])
+_ANSWERED = (OK, TRUNCATED)
 
 
 class StoredAnswers:
@@ -84,19 +84,19 @@ class StoredAnswers:
     ) -> tuple[NDArray[np.int64], pa.Table]:
         """A label file, and [docs] the row with the answer to each document, -1 without one."""
         file, sid = read_file(self._store, key, None), sid_of(key)
-        accepted = _ANSWERED
+        accepted = [*_ANSWERED]
         if sid == shard.id:
             rows = self._rows(key, file, len(texts))
             at = np.full(len(texts), -1, np.int64)
             at[rows] = np.arange(len(rows))
-            accepted = _ANSWERED if is_retry else pa.array([*_ANSWERED.to_pylist(), QUARANTINED])
+            accepted += [] if is_retry else [QUARANTINED]
         else:
             stored = self._texts(sid)
             stored = stored.take(pa.array(self._rows(key, file, len(stored))))
             places = pc.fill_null(pc.index_in(texts, value_set=stored), -1)
             at = places.to_numpy(zero_copy_only=False).astype(np.int64)
         status = file.column("status").cast(pa.string())
-        is_answer = _mask(pc.is_in(status, value_set=accepted))
+        is_answer = _mask(pc.is_in(status, value_set=pa.array(accepted)))
         return np.where(np.append(is_answer, False)[at], at, -1), file  # — -1 is the last
 
     def _rows(self, key: str, file: pa.Table, documents: int) -> NDArray[np.int64]:
@@ -120,7 +120,8 @@ class StoredAnswers:
 def answered_rows(store: Store, keys: Sequence[str]) -> int:
     """How many rows of a shard these label files of some of its rows answer."""
     files = [read_file(store, key, [ROW, "status"]) for key in keys]
-    answers = [each.filter(pc.is_in(each["status"].cast(pa.string()), _ANSWERED)) for each in files]
+    accepted = pa.array(_ANSWERED)
+    answers = [each.filter(pc.is_in(each["status"].cast(pa.string()), accepted)) for each in files]
     return len({row for each in answers for row in each[ROW].to_pylist()})
 
 
