@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from random_trees import Node, tree_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,7 +23,6 @@ from pipeline.inference.alternatives import (
     per_question,
     tree_flops,
 )
-from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
@@ -82,7 +82,7 @@ def test_a_prompt_a_verbalizer_answers_with_whole_labels(
 
 
 def test_pairs_are_each_rows_ancestors_and_itself() -> None:
-    tree = Tree.of([3], [Node(2), Node(1)], prefix_tokens=4)
+    tree = tree_of([3], [Node(2), Node(1)], prefix_tokens=4)
     document, first, second = 5 + 6 + 7, 8 + 9, 8
     assert attended_pairs(tree.positions) == document + first + second
 

@@ -187,7 +187,7 @@ def _has_llama_form(decoder: Any, layer: Any, generator: torch.Generator) -> boo
     if weights.device.type != "cpu" or weights.dtype != torch.float32:
         return False
     plans: dict[int | None, AttentionPlan] = {
-        None: plan_attention(Tree.of([8], prefix_tokens=0), window=None)
+        None: plan_attention(Tree((8,), (), prefix_tokens=0), window=None)
     }
     positions = torch.arange(8).unsqueeze(0)
     try:

@@ -79,13 +79,12 @@ class StagedAttention:
         seen = Attended(itself.out.reshape(rows.shape), itself.lse.reshape(1, -1, heads))
         for level in self.ancestors:
             kv = level.kv(layer)
-            hidden = None
-            if window is not None:
-                offset = self.ancestors[-1].stop - (level.stop - kv.k.shape[0])
-                hidden = out_of_window(
-                    tokens, kv.k.shape[0], offset=offset, window=window, device=q.device
-                ).repeat(copies, 1)
-            part = attend(rows, kv.k[None], kv.v[None], scale=scale, hidden=hidden, softcap=softcap)
+            keys, _, _ = kv.k.shape
+            offset = self.ancestors[-1].stop - (level.stop - keys)
+            masked = out_of_window(tokens, keys, offset=offset, window=window, device=q.device)
+            if masked is not None:
+                masked = masked.repeat(copies, 1)
+            part = attend(rows, kv.k[None], kv.v[None], scale=scale, masked=masked, softcap=softcap)
             merge_into(seen, part)
         return Attended(seen.out.view(q.shape), seen.lse.view(copies, tokens, heads))
 

@@ -79,8 +79,8 @@ def test_causal_attention_sees_no_later_key_and_none_before_the_window(
 
 
 def test_out_of_window_counts_from_the_first_querys_position() -> None:
-    hidden = out_of_window(2, 6, offset=4, window=3, device=torch.device("cpu"))
-    assert hidden.tolist() == [
+    masked = out_of_window(2, 6, offset=4, window=3, device=torch.device("cpu"))
+    assert masked is not None and masked.tolist() == [
         [True, True, False, False, False, True],
         [True, True, True, False, False, False],
     ]
@@ -96,7 +96,7 @@ def test_hidden_keys_are_not_seen_and_a_query_that_sees_no_key_has_nothing(
     seen = torch.rand(tokens, keys, generator=torch.Generator().manual_seed(seed)) < 0.5
     seen[0] = seen[2:3] = False
     with cpu_kernel(kernel):
-        attended = attend(q, kv.k, kv.v, scale=SCALE, hidden=~seen)
+        attended = attend(q, kv.k, kv.v, scale=SCALE, masked=~seen)
     assert_same(attended, dense(q, kv, seen))
     assert attended.out[:, 0].eq(0).all()
     assert attended.lse[:, 0].eq(-torch.inf).all()
