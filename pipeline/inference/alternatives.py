@@ -28,6 +28,7 @@ from pipeline.inference.memory import shape_of
 from pipeline.inference.model.alone import PromptAlone, forward_alone, states_alone
 from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.schedules.batching import pad
 
 LabelLogProbs = list[list[Tensor]]  # by document, by question: [labels]
 Floats = NDArray[np.float32]
@@ -53,20 +54,16 @@ def _expand_batch(
     model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> LabelLogProbs:
     prefixes = [[*prompt.prefix, *document] for document in documents]
-    lengths = [len(prefix) for prefix in prefixes]
-    padding = [max(lengths) - length for length in lengths]
-    seen = [[0] * pad + [1] * length for pad, length in zip(padding, lengths, strict=True)]
-    padded = [[0] * pad + prefix for pad, prefix in zip(padding, prefixes, strict=True)]
-    positions = [[max(0, i - pad) for i in range(max(lengths))] for pad in padding]
+    padded, seen = pad(prefixes, left=True)
     kv_cache = DynamicCache(config=model.network.config)
     model.decoder(
         input_ids=_tensor(model, padded),
         # A mask that hides nothing would keep sdpa from its faster causal kernel.
-        attention_mask=_tensor(model, seen) if any(padding) else None,
-        position_ids=_tensor(model, positions),
+        attention_mask=None if seen.all() else _tensor(model, seen),
+        position_ids=_tensor(model, np.maximum(seen.cumsum(axis=1) - 1, 0)),
         **model.cache_kwargs(kv_cache),
     )
-    states = _question_states(model, prompt.questions, kv_cache, seen, lengths)
+    states = _question_states(model, prompt.questions, kv_cache, seen)
     tries = [first_token_trie(list(q.labels.values())) for q in prompt.questions]
     scorer = LabelScorer(tries, model.device)
     by_question = scorer.log_probs(states.transpose(0, 1), model.unembed)
@@ -77,25 +74,23 @@ def _question_states(
     model: LoadedModel,
     questions: Sequence[Question],
     kv_cache: DynamicCache,  # holds the documents' prefixes
-    seen: Sequence[Sequence[int]],  # [docs, prefix]: 0 where a prefix is padded
-    lengths: Sequence[int],  # of the prefixes
+    seen: NDArray[np.int64],  # [docs, prefix]: 0 where a prefix is padded
 ) -> Tensor:  # [docs, questions, hidden]
     """The states at the questions' last tokens, with one copy of the cache for each question."""
-    rows = [row for row in range(len(lengths)) for _ in questions]
+    docs, _ = seen.shape
+    rows = np.repeat(np.arange(docs), len(questions))
     # Not `batch_repeat_interleave`: cache layers with a recurrent state do not have it.
-    kv_cache.reorder_cache(torch.tensor(rows, device=model.device).long())  # type: ignore[arg-type]
-    longest = max(len(question.token_ids) for question in questions)
-    ids = [[*q.token_ids, *[0] * (longest - len(q.token_ids))] for q in questions]
-    own = [[1] * len(q.token_ids) + [0] * (longest - len(q.token_ids)) for q in questions]
+    kv_cache.reorder_cache(_tensor(model, rows))  # type: ignore[arg-type]
+    ids, below = (np.tile(x, (docs, 1)) for x in pad([q.token_ids for q in questions]))
+    _rows, longest = ids.shape
+    starts = seen[rows].sum(axis=1, keepdims=True)
     output = model.decoder(
-        input_ids=_tensor(model, ids * len(lengths)),
-        attention_mask=_tensor(model, [[*row, *mask] for row in seen for mask in own]),
-        position_ids=_tensor(
-            model, [[n + i for i in range(longest)] for n in lengths for _ in questions]
-        ),
+        input_ids=_tensor(model, ids),
+        attention_mask=_tensor(model, np.concatenate([seen[rows], below], axis=1)),
+        position_ids=_tensor(model, starts + np.arange(longest)),
         **model.cache_kwargs(kv_cache),
     )
-    states = output.last_hidden_state.view(len(lengths), len(questions), longest, -1)
+    states = output.last_hidden_state.view(docs, len(questions), longest, -1)
     last = _tensor(model, [len(question.token_ids) - 1 for question in questions])
     at_last: Tensor = states[:, torch.arange(len(questions), device=model.device), last]
     return at_last
@@ -193,7 +188,7 @@ def _whole_label_answer(
     return torch.stack([torch.stack(own).logsumexp(0) for own in of_labels])
 
 
-def _tensor(model: LoadedModel, values: Sequence[object]) -> Tensor:
+def _tensor(model: LoadedModel, values: Sequence[int] | NDArray[np.int64]) -> Tensor:
     return torch.tensor(values, device=model.device)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from pipeline.inference.alternatives import (
     tree_flops,
 )
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
 
 TinyModel = Callable[[str], LoadedModel]
@@ -59,26 +57,6 @@ def test_every_method_answers_as_the_reference_does(
             torch.testing.assert_close(
                 answer.double(), torch.tensor(expected).double(), rtol=0, atol=1e-4
             )
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
-def test_a_prompt_a_verbalizer_answers_with_whole_labels(
-    family: str, tiny_model: TinyModel
-) -> None:
-    model, first = tiny_model(family), some_prompt().questions[0]
-    labels = [[(1, 2), (3,)], [(1, 4, 5)]]
-    whole = replace(first, trie=LabelTrie.of(labels, length_penalty=0.5))
-    (found,) = per_question(model, PromptTokens((1, 2, 3), (first, whole)), [[9] * 20])
-    asked = (model, (1, 2, 3), [9] * 20, first.token_ids)
-    expected = [
-        torch.tensor(
-            [reference.verbalizer_log_prob(*asked, p) / len(p) ** 0.5 for p in paths]
-        ).logsumexp(0)
-        for paths in labels
-    ]
-    torch.testing.assert_close(found[1], torch.stack(expected), rtol=0, atol=1e-4)
-    alone = reference.label_log_prob(*asked, (1,))
-    assert float(found[0][0]) == pytest.approx(alone, abs=1e-4)
 
 
 def test_pairs_are_each_rows_ancestors_and_itself() -> None:

@@ -59,8 +59,8 @@ class Attention(Protocol):
     def attend(
         self,
         layer: int,
-        q: Tensor,  # [copies, tokens, heads, dim]
-        own: LayerKV,  # [copies, tokens, kv_heads, dim]
+        q: Tensor,  # [batch, tokens, heads, dim]
+        own: LayerKV,  # [batch, tokens, kv_heads, dim]
         *,
         scale: float,
         window: int | None,
@@ -109,9 +109,9 @@ class StopForward(Exception):
 
 def _interface(
     module: nn.Module,
-    query: Tensor,  # [copies, heads, tokens, dim]
-    key: Tensor,  # [copies, kv_heads, tokens, dim]
-    value: Tensor,  # [copies, kv_heads, tokens, dim]
+    query: Tensor,  # [batch, heads, tokens, dim]
+    key: Tensor,  # [batch, kv_heads, tokens, dim]
+    value: Tensor,  # [batch, kv_heads, tokens, dim]
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -121,7 +121,7 @@ def _interface(
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]: the logit of each head's attention sink
     **_unused: Any,
-) -> tuple[Tensor, None]:  # [copies, tokens, heads, dim]
+) -> tuple[Tensor, None]:  # [batch, tokens, heads, dim]
     """The function that transformers calls in every attention layer."""
     _, _, _, dim = query.shape
     if attention_mask is not None:

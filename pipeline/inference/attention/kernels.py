@@ -25,7 +25,7 @@ _WINDOW_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The keys and values of one layer. Batched ones have a leading `copies` dimension."""
+    """The keys and values of one layer. Batched ones have a leading dimension."""
 
     k: Tensor  # [keys, kv_heads, dim]
     v: Tensor  # [keys, kv_heads, dim]
@@ -39,14 +39,14 @@ class LayerKV:
 class Attended:
     """Attention over one span of keys, kept in a form that can be merged with another span's."""
 
-    out: Tensor  # [copies, tokens, heads, dim]
-    lse: Tensor  # [copies, tokens, heads] fp32: log of the softmax denominator
+    out: Tensor  # [batch, tokens, heads, dim]
+    lse: Tensor  # [batch, tokens, heads] fp32: log of the softmax denominator
 
 
 def attend(
-    q: Tensor,  # [copies, tokens, heads, dim]
-    k: Tensor,  # [copies, keys, kv_heads, dim]
-    v: Tensor,  # [copies, keys, kv_heads, dim]
+    q: Tensor,  # [batch, tokens, heads, dim]
+    k: Tensor,  # [batch, keys, kv_heads, dim]
+    v: Tensor,  # [batch, keys, kv_heads, dim]
     *,
     scale: float,
     causal: bool = False,
@@ -55,24 +55,24 @@ def attend(
 ) -> Attended:
     """Attention over one span of keys; a query that sees no key has out 0 and lse -inf.
 
-    With one copy, grouped heads read their shared keys through a stride of 0, without repeating
-    them. With several copies, which are questions of few tokens, the keys are repeated.
+    In a batch of one, grouped heads read their shared keys through a stride of 0, without repeating
+    them. In a larger batch, of questions of few tokens, the keys are repeated.
     """
-    copies, tokens, heads, dim = q.shape
+    batch, tokens, heads, dim = q.shape
     _, keys, kv_heads, _ = k.shape
     group = heads // kv_heads
-    q = q.view(copies, tokens, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    shared = (copies, kv_heads, group, keys, dim)
+    q = q.view(batch, tokens, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    shared = (batch, kv_heads, group, keys, dim)
     k = k.transpose(1, 2).unsqueeze(2).expand(shared)
     v = v.transpose(1, 2).unsqueeze(2).expand(shared)
-    folded = (kv_heads, group) if copies == 1 else (copies, heads)  # the kernel's batch and heads
+    folded = (kv_heads, group) if batch == 1 else (batch, heads)  # of the kernel
     q, k, v = (x.reshape(*folded, x.shape[-2], dim) for x in (q, k, v))
     if q.device.type == "cpu" and softcap is None:
         out, lse = _flash_cpu(q, k, v, scale, causal, masked)
     else:
         out, lse = _plain(q, k, v, scale, causal, masked, softcap)
-    out = out.view(copies, -1, *out.shape[1:]).movedim(-2, 1).reshape(copies, tokens, heads, dim)
-    lse = lse.view(copies, -1, *lse.shape[1:]).movedim(-1, 1).reshape(copies, tokens, heads)
+    out = out.view(batch, -1, *out.shape[1:]).movedim(-2, 1).reshape(batch, tokens, heads, dim)
+    lse = lse.view(batch, -1, *lse.shape[1:]).movedim(-1, 1).reshape(batch, tokens, heads)
     if masked is None:
         return Attended(out, lse)
     # The CPU kernel returns lse 0 for a query that sees no key; merged, it would count as one key.
@@ -131,9 +131,9 @@ def _plain(
 
 
 def attend_causally(
-    q: Tensor,  # [copies, tokens, heads, dim]
-    k: Tensor,  # [copies, tokens, kv_heads, dim]
-    v: Tensor,  # [copies, tokens, kv_heads, dim]
+    q: Tensor,  # [batch, tokens, heads, dim]
+    k: Tensor,  # [batch, tokens, kv_heads, dim]
+    v: Tensor,  # [batch, tokens, kv_heads, dim]
     *,
     scale: float,
     window: int | None = None,
@@ -185,7 +185,7 @@ class VarlenBatch:
     window: int | None = None  # of causal runs: only the last `window` of those keys
 
 
-# q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as one copy.
+# q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as a batch of one.
 Kernel = Callable[[Tensor, Tensor, Tensor, VarlenBatch, float], Attended]
 
 

@@ -45,7 +45,7 @@ def attend_tree(
     *,
     scale: float,
     softcap: float | None = None,
-) -> Attended:  # of one copy
+) -> Attended:  # a batch of one
     """Every row over its span and its ancestors, step by step. Kernel calls apply no softcap."""
     tokens, heads, _ = q.shape
     first, *others = plan
@@ -71,7 +71,7 @@ def attend_tree(
 
 
 def _holds_all_rows(step: Step, tokens: int) -> bool:
-    """Whether the step, alone in the first level, gives consecutive rows of one copy."""
+    """Whether the step, alone in the first level, gives all rows, as a batch of one."""
     if isinstance(step, Segment):
         return step.queries.tokens == tokens
     assert step.rows == slice(0, tokens), f"{step.rows} of {tokens} rows"
@@ -111,7 +111,7 @@ def view_rows(
 
 
 def _view_step(whole: Attended, step: Step) -> Attended:
-    """The step's rows of an attention of one copy: views, or copies of rows that are gathered."""
+    """The step's rows of a batch of one: views, or copies of rows that are gathered."""
     if isinstance(step, Segment):
         rows = step.queries
         return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))

@@ -137,7 +137,7 @@ def run_at_ends(
 def run_to_layers(
     decoder: nn.Module,
     layers: Collection[int],
-    on_states: Callable[[int, Tensor], None],  # a layer, and its states [copies, tokens, hidden]
+    on_states: Callable[[int, Tensor], None],  # a layer, and its states [batch, tokens, hidden]
     **inputs: Any,
 ) -> None:
     """Runs a whole decoder to the deepest of these layers, and gives each one's states as it comes.

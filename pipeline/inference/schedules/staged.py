@@ -30,7 +30,7 @@ from pipeline.inference.attention.kernels import (
 )
 from pipeline.inference.attention.merge import merge_into
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokenCounter
+from pipeline.inference.schedules.batching import TokenCounter, pad
 from pipeline.inference.schedules.forward import (
     LayerStates,
     ReadPoint,
@@ -145,11 +145,9 @@ class PaddedSuffixes:
 
     @classmethod
     def of(cls, suffixes: Sequence[Suffix], device: torch.device) -> PaddedSuffixes:
-        width = max([_MIN_TOKENS, *(len(suffix) for suffix in suffixes)])
-        padded = [[*suffix, *[0] * (width - len(suffix))] for suffix in suffixes]
-        token_ids = torch.tensor(padded, dtype=torch.int64, device=device)
+        token_ids, _ = pad(suffixes, min_width=_MIN_TOKENS)
         last = torch.tensor([len(s) - 1 for s in suffixes], dtype=torch.int64, device=device)
-        return cls(token_ids.view(len(suffixes), width), last)
+        return cls(torch.from_numpy(token_ids).to(device), last)
 
     def states(
         self, model: LoadedModel, ancestors: tuple[Level, ...], layers: Sequence[int]

@@ -14,6 +14,7 @@ from dense_oracle import (
     attend_run_by_run,
     dense,
     joined,
+    on_paper,
     pointer,
     seen_rows,
     some,
@@ -101,11 +102,6 @@ def test_the_layer_loop_reads_nothing_back_from_the_device(defined: DefinedTree)
     assert attended.out.shape == (1, tree.tokens, 6, q.shape[-1])
     with pytest.raises(RuntimeError, match="meta"):
         attended.lse.max().item()
-
-
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
-    tokens, heads, _ = q.shape
-    return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))
 
 
 @contextmanager

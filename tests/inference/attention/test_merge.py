@@ -75,35 +75,27 @@ def test_merging_is_associative_and_takes_any_order(
     assert_same(merge(c, merge(a, b)), dense(q, kv, everything(9, 31)))
 
 
-def blind_and_seeing() -> tuple[Attended, Attended]:
+def test_merging_with_a_span_that_nobody_sees_changes_nothing() -> None:
     q, kv = some(0, 1, 4, 6), some_kv(1, 1, 10, 2)
     blind = attend(q, kv.k, kv.v, scale=SCALE, masked=everything(4, 10))
-    return blind, attend(q, kv.k, kv.v, scale=SCALE)
-
-
-def test_merging_with_a_span_that_nobody_sees_changes_nothing() -> None:
-    blind, seeing = blind_and_seeing()
+    seeing = attend(q, kv.k, kv.v, scale=SCALE)
     assert_same(merge(blind, seeing), seeing, atol=0)
     assert_same(merge(seeing, blind), seeing, atol=0)
-
-
-def test_merging_is_associative_where_two_spans_are_not_seen() -> None:
-    blind, seeing = blind_and_seeing()
     assert_same(merge(merge(blind, blind), seeing), seeing, atol=0)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled, softcap", [(True, None), (False, None), (False, 2.0)])
 @given(defined_trees())
 def test_attending_over_a_tree_equals_dense_attention_under_its_mask(
-    compiled: bool, defined: DefinedTree
+    compiled: bool, softcap: float | None, defined: DefinedTree
 ) -> None:
     tree = defined.tree
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
     plan: Any = plan_attention(tree, window=defined.window)
     if compiled:
         plan = compile_plan(plan, torch.device("cpu"), attend_run_by_run)
-    attended = attend_tree(q, own, prefix, plan, scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)))
+    attended = attend_tree(q, own, prefix, plan, scale=SCALE, softcap=softcap)
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined), softcap))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -120,17 +112,6 @@ def test_attending_at_some_ends_equals_dense_attention_there(
         plan = compile_plan(plan, torch.device("cpu"), attend_run_by_run)
     attended = attend_tree(q, own, prefix, plan, scale=SCALE)
     assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)[rows]))
-
-
-@pytest.mark.parametrize("softcap", [2.0, 30.0])
-@given(defined_trees())
-def test_capped_scores_are_merged_like_any(softcap: float, defined: DefinedTree) -> None:
-    tree = defined.tree
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = plan_attention(tree, window=defined.window)
-    attended = attend_tree(q, own, prefix, plan, scale=SCALE, softcap=softcap)
-    expected = dense(q[None], joined(prefix, own), seen_rows(defined), softcap)
-    assert_same(attended, expected)
 
 
 @given(defined_trees())

@@ -99,12 +99,3 @@ def test_two_that_share_more_than_all_share_what_saves_enough() -> None:
     branches = Branches.of([(1, 2, 3, 4, 5, 6), (1, 9), (1, 2, 3, 4, 5, 7)])
     assert branches.token_ids == (1, 2, 3, 4, 5, 6, 7, 1, 9)
     assert branches.ends == (5, 8, 6)
-
-
-def test_equal_sequences_share_all_their_rows() -> None:
-    branches = Branches.of([(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4, 5)])
-    assert branches.token_ids == (1, 2, 3, 4, 5) and branches.ends == (3, 3, 4)
-
-
-def test_no_sequences_have_no_rows() -> None:
-    assert Branches.of([]) == Branches((), (), ())
