@@ -153,7 +153,7 @@ def own_environment() -> Iterator[None]:
 def random_network(family: str, **changes: Any) -> Any:
     """A random model of the family whose answers are far from uniform."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], **changes})
+    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES.get(family, {}), **changes})
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in network.named_parameters():
         # The default of 0.02 makes every attention weight alike, which hides wrong masks.

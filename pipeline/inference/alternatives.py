@@ -7,11 +7,9 @@ the check. `tree_flops` is the arithmetic of the tree itself, for its share of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +20,15 @@ from transformers import DynamicCache
 from pipeline.fitted.readout import Readout
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.engine import DocumentIds
-from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.labels.trie import LabelTrie, first_token_trie
 from pipeline.inference.memory import shape_of
+from pipeline.inference.model.alone import PromptAlone, forward_alone, states_alone
 from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
-from pipeline.inference.model.vision import whole_prompt
+from pipeline.inference.schedules.batching import pad
 
 LabelLogProbs = list[list[Tensor]]  # by document, by question: [labels]
 Floats = NDArray[np.float32]
@@ -56,20 +54,16 @@ def _expand_batch(
     model: LoadedModel, prompt: PromptTokens, documents: Sequence[DocumentIds]
 ) -> LabelLogProbs:
     prefixes = [[*prompt.prefix, *document] for document in documents]
-    lengths = [len(prefix) for prefix in prefixes]
-    padding = [max(lengths) - length for length in lengths]
-    seen = [[0] * pad + [1] * length for pad, length in zip(padding, lengths, strict=True)]
-    padded = [[0] * pad + prefix for pad, prefix in zip(padding, prefixes, strict=True)]
-    positions = [[max(0, i - pad) for i in range(max(lengths))] for pad in padding]
+    padded, seen = pad(prefixes, left=True)
     kv_cache = DynamicCache(config=model.network.config)
     model.decoder(
         input_ids=_tensor(model, padded),
         # A mask that hides nothing would keep sdpa from its faster causal kernel.
-        attention_mask=_tensor(model, seen) if any(padding) else None,
-        position_ids=_tensor(model, positions),
+        attention_mask=None if seen.all() else _tensor(model, seen),
+        position_ids=_tensor(model, np.maximum(seen.cumsum(axis=1) - 1, 0)),
         **model.cache_kwargs(kv_cache),
     )
-    states = _question_states(model, prompt.questions, kv_cache, seen, lengths)
+    states = _question_states(model, prompt.questions, kv_cache, seen)
     tries = [first_token_trie(list(q.labels.values())) for q in prompt.questions]
     scorer = LabelScorer(tries, model.device)
     by_question = scorer.log_probs(states.transpose(0, 1), model.unembed)
@@ -80,25 +74,23 @@ def _question_states(
     model: LoadedModel,
     questions: Sequence[Question],
     kv_cache: DynamicCache,  # holds the documents' prefixes
-    seen: Sequence[Sequence[int]],  # [docs, prefix]: 0 where a prefix is padded
-    lengths: Sequence[int],  # of the prefixes
+    seen: NDArray[np.int64],  # [docs, prefix]: 0 where a prefix is padded
 ) -> Tensor:  # [docs, questions, hidden]
     """The states at the questions' last tokens, with one copy of the cache for each question."""
-    rows = [row for row in range(len(lengths)) for _ in questions]
+    docs, _ = seen.shape
+    rows = np.repeat(np.arange(docs), len(questions))
     # Not `batch_repeat_interleave`: cache layers with a recurrent state do not have it.
-    kv_cache.reorder_cache(torch.tensor(rows, device=model.device).long())  # type: ignore[arg-type]
-    longest = max(len(question.token_ids) for question in questions)
-    ids = [[*q.token_ids, *[0] * (longest - len(q.token_ids))] for q in questions]
-    own = [[1] * len(q.token_ids) + [0] * (longest - len(q.token_ids)) for q in questions]
+    kv_cache.reorder_cache(_tensor(model, rows))  # type: ignore[arg-type]
+    ids, below = (np.tile(x, (docs, 1)) for x in pad([q.token_ids for q in questions]))
+    _rows, longest = ids.shape
+    starts = seen[rows].sum(axis=1, keepdims=True)
     output = model.decoder(
-        input_ids=_tensor(model, ids * len(lengths)),
-        attention_mask=_tensor(model, [[*row, *mask] for row in seen for mask in own]),
-        position_ids=_tensor(
-            model, [[n + i for i in range(longest)] for n in lengths for _ in questions]
-        ),
+        input_ids=_tensor(model, ids),
+        attention_mask=_tensor(model, np.concatenate([seen[rows], below], axis=1)),
+        position_ids=_tensor(model, starts + np.arange(longest)),
         **model.cache_kwargs(kv_cache),
     )
-    states = output.last_hidden_state.view(len(lengths), len(questions), longest, -1)
+    states = output.last_hidden_state.view(docs, len(questions), longest, -1)
     last = _tensor(model, [len(question.token_ids) - 1 for question in questions])
     at_last: Tensor = states[:, torch.arange(len(questions), device=model.device), last]
     return at_last
@@ -115,7 +107,7 @@ def per_question(
     """One full forward for each document and question; with whole labels, for each verbalizer."""
 
     def answer(document: DocumentIds, question: Question) -> Tensor:  # [labels]
-        alone = _Alone(prompt.prefix, document, question.token_ids)
+        alone = PromptAlone(prompt.prefix, document, question.token_ids)
         labels = list(question.labels.values())
         if each_label:
             return torch.cat([_first_token_answer(model, alone, [own]) for own in labels])
@@ -146,9 +138,9 @@ def answers_alone(
 
     @cache  # tasks of one prompt read the same states
     def states_below(below: tuple[int, ...]) -> list[Tensor]:  # by layer: [tokens, hidden]
-        alone = _Alone(prompt.prefix, document, below)
+        alone = PromptAlone(prompt.prefix, document, below)
         with plain_attention(model.network, "sdpa"):
-            return _states_by_layer(model, alone)
+            return states_alone(model, alone)
 
     for question in (q for q in prompt.questions if q.name in readouts):
         readout = readouts[question.name]
@@ -168,36 +160,24 @@ def _readout_log_probs(
     return np.asarray(logits - np.logaddexp.reduce(logits), dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """An independent prompt."""
-
-    before: Sequence[int]
-    document: DocumentIds
-    after: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.before) + len(self.document) + len(self.after)
-
-
 def _first_token_answer(
-    model: LoadedModel, prompt: _Alone, labels: Sequence[Sequence[int]]
+    model: LoadedModel, prompt: PromptAlone, labels: Sequence[Sequence[int]]
 ) -> Tensor:  # [labels]
     """The log-probability that each label's first token comes next."""
-    states = _forward(model, prompt).last_hidden_state[:, -1:]  # [1, 1, hidden]
+    states = forward_alone(model, prompt).last_hidden_state[:, -1:]  # [1, 1, hidden]
     scorer = LabelScorer([first_token_trie(labels)], model.device)
     [log_probs] = scorer.log_probs(states, model.unembed)
     return log_probs[0]
 
 
 def _whole_label_answer(
-    model: LoadedModel, prompt: _Alone, trie: LabelTrie
+    model: LoadedModel, prompt: PromptAlone, trie: LabelTrie
 ) -> Tensor:  # [labels] fp32
     """The log-probability of each label: the sum over its verbalizers, one full forward each."""
 
     def verbalizer_log_prob(path: Sequence[int]) -> Tensor:  # []
         whole = replace(prompt, after=(*prompt.after, *path))
-        states = _forward(model, whole).last_hidden_state[0]
+        states = forward_alone(model, whole).last_hidden_state[0]
         # — the state at position i predicts token i + 1
         logits = model.unembed(states[len(prompt) - 1 : -1])  # [tokens, vocab]
         log_probs = logits.float().log_softmax(-1)
@@ -208,42 +188,7 @@ def _whole_label_answer(
     return torch.stack([torch.stack(own).logsumexp(0) for own in of_labels])
 
 
-def _forward(model: LoadedModel, prompt: _Alone, **options: bool) -> Any:
-    """The output of the decoder, or of the whole model for a document with an image."""
-    before, document, after = prompt.before, prompt.document, prompt.after
-    if not isinstance(document, ImageDocument):
-        token_ids = _tensor(model, [[*before, *document, *after]])
-        return model.decoder(input_ids=token_ids, use_cache=False, **options)
-    assert model.images is not None, "a model without images"
-    image = model.images.inputs(document.image)
-    text = document[image["input_ids"].shape[1] :]
-    inputs = whole_prompt(model.network, image, before=before, after=(*text, *after))
-    return model.network.base_model(**inputs, use_cache=False, **options)
-
-
-def _states_by_layer(model: LoadedModel, prompt: _Alone) -> list[Tensor]:  # [tokens, hidden]
-    """The `hidden_states` of transformers; below an image, the states that enter each layer.
-
-    They differ only with DeepStack, which adds to the states between two layers.
-    """
-    if not isinstance(prompt.document, ImageDocument):
-        output = _forward(model, prompt, output_hidden_states=True)
-        return [states[0] for states in output.hidden_states]
-    entering: list[Tensor] = []
-
-    def enter(_layer: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        entering.append((args[0] if args else kwargs["hidden_states"])[0])
-
-    layers: nn.ModuleList = model.decoder.layers  # type: ignore[assignment]
-    with ExitStack() as hooks:
-        for layer in layers:
-            handle = layer.register_forward_pre_hook(enter, with_kwargs=True)
-            hooks.callback(handle.remove)
-        output = _forward(model, prompt)
-    return [*entering, output.last_hidden_state[0]]
-
-
-def _tensor(model: LoadedModel, values: Sequence[object]) -> Tensor:
+def _tensor(model: LoadedModel, values: Sequence[int] | NDArray[np.int64]) -> Tensor:
     return torch.tensor(values, device=model.device)
 
 
@@ -255,7 +200,7 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     # — of a beam search only the question: which labels it follows depends on the document
     asked = [[q.token_ids] if q.searched else q.suffixes for q in prompt.questions]
     branches = Branches.of([sequence for of_question in asked for sequence in of_question])
-    tree = Tree.of([document_tokens], branches.nodes, prefix_tokens=len(prompt.prefix))
+    tree = Tree((document_tokens,), branches.spans, prefix_tokens=len(prompt.prefix))
     positions = tree.positions
     ends = positions[document_tokens + np.array(branches.ends, dtype=np.int64)]
     layers: nn.ModuleList = model.decoder.layers  # type: ignore[assignment]

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from pipeline.inference.engine import read_in_batches
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.schedules.batching import pad
 
 # In the place of padding, which no token attends to, and behind the end of a continuation.
 _PAD_ID = 0
@@ -76,12 +76,7 @@ class ContinuationEngine:
         self, prompts: Sequence[Sequence[int]], tokens: int, on_step: Callable[[int], None]
     ) -> list[Continuation]:
         """The continuations of the prompts of one batch."""
-        width = max(map(len, prompts))
-        ids = np.full((len(prompts), width), _PAD_ID)
-        mask = np.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = prompt
-            mask[row, width - len(prompt) :] = 1
+        ids, mask = pad(prompts, fill=_PAD_ID, left=True)
         steps = _Probabilities(on_step)
         network: Any = self._network
         with torch.inference_mode(), _plain_generation(network):
@@ -95,7 +90,7 @@ class ContinuationEngine:
                 logits_processor=[steps],
             )
             p = torch.stack(steps.of_steps, dim=1).tolist()
-        made = sequences[:, width:].tolist()
+        made = sequences[:, ids.shape[1] :].tolist()
         return [self._until_stop(*of_prompt) for of_prompt in zip(made, p, strict=True)]
 
     def _until_stop(self, token_ids: list[int], p: list[float]) -> Continuation:

@@ -24,7 +24,7 @@ from pipeline.inference.classifiers import label_log_probs
 from pipeline.inference.engine import DocumentIds, Labelled, read_in_batches
 from pipeline.inference.labels.tokenizer import encode
 from pipeline.inference.loading import read_config, read_network
-from pipeline.inference.schedules.batching import Usage
+from pipeline.inference.schedules.batching import Usage, pad
 
 # Before the name of a class, in a head whose classes do not exclude each other: its opposite.
 NOT = "not "
@@ -110,12 +110,8 @@ class EncoderEngine:
     def _probabilities(
         self, documents: Sequence[DocumentIds]
     ) -> NDArray[np.float32]:  # [docs, classes]
-        length = self.special_tokens + max(map(len, documents))
-        ids = np.full((len(documents), length), self._fill, np.int64)
-        mask = np.zeros((len(documents), length), np.int64)
-        for row, document in enumerate(documents):
-            whole = [*self._before, *document, *self._after]
-            ids[row, : len(whole)], mask[row, : len(whole)] = whole, 1
+        whole = [[*self._before, *document, *self._after] for document in documents]
+        ids, mask = pad(whole, fill=self._fill)
         device = self._network.device
         output = self._network(
             input_ids=torch.from_numpy(ids).to(device),

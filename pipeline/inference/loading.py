@@ -37,7 +37,7 @@ from pipeline.inference.model.loaded import (
     decoder_of,
     set_attention,
 )
-from pipeline.inference.proof import image_error, tolerance, tree_error
+from pipeline.inference.proof import tolerance, tree_error
 from pipeline.spec.model import Quantize
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
@@ -241,10 +241,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
 
 def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> LoadedModel:
-    """The model with tree attention, after short forwards have proved its answers.
-
-    With `images`, images are proved, too.
-    """
+    """The model with tree attention, after short forwards have proved its answers."""
     config = network.config.get_text_config()
     refuse_unsupported(config)
     hook.register()
@@ -272,8 +269,6 @@ def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> L
     for model in _variants(whole):
         try:
             error = tree_error(model)
-            if images is not None:
-                error = max(error, image_error(model))
         except _BROKEN as reason:
             refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
             refusal.__cause__ = reason

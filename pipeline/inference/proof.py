@@ -1,6 +1,6 @@
 """Proofs on short prompts that a model gives the same answers under the tree as alone.
 
-Entry points: `tree_error` and `image_error`, and `proved_at` for states between its layers.
+Entry points: `tree_error`, and `proved_at` for states between its layers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
-from pipeline.inference.images import ImageDocument
+from pipeline.inference.images import ImageDocument, ImageReader
+from pipeline.inference.model.alone import PromptAlone, forward_alone, states_alone
 from pipeline.inference.model.int8_products import Int8Linear
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
-from pipeline.inference.model.vision import whole_prompt
 from pipeline.inference.schedules import read_prefix
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint, Suffix
 
 # Relative errors of rounding; a wrong mask makes an error near 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 _LONGEST_PROVED_WINDOW = 1_024
+_IMAGE_SIZES = ((70, 45), (40, 90))
 
 
 def tolerance(network: PreTrainedModel) -> float:
@@ -43,58 +44,49 @@ def tree_error(model: LoadedModel) -> float:
     """The relative error of questions' states and logits against independent prompts.
 
     The document is longer than the model's short windows. One question has one token, where a
-    recurrent state that was lost shows most. Relative: the norm of the difference over the norm of
-    the states, or of the logits, whichever is larger.
+    recurrent state that was lost shows most. A model that sees images reads two of different sizes
+    in one batch, too. Relative: the norm of the difference over the norm of the states, or of the
+    logits, whichever is larger.
     """
     short = [window for window in model.windows if window and window <= _LONGEST_PROVED_WINDOW]
-    token_ids = _proof_ids(model, 36 + max(short, default=0))
-    prefix, document = token_ids[:5], token_ids[12:]
-    questions = (token_ids[5:8], token_ids[8:11], token_ids[11:12])
-    [read] = _read(model, prefix, document, [ReadPoint(model.layers, tuple(map(tuple, questions)))])
-    states, expected, logits = read.at_suffixes[:, 0], [], []
+    ids = _proof_ids(model, 36 + max(short, default=0))
+    prefix, text = ids[:5], ids[12:]
+    questions = (tuple(ids[5:8]), tuple(ids[8:11]), tuple(ids[11:12]))
+    batches: list[list[Sequence[int]]] = [[text]]
+    if model.images is not None:
+        batches.append([_image_document(model.images, size, text[:7]) for size in _IMAGE_SIZES])
+    return max(_questions_error(model, prefix, batch, questions) for batch in batches)
+
+
+def _questions_error(
+    model: LoadedModel,
+    prefix: Sequence[int],
+    documents: Sequence[Sequence[int]],
+    questions: tuple[Suffix, ...],
+) -> float:
+    reader = read_prefix(model, prefix).reader([ReadPoint(model.layers, questions)])
+    [read] = reader.read(model.with_images(documents))
+    states, expected, logits = read.at_suffixes.flatten(0, 1), [], []
     with plain_attention(model.network, "eager"):
-        for question in questions:
-            ids = torch.tensor([[*prefix, *document, *question]], device=model.device)
-            expected.append(model.decoder(input_ids=ids, use_cache=False).last_hidden_state[0, -1])
-            output = model.network(input_ids=ids, use_cache=False, logits_to_keep=1)
+        for prompt in (
+            PromptAlone(prefix, d, question) for question in questions for d in documents
+        ):
+            expected.append(forward_alone(model, prompt).last_hidden_state[0, -1])
+            output = model.network(**prompt.inputs(model), use_cache=False, logits_to_keep=1)
             logits.append(output.logits[0, -1])
     of_states = _relative_error(states, torch.stack(expected))
     return max(of_states, _relative_error(model.unembed(states), torch.stack(logits)))
 
 
-@torch.inference_mode()
-def image_error(model: LoadedModel) -> float:
-    """The relative error of questions below an image and text against independent prompts.
-
-    Both are relative to the norm of the logits. Two images of different sizes are in one batch.
-    """
-    assert model.images is not None, model.network.config.model_type
-    token_ids = _proof_ids(model, 17)
-    prefix, text = token_ids[:5], token_ids[5:12]
-    questions = (tuple(token_ids[12:15]), tuple(token_ids[15:17]))
-    documents = []
-    for size in ((70, 45), (40, 90)):
-        pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
-        sink = io.BytesIO()
-        Image.fromarray(pixels).save(sink, "PNG")
-        image = sink.getvalue()
-        documents.append(ImageDocument((*model.images.token_ids(image), *text), image))
-    reader = read_prefix(model, prefix).reader([ReadPoint(model.layers, questions)])
-    [read] = reader.read(model.with_images(documents))
-    expected = []
-    with plain_attention(model.network, "eager"):
-        for question in questions:
-            for document in documents:
-                prompt = whole_prompt(
-                    model.network,
-                    model.images.inputs(document.image),
-                    before=prefix,
-                    after=(*text, *question),
-                )
-                output = model.network(**prompt, use_cache=False, logits_to_keep=1)
-                expected.append(output.logits[0, -1])
-    states = read.at_suffixes.flatten(0, 1)
-    return _relative_error(model.unembed(states), torch.stack(expected))
+def _image_document(
+    images: ImageReader, size: tuple[int, int], text: Sequence[int]
+) -> ImageDocument:
+    """A picture of random pixels, and a text after it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "PNG")
+    image = sink.getvalue()
+    return ImageDocument((*images.token_ids(image), *text), image)
 
 
 def _read(
@@ -146,15 +138,11 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
     # — where no mean is read, the deepest layer may be run at the suffix's last token alone
     deepest = [_read(model, prefix, document, [ReadPoint(n, (below,))])[0] for n in layers]
     with plain_attention(model.network, "eager"):
-        output = model.decoder(
-            input_ids=torch.tensor([[*prefix, *document, *below]], device=model.device),
-            use_cache=False,
-            output_hidden_states=True,
-        )
+        hidden_states = states_alone(model, PromptAlone(prefix, document, below))
     own = slice(len(prefix), len(prefix) + len(document))
     errors = []
     for layer, read, as_deepest in zip(layers, by_layer, deepest, strict=True):
-        states = output.hidden_states[layer][0].float()
+        states = hidden_states[layer].float()
         alone = torch.stack([states[-1], states[-1], states[own].mean(dim=0)])
         assert read.mean is not None, layer
         at_end = (each.at_suffixes[0, 0].float() for each in (read, as_deepest))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import reference
 import torch
+from random_trees import Node, tree_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,9 +22,7 @@ from pipeline.inference.alternatives import (
     per_question,
     tree_flops,
 )
-from pipeline.inference.attention.tree import Node, Tree
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.model.loaded import LoadedModel
 
 TinyModel = Callable[[str], LoadedModel]
@@ -61,28 +59,8 @@ def test_every_method_answers_as_the_reference_does(
             )
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
-def test_a_prompt_a_verbalizer_answers_with_whole_labels(
-    family: str, tiny_model: TinyModel
-) -> None:
-    model, first = tiny_model(family), some_prompt().questions[0]
-    labels = [[(1, 2), (3,)], [(1, 4, 5)]]
-    whole = replace(first, trie=LabelTrie.of(labels, length_penalty=0.5))
-    (found,) = per_question(model, PromptTokens((1, 2, 3), (first, whole)), [[9] * 20])
-    asked = (model, (1, 2, 3), [9] * 20, first.token_ids)
-    expected = [
-        torch.tensor(
-            [reference.verbalizer_log_prob(*asked, p) / len(p) ** 0.5 for p in paths]
-        ).logsumexp(0)
-        for paths in labels
-    ]
-    torch.testing.assert_close(found[1], torch.stack(expected), rtol=0, atol=1e-4)
-    alone = reference.label_log_prob(*asked, (1,))
-    assert float(found[0][0]) == pytest.approx(alone, abs=1e-4)
-
-
 def test_pairs_are_each_rows_ancestors_and_itself() -> None:
-    tree = Tree.of([3], [Node(2), Node(1)], prefix_tokens=4)
+    tree = tree_of([3], [Node(2), Node(1)], prefix_tokens=4)
     document, first, second = 5 + 6 + 7, 8 + 9, 8
     assert attended_pairs(tree.positions) == document + first + second
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from generation import greedily_decoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processors import needs_products
 from transformers import GenerationConfig
 
 from pipeline.inference.attention.hook import IMPLEMENTATION
 from pipeline.inference.continuations import Continuation, ContinuationEngine
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.int8_products import _CPU_FEATURES, round_linear
+from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.llama_form import LlamaFormForward, RowBlocks, use_row_blocks
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
@@ -76,9 +76,7 @@ def test_layers_of_the_llama_form_and_rows_in_blocks_continue_alike(make_network
             assert_same(actual, expected_of(prepare(make_network(family)), prompt, 6))
 
 
-@pytest.mark.skipif(
-    not any(map(torch.cpu.get_capabilities().get, _CPU_FEATURES)), reason="no products of bytes"
-)
+@needs_products
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_a_model_with_products_of_8_bit_integers_continues_alike(
     family: str, make_network: Any

@@ -20,7 +20,6 @@ from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.images import ImageDocument
-from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.loading import load_model
@@ -75,34 +74,41 @@ def questions() -> PromptTokens:
     )
 
 
+def readout(pooling: Literal["last", "mean"], layer: int, layers: int) -> Readout:
+    source = np.random.default_rng(layer)
+    maps = {
+        at: LinearMap(source.normal(0, 0.05, (3, 48)).astype(np.float32), np.zeros(3, np.float32))
+        for at in range(1, layers + 1)
+    }
+    return Readout(bare_card(3, pooling=pooling, layer=layer), maps)
+
+
 @pytest.mark.parametrize("family", MODELLED)
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "whole"])
-def test_the_tree_equals_independent_prompts(family: str, cut: bool, seeing: MakeModel) -> None:
-    model = seeing(family)
-    if not cut:
-        model = replace(model, cuts_last_layer=False)
-    documents, prompt = documents_of(model), questions()
-    engine = LabelEngine(model, prompt, max_batch_tokens=10_000)
-    answers = engine.label(documents).log_probs
-    for row, document in enumerate(documents):
-        alone = answers_alone(model, prompt, document, readouts={})
-        for question, expected in zip(answers, alone, strict=True):
-            assert_allclose(softmax(question[row]), softmax(expected), rtol=0, atol=TOLERANCE)
-    # — the image matters: two images have other answers
-    assert np.abs(softmax(answers[0][0]) - softmax(answers[0][3])).max() > 100 * TOLERANCE
-
-
-@pytest.mark.parametrize("family", MODELLED)
-def test_an_image_beside_texts_and_in_any_batch_has_the_same_answer(
-    family: str, seeing: MakeModel
+@pytest.mark.parametrize("layers", [None, (3, 2), (1, 1), (2, 2), (1, 3)], ids=str)
+def test_the_tree_equals_independent_prompts_in_any_batch(
+    family: str, cut: bool, layers: tuple[int, int] | None, seeing: MakeModel
 ) -> None:
-    model = seeing(family)
-    prompt = questions()
-    mixed = [(40, 41, 42), *documents_of(model), (43,) * 30]
-    whole = LabelEngine(model, prompt, max_batch_tokens=10_000).label(mixed).log_probs
-    alone = LabelEngine(model, prompt, max_batch_tokens=1).label(mixed).log_probs
-    for together, single in zip(whole, alone, strict=True):
-        assert_allclose(softmax(together, axis=1), softmax(single, axis=1), rtol=0, atol=TOLERANCE)
+    model = replace(seeing(family), cuts_last_layer=cut)
+    documents, prompt, readouts = [(40, 41, 42), *documents_of(model), (43,) * 30], questions(), {}
+    if layers:
+        asked, of_image = layers
+        readouts = {
+            "asked": readout("last", asked, model.layers),
+            "of_image": readout("mean", of_image, model.layers),
+        }
+        labels = {f"l{i}": () for i in range(3)}
+        prompt = PromptTokens(PREFIX, tuple(Question(name, (8, 9), labels) for name in readouts))
+    expected = [answers_alone(model, prompt, each, readouts=readouts) for each in documents]
+    for max_batch_tokens in (1, 10_000):
+        engine = LabelEngine(model, prompt, max_batch_tokens=max_batch_tokens, readouts=readouts)
+        answers = engine.label(documents).log_probs
+        for row, alone in enumerate(expected):
+            for question, of_row in zip(answers, alone, strict=True):
+                assert_allclose(softmax(question[row]), softmax(of_row), rtol=0, atol=TOLERANCE)
+    # — the image matters: two images have other answers
+    if not layers:
+        assert np.abs(softmax(answers[0][1]) - softmax(answers[0][4])).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("family", MODELLED)
@@ -121,36 +127,6 @@ def test_the_vision_tower_runs_once_a_document(
     documents = documents_of(model)
     LabelEngine(model, questions(), max_batch_tokens=100).label(documents)
     assert calls == len(documents)
-
-
-@pytest.mark.parametrize("family", MODELLED)
-@pytest.mark.parametrize("layers", [(3, 2), (1, 1), (2, 2), (1, 3)], ids=str)
-def test_readouts_of_any_layer_equal_independent_prompts(
-    family: str, layers: tuple[int, int], seeing: MakeModel
-) -> None:
-    model = seeing(family)
-    rng = np.random.default_rng(0)
-
-    def readout(pooling: Literal["last", "mean"], layer: int) -> Readout:
-        maps = {
-            each: LinearMap(
-                rng.normal(0, 0.05, (3, 48)).astype(np.float32), np.zeros(3, np.float32)
-            )
-            for each in range(1, model.layers + 1)
-        }
-        return Readout(bare_card(3, pooling=pooling, layer=layer), maps)
-
-    asked, of_image = layers
-    readouts: Readouts = {"asked": readout("last", asked), "of_image": readout("mean", of_image)}
-    labels = {f"l{i}": () for i in range(3)}
-    prompt = PromptTokens(PREFIX, tuple(Question(name, (8, 9), labels) for name in readouts))
-    documents = documents_of(model)
-    engine = LabelEngine(model, prompt, max_batch_tokens=10_000, readouts=readouts)
-    answers = engine.label(documents).log_probs
-    for row, document in enumerate(documents):
-        alone = answers_alone(model, prompt, document, readouts=readouts)
-        for question, expected in zip(answers, alone, strict=True):
-            assert_allclose(softmax(question[row]), softmax(expected), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])

@@ -142,3 +142,9 @@ def attend_run_by_run(
             part = attend(queries, keys, values, scale=scale)
         out[:, q_start:q_stop], lse[:, q_start:q_stop] = part.out, part.lse
     return Attended(out, lse)
+
+
+def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
+    """A kernel that gives what has the shape of an answer."""
+    tokens, heads, _ = q.shape
+    return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))

@@ -8,10 +8,32 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipeline.inference.attention.tree import Node, Tree
+from pipeline.inference.attention.tree import Span, Tree
 
 Key = tuple[str, int]  # ("prefix", its number) or ("row", its number)
 Path = tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A branch without row numbers: its length and its children."""
+
+    tokens: int
+    children: tuple[Node, ...] = ()
+
+
+def tree_of(documents: Sequence[int], branches: Sequence[Node] = (), *, prefix_tokens: int) -> Tree:
+    return Tree(tuple(documents), tuple(_spans(branches, start=0, position=0)), prefix_tokens)
+
+
+def _spans(nodes: Sequence[Node], *, start: int, position: int) -> Iterator[Span]:
+    for node in nodes:
+        stop = start + node.tokens
+        below = list(_spans(node.children, start=stop, position=position + node.tokens))
+        subtree_stop = below[-1].subtree_stop if below else stop
+        yield Span(start=start, stop=stop, subtree_stop=subtree_stop, position=position)
+        yield from below
+        start = subtree_stop
 
 
 @dataclass(frozen=True)
@@ -43,7 +65,7 @@ def defined_trees(draw: Any, *, prefix_tokens: Any = None, min_branches: int = 0
     documents = draw(st.lists(st.integers(1, 14), min_size=1, max_size=3))
     branches = draw(st.lists(_nodes(2), min_size=min_branches, max_size=3))
     above = draw(st.integers(0, 9) if prefix_tokens is None else st.just(prefix_tokens))
-    tree = Tree.of(documents, branches, prefix_tokens=above)
+    tree = tree_of(documents, branches, prefix_tokens=above)
     # Windows that are just as long as a path, or not quite, are where a plan can be off by one.
     lengths = [n + tree.depth for n in documents] + [above + n + tree.depth for n in documents]
     lengths += [span.position + span.tokens for span in tree.spans]

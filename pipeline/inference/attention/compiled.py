@@ -1,6 +1,6 @@
 """Compile the plans of a batch into few kernel calls, with their indices on the device.
 
-Entry points: `compile_plans`, and `CompiledPlan.attend`, which equals `attend_tree` of the plan.
+Entry point: `compile_plan`. `attend_tree` takes a compiled plan, and gives the same numbers.
 
 One varlen kernel call takes all segments of a level whose keys do not overlap. Keys and values are
 always views: the rows between two runs of keys become a run that has no queries. Queries are views
@@ -12,8 +12,7 @@ compiled by torch: both need fixed shapes, and every batch has other numbers of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,89 +20,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended, Kernel, LayerKV, VarlenBatch
-from pipeline.inference.attention.merge import attend_segment, merge_into, view_attended
+from pipeline.inference.attention.kernels import Kernel, KernelCall, VarlenBatch
+from pipeline.inference.attention.merge import Step
 from pipeline.inference.attention.plan import AttentionPlan, Level, Segment
 
 Integers = NDArray[np.int64]
+CompiledPlan = tuple[tuple[Step, ...], ...]  # level by level, as an `AttentionPlan`
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCall:
-    """One kernel call, and the rows of the batch that it reads."""
+def compile_plan(plan: AttentionPlan, device: torch.device, kernel: Kernel) -> CompiledPlan:
+    """The plan with all indices on the device.
 
-    rows: slice | Tensor  # of the queries; [queries] int64 where they are not consecutive
-    keys: slice
-    from_prefix: bool  # keys of the kept prefix, not of this batch
-    runs: VarlenBatch
-
-    def attend(
-        self,
-        q: Tensor,  # [tokens, heads, dim]
-        own: LayerKV,
-        prefix: LayerKV | None,
-        kernel: Kernel,
-        scale: float,
-    ) -> Attended:  # of one copy and the call's queries
-        source = prefix if self.from_prefix else own
-        assert source is not None, f"{self} reads a prefix and the batch has none"
-        queries = q[self.rows] if isinstance(self.rows, slice) else q.index_select(0, self.rows)
-        keys, values = source.k[self.keys], source.v[self.keys]
-        return kernel(queries, keys, values, self.runs, scale)
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledPlan:
-    """One layer's attention: every row over its own span, and what is merged into it.
-
-    A segment that hides keys from some of its queries, at a window's edge, stays a segment: torch
+    A segment that masks keys for some of its queries, at a window's edge, stays a segment: torch
     documents the kernel's windows for causal runs only.
     """
-
-    first: KernelCall
-    merged: tuple[KernelCall | Segment, ...]
-    kernel: Kernel
-
-    def attend(
-        self,
-        q: Tensor,  # [tokens, heads, dim]
-        own: LayerKV,
-        prefix: LayerKV | None,
-        *,
-        scale: float,
-    ) -> Attended:  # of one copy
-        """`attend_tree` of the plan that was compiled."""
-        tokens, _, _ = q.shape
-        assert self.first.rows == slice(0, tokens), f"{self.first.rows} of {tokens} rows"
-        whole = self.first.attend(q, own, prefix, self.kernel, scale)
-        for step in self.merged:
-            if isinstance(step, Segment):
-                part = attend_segment(q, own, prefix, step, scale=scale)
-                merge_into(view_attended(whole, step.queries), part)
-            else:
-                rows, part = step.rows, step.attend(q, own, prefix, self.kernel, scale)
-                if isinstance(rows, slice):
-                    merge_into(Attended(whole.out[:, rows], whole.lse[:, rows]), part)
-                    continue
-                gathered = Attended(
-                    whole.out.index_select(1, rows), whole.lse.index_select(1, rows)
-                )
-                merge_into(gathered, part)
-                whole.out.index_copy_(1, rows, gathered.out)
-                whole.lse.index_copy_(1, rows, gathered.lse)
-        return whole
-
-
-def compile_plans(
-    plans: Mapping[int | None, AttentionPlan], device: torch.device, kernel: Kernel
-) -> dict[int | None, CompiledPlan]:
-    """The compiled plan of each window's layers, with all indices on the device."""
-    compiled: dict[int | None, CompiledPlan] = {}
-    for window, plan in plans.items():
-        first, *merged = [step for level in plan for step in _calls(level, device)]
-        assert isinstance(first, KernelCall), f"{first} hides keys of a row's own span"
-        compiled[window] = CompiledPlan(first, tuple(merged), kernel)
-    return compiled
+    return tuple(tuple(_steps(level, device, kernel)) for level in plan)
 
 
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
@@ -115,7 +46,7 @@ def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tens
     return list(torch.split(on_device, [len(array) for array in arrays]))
 
 
-def _calls(level: Level, device: torch.device) -> Iterator[KernelCall | Segment]:
+def _steps(level: Level, device: torch.device, kernel: Kernel) -> Iterator[Step]:
     alike: dict[tuple[bool, bool], list[Segment]] = {}
     for segment in level:
         if segment.window is not None and not segment.causal:
@@ -123,12 +54,12 @@ def _calls(level: Level, device: torch.device) -> Iterator[KernelCall | Segment]
         else:
             alike.setdefault((segment.causal, segment.from_prefix), []).append(segment)
     for segments in alike.values():
-        # A span that fits into the window has none; the window of a longer one hides none of it.
+        # A span that fits into the window has none; the window of a longer one masks none of it.
         kind = next((s for s in segments if s.window is not None), segments[0])
         runs = _runs(segments)
         numbers = _call_numbers(runs)
         for number in range(int(numbers.max()) + 1):
-            yield _call(runs[numbers == number], kind, device)
+            yield _call(runs[numbers == number], kind, device, kernel)
 
 
 _Runs = Integers  # [runs, 4]: one row for each run of queries, sorted by the keys
@@ -172,7 +103,7 @@ def _call_numbers(runs: _Runs) -> Integers:  # [runs]
     return of_runs
 
 
-def _call(runs: _Runs, kind: Segment, device: torch.device) -> KernelCall:
+def _call(runs: _Runs, kind: Segment, device: torch.device, kernel: Kernel) -> KernelCall:
     """One call of runs whose keys do not overlap, with a run without queries for each gap.
 
     `kind` is any of their segments: all agree on `from_prefix` and `causal`.
@@ -205,6 +136,7 @@ def _call(runs: _Runs, kind: Segment, device: torch.device) -> KernelCall:
             causal=kind.causal,
             window=kind.window,
         ),
+        kernel=kernel,
     )
 
 

@@ -47,12 +47,8 @@ class PrefixKV:
         """Both spans as one, copied unless they are rounded."""
         joined: dict[int, LayerKV | RoundedKV] = {}
         for layer, kv in self.layers.items():
-            below = other.layers[layer]
-            if isinstance(kv, LayerKV) and isinstance(below, LayerKV):
-                joined[layer] = LayerKV(torch.cat([kv.k, below.k]), torch.cat([kv.v, below.v]))
-            else:
-                assert isinstance(kv, RoundedKV) and isinstance(below, RoundedKV), (kv, below)
-                joined[layer] = kv.followed_by(below)
+            # — all spans below one prefix are kept in one format
+            joined[layer] = kv.followed_by(other.layers[layer])  # type: ignore[arg-type]
         offset = self.position_offset + other.position_offset
         return PrefixKV(joined, self.tokens + other.tokens, offset)
 
@@ -63,8 +59,8 @@ class Attention(Protocol):
     def attend(
         self,
         layer: int,
-        q: Tensor,  # [copies, tokens, heads, dim]
-        own: LayerKV,  # [copies, tokens, kv_heads, dim]
+        q: Tensor,  # [batch, tokens, heads, dim]
+        own: LayerKV,  # [batch, tokens, kv_heads, dim]
         *,
         scale: float,
         window: int | None,
@@ -81,7 +77,7 @@ class TreeAttention:
     plans: Mapping[int | None, AttentionPlan]  # by the layer's window
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
-    computed: PrefixKV | None = None  # read in place of the batch's own keys and values
+    computed: Mapping[int, LayerKV] | None = None  # read in place of a layer's own keys and values
     only_keep: bool = False  # raise StopForward once the layer's keys and values are kept
     compiled: Mapping[int | None, CompiledPlan] | None = None  # the plans, for a fused kernel
 
@@ -100,11 +96,11 @@ class TreeAttention:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
             if self.only_keep:
                 raise StopForward
-        source = self.computed.layer(layer) if self.computed else packed
+        source = packed if self.computed is None else self.computed[layer]
         prefix = self.prefix.layer(layer) if self.prefix else None
-        if self.compiled is not None and softcap is None:
-            return self.compiled[window].attend(q[0], source, prefix, scale=scale)
-        return attend_tree(q[0], source, prefix, self.plans[window], scale=scale, softcap=softcap)
+        # — a fused kernel does not cap scores
+        plans = self.plans if self.compiled is None or softcap is not None else self.compiled
+        return attend_tree(q[0], source, prefix, plans[window], scale=scale, softcap=softcap)
 
 
 class StopForward(Exception):
@@ -113,9 +109,9 @@ class StopForward(Exception):
 
 def _interface(
     module: nn.Module,
-    query: Tensor,  # [copies, heads, tokens, dim]
-    key: Tensor,  # [copies, kv_heads, tokens, dim]
-    value: Tensor,  # [copies, kv_heads, tokens, dim]
+    query: Tensor,  # [batch, heads, tokens, dim]
+    key: Tensor,  # [batch, kv_heads, tokens, dim]
+    value: Tensor,  # [batch, kv_heads, tokens, dim]
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -125,7 +121,7 @@ def _interface(
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]: the logit of each head's attention sink
     **_unused: Any,
-) -> tuple[Tensor, None]:  # [copies, tokens, heads, dim]
+) -> tuple[Tensor, None]:  # [batch, tokens, heads, dim]
     """The function that transformers calls in every attention layer."""
     _, _, _, dim = query.shape
     if attention_mask is not None:

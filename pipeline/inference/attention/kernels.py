@@ -25,54 +25,58 @@ _WINDOW_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The keys and values of one layer. Batched ones have a leading `copies` dimension."""
+    """The keys and values of one layer. Batched ones have a leading dimension."""
 
     k: Tensor  # [keys, kv_heads, dim]
     v: Tensor  # [keys, kv_heads, dim]
+
+    def followed_by(self, other: LayerKV) -> LayerKV:
+        """Both spans, copied."""
+        return LayerKV(torch.cat([self.k, other.k]), torch.cat([self.v, other.v]))
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
     """Attention over one span of keys, kept in a form that can be merged with another span's."""
 
-    out: Tensor  # [copies, tokens, heads, dim]
-    lse: Tensor  # [copies, tokens, heads] fp32: log of the softmax denominator
+    out: Tensor  # [batch, tokens, heads, dim]
+    lse: Tensor  # [batch, tokens, heads] fp32: log of the softmax denominator
 
 
 def attend(
-    q: Tensor,  # [copies, tokens, heads, dim]
-    k: Tensor,  # [copies, keys, kv_heads, dim]
-    v: Tensor,  # [copies, keys, kv_heads, dim]
+    q: Tensor,  # [batch, tokens, heads, dim]
+    k: Tensor,  # [batch, keys, kv_heads, dim]
+    v: Tensor,  # [batch, keys, kv_heads, dim]
     *,
     scale: float,
     causal: bool = False,
-    hidden: Tensor | None = None,  # [tokens, keys] bool: keys that a query does not see
+    masked: Tensor | None = None,  # [tokens, keys] bool: keys that a query does not see
     softcap: float | None = None,  # scores become softcap * tanh(score / softcap)
 ) -> Attended:
     """Attention over one span of keys; a query that sees no key has out 0 and lse -inf.
 
-    With one copy, grouped heads read their shared keys through a stride of 0, without repeating
-    them. With several copies, which are questions of few tokens, the keys are repeated.
+    In a batch of one, grouped heads read their shared keys through a stride of 0, without repeating
+    them. In a larger batch, of questions of few tokens, the keys are repeated.
     """
-    copies, tokens, heads, dim = q.shape
+    batch, tokens, heads, dim = q.shape
     _, keys, kv_heads, _ = k.shape
     group = heads // kv_heads
-    q = q.view(copies, tokens, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    shared = (copies, kv_heads, group, keys, dim)
+    q = q.view(batch, tokens, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    shared = (batch, kv_heads, group, keys, dim)
     k = k.transpose(1, 2).unsqueeze(2).expand(shared)
     v = v.transpose(1, 2).unsqueeze(2).expand(shared)
-    folded = (kv_heads, group) if copies == 1 else (copies, heads)  # the kernel's batch and heads
+    folded = (kv_heads, group) if batch == 1 else (batch, heads)  # of the kernel
     q, k, v = (x.reshape(*folded, x.shape[-2], dim) for x in (q, k, v))
     if q.device.type == "cpu" and softcap is None:
-        out, lse = _flash_cpu(q, k, v, scale, causal, hidden)
+        out, lse = _flash_cpu(q, k, v, scale, causal, masked)
     else:
-        out, lse = _plain(q, k, v, scale, causal, hidden, softcap)
-    out = out.view(copies, -1, *out.shape[1:]).movedim(-2, 1).reshape(copies, tokens, heads, dim)
-    lse = lse.view(copies, -1, *lse.shape[1:]).movedim(-1, 1).reshape(copies, tokens, heads)
-    if hidden is None:
+        out, lse = _plain(q, k, v, scale, causal, masked, softcap)
+    out = out.view(batch, -1, *out.shape[1:]).movedim(-2, 1).reshape(batch, tokens, heads, dim)
+    lse = lse.view(batch, -1, *lse.shape[1:]).movedim(-1, 1).reshape(batch, tokens, heads)
+    if masked is None:
         return Attended(out, lse)
     # The CPU kernel returns lse 0 for a query that sees no key; merged, it would count as one key.
-    blind = hidden.all(dim=-1, keepdim=True)  # [tokens, 1]
+    blind = masked.all(dim=-1, keepdim=True)  # [tokens, 1]
     return Attended(
         out=out.masked_fill(blind.unsqueeze(-1), 0.0), lse=lse.masked_fill(blind, -torch.inf)
     )
@@ -84,11 +88,11 @@ def _flash_cpu(
     v: Tensor,  # [batch, heads, keys, dim]
     scale: float,
     causal: bool,
-    hidden: Tensor | None,  # [tokens, keys] bool
+    masked: Tensor | None,  # [tokens, keys] bool
 ) -> tuple[Tensor, Tensor]:  # [batch, heads, tokens, dim], [batch, heads, tokens] fp32
     mask = None
-    if hidden is not None:
-        mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
+    if masked is not None:
+        mask = torch.zeros(masked.shape, dtype=q.dtype).masked_fill_(masked, -torch.inf)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
@@ -101,7 +105,7 @@ def _plain(
     v: Tensor,  # [batch, heads, keys, dim]
     scale: float,
     causal: bool,
-    hidden: Tensor | None,  # [tokens, keys] bool
+    masked: Tensor | None,  # [tokens, keys] bool
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # [batch, heads, tokens, dim], [batch, heads, tokens] fp32
     """The definition, a block of queries at a time: for softcap, for other devices, for tests."""
@@ -117,8 +121,8 @@ def _plain(
         if causal:
             ahead = torch.ones(stop - start, keys, dtype=torch.bool, device=q.device)
             scores = scores.masked_fill(ahead.triu_(start + 1), -torch.inf)
-        if hidden is not None:
-            scores = scores.masked_fill(hidden[start:stop], -torch.inf)
+        if masked is not None:
+            scores = scores.masked_fill(masked[start:stop], -torch.inf)
         lse = scores.logsumexp(-1)  # [batch, heads, rows]
         weights = (scores - lse.unsqueeze(-1)).exp().nan_to_num(0.0)
         outs.append(weights.to(v.dtype) @ v)
@@ -127,9 +131,9 @@ def _plain(
 
 
 def attend_causally(
-    q: Tensor,  # [copies, tokens, heads, dim]
-    k: Tensor,  # [copies, tokens, kv_heads, dim]
-    v: Tensor,  # [copies, tokens, kv_heads, dim]
+    q: Tensor,  # [batch, tokens, heads, dim]
+    k: Tensor,  # [batch, tokens, kv_heads, dim]
+    v: Tensor,  # [batch, tokens, kv_heads, dim]
     *,
     scale: float,
     window: int | None = None,
@@ -146,19 +150,21 @@ def attend_causally(
     for start, stop in pairwise([*range(0, tokens, min(window, _WINDOW_ROWS)), tokens]):
         first = max(0, start - window + 1)
         shape, offset = (stop - start, stop - first), start - first
-        hidden = out_of_window(*shape, offset=offset, window=window, device=q.device)
+        masked = out_of_window(*shape, offset=offset, window=window, device=q.device)
         queries, keys, values = q[:, start:stop], k[:, first:stop], v[:, first:stop]
-        parts.append(attend(queries, keys, values, scale=scale, hidden=hidden, softcap=softcap))
+        parts.append(attend(queries, keys, values, scale=scale, masked=masked, softcap=softcap))
     return Attended(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
 
 
 def out_of_window(
-    queries: int, keys: int, *, offset: int, window: int, device: torch.device
-) -> Tensor:  # [queries, keys] bool
-    """Which keys each query does not see.
+    queries: int, keys: int, *, offset: int, window: int | None, device: torch.device
+) -> Tensor | None:  # [queries, keys] bool
+    """Which keys each query does not see; None without a window.
 
     `offset` is the position of the first query minus that of the first key.
     """
+    if window is None:
+        return None
     rows = torch.arange(queries, device=device) + offset
     distance = rows[:, None] - torch.arange(keys, device=device)[None, :]
     return (distance < 0) | (distance >= window)
@@ -179,8 +185,19 @@ class VarlenBatch:
     window: int | None = None  # of causal runs: only the last `window` of those keys
 
 
-# q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as one copy.
+# q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as a batch of one.
 Kernel = Callable[[Tensor, Tensor, Tensor, VarlenBatch, float], Attended]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One call of a kernel, and the rows of the batch that it reads."""
+
+    rows: slice | Tensor  # of the queries; [queries] int64 where they are not consecutive
+    keys: slice
+    from_prefix: bool  # keys of the kept prefix, not of this batch
+    runs: VarlenBatch
+    kernel: Kernel
 
 
 def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:

@@ -28,11 +28,17 @@ LEAST_SAVED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A branch without row numbers: its length and its children."""
+class Span:
+    """The rows of a token sequence that branches share, the same in every copy of the branches."""
 
-    tokens: int
-    children: tuple[Node, ...] = ()
+    start: int  # counted from the copy's first row
+    stop: int
+    subtree_stop: int  # where its last descendant's rows end
+    position: int  # of its first token, counted from the document's end
+
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Branches:
     """
 
     token_ids: tuple[int, ...]
-    nodes: tuple[Node, ...]
+    spans: tuple[Span, ...]  # each followed by its descendants
     ends: tuple[int, ...]  # the row of each sequence's last token, in the given order
 
     @classmethod
@@ -54,27 +60,30 @@ class Branches:
         leaves = [s for s, after in pairwise(ascending) if after[: len(s)] != s]
         token_ids: list[int] = []
         rows: list[list[int]] = [[] for _ in leaves]
-        nodes = _pack(list(enumerate(leaves)), token_ids, rows)
+        spans = _pack(list(enumerate(leaves)), token_ids, rows, position=0)
         # — the first leaf not below a sequence is the one that begins with it
         ends = (rows[bisect_left(leaves, s)][len(s) - 1] for s in tuples)
-        return cls(tuple(token_ids), nodes, tuple(ends))
+        return cls(tuple(token_ids), tuple(spans), tuple(ends))
 
 
 _Unpacked = list[tuple[int, tuple[int, ...]]]  # a leaf's number, and what is left of its tokens
 
 
-def _pack(unpacked: _Unpacked, token_ids: list[int], rows: Sequence[list[int]]) -> tuple[Node, ...]:
+def _pack(
+    unpacked: _Unpacked, token_ids: list[int], rows: Sequence[list[int]], *, position: int
+) -> list[Span]:
     """Append the leaves' tokens to `token_ids`, and the rows of each leaf to its list."""
-    nodes = []
+    spans: list[Span] = []
     for group in _groups(unpacked, known=0):
         prefix = _common_prefix(group)
-        packed = range(len(token_ids), len(token_ids) + len(prefix))
+        start, stop = len(token_ids), len(token_ids) + len(prefix)
         token_ids += prefix
         for leaf, _ in group:
-            rows[leaf] += packed
-        below = [(leaf, rest[len(prefix) :]) for leaf, rest in group if len(rest) > len(prefix)]
-        nodes.append(Node(len(prefix), _pack(below, token_ids, rows)))
-    return tuple(nodes)
+            rows[leaf] += range(start, stop)
+        rest = [(leaf, ids[len(prefix) :]) for leaf, ids in group if len(ids) > len(prefix)]
+        descendants = _pack(rest, token_ids, rows, position=position + len(prefix))
+        spans += [Span(start, stop, len(token_ids), position), *descendants]
+    return spans
 
 
 def _groups(unpacked: _Unpacked, *, known: int) -> list[_Unpacked]:
@@ -100,36 +109,16 @@ def _common_prefix(group: _Unpacked) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The rows of one node, the same in every copy of the branches."""
-
-    start: int  # counted from the copy's first row
-    stop: int
-    subtree_stop: int  # where its last descendant's rows end
-    position: int  # of its first token, counted from the document's end
-
-    @property
-    def tokens(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True)
 class Tree:
     """A batch of documents below `prefix_tokens` kept tokens, with the same spans below each.
 
-    Tree.of([3, 1], [Node(2), Node(1)], prefix_tokens=5).positions.tolist()
+    Tree((3, 1), Branches.of([(1, 2), (3,)]).spans, prefix_tokens=5).positions.tolist()
     -> [5, 6, 7, 5, 8, 9, 8, 6, 7, 6]
     """
 
     documents: tuple[int, ...]  # tokens of each
     spans: tuple[Span, ...]
     prefix_tokens: int
-
-    @classmethod
-    def of(
-        cls, documents: Sequence[int], branches: Sequence[Node] = (), *, prefix_tokens: int
-    ) -> Tree:
-        return cls(tuple(documents), tuple(_spans(branches, start=0, position=0)), prefix_tokens)
 
     @property
     def document_rows(self) -> int:
@@ -178,16 +167,6 @@ class Tree:
         """The same rows, with a span's end after each of these ascending rows of a copy."""
         spans = (part for span in self.spans for part in _cut(span, ends))
         return replace(self, spans=tuple(spans))
-
-
-def _spans(nodes: Sequence[Node], *, start: int, position: int) -> Iterator[Span]:
-    for node in nodes:
-        stop = start + node.tokens
-        below = list(_spans(node.children, start=stop, position=position + node.tokens))
-        subtree_stop = below[-1].subtree_stop if below else stop
-        yield Span(start=start, stop=stop, subtree_stop=subtree_stop, position=position)
-        yield from below
-        start = subtree_stop
 
 
 def _cut(span: Span, ends: Sequence[int]) -> Iterator[Span]:

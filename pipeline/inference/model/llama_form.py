@@ -44,7 +44,7 @@ class RowBlocks:
 
     def __call__(
         self,
-        x: Tensor,  # [copies, tokens, hidden] or [tokens, hidden]
+        x: Tensor,  # [batch, tokens, hidden] or [tokens, hidden]
         *others: Any,
     ) -> Any:  # as x, or a tuple of that and a router's logits, which no layer reads
         if others or x.shape[-2] <= self._rows:
@@ -80,11 +80,11 @@ class LlamaFormForward:
 
     def __call__(
         self,
-        hidden_states: Tensor,  # [copies, tokens, hidden]
+        hidden_states: Tensor,  # [batch, tokens, hidden]
         *,
         tree: Any = None,
         **others: Any,  # position_embeddings, and what the attention does not read
-    ) -> Tensor:  # [copies, tokens, hidden]
+    ) -> Tensor:  # [batch, tokens, hidden]
         if tree is None:
             return self.own(hidden_states, **others)
         cos, sin = others["position_embeddings"]
@@ -97,11 +97,11 @@ class LlamaFormForward:
 
     def _attend(
         self,
-        x: Tensor,  # [copies, tokens, hidden]
-        cos: Tensor,  # [copies, tokens, dim]
-        sin: Tensor,  # [copies, tokens, dim]
+        x: Tensor,  # [batch, tokens, hidden]
+        cos: Tensor,  # [batch, tokens, dim]
+        sin: Tensor,  # [batch, tokens, dim]
         tree: Any,
-    ) -> Tensor:  # [copies, tokens, hidden]
+    ) -> Tensor:  # [batch, tokens, hidden]
         attention = self._attention
         heads = (*x.shape[:-1], -1, attention.head_dim)
         q, k, v = (
@@ -144,10 +144,10 @@ def _normalise(
 
 
 def _rotate(
-    x: Tensor,  # [copies, tokens, heads, dim]
-    cos: Tensor,  # [copies, tokens, dim]
-    sin: Tensor,  # [copies, tokens, dim]
-) -> Tensor:  # [copies, tokens, heads, dim]
+    x: Tensor,  # [batch, tokens, heads, dim]
+    cos: Tensor,  # [batch, tokens, dim]
+    sin: Tensor,  # [batch, tokens, dim]
+) -> Tensor:  # [batch, tokens, heads, dim]
     """The rotary embedding (Su et al., 2021), whose pairs are i and i + dim / 2."""
     half = x.shape[-1] // 2
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
@@ -187,7 +187,7 @@ def _has_llama_form(decoder: Any, layer: Any, generator: torch.Generator) -> boo
     if weights.device.type != "cpu" or weights.dtype != torch.float32:
         return False
     plans: dict[int | None, AttentionPlan] = {
-        None: plan_attention(Tree.of([8], prefix_tokens=0), window=None)
+        None: plan_attention(Tree((8,), (), prefix_tokens=0), window=None)
     }
     positions = torch.arange(8).unsqueeze(0)
     try:

@@ -1,6 +1,6 @@
 """Pack documents into batches under a token budget, and count the tokens that a model reads.
 
-Entry points: `pack` and `count_tokens`.
+Entry points: `pack`, `pad` and `count_tokens`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from operator import add
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 
@@ -30,6 +32,19 @@ def pack(lengths: Sequence[int], *, max_tokens: int, padded: bool = False) -> li
         batches[-1].append(index)
         room -= tokens
     return batches
+
+
+def pad(
+    rows: Sequence[Sequence[int]], *, fill: int = 0, left: bool = False, min_width: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # both [rows, width]
+    """The rows, filled up on one side to the same width, and a mask: 1 for items, 0 for filling."""
+    width = max([min_width, *map(len, rows)])
+    values = np.full((len(rows), width), fill, np.int64)
+    mask = np.zeros_like(values)
+    for number, row in enumerate(rows):
+        place = slice(width - len(row), None) if left else slice(len(row))
+        values[number, place], mask[number, place] = row, 1
+    return values, mask
 
 
 @dataclass(frozen=True, slots=True)

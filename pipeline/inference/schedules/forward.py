@@ -1,7 +1,6 @@
 """Forwards of a decoder: over a packed tree, at some rows of its last layer, up to some layer.
 
-Entry points: `ReadPoint`, which says what is read; `prefill`, `run`, `run_at_ends`,
-`run_to_layers`.
+Entry points: `ReadPoint`, which says what is read; `prefill`, `run_at_ends`, `run_to_layers`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.compiled import compile_plans, to_device
-from pipeline.inference.attention.hook import Attention, PrefixKV, StopForward, TreeAttention
+from pipeline.inference.attention.compiled import compile_plan, to_device
+from pipeline.inference.attention.hook import PrefixKV, StopForward, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.attention.plan import plan_attention, plan_ends
+from pipeline.inference.attention.plan import AttentionPlan, plan_attention, plan_ends
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
@@ -66,10 +65,10 @@ def prefill(
     if not token_ids:
         return prefix
     keep: dict[int, LayerKV] = {}
-    tree = Tree.of([len(token_ids)], prefix_tokens=prefix.tokens if prefix else 0)
-    attention = attend_everywhere(model, tree, prefix, keep=keep)
-    inputs = batch_inputs(model, tree, [token_ids], (), prefix)
-    arguments = inputs.arguments(attention)
+    tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
+    attention = tree_attention(model, partial(plan_attention, tree), prefix, keep=keep)
+    positions, inputs = batch_inputs(model, tree, [token_ids], (), prefix)
+    arguments = packed(attention, positions, **inputs)
     run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
     own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
@@ -78,31 +77,18 @@ def prefill(
     return prefix.followed_by(own) if prefix else own
 
 
-def attend_everywhere(
+def tree_attention(
     model: LoadedModel,
-    tree: Tree,
+    plan: Callable[..., AttentionPlan],  # by `window`
     prefix: PrefixKV | None,
-    *,
-    keep: dict[int, LayerKV] | None = None,
+    **options: Any,
 ) -> TreeAttention:
-    """The attention of layers that are run at every row of the tree."""
-    plans = {window: plan_attention(tree, window=window) for window in model.windows}
-    compiled = compile_plans(plans, model.device, model.kernel) if model.kernel else None
-    return TreeAttention(plans, prefix, keep=keep, compiled=compiled)
-
-
-def run(
-    decoder: nn.Module,
-    attention: Attention,
-    positions: Tensor,  # [rows] or [axes, rows] int64
-    **inputs: Tensor,  # input_ids [rows] int64 or inputs_embeds [rows, hidden]
-) -> Tensor:  # [rows, hidden]
-    """The final states of a decoder, or of a part of one."""
-    rows = positions.shape[-1]
-    output = decoder(**packed(attention, positions, **inputs))
-    states: Tensor = output.last_hidden_state[0]
-    assert len(states) == rows, f"{len(states)} states for {rows} rows"
-    return states
+    """The attention of the model's layers by a plan of each of their windows."""
+    plans = {window: plan(window=window) for window in model.windows}
+    compiled = None
+    if kernel := model.kernel:
+        compiled = {w: compile_plan(p, model.device, kernel) for w, p in plans.items()}
+    return TreeAttention(plans, prefix, compiled=compiled, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +125,19 @@ def run_at_ends(
     keep: dict[int, LayerKV] = {}
     with suppress(StopForward):
         kept = TreeAttention({}, keep=keep, only_keep=True)
-        run(layer, kept, batch.positions, inputs_embeds=states)
+        layer(**packed(kept, batch.positions, inputs_embeds=states))
     [rows] = to_device([tree.rows_at(ends)], model.device)
-    cut = tree.cut_after(ends)
-    plans = {window: plan_ends(cut, ends, window=window) for window in model.windows}
-    compiled = compile_plans(plans, model.device, model.kernel) if model.kernel else None
-    computed = PrefixKV(keep, tokens=tree.tokens)
-    attention = TreeAttention(plans, prefix, computed=computed, compiled=compiled)
-    at_ends = run(layer, attention, batch.positions[..., rows], inputs_embeds=states[rows])
+    plan = partial(plan_ends, tree.cut_after(ends), ends)
+    attention = tree_attention(model, plan, prefix, computed=keep)
+    inputs = packed(attention, batch.positions[..., rows], inputs_embeds=states[rows])
+    at_ends: Tensor = layer(**inputs).last_hidden_state
     return at_ends.view(len(tree.documents), len(ends), -1)
 
 
 def run_to_layers(
     decoder: nn.Module,
     layers: Collection[int],
-    on_states: Callable[[int, Tensor], None],  # a layer, and its states [copies, tokens, hidden]
+    on_states: Callable[[int, Tensor], None],  # a layer, and its states [batch, tokens, hidden]
     **inputs: Any,
 ) -> None:
     """Runs a whole decoder to the deepest of these layers, and gives each one's states as it comes.

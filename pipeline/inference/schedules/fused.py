@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipeline.inference.attention.hook import PrefixKV
+from pipeline.inference.attention.plan import plan_attention
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel, layer_alone
 from pipeline.inference.model.vision import EmbeddedDocument
@@ -23,12 +25,12 @@ from pipeline.inference.schedules.forward import (
     PackedStates,
     ReadPoint,
     Suffix,
-    attend_everywhere,
     prefill,
     run_at_ends,
     run_to_layers,
+    tree_attention,
 )
-from pipeline.inference.schedules.inputs import batch_inputs
+from pipeline.inference.schedules.inputs import batch_inputs, packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,11 @@ class FusedReader:
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         """The states of every read point. A document may be `EmbeddedDocument`."""
-        tree = Tree.of(
-            [len(document) for document in documents],
-            self._branches.nodes,
-            prefix_tokens=self._prefix.tokens if self._prefix else 0,
-        )
-        inputs = batch_inputs(self._model, tree, documents, self._branches.token_ids, self._prefix)
-        attention = attend_everywhere(self._model, tree, self._prefix)
+        prefix_tokens = self._prefix.tokens if self._prefix else 0
+        tree = Tree(tuple(map(len, documents)), self._branches.spans, prefix_tokens)
+        below = self._branches.token_ids
+        positions, inputs = batch_inputs(self._model, tree, documents, below, self._prefix)
+        attention = tree_attention(self._model, partial(plan_attention, tree), self._prefix)
         points = {point.layer: point for point in self._points}
         deepest = self._points[-1].layer
         stop = deepest if self._last_layer is None else deepest - 1
@@ -114,14 +114,15 @@ class FusedReader:
         entering: list[PackedStates] = []  # the last layer
 
         def on_states(layer: int, states: Tensor) -> None:  # [1, rows, hidden]
-            batch = PackedStates(tree, inputs.positions, states[0])
+            batch = PackedStates(tree, positions, states[0])
             if layer in points:
                 by_layer[layer] = self._layer_states(points[layer], batch)
             if layer < deepest and layer == stop:
                 entering.append(batch)
 
         layers = {min(layer, stop) for layer in points}
-        run_to_layers(self._model.decoder, layers, on_states, **inputs.arguments(attention))
+        arguments = packed(attention, positions, **inputs)
+        run_to_layers(self._model.decoder, layers, on_states, **arguments)
         if self._last_layer is not None:
             [batch] = entering
             at_ends = run_at_ends(self._model, self._last_layer, batch, self._prefix, self._ends)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,24 +16,14 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
 
 
-@dataclass(frozen=True, slots=True)
-class BatchInputs:
-    """The inputs of all rows of a batch."""
-
-    positions: Tensor  # [rows] int64; [axes, rows] where images have several
-    rows: dict[str, Tensor]  # `input_ids` [rows] or `inputs_embeds` [rows, hidden]
-    # What is added to the rows of images after the first layers (DeepStack, Meng et al., 2024).
-    deepstack: dict[str, Any] = field(default_factory=dict)
-
-    def arguments(self, attention: Attention) -> dict[str, Any]:
-        """The arguments of the decoder."""
-        return {**packed(attention, self.positions, **self.rows), **self.deepstack}
-
-
-def packed(attention: Attention, positions: Tensor, **inputs: Tensor) -> dict[str, Any]:
-    """The arguments of a decoder for one packed batch."""
+def packed(
+    attention: Attention,
+    positions: Tensor,  # [rows] or [axes, rows] int64
+    **inputs: Any,  # input_ids [rows] int64 or inputs_embeds [rows, hidden], and others
+) -> dict[str, Any]:
+    """The arguments of a decoder, or of a part of one, for one packed batch."""
     return {
-        **{name: tensor.unsqueeze(0) for name, tensor in inputs.items()},
+        **{n: x.unsqueeze(0) if isinstance(x, Tensor) else x for n, x in inputs.items()},
         "position_ids": positions.unsqueeze(-2),
         "use_cache": False,
         "tree": attention,
@@ -47,8 +36,13 @@ def batch_inputs(
     documents: Sequence[Sequence[int]],
     branch_ids: Sequence[int],  # of one copy of the branches
     prefix: PrefixKV | None,
-) -> BatchInputs:
-    """The inputs of the documents, some of them `EmbeddedDocument`, and of the branches below."""
+) -> tuple[Tensor, dict[str, Any]]:
+    """The positions and other inputs of all rows: of the documents, and of the branches below.
+
+    A document may be an `EmbeddedDocument`. Positions are [rows], or [axes, rows] where images have
+    several. Inputs are `input_ids` [rows] or `inputs_embeds` [rows, hidden], and what is added to
+    the rows of images after the first layers (DeepStack, Meng et al., 2024).
+    """
     of_documents = [token for document in documents for token in document]
     token_ids = np.array([*of_documents, *list(branch_ids) * len(documents)], np.int64)
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
@@ -60,7 +54,7 @@ def batch_inputs(
     }
     if not images:
         ids, places = to_device([token_ids, positions], model.device)
-        return BatchInputs(places, {"input_ids": ids})
+        return places, {"input_ids": ids}
     axes = [len(each.positions) for each in images.values() if each.positions is not None]
     if axes:
         positions = np.tile(positions, (max(axes), 1))
@@ -78,12 +72,9 @@ def batch_inputs(
     embeddings = model.network.get_input_embeddings()(ids)
     for number, rows in images.items():
         embeddings[starts[number] : starts[number] + len(rows)] = rows.embeddings
-    deepest = max(len(rows.deep) for rows in images.values())
-    deepstack: dict[str, Any] = {}
-    if deepest:
+    inputs: dict[str, Any] = {"inputs_embeds": embeddings}
+    if deepest := max(len(rows.deep) for rows in images.values()):
         layers = (torch.cat([r.deep[i] for r in images.values()]) for i in range(deepest))
-        deepstack = {
-            "visual_pos_masks": torch.from_numpy(of_image).to(model.device).unsqueeze(0),
-            "deepstack_visual_embeds": list(layers),
-        }
-    return BatchInputs(places, {"inputs_embeds": embeddings}, deepstack)
+        inputs["visual_pos_masks"] = torch.from_numpy(of_image).to(model.device)
+        inputs["deepstack_visual_embeds"] = list(layers)
+    return places, inputs

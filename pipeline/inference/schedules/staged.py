@@ -30,7 +30,7 @@ from pipeline.inference.attention.kernels import (
 )
 from pipeline.inference.attention.merge import merge_into
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokenCounter
+from pipeline.inference.schedules.batching import TokenCounter, pad
 from pipeline.inference.schedules.forward import (
     LayerStates,
     ReadPoint,
@@ -79,13 +79,12 @@ class StagedAttention:
         seen = Attended(itself.out.reshape(rows.shape), itself.lse.reshape(1, -1, heads))
         for level in self.ancestors:
             kv = level.kv(layer)
-            hidden = None
-            if window is not None:
-                offset = self.ancestors[-1].stop - (level.stop - kv.k.shape[0])
-                hidden = out_of_window(
-                    tokens, kv.k.shape[0], offset=offset, window=window, device=q.device
-                ).repeat(copies, 1)
-            part = attend(rows, kv.k[None], kv.v[None], scale=scale, hidden=hidden, softcap=softcap)
+            keys, _, _ = kv.k.shape
+            offset = self.ancestors[-1].stop - (level.stop - keys)
+            masked = out_of_window(tokens, keys, offset=offset, window=window, device=q.device)
+            if masked is not None:
+                masked = masked.repeat(copies, 1)
+            part = attend(rows, kv.k[None], kv.v[None], scale=scale, masked=masked, softcap=softcap)
             merge_into(seen, part)
         return Attended(seen.out.view(q.shape), seen.lse.view(copies, tokens, heads))
 
@@ -146,11 +145,9 @@ class PaddedSuffixes:
 
     @classmethod
     def of(cls, suffixes: Sequence[Suffix], device: torch.device) -> PaddedSuffixes:
-        width = max([_MIN_TOKENS, *(len(suffix) for suffix in suffixes)])
-        padded = [[*suffix, *[0] * (width - len(suffix))] for suffix in suffixes]
-        token_ids = torch.tensor(padded, dtype=torch.int64, device=device)
+        token_ids, _ = pad(suffixes, min_width=_MIN_TOKENS)
         last = torch.tensor([len(s) - 1 for s in suffixes], dtype=torch.int64, device=device)
-        return cls(token_ids.view(len(suffixes), width), last)
+        return cls(torch.from_numpy(token_ids).to(device), last)
 
     def states(
         self, model: LoadedModel, ancestors: tuple[Level, ...], layers: Sequence[int]

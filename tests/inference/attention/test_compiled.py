@@ -1,81 +1,48 @@
-"""A compiled plan equals the plan it was made of, views all keys, and never waits."""
+"""A compiled plan has few kernel calls, views all keys, and never waits for the device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from dense_oracle import (
     SCALE,
-    assert_same,
     attend_run_by_run,
     dense,
     joined,
+    on_paper,
     pointer,
-    prefix_of,
     seen_rows,
     some,
     some_kv,
 )
 from hypothesis import given
-from hypothesis import strategies as st
-from random_trees import DefinedTree, defined_trees
+from random_trees import DefinedTree, Node, defined_trees, tree_of
 from torch import Tensor
 
-from pipeline.inference.attention.compiled import CompiledPlan, KernelCall, compile_plans, to_device
+from pipeline.inference.attention.compiled import compile_plan, to_device
 from pipeline.inference.attention.kernels import (
     Attended,
     Kernel,
+    KernelCall,
     LayerKV,
     VarlenBatch,
     flash_kernel,
 )
-from pipeline.inference.attention.merge import attend_tree
+from pipeline.inference.attention.merge import Step, attend_tree
 from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention, plan_ends
-from pipeline.inference.attention.tree import Node, Tree
 
 CPU = torch.device("cpu")
 
 
 def compiled(
     plan: AttentionPlan, device: torch.device = CPU, kernel: Kernel = attend_run_by_run
-) -> CompiledPlan:
-    return compile_plans({None: plan}, device, kernel)[None]
-
-
-@given(defined_trees())
-def test_a_compiled_plan_equals_dense_attention_under_the_trees_mask(defined: DefinedTree) -> None:
-    tree = defined.tree
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = compiled(plan_attention(tree, window=defined.window))
-    attended = plan.attend(q, own, prefix, scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)))
-
-
-@given(defined_trees(min_branches=1), st.integers(1, 2))
-def test_a_compiled_plan_of_ends_equals_dense_attention_there(
-    defined: DefinedTree, step: int
-) -> None:
-    tree, ends = defined.tree, defined.ends[::step]
-    rows = tree.rows_at(ends)
-    q, own, prefix = some(0, tree.tokens, 6)[rows], some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = compiled(plan_ends(tree, ends, window=defined.window))
-    attended = plan.attend(q, own, prefix, scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)[rows]))
-
-
-@given(defined_trees(prefix_tokens=9))
-def test_plans_of_all_windows_are_compiled_together(defined: DefinedTree) -> None:
-    tree = defined.tree
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plans = {window: plan_attention(tree, window=window) for window in (None, 1, 3, 16)}
-    together = compile_plans(plans, CPU, attend_run_by_run)
-    for window, plan in plans.items():
-        attended = together[window].attend(q, own, prefix, scale=SCALE)
-        assert_same(attended, attend_tree(q, own, prefix, plan, scale=SCALE))
+) -> list[Step]:
+    return [step for level in compile_plan(plan, device, kernel) for step in level]
 
 
 SHARED = [Node(4, (Node(2), Node(3))), Node(6), Node(5, (Node(1), Node(1)))]
@@ -83,24 +50,19 @@ SHARED = [Node(4, (Node(2), Node(3))), Node(6), Node(5, (Node(1), Node(1)))]
 
 @pytest.mark.parametrize("documents", [1, 5, 40])
 def test_the_kernel_calls_of_a_layer_do_not_grow_with_the_batch(documents: int) -> None:
-    plan = plan_attention(Tree.of([7] * documents, SHARED, prefix_tokens=9), window=None)
-    layer = compiled(plan)
-    # The prefix, the documents, and two prefixes that questions share.
-    assert len(layer.merged) == 4
-    assert all(isinstance(step, KernelCall) for step in layer.merged)
-
-
-def test_only_rows_below_shared_prefixes_are_gathered() -> None:
-    tree = Tree.of([30, 12], SHARED, prefix_tokens=9)
-    layer = compiled(plan_attention(tree, window=None))
-    viewed = [isinstance(s, KernelCall) and isinstance(s.rows, slice) for s in layer.merged]
-    assert viewed == [True, True, False, False]
+    plan = plan_attention(tree_of([7] * documents, SHARED, prefix_tokens=9), window=None)
+    rows = [step.rows for step in compiled(plan) if isinstance(step, KernelCall)]
+    # All rows themselves, the prefix, the documents, and two prefixes that questions share. The
+    # rows below those are gathered where they are of several documents.
+    viewed = [isinstance(of_step, slice) for of_step in rows]
+    assert viewed == [True, True, True, documents == 1, documents == 1]
+    assert len(rows) == len(compiled(plan))
 
 
 def test_only_segments_that_hide_keys_from_some_queries_stay_segments() -> None:
-    plan = plan_attention(Tree.of([30, 3], SHARED, prefix_tokens=9), window=12)
+    plan = plan_attention(tree_of([30, 3], SHARED, prefix_tokens=9), window=12)
     hiding = {c for level in plan for c in level if c.window and not c.causal}
-    stayed = [step for step in compiled(plan).merged if isinstance(step, Segment)]
+    stayed = [step for step in compiled(plan) if isinstance(step, Segment)]
     assert set(stayed) == hiding and len(stayed) == len(hiding) > 0
 
 
@@ -109,7 +71,7 @@ def test_only_segments_that_hide_keys_from_some_queries_stay_segments() -> None:
 def test_the_kernel_reads_all_keys_and_values_without_copying(
     window: int | None, at_ends: bool
 ) -> None:
-    tree = Tree.of([40, 3, 18], SHARED, prefix_tokens=9)
+    tree = tree_of([40, 3, 18], SHARED, prefix_tokens=9)
     ends = [span.stop - 1 for span in tree.spans]
     plan = plan_ends(tree, ends, window=window) if at_ends else plan_attention(tree, window=window)
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), some_kv(3, 9, 2)
@@ -120,7 +82,7 @@ def test_the_kernel_reads_all_keys_and_values_without_copying(
         return attend_run_by_run(q, k, v, runs, scale=scale)
 
     rows = tree.rows_at(ends) if at_ends else slice(None)
-    compiled(plan, kernel=watched).attend(q[rows], own, prefix, scale=SCALE)
+    attend_tree(q[rows], own, prefix, compile_plan(plan, CPU, watched), scale=SCALE)
     assert len(reached) >= 2
     assert set(reached) <= {(pointer(kv.k), pointer(kv.v)) for kv in (own, prefix)}
 
@@ -133,17 +95,13 @@ def on(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 def test_the_layer_loop_reads_nothing_back_from_the_device(defined: DefinedTree) -> None:
     """Tensors on the meta device have no numbers: reading one back is an error."""
     tree = defined.tree
-    plan = compiled(plan_attention(tree, window=defined.window), torch.device("meta"), on_paper)
+    plan = plan_attention(tree, window=defined.window)
+    calls = compile_plan(plan, torch.device("meta"), on_paper)
     q, *kv = on("meta", [some(0, tree.tokens, 6), *[some(0, n, 2) for n in (tree.tokens, 9)] * 2])
-    attended = plan.attend(q, LayerKV(*kv[::2]), LayerKV(*kv[1::2]), scale=SCALE)
+    attended = attend_tree(q, LayerKV(*kv[::2]), LayerKV(*kv[1::2]), calls, scale=SCALE)
     assert attended.out.shape == (1, tree.tokens, 6, q.shape[-1])
     with pytest.raises(RuntimeError, match="meta"):
         attended.lse.max().item()
-
-
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
-    tokens, heads, _ = q.shape
-    return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))
 
 
 @contextmanager
@@ -175,22 +133,19 @@ def test_half_precision_equals_the_definition_and_waits_for_nothing(
 ) -> None:
     tree, ends = defined.tree, defined.ends
     rows = torch.from_numpy(tree.rows_at(ends)) if at_ends else torch.arange(tree.tokens)
-    plan = (
-        plan_ends(tree, ends, window=defined.window)
-        if at_ends
-        else plan_attention(tree, window=defined.window)
-    )
+    plan_of = partial(plan_ends, tree, ends) if at_ends else partial(plan_attention, tree)
     shapes = [(tree.tokens, 6), *[(tree.tokens, 2)] * 2, *[(9, 2)] * 2]
     rounded = [some(i, *shape).bfloat16() for i, shape in enumerate(shapes)]
     q, k, v, prefix_k, prefix_v = on(device, rounded)
     kernel = flash_kernel() if device == "cuda" else attend_run_by_run
-    calls, queries = compiled(plan, torch.device(device), kernel), q[rows.to(device)]
+    calls = compile_plan(plan_of(window=defined.window), torch.device(device), kernel)
+    queries, own, prefix = q[rows.to(device)], LayerKV(k, v), LayerKV(prefix_k, prefix_v)
     with no_waiting(device):
-        actual = calls.attend(queries, LayerKV(k, v), LayerKV(prefix_k, prefix_v), scale=SCALE)
+        actual = attend_tree(queries, own, prefix, calls, scale=SCALE)
     kv = joined(LayerKV(*rounded[3:]), LayerKV(*rounded[1:3]))
     expected = dense(rounded[0][rows][None], kv, seen_rows(defined)[rows])
     # Values below 8 are rounded to bfloat16 after the weights and after each call and merge.
-    atol = 2 * (len(calls.merged) + 2) * 8 * torch.finfo(torch.bfloat16).eps / 2
+    atol = 2 * (sum(map(len, calls)) + 1) * 8 * torch.finfo(torch.bfloat16).eps / 2
     torch.testing.assert_close(actual.out.cpu().double(), expected.out, rtol=0, atol=atol)
     torch.testing.assert_close(actual.lse.cpu().double(), expected.lse, rtol=0, atol=1e-4)
 

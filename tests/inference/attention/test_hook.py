@@ -18,11 +18,12 @@ from dense_oracle import (
     some,
     some_kv,
 )
+from random_trees import Node, tree_of
 from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook as layers
-from pipeline.inference.attention.compiled import compile_plans
+from pipeline.inference.attention.compiled import compile_plan
 from pipeline.inference.attention.hook import (
     PrefixKV,
     StopForward,
@@ -31,7 +32,6 @@ from pipeline.inference.attention.hook import (
 )
 from pipeline.inference.attention.kernels import Attended, LayerKV, VarlenBatch
 from pipeline.inference.attention.plan import plan_attention, plan_ends
-from pipeline.inference.attention.tree import Node, Tree
 
 Grow = Callable[..., Any]
 
@@ -61,7 +61,7 @@ def from_transformers(tokens: int, tree: TreeAttention, **more: Any) -> tuple[Te
 def test_the_layer_reads_the_models_own_keys_and_the_kept_prefix_without_a_copy(
     read_by_kernel: list[tuple[Tensor, Tensor]],
 ) -> None:
-    tree = Tree.of([10], [Node(3), Node(2)], prefix_tokens=4)
+    tree = tree_of([10], [Node(3), Node(2)], prefix_tokens=4)
     prefix = PrefixKV({0: some_kv(5, 4, 2), 1: some_kv(7, 4, 2)}, tokens=4)
     plans = {None: plan_attention(tree, window=None)}
     out, own = from_transformers(15, TreeAttention(plans, prefix))
@@ -72,7 +72,7 @@ def test_the_layer_reads_the_models_own_keys_and_the_kept_prefix_without_a_copy(
 
 
 def test_a_kept_layer_holds_the_keys_of_its_own_tokens_only() -> None:
-    tree = Tree.of([10], prefix_tokens=0)
+    tree = tree_of([10], prefix_tokens=0)
     keep: dict[int, LayerKV] = {}
     _, own = from_transformers(
         10, TreeAttention({None: plan_attention(tree, window=None)}, keep=keep)
@@ -90,11 +90,11 @@ def test_a_layer_that_is_only_kept_is_left_at_once() -> None:
 
 
 def test_computed_keys_are_read_in_place_of_the_batchs_own() -> None:
-    tree = Tree.of([10], [Node(3)], prefix_tokens=0)
-    computed = PrefixKV({1: some_kv(7, 13, 2)}, tokens=13)
+    tree = tree_of([10], [Node(3)], prefix_tokens=0)
+    computed = some_kv(7, 13, 2)
     plans = {None: plan_ends(tree, [2], window=None)}
-    out, _ = from_transformers(1, TreeAttention(plans, computed=computed))
-    kv = LayerKV(k=computed.layers[1].k[None], v=computed.layers[1].v[None])
+    out, _ = from_transformers(1, TreeAttention(plans, computed={1: computed}))
+    kv = LayerKV(k=computed.k[None], v=computed.v[None])
     expected = dense(some(0, 1, 6)[None], kv, torch.ones(1, 13, dtype=torch.bool))
     torch.testing.assert_close(out.double(), expected.out, rtol=0, atol=TOLERANCE)
 
@@ -107,14 +107,14 @@ def all_ones(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -
 def test_a_compiled_plan_is_used_where_it_can_be_and_scores_are_not_capped(
     softcap: float | None,
 ) -> None:
-    plans = {5: plan_attention(Tree.of([3], prefix_tokens=0), window=5)}
-    compiled = compile_plans(plans, torch.device("cpu"), all_ones)
-    tree = TreeAttention(plans, compiled=compiled)
+    plan = plan_attention(tree_of([3], prefix_tokens=0), window=5)
+    compiled = compile_plan(plan, torch.device("cpu"), all_ones)
+    tree = TreeAttention({5: plan}, compiled={5: compiled})
     out, _ = from_transformers(3, tree, sliding_window=5, softcap=softcap)
     assert out.eq(1).all() == (softcap is None)
 
 
 def test_a_layer_with_a_mask_of_its_own_is_refused() -> None:
-    plans = {None: plan_attention(Tree.of([2], prefix_tokens=0), window=None)}
+    plans = {None: plan_attention(tree_of([2], prefix_tokens=0), window=None)}
     with pytest.raises(ModelError, match="builds its own attention mask"):
         from_transformers(2, TreeAttention(plans), attention_mask=torch.zeros(1, 1, 2, 2))

@@ -14,6 +14,7 @@ from dense_oracle import (
     GROUPS,
     SCALE,
     assert_same,
+    attend_run_by_run,
     cpu_kernel,
     dense,
     everything,
@@ -27,19 +28,15 @@ from dense_oracle import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import DefinedTree, defined_trees
+from random_trees import DefinedTree, Node, defined_trees, tree_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pipeline.inference.attention.kernels import (
-    Attended,
-    LayerKV,
-    attend,
-)
+from pipeline.inference.attention.compiled import compile_plan
+from pipeline.inference.attention.kernels import Attended, LayerKV, attend
 from pipeline.inference.attention.merge import attend_tree, merge_into, view_rows
 from pipeline.inference.attention.plan import Range, plan_attention, plan_ends
-from pipeline.inference.attention.tree import Node, Tree
 
 
 def parts(q: Tensor, kv: LayerKV, *stops: int) -> list[Attended]:
@@ -78,52 +75,43 @@ def test_merging_is_associative_and_takes_any_order(
     assert_same(merge(c, merge(a, b)), dense(q, kv, everything(9, 31)))
 
 
-def blind_and_seeing() -> tuple[Attended, Attended]:
-    q, kv = some(0, 1, 4, 6), some_kv(1, 1, 10, 2)
-    blind = attend(q, kv.k, kv.v, scale=SCALE, hidden=everything(4, 10))
-    return blind, attend(q, kv.k, kv.v, scale=SCALE)
-
-
 def test_merging_with_a_span_that_nobody_sees_changes_nothing() -> None:
-    blind, seeing = blind_and_seeing()
+    q, kv = some(0, 1, 4, 6), some_kv(1, 1, 10, 2)
+    blind = attend(q, kv.k, kv.v, scale=SCALE, masked=everything(4, 10))
+    seeing = attend(q, kv.k, kv.v, scale=SCALE)
     assert_same(merge(blind, seeing), seeing, atol=0)
     assert_same(merge(seeing, blind), seeing, atol=0)
-
-
-def test_merging_is_associative_where_two_spans_are_not_seen() -> None:
-    blind, seeing = blind_and_seeing()
     assert_same(merge(merge(blind, blind), seeing), seeing, atol=0)
 
 
+@pytest.mark.parametrize("compiled, softcap", [(True, None), (False, None), (False, 2.0)])
 @given(defined_trees())
-def test_attending_over_a_tree_equals_dense_attention_under_its_mask(defined: DefinedTree) -> None:
+def test_attending_over_a_tree_equals_dense_attention_under_its_mask(
+    compiled: bool, softcap: float | None, defined: DefinedTree
+) -> None:
     tree = defined.tree
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    attended = attend_tree(q, own, prefix, plan_attention(tree, window=defined.window), scale=SCALE)
-    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)))
-
-
-@given(defined_trees(min_branches=1))
-def test_attending_at_the_ends_equals_attending_everywhere(defined: DefinedTree) -> None:
-    tree, ends = defined.tree, defined.ends
-    rows = [start + end for start in tree.branch_starts.tolist() for end in ends]
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    attended = attend_tree(
-        q[rows], own, prefix, plan_ends(tree, ends, window=defined.window), scale=SCALE
-    )
-    seen = seen_rows(defined)[rows]
-    assert_same(attended, dense(q[rows][None], joined(prefix, own), seen))
-
-
-@pytest.mark.parametrize("softcap", [2.0, 30.0])
-@given(defined_trees())
-def test_capped_scores_are_merged_like_any(softcap: float, defined: DefinedTree) -> None:
-    tree = defined.tree
-    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
-    plan = plan_attention(tree, window=defined.window)
+    plan: Any = plan_attention(tree, window=defined.window)
+    if compiled:
+        plan = compile_plan(plan, torch.device("cpu"), attend_run_by_run)
     attended = attend_tree(q, own, prefix, plan, scale=SCALE, softcap=softcap)
-    expected = dense(q[None], joined(prefix, own), seen_rows(defined), softcap)
-    assert_same(attended, expected)
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined), softcap))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@given(defined_trees(min_branches=1), st.integers(1, 2))
+def test_attending_at_some_ends_equals_dense_attention_there(
+    compiled: bool, defined: DefinedTree, step: int
+) -> None:
+    tree, ends = defined.tree, defined.ends[::step]
+    rows = tree.rows_at(ends)
+    assert rows.tolist() == [start + end for start in tree.branch_starts for end in ends]
+    q, own, prefix = some(0, tree.tokens, 6)[rows], some_kv(1, tree.tokens, 2), prefix_of(tree)
+    plan: Any = plan_ends(tree, ends, window=defined.window)
+    if compiled:
+        plan = compile_plan(plan, torch.device("cpu"), attend_run_by_run)
+    attended = attend_tree(q, own, prefix, plan, scale=SCALE)
+    assert_same(attended, dense(q[None], joined(prefix, own), seen_rows(defined)[rows]))
 
 
 @given(defined_trees())
@@ -152,7 +140,7 @@ def test_rows_and_their_copies_are_views() -> None:
 def test_the_kernel_reads_a_documents_keys_and_values_without_copying(
     window: int | None, read_by_kernel: list[tuple[Tensor, Tensor]]
 ) -> None:
-    tree = Tree.of([40], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
+    tree = tree_of([40], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
     q, own = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2)
     prefix = some_kv(3, 9, 2)
     attend_tree(q, own, prefix, plan_attention(tree, window=window), scale=SCALE)
@@ -187,7 +175,7 @@ QUESTION_TOKENS, HEAD_COUNT, KV_HEADS = 4, 6, 2
 
 
 def allocated(document_tokens: int, questions: int) -> int:
-    tree = Tree.of([document_tokens], [Node(QUESTION_TOKENS)] * questions, prefix_tokens=16)
+    tree = tree_of([document_tokens], [Node(QUESTION_TOKENS)] * questions, prefix_tokens=16)
     q, own = some(0, tree.tokens, HEAD_COUNT), some_kv(1, tree.tokens, KV_HEADS)
     prefix = some_kv(3, 16, KV_HEADS)
     plan = plan_attention(tree, window=None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import DefinedTree, defined_trees
+from random_trees import DefinedTree, Node, defined_trees, tree_of
 
 from pipeline.inference.attention.plan import (
     AttentionPlan,
@@ -18,7 +18,6 @@ from pipeline.inference.attention.plan import (
     plan_attention,
     plan_ends,
 )
-from pipeline.inference.attention.tree import Node, Tree
 
 
 def rows_of(rows: Range, copy: int) -> range:
@@ -96,7 +95,7 @@ def test_no_segment_carries_a_blind_query_or_an_unseen_key(defined: DefinedTree)
 
 @pytest.mark.parametrize("questions", [1, 2, 32])
 def test_a_documents_keys_are_read_once_however_many_questions_follow(questions: int) -> None:
-    tree = Tree.of([50, 20], [Node(3)] * questions, prefix_tokens=9)
+    tree = tree_of([50, 20], [Node(3)] * questions, prefix_tokens=9)
     below = 3 * questions
     plan = plan_attention(tree, window=None)
     assert plan[1:] == (
@@ -109,6 +108,6 @@ def test_a_documents_keys_are_read_once_however_many_questions_follow(questions:
 
 
 def test_a_question_is_one_segment_for_all_documents() -> None:
-    plan = plan_attention(Tree.of([5, 6, 7], [Node(3), Node(4)], prefix_tokens=0), window=None)
+    plan = plan_attention(tree_of([5, 6, 7], [Node(3), Node(4)], prefix_tokens=0), window=None)
     questions = [Range(18, 3, copies=3, stride=7), Range(21, 4, copies=3, stride=7)]
     assert plan[0][3:] == tuple(Segment(rows, rows, causal=True) for rows in questions)

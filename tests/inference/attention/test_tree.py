@@ -6,13 +6,13 @@ from itertools import chain
 
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trees import DefinedTree, defined_trees
+from random_trees import DefinedTree, Node, defined_trees, tree_of
 
-from pipeline.inference.attention.tree import LEAST_SAVED, Branches, Node, Span, Tree
+from pipeline.inference.attention.tree import LEAST_SAVED, Branches, Span
 
 
 def test_the_example_of_the_docstring() -> None:
-    tree = Tree.of([3, 1], [Node(2), Node(1)], prefix_tokens=5)
+    tree = tree_of([3, 1], [Node(2), Node(1)], prefix_tokens=5)
     assert tree.positions.tolist() == [5, 6, 7, 5, 8, 9, 8, 6, 7, 6]
     assert tree.spans == (
         Span(start=0, stop=2, subtree_stop=2, position=0),
@@ -23,7 +23,7 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_a_tree_without_documents_has_no_tokens() -> None:
-    tree = Tree.of([], [Node(2)], prefix_tokens=3)
+    tree = tree_of([], [Node(2)], prefix_tokens=3)
     assert (tree.tokens, tree.positions.tolist()) == (0, [])
 
 
@@ -64,8 +64,7 @@ def test_cutting_after_rows_ends_spans_there_and_moves_nothing(
 
 def path_to(branches: Branches, end: int) -> list[int]:
     """The tokens from the root down to a row, read from the layout of the nodes."""
-    spans = Tree.of([1], branches.nodes, prefix_tokens=0).spans
-    above = [s for s in spans if s.start <= end < s.subtree_stop]
+    above = [s for s in branches.spans if s.start <= end < s.subtree_stop]
     return [branches.token_ids[row] for s in above for row in range(s.start, min(s.stop, end + 1))]
 
 
@@ -100,12 +99,3 @@ def test_two_that_share_more_than_all_share_what_saves_enough() -> None:
     branches = Branches.of([(1, 2, 3, 4, 5, 6), (1, 9), (1, 2, 3, 4, 5, 7)])
     assert branches.token_ids == (1, 2, 3, 4, 5, 6, 7, 1, 9)
     assert branches.ends == (5, 8, 6)
-
-
-def test_equal_sequences_share_all_their_rows() -> None:
-    branches = Branches.of([(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4, 5)])
-    assert branches.token_ids == (1, 2, 3, 4, 5) and branches.ends == (3, 3, 4)
-
-
-def test_no_sequences_have_no_rows() -> None:
-    assert Branches.of([]) == Branches((), (), ())

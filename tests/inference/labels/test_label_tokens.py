@@ -1,10 +1,113 @@
-"""A label's first token may say little about the label."""
+"""Which labels are scored in full, what they cost, and which are refused."""
 
 from __future__ import annotations
 
-import pytest
+import copy
+from collections.abc import Callable
 
+import numpy as np
+import pytest
+from tokenizers import normalizers
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.errors import SpecError
+from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.label_tokens import is_fragment
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
+from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
+
+TinyModel = Callable[[str], LoadedModel]
+# fp32 sums of a few thousand terms in another order, as for first tokens, a token.
+TOLERANCE = 1e-4
+
+TOPICS = ["财经", "政治", "娱乐", "体育", "军事", "科技", "农业民生", "能源", "汽车", "创新设计"]
+COUNTRIES = ["英国", "中国", "法国", "日本", "美国", "印度"]
+ANSWERS = {"是": ("是", "是的", "对"), "否": ("否", "不")}
+
+
+def task(name: str, labels: object, **more: object) -> TaskSpec:
+    return TaskSpec.model_validate({"name": name, "question": f"{name}?", "labels": labels, **more})
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "full"),
+    [
+        (TOPICS, {}, True),
+        (COUNTRIES, {}, True),
+        (ANSWERS, {}, True),
+        (["art", "law", "sport"], {}, False),  # differ at once: first tokens
+        (["art", "law", "sport"], {"scoring": "full"}, True),
+        (["art", "law", "sport"], {"beam": 2}, True),
+    ],
+)
+def test_labels_are_scored_in_full_where_they_begin_alike_or_that_is_asked_for(
+    labels: object, more: dict[str, object], full: bool, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    [question] = tokenise_prompt(
+        byte_tokenizer, PromptSpec(), [task("t", labels, **more)]
+    ).questions
+    assert (question.trie is not None) == full
+    texts = labels.values() if isinstance(labels, dict) else [[text] for text in labels]  # type: ignore[attr-defined]
+    for scored, own in zip(question.scored.verbalizers, texts, strict=True):
+        paths = {tuple(byte_tokenizer(text)["input_ids"]) for text in own}
+        kept = {path if full else path[:1] for path in paths}
+        # — a text that continues another of its label is left out
+        assert {*scored} == {p for p in kept if not any(p != q and p[: len(q)] == q for q in kept)}
+
+
+def test_labels_of_the_same_tokens_are_refused(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    folding = copy.deepcopy(byte_tokenizer)
+    folding.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(SpecError, match="are the same tokens 'usa'; give them texts that"):
+        tokenise_prompt(folding, PromptSpec(), [task("t", ["USA", "usa", "us"])])
+
+
+def test_the_probability_of_a_labels_beginning_counts_what_goes_on_from_it(
+    tiny_model: TinyModel,
+) -> None:
+    """All tokens behind `1` together are as likely as `1` itself."""
+    model = tiny_model("llama")
+    trie = LabelTrie.of([[(1,)], *([(1, token)] for token in range(300))])
+    question = Question("q", (8, 9), {str(i): (1,) for i in range(301)}, trie)
+    prompt = PromptTokens((1, 2), (question,))
+    (found,) = LabelEngine(model, prompt, max_batch_tokens=400).label([[4, 5]]).log_probs
+    assert np.logaddexp.reduce(found[0, 1:]) == pytest.approx(found[0, 0], abs=TOLERANCE)
+
+
+def test_the_longest_label_counts_in_what_a_context_leaves(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    short = tokenise_prompt(byte_tokenizer, PromptSpec(), [task("t", ["ab", "ac"])])
+    long = tokenise_prompt(byte_tokenizer, PromptSpec(), [task("t", ["ab", "ac" + "d" * 7])])
+    assert short.room(1_000) - long.room(1_000) == 7
+
+
+def test_usage_counts_a_trie_once(
+    tiny_model: TinyModel,
+) -> None:
+    trie = LabelTrie.of([[(1, 2, 3, 4, 5)], [(1, 2, 3, 4, 6, 7)]])
+    question = Question("q", (8, 9, 10, 11), {"a": (1,), "b": (1,)}, trie)
+    prompt = PromptTokens((1,) * 10, (question,))
+    usage = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=99).label([[1] * 50]).usage
+    assert (usage.prefix_tokens_computed, usage.question_tokens_computed) == (50, 4 + 4 + 1)
+
+
+@pytest.mark.parametrize("scoring", ["auto", "full"])
+def test_a_label_that_begins_another_is_refused_by_name(
+    scoring: str, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    labels = {"C": ["C"], "C++": ["C++", "Cpp"], "Java": ["Java"]}
+    with pytest.raises(SpecError, match=r"label 'C' of 'lang' begins label 'C\+\+'") as caught:
+        tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", labels, scoring=scoring)])
+    assert len(str(caught.value).splitlines()) == 1
+    told = {**labels, "C": ["plain C"]}
+    tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", told, scoring=scoring)])
+    tokenise_prompt(byte_tokenizer, PromptSpec(), [task("lang", labels, length_penalty=1.0)])
 
 
 @pytest.mark.parametrize(

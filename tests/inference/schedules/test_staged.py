@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from dense_oracle import SCALE, assert_same, dense, some, some_kv
+from dense_oracle import SCALE, assert_same, dense, pointer, some, some_kv
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from pipeline.inference.attention import kernels as attention
 from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
@@ -76,24 +74,6 @@ def test_a_level_that_kept_a_window_of_its_keys_is_read_like_a_whole_one(window:
         for make in (DynamicLayer, partial(DynamicSlidingWindowLayer, window))
     )
     assert_same(part, whole)
-
-
-def pointer(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-@pytest.fixture
-def read_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
-    """The keys and values that reach the kernel, as they reach it."""
-    reached: list[tuple[Tensor, Tensor]] = []
-    real = attention._flash_cpu
-
-    def watched(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        reached.append((k, v))
-        return real(q, k, v, *rest)
-
-    monkeypatch.setattr(attention, "_flash_cpu", watched)
-    return reached
 
 
 def read_levels(model: LoadedModel) -> tuple[Level, Level]:
