@@ -87,14 +87,21 @@ class IndexObject:
         parts = zip(numbers, edges, edges[1:], strict=False)
         return {self.sids[number]: hashes[order[start:end]] for number, start, end in parts}
 
-    def numbers_of(self, queries: Hashes, numbers: Mapping[str, int]) -> NDArray[np.int32]:
-        """[queries] the number of a shard with the text, of the shards with a number; else -1."""
+    def numbers_of(
+        self, queries: Hashes, numbers: Mapping[str, int], asking: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """[queries] the number of a shard with the text, except the one that asks; else -1."""
         by_entry = np.array([numbers.get(sid, -1) for sid in self.sids], np.int32)[self.shards]
         hashes, by_hash = self.hashes[by_entry >= 0], by_entry[by_entry >= 0]
         if not len(hashes):
             return np.full(len(queries), -1, np.int32)
-        at = np.minimum(np.searchsorted(hashes, queries), len(hashes) - 1)
-        return np.where(hashes[at] == queries, by_hash[at], np.int32(-1))
+        # — entries of one text are in the order of their shards: if the first and the last one are
+        # of the shard that asks, all are
+        first = np.minimum(np.searchsorted(hashes, queries), len(hashes) - 1)
+        last = np.searchsorted(hashes, queries, side="right") - 1
+        at = np.where(by_hash[first] == asking, last, first)
+        is_other = (hashes[at] == queries) & (by_hash[at] != asking)
+        return np.where(is_other, by_hash[at], np.int32(-1))
 
 
 def text_hashes(documents: pa.Table) -> Hashes:
@@ -139,18 +146,25 @@ def hashes_of(store: Store, sids: Collection[str]) -> dict[str, Hashes]:
 
 
 def candidates(
-    store: Store, hashes: Hashes, numbers: Mapping[str, int], *, unstored: IndexObject | None = None
+    store: Store,
+    hashes: Hashes,
+    numbers: Mapping[str, int],
+    asking: NDArray[np.int32],
+    *,
+    unstored: IndexObject | None = None,
 ) -> NDArray[np.int32]:
     """For each hash the number of a shard that probably has that text; -1 without one.
 
-    Only shards with a number are considered: of several the one that was indexed first. Holds one
-    object of the index at a time; `unstored` is one more.
+    Only shards with a number are considered, without the one that asks, whose number, or -1, is in
+    `asking`: of several the one that was indexed first. Holds one object of the index at a time;
+    `unstored` is one more.
     """
     order = np.argsort(hashes, kind="stable")  # — sorted queries are found in far less time
     queries, by_query = hashes[order], np.full(len(hashes), -1, np.int32)
     more = [] if unstored is None else [unstored]
     for index in chain(_objects(store), more) if numbers else ():
-        by_query = np.where(by_query < 0, index.numbers_of(queries, numbers), by_query)
+        by_object = index.numbers_of(queries, numbers, asking[order])
+        by_query = np.where(by_query < 0, by_object, by_query)
     by_hash = np.empty_like(by_query)
     by_hash[order] = by_query
     return by_hash

@@ -133,9 +133,8 @@ class _Version:
         if not all(map(is_part, own)):
             return own, np.ones(len(places), np.bool_)
         shards, counts = np.unique(places[places >= 0], return_counts=True)
-        most = shards[np.argsort(-counts, kind="stable")]
-        others = [number for number in most.tolist() if self.sids[number] != sid]
-        others = others[: max(LEAST_SOURCES, rows // ROWS_A_SOURCE)]
+        most = shards[np.argsort(-counts, kind="stable")].tolist()
+        others = most[: max(LEAST_SOURCES, rows // ROWS_A_SOURCE)]
         keys = (*own, *(key for number in others for key in self.files_of(self.sids[number])))
         return keys, np.isin(places, [number for number in others if number < self.whole])
 
@@ -214,17 +213,21 @@ def _places(
 ) -> _Places:
     """By the shards that answer a version: for each asking shard, where its texts are.
 
-    A text is in a shard with a whole file rather than in one of which only some rows are answered.
+    This is another shard: one with a whole file before one of which only some rows are answered.
     """
     hashes = np.concatenate([texts[sid] for sid in sids])
-    ends = np.cumsum([len(texts[sid]) for sid in sids])
+    lengths = [len(texts[sid]) for sid in sids]
     places = {}
     for answering, whole in {version.answering for version in versions}:
-        numbers = list(zip(answering, range(len(answering)), strict=True))
-        at = candidates(store, hashes, dict(numbers[:whole]), unstored=unstored)
+        numbers = {sid: number for number, sid in enumerate(answering)}
+        asking = np.repeat(np.array([numbers.get(sid, -1) for sid in sids], np.int32), lengths)
+        groups = answering[:whole], answering[whole:]
+        first, others = ({sid: numbers[sid] for sid in group} for group in groups)
+        at = candidates(store, hashes, first, asking, unstored=unstored)
         rest = at < 0
-        at[rest] = candidates(store, hashes[rest], dict(numbers[whole:]), unstored=unstored)
-        places[answering, whole] = dict(zip(sids, np.split(at, ends[:-1]), strict=True))
+        at[rest] = candidates(store, hashes[rest], others, asking[rest], unstored=unstored)
+        parts = np.split(at, np.cumsum(lengths)[:-1])
+        places[answering, whole] = dict(zip(sids, parts, strict=True))
     return places
 
 

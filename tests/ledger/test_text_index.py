@@ -43,6 +43,9 @@ def put(store: LocalStore | MemoryStore, number: int, texts: list[str]) -> None:
     store.create(documents_key(sid_of(number)), to_parquet(documents_table(documents(texts)), {}))
 
 
+NOBODY = np.full(1, -1, np.int32)  # asks: the answer may be any shard
+
+
 def hashes_by_hand(texts: list[str]) -> np.ndarray:
     return leading_bits(pa.array([short_hash(text.encode()) for text in texts], pa.string()))
 
@@ -84,9 +87,15 @@ def test_a_text_is_found_in_a_wanted_shard_that_has_it(
     covered = [sid for sids in shards_of_objects(store).values() for sid in sids]
     assert sorted(covered) == [sid_of(n) for n in numbers]
     wanted = set(data.draw(st.lists(st.sampled_from(numbers)))) if numbers else set()
-    found = candidates(store, hashes_by_hand(asked), {sid_of(n): 100 + n for n in wanted})
+    asking = data.draw(st.sampled_from([-1, *(100 + n for n in numbers)]))
+    found = candidates(
+        store,
+        hashes_by_hand(asked),
+        {sid_of(n): 100 + n for n in wanted},
+        np.full(len(asked), asking, np.int32),
+    )
     for text, number in zip(asked, found.tolist(), strict=True):
-        having = {100 + n for n in wanted if text in shards[n]}
+        having = {100 + n for n in wanted if text in shards[n]} - {asking}
         assert (number in having) if having else number == -1
 
 
@@ -96,11 +105,11 @@ def test_a_damaged_object_is_named_and_its_shards_are_added_again(
     put(store, 1, ["one"])
     index_missing_shards(store, [sid_of(1)])
     (store.root / index_key(1)).write_bytes(b"PAR1 and no more")
-    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}).tolist() == [-1]
+    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}, NOBODY).tolist() == [-1]
     with caplog.at_level(logging.WARNING):
         index_missing_shards(store, [sid_of(1)])
     assert index_key(1) in caplog.text and "damaged" in caplog.text
-    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}).tolist() == [1]
+    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}, NOBODY).tolist() == [1]
 
 
 def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
@@ -111,7 +120,9 @@ def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
     blind.list = lambda _prefix: iter(())  # does not show yet what another run has created
     index_missing_shards(blind, [sid_of(2)])
     numbers = {sid_of(1): 1, sid_of(2): 2}
-    assert candidates(store, hashes_by_hand(["one", "two"]), numbers).tolist() == [1, 2]
+    assert candidates(
+        store, hashes_by_hand(["one", "two"]), numbers, NOBODY.repeat(2)
+    ).tolist() == [1, 2]
 
 
 def test_the_key_of_an_object_is_known() -> None:

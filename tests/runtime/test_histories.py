@@ -182,9 +182,9 @@ class History:
     ) -> None:
         """A text is asked once in each shard that cannot have the answer from the output.
 
-        The output has it in the shard itself, or in one of few other shards. Of the shards that
-        have the text, one is asked; it may lack the answer if only some of its rows have one. A
-        retry asks again in each shard.
+        The output has it in the shard itself, or in one of few other shards. Of the other shards
+        with the text and with labels, one is looked into, which may lack this answer. A retry asks
+        again in each shard.
         """
         shards = {
             shard.id: corpus.files[Path(shard.path).stem][shard.piece.start_row :][: shard.rows]
@@ -196,9 +196,9 @@ class History:
                 sid for (each, _), sids in before.items() if each == question for sid in sids
             }
             asking = {sid for sid, texts in shards.items() if of in texts} - answered
-            is_in_all = not any(of in shard_texts[sid] for sid in sources - answered)
-            if answered and is_in_all and len(sources) <= LEAST_SOURCES and not is_retry:
-                asking = set()
+            lacking = {sid for sid, texts in shard_texts.items() if of in texts} - answered
+            if answered and len(sources) <= LEAST_SOURCES and not is_retry:
+                asking = {sid for sid in asking if lacking - {sid}}
             assert count <= runs * len(asking), (question, of, count)
 
     def collect(self, corpus: Corpus) -> None:

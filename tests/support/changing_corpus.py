@@ -271,8 +271,8 @@ class Corpus:
         assert all(count <= documents[text] for (_, text), count in self.asked.items())
 
     def shard_texts(self) -> dict[str, set[str]]:
-        """The texts of each shard with a documents file."""
-        keys = [parse_key(listed.key) for listed in self.store.list("documents/")]
+        """The texts of each shard with a label file."""
+        keys = [parse_key(listed.key) for listed in self.store.list("labels/")]
         hashes = {
             key.sid: read_file(self.store, documents_key(key.sid), ["content_hash"])
             for key in keys
