@@ -120,11 +120,7 @@ def fit_readouts(
     }
     _check_counts(counts, gold, options)
     paths = _paths(tasks, options.to)
-    # — readouts and calibrations of the spec may not exist yet
-    none = {"readout": None, "calibration": None}
-    bare = [task.model_copy(update=none) for task in spec.model_tasks]
-    unfitted = spec.model_copy(update={"tasks": tuple(bare), "exit": None})
-    job = make_job(unfitted, place(spec.model, this_machine()), cache_dir)
+    job = make_job(_without_files(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(
         job, gold, questions, layers=options.layers, hold_out=options.hold_out, announce=announce
     )
@@ -155,6 +151,13 @@ def fit_readouts(
         if (task.readout, task.question) != (path, questions[task.name])
     )
     return Fit(spec.name, gold, read.left_out, options.folds, fits, not_in_spec)
+
+
+def _without_files(spec: JobSpec) -> JobSpec:
+    """The spec's tasks of the model without readouts and calibrations, which may not exist yet."""
+    none = {"readout": None, "calibration": None}
+    bare = [task.model_copy(update=none) for task in spec.model_tasks]
+    return spec.model_copy(update={"tasks": tuple(bare), "exit": None})
 
 
 def readout_path(task: str, *, named: str | None, to: str | None) -> str:
