@@ -48,20 +48,6 @@ def test_a_mistake_is_named_where_it_is(calibration: dict[str, Any], place: str)
     assert [problem.place for problem in refused.value.problems] == [place]
 
 
-@pytest.mark.parametrize("more", [{}, {"documents": ["N/A", ""]}, {"file": "/b.json"}])
-def test_contextual_calibration_was_removed_and_one_line_says_what_to_write(
-    more: dict[str, Any],
-) -> None:
-    written = {"method": "contextual", **more}
-    with pytest.raises(SpecError) as refused:
-        spec(written)
-    assert str(refused.value) == (
-        "tasks.0.calibration: contextual calibration was removed; take it out, make a file with "
-        "`assay calibrate --method batch`, and write {method: batch, file: FILE} "
-        f"(got {written}) in spec, line 13, task 'a'"
-    )
-
-
 def test_each_calibration_is_another_version_of_its_task_alone() -> None:
     kinds = [
         versions(None),

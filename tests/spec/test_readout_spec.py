@@ -20,12 +20,6 @@ def spec(*tasks: dict[str, Any], **changes: Any) -> JobSpec:
     return parse_spec(json.dumps({**content, "tasks": list(tasks), **changes}))
 
 
-BY_CONFIDENCE = (
-    "exit: layers and confidence are not supported any more; write {layer: N}, or a cascade of two "
-    "stages with the same model and another exit.layer in each "
-)
-
-
 def test_an_exit_layer_is_read_as_written() -> None:
     assert spec(TRAINED, exit={"layer": 8}).exit.layer == 8  # type: ignore[union-attr]
 
@@ -39,16 +33,6 @@ def test_an_exit_layer_is_read_as_written() -> None:
             "tasks.0.question: a task needs a question, a readout or a classifier; write one",
         ),
         ([TRAINED], {}, "exit.layer: missing; add it"),
-        (
-            [TRAINED],
-            {"layer": 8, "confidence": 0.9},
-            f"{BY_CONFIDENCE}(got {{'layer': 8, 'confidence': 0.9}})",
-        ),
-        (
-            [TRAINED],
-            {"layers": [8, 9], "confidence": 0.9},
-            f"{BY_CONFIDENCE}(got {{'layers': [8, 9], 'confidence': 0.9}})",
-        ),
         (
             [TRAINED, ASKED],
             {"layer": 8},

@@ -241,11 +241,6 @@ def test_labels_are_read_as_they_are_written(
             "tasks.0.chunks: write 'max' or 'mean' (got 'min')",
         ),
         (
-            with_task("name: a, question: q, labels: [x, y, z], chunks: max"),
-            "tasks.0.chunks: the largest probability is that of one label, and the task has 3; "
-            "write chunks: mean, or leave it out (got 'max')",
-        ),
-        (
             SMALLEST.replace("name: job", "name: a b"),
             "name: write 1 to 63 letters, digits and . _ - without spaces, and begin with a letter "
             "or a digit (got 'a b')",
