@@ -218,6 +218,7 @@ def _configure_process() -> None:
 _REMOVED = {
     ("assay filter", "--by"): "assay report --by counts kept and dropped documents by group",
     ("assay diff", "--by"): "join the rows of open_labels(snapshot=A) and (snapshot=B) by file",
+    ("assay fit", "--rows"): "fit to parts of the gold, and compare them with `assay eval`",
     ("assay eval", "--html"): "assay report --gold writes this page",
 }
 

@@ -84,17 +84,18 @@ class StoredAnswers:
     ) -> tuple[NDArray[np.int64], pa.Table]:
         """A label file, and [docs] the row with the answer to each document, -1 without one."""
         file, sid = read_file(self._store, key, None), sid_of(key)
-        accepted = [*_ANSWERED]
         if sid == shard.id:
             rows = self._rows(key, file, len(texts))
             at = np.full(len(texts), -1, np.int64)
             at[rows] = np.arange(len(rows))
-            accepted += [] if is_retry else [QUARANTINED]
         else:
             stored = self._texts(sid)
             stored = stored.take(pa.array(self._rows(key, file, len(stored))))
             places = pc.fill_null(pc.index_in(texts, value_set=stored), -1)
             at = places.to_numpy(zero_copy_only=False).astype(np.int64)
+        # — of this shard, also what earlier versions stored as shards of their own: its slices
+        is_own = shard_in(file).id == shard.id
+        accepted = [*_ANSWERED] + [QUARANTINED] * (is_own and not is_retry)
         status = file.column("status").cast(pa.string())
         is_answer = _mask(pc.is_in(status, value_set=pa.array(accepted)))
         return np.where(np.append(is_answer, False)[at], at, -1), file  # — -1 is the last

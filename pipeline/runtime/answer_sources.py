@@ -34,8 +34,9 @@ from pipeline.runtime.job import SMALL_INPUT_SHARDS, Job, Plan
 from pipeline.stores.store import Store
 
 # A shard takes answers from at most this many other shards, or from one for this many of its rows;
-# the model answers the rest. Each of them costs two requests, about as long as a few documents.
-LEAST_SOURCES = 4
+# the model answers the rest. `StoredAnswers` reads this many at once. Outputs of earlier versions
+# have the answers of one shard in several: each slice, and each choice of thresholds, had its own.
+LEAST_SOURCES = 16
 ROWS_A_SOURCE = 256
 # Hashes of about this many texts are in memory at once, with 50 bytes a text. For each further
 # part of the work, the index of texts is read again.

@@ -19,7 +19,10 @@ from pathlib import Path
 import pytest
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["toy_assay"])
+SERVER.set_forkserver_preload(["forked", "toy_assay"])
+# — as a program has it: without a file, DuckDB takes the server for a person's session, and prints
+#   the progress of slow queries to standard output
+vars(sys.modules["__main__"]).setdefault("__file__", __file__)
 
 
 class Forked:
