@@ -104,11 +104,11 @@ def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
 def test_a_failure_in_a_commit_ends_no_run(many: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, failed = graph.commit_shard, list[str]()
 
-    def fail_some(store: Any, shard: Any, *others: Any) -> Any:
+    def fail_some(store: Any, shard: Any, *others: Any, **options: Any) -> Any:
         if shard.path.endswith(("f10.jsonl", "f31.jsonl")) and failed.count(shard.path) < 2:
             failed.append(shard.path)
             raise UnavailableError(f"{store.url}: try again")
-        return commit(store, shard, *others)
+        return commit(store, shard, *others, **options)
 
     monkeypatch.setattr("pipeline.runtime.graph.commit_shard", fail_some)
     outcome = many.run()
