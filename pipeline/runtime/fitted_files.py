@@ -126,13 +126,13 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
 
     def load(task: TaskSpec, data: bytes) -> CalibrationFile:
         file = parse_calibration(data)
-        own, wanted = file.calibration, task.calibration
-        assert wanted is not None, task.name
-        if own.method != wanted.method:
-            raise ValueError(f"it is of method {own.method!r}, not {wanted.method!r}")
-        if own.labels != tuple(task.labels):
+        fitted, expected = file.calibration, task.calibration
+        assert expected is not None, task.name
+        if fitted.method != expected.method:
+            raise ValueError(f"it is of method {fitted.method!r}, not {expected.method!r}")
+        if fitted.labels != tuple(task.labels):
             raise ValueError(
-                f"it is for the labels {list(own.labels)}, in this order, and the task has "
+                f"it is for the labels {list(fitted.labels)}, in this order, and the task has "
                 f"{list(task.labels)}"
             )
         return file
