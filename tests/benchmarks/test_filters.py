@@ -36,4 +36,4 @@ def test_each_command_is_timed_on_few_documents(
 def test_every_module_is_imported_where_its_engine_is_installed(name: str) -> None:
     if engine := PEERS.get(name.rpartition(".")[2]):
         pytest.importorskip(engine)
-    import_module(name)
+    assert import_module(name).__doc__

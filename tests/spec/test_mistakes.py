@@ -257,4 +257,4 @@ def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
     ],
 )
 def test_what_is_next_to_a_mistake_is_read(job: dict[str, Any]) -> None:
-    read(job)
+    assert read(job).tasks
