@@ -79,7 +79,8 @@ def main() -> None:
     parser.add_argument("model", help="GGUF file or model folder")
     parser.add_argument("--shards", type=int, nargs=2, default=[10, 40])
     options = parser.parse_args()
-    server, requests, log = ThreadedMotoServer(port=0), Requests(), logging.getLogger("werkzeug")
+    server, requests = ThreadedMotoServer("127.0.0.1", port=0), Requests()
+    log = logging.getLogger("werkzeug")
     log.setLevel(logging.INFO)
     log.addHandler(requests)
     log.propagate = False
