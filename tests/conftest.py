@@ -21,7 +21,6 @@ from pipeline.inference.model.loaded import LoadedModel
 
 pytest_plugins = [
     "changing_corpus",
-    "counted_runs",
     "data_fixtures",
     "fake_hub",
     "finished",

@@ -1,6 +1,6 @@
 """Cascades: each document is sent to as few stages as it needs, and to each of these once.
 
-`test_histories` has the law of other thresholds, slices and an input that moves.
+`test_histories` has the law of other thresholds, slices, killed runs and an input that moves.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from pipeline.errors import SpecError
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import PlanOptions, RunOptions
-from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import make_job
+from pipeline.options import PlanOptions
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.verbs.plan import estimate
@@ -83,8 +82,7 @@ def test_a_task_of_the_same_question_takes_the_answers_over(staged: Corpus) -> N
 def test_a_plan_counts_the_documents_of_a_cascade(staged: Corpus) -> None:
     texts = write_shared(staged)
     staged.decide(0.2, 0.8)
-    spec, cache = staged.spec, staged.cache
-    planned = dry_run(spec, RunOptions(), cache_dir=cache)
+    planned = staged.plan()
     assert planned.missing_rows == len(texts)
     assert not (staged.folder / "out").exists()
     assert planned.rows_for_model == staged.run().tally.asked_rows
@@ -174,26 +172,26 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
     assert result["decided_by_stage"] == {"language": decided} and len(decided) > 1
 
 
-def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(staged: Corpus) -> None:
+@pytest.mark.parametrize(
+    ("number", "stage", "place"),
+    [
+        (1, {"readout": "nowhere"}, "readout"),
+        (1, {"question": "second", "model": {"path": "no/such.gguf"}}, "model.path"),
+        (1, {"question": "second", "model": {"path": "m", "device": "cuda"}}, "model.device"),
+        (0, {"classifier": {"kind": "onnx", "path": "none"}}, "classifier.path"),
+    ],
+)
+def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(
+    number: int, stage: dict[str, Any], place: str, staged: Corpus
+) -> None:
     staged.write("one", ["text"])
-    staged.before = [{"name": "topic", "question": "topic", "labels": ["a", "b"]}]
+    staged.before = [TOPIC]
     staged.decide(0.2, 0.8)
-    staged.stages[1] = {"readout": "nowhere"}
-    with pytest.raises(SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.readout: .*No such file"):
+    staged.stages[number] = stage
+    with pytest.raises(SpecError) as raised:
         staged.run()
-    staged.stages[1] = {"question": "second", "model": {"path": "no/such.gguf"}}
-    with pytest.raises(SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.model\.path: there is no"):
-        staged.run()
-    staged.stages[1] = {"question": "second", "model": {**staged.model, "device": "cuda"}}
-    with pytest.raises(
-        SpecError, match=r"^tasks\.1\.cascade\.stages\.1\.model\.device: there is no"
-    ):
-        staged.run()
-    staged.stages = [{"classifier": {"kind": "onnx", "path": "none"}}, {"question": "second"}]
-    with pytest.raises(
-        SpecError, match=r"^tasks\.1\.cascade\.stages\.0\.classifier\.path: there is"
-    ):
-        staged.run()
+    (problem,) = raised.value.problems
+    assert problem.place == f"tasks.1.cascade.stages.{number}.{place}"
 
 
 def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Corpus) -> None:
@@ -227,3 +225,86 @@ def test_two_cascades_are_answered_side_by_side(staged: Corpus) -> None:
     expected = {("first", text) for text in distinct} | {("third", text) for text in undecided}
     assert set(staged.asked) == expected and before
     staged.check(0.2, 0.8)
+
+
+@pytest.mark.parametrize("question", ["first", "second"])
+def test_a_text_that_a_stage_cannot_answer_fails_and_is_tried_again(
+    staged: Corpus, question: str
+) -> None:
+    texts = write_shared(staged)
+    staged.decide(0.2, 0.8)
+    reaching = sorted(
+        text for text in {*texts.values()} if text and decided(text, 0.2, 0.8)[0] == 2
+    )
+    staged.broken.update((question, text) for text in reaching[:2])
+    staged.run()
+    rows = staged.rows()
+    for name, text in texts.items():
+        row = rows[name]
+        is_broken = text in reaching[:2]
+        assert (row["status"] == "error:the model's answer is not a number") == is_broken
+        if is_broken:
+            assert (row["label"], row["stage"]) == (None, QUESTIONS.index(question) + 1)
+    staged.run()
+    assert not staged.asked
+    staged.broken.discard((question, reaching[0]))
+    staged.run(retry_failed=True)
+    following = {("second", reaching[0])} if question == "first" else set()
+    # — a retry asks about a text in each shard that has it
+    assert set(staged.asked) == {*((question, text) for text in reaching[:2]), *following}
+    staged.broken.clear()
+    staged.run(retry_failed=True)
+    following = {("second", reaching[1])} if question == "first" else set()
+    assert set(staged.asked) == {(question, reaching[1]), *following}
+    staged.check(0.2, 0.8)
+
+
+def test_a_run_that_its_time_ends_keeps_what_is_answered(
+    staged: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time ends before anything is read, then after each stage."""
+    texts = write_shared(staged)
+    staged.decide(0.2, 0.8)
+    calls: list[Job] = []
+    is_over = Job.is_over.fget
+    asked: set[Any] = set()
+    for checks in (0, 4, 8, 12):
+        left = checks
+
+        def is_over_after(job: Job) -> bool:
+            nonlocal left
+            left -= 1
+            calls.append(job)
+            return left < 0
+
+        monkeypatch.setattr(Job, "is_over", property(is_over_after))
+        outcome = staged.run(max_hours=1.0)
+        assert not outcome.complete and outcome.stopped == "--max-hours 1"
+        assert not asked & set(staged.asked)
+        asked |= set(staged.asked)
+    assert len(calls) > 24 and asked
+    monkeypatch.setattr(Job, "is_over", property(is_over))
+    assert staged.run(max_hours=1.0).complete
+    assert asked | set(staged.asked) == asked_of(texts.values(), 0.2, 0.8)
+    assert not asked & set(staged.asked)
+    staged.check(0.2, 0.8)
+
+
+@pytest.mark.parametrize("is_retry", [True, False])
+def test_an_answer_after_a_failure_is_kept_under_other_thresholds(
+    staged: Corpus, is_retry: bool
+) -> None:
+    texts = write_shared(staged)
+    staged.decide(0.2, 0.8)
+    failing = next(text for text in texts.values() if text and decided(text, 0.3, 0.7)[0] == 2)
+    staged.broken.add(("second", failing))
+    staged.run()
+    staged.broken.clear()
+    if not is_retry:
+        staged.decide(0.25, 0.75)
+    staged.run(retry_failed=is_retry)
+    staged.assert_asked({("second", failing)})
+    staged.decide(0.3, 0.7)
+    staged.run()
+    assert not staged.asked
+    staged.check(0.3, 0.7)

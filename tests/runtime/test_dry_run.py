@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from counted_runs import Output
-from fake_engine import FakeEngine
+from changing_corpus import TOPIC, Corpus
 from finished import commit_all
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.inference.engine import Labelled
-from pipeline.options import RunOptions
 from pipeline.report.console import console_on
 from pipeline.report.run import plan_json, show_plan, summary_json
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import SMALL_INPUT_SHARDS, Plan, make_job, plan
+from pipeline.runtime.job import SMALL_INPUT_SHARDS, make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -88,26 +84,18 @@ def test_it_reads_the_texts_of_few_shards_and_of_no_more(
     assert few.rows_for_model == SMALL_INPUT_SHARDS  # — each shard reads its own
 
 
-class Failing(FakeEngine):
-    """Its answers to the first document of each batch are not numbers."""
-
-    def label(self, documents: Sequence[Sequence[int]], **how: Any) -> Labelled:
-        labelled = super().label(documents, **how)
-        for log_probs in labelled.log_probs:
-            log_probs[0] = np.nan
-        return labelled
-
-
 @pytest.fixture
-def grown(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
+def grown(plain: Corpus) -> Corpus:
     """Failed rows in labelled shards, and a new file that has some known texts."""
-    rows = [{"id": f"d{i}", "text": f"Text {i % 50}.", "year": 2000 + i % 4} for i in range(80)]
-    output.write(rows[:40])
-    with monkeypatch.context() as patch:
-        patch.setattr("pipeline.runtime.readers.job_engine", lambda job, _: Failing(job.spec.tasks))
-        assert output.run().complete
-    output.write(rows[40:], "new.jsonl")
-    return output
+    plain.others = [TOPIC]
+    texts = [f"Text {row % 50}." for row in range(80)]
+    years = [2000 + row % 4 for row in range(80)]
+    plain.write("old", texts[:40], year=years[:40])
+    plain.broken |= {("first", text) for text in texts[:40:10]}
+    assert plain.run().complete
+    plain.broken.clear()
+    plain.write("new", texts[40:], year=years[40:])
+    return plain
 
 
 @pytest.mark.parametrize(
@@ -127,15 +115,11 @@ def grown(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
     ids=str,
 )
 def test_a_dry_run_predicts_what_the_run_does_for_every_option(
-    options: dict[str, Any], grown: Output
+    options: dict[str, Any], grown: Corpus
 ) -> None:
-    cache, folder = grown.folder / "cache", grown.folder / "out"
-
-    def planned() -> Plan:
-        return dry_run(grown.spec, RunOptions(**options), cache_dir=cache)
-
+    folder = grown.store.root
     before = set(folder.rglob("*"))
-    plan = planned()
+    plan = grown.plan(**options)
     assert set(folder.rglob("*")) == before
     shown = plan_json(plan)
     outcome = grown.run(**options)
@@ -149,24 +133,22 @@ def test_a_dry_run_predicts_what_the_run_does_for_every_option(
     assert shown["missing_shards"] == len(labelled | retried)
     # — a slice is made of other shards, in which the failed rows are missing
     assert bool(retried) == (options.get("retry_failed", False) and outcome.slice is None)
-    again = planned()
+    again = grown.plan(**options)
     assert again.missing_rows == again.missing_shards == 0
 
 
-def test_failed_rows_alone_are_predicted_too(grown: Output) -> None:
-    (grown.folder / "in" / "new.jsonl").unlink()
-    cache = grown.folder / "cache"
-    assert dry_run(grown.spec, cache_dir=cache).missing_rows == 0
-    plan = dry_run(grown.spec, RunOptions(retry_failed=True), cache_dir=cache)
+def test_failed_rows_alone_are_predicted_too(grown: Corpus) -> None:
+    grown.delete("new")
+    assert grown.plan().missing_rows == 0
+    plan = grown.plan(retry_failed=True)
     outcome = grown.run(retry_failed=True)
     assert plan.missing_rows == outcome.tally.rows > 0
 
 
 def test_options_that_may_end_the_run_are_named(
-    grown: Output, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    grown: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(grown.folder / "cache"))
-    command = ["run", str(grown.folder / "spec.yaml"), "--dry-run"]
+    command = ["run", str(grown.spec_file), "--dry-run"]
     assert main([*command, "--max-hours", "2"]) == 0
     assert "may end before            --max-hours=2.0: exit code 3" in capsys.readouterr().out
     assert main(command) == 0
@@ -174,11 +156,10 @@ def test_options_that_may_end_the_run_are_named(
 
 
 def test_the_numbers_of_a_slice_of_a_large_input_are_upper_bounds(
-    grown: Output, monkeypatch: pytest.MonkeyPatch
+    grown: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_SHARDS", 0)
-    cache, options = grown.folder / "cache", RunOptions(where="year = 2001")
-    plan = dry_run(grown.spec, options, cache_dir=cache)
+    plan = grown.plan(where="year = 2001")
     assert plan.missing_rows == plan.rows == 80
     shown = io.StringIO()
     show_plan(plan, console_on(shown))

@@ -11,31 +11,28 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from counted_runs import Output, corpus
-from stages import read_and_commit
+from changing_corpus import Corpus
 
 from pipeline.errors import AssayError, ModelError, StorageError, UnavailableError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.report.run import summary_json
 from pipeline.runtime import graph
-from pipeline.runtime.graph import label_items, read_items  # not those that `output` replaces
+from pipeline.runtime.graph import label_items, read_items  # not those that `plain` replaces
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import Placement
 from pipeline.sources.source import read_documents
-from pipeline.stores.store import open_store
 
 SHARDS = 60
 
 
 @pytest.fixture
-def many(output: Output, monkeypatch: pytest.MonkeyPatch) -> Output:
+def many(plain: Corpus, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Sixty files of a shard each, too many to be read before Ray starts."""
     for number in range(SHARDS):
-        output.write(corpus(3, f"f{number:02d}"), f"f{number:02d}.jsonl")
+        plain.write(f"f{number:02d}", [f"text {number}.{row}" for row in range(3)])
     monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_BYTES", -1)
-    monkeypatch.setattr("pipeline.runtime.graph.read_items", read_and_commit)
-    return output
+    return plain
 
 
 def fail_reads(
@@ -56,11 +53,11 @@ def fail_reads(
 
 
 def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
-    many: Output, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    many: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def error(name: str, number: int) -> Exception | None:
         if name == "f17" and number <= 2:  # in the first two rounds
-            return UnavailableError(f"{many.folder}/in/f17.jsonl: too many requests")
+            return UnavailableError(f"{many.input}/f17.jsonl: too many requests")
         return StorageError("changed while the job ran") if name in ("f03", "f44") else None
 
     tries = fail_reads(monkeypatch, error)
@@ -69,23 +66,24 @@ def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
     assert outcome.missing_shards == 2 and outcome.tally.rows == 3 * (SHARDS - 2)
     assert tries["f17"] == 3 and many.asked.total() == 3 * (SHARDS - 2)
     reasons = [
-        f"{many.folder}/in/{name}.jsonl: rows 0 to 3: changed while the job ran"
+        f"{many.input}/{name}.jsonl: rows 0 to 3: changed while the job ran"
         for name in ("f03", "f44")
     ]
     assert sorted(summary_json(outcome)["failed_shards"]) == reasons
     assert "failed shards (2): " in outcome.left and all(each in outcome.left for each in reasons)
     shown = "a shard failed, and the others go on: "
-    throttled = f"{shown}{many.folder}/in/f17.jsonl: rows 0 to 3: too many requests"
+    throttled = f"{shown}{many.input}/f17.jsonl: rows 0 to 3: too many requests"
     assert throttled in caplog.messages and f"{shown}{reasons[0]}" in caplog.messages
     fail_reads(monkeypatch, lambda _name, _number: None)
     whole = many.run()
-    assert whole.complete and whole.failed_shards == () and many.asked.total() == 3 * SHARDS
+    assert whole.complete and whole.failed_shards == () and many.asked.total() == 3 * 2
+    many.check()
 
 
 @pytest.mark.parametrize("kind", [UnavailableError, StorageError])
 @pytest.mark.parametrize("good", [0, 5])
 def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
-    kind: type[AssayError], good: int, many: Output, monkeypatch: pytest.MonkeyPatch
+    kind: type[AssayError], good: int, many: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.runtime.graph.read_items", lambda _items, _job, _post: [])
     done: list[str] = []
@@ -101,7 +99,7 @@ def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
     assert str(raised.value).endswith(": rows 0 to 3: credentials expired")
 
 
-def test_a_failure_in_a_commit_ends_no_run(many: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_a_commit_ends_no_run(many: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, failed = graph.commit_shard, list[str]()
 
     def fail_some(store: Any, shard: Any, *others: Any, **options: Any) -> Any:
@@ -113,18 +111,17 @@ def test_a_failure_in_a_commit_ends_no_run(many: Output, monkeypatch: pytest.Mon
     monkeypatch.setattr("pipeline.runtime.graph.commit_shard", fail_some)
     outcome = many.run()
     assert outcome.complete and len(failed) == 4
-    assert len(many.labels()) == 3 * SHARDS
+    many.check()
 
 
-def work_of(output: Output) -> tuple[Any, Sequence[WorkItem]]:
-    placement = Placement("cpu", "float32", 1, 1)
-    job = make_job(output.spec, placement, output.folder / "cache")
-    return job, plan(job, open_store(output.spec.output, {})).work_items
+def work_of(corpus: Corpus) -> tuple[Any, Sequence[WorkItem]]:
+    job = make_job(corpus.spec, Placement("cpu", "float32", 1, 1), corpus.cache)
+    return job, plan(job, corpus.store).work_items
 
 
-def test_the_windows_of_a_graph_grow_with_the_engines(output: Output) -> None:
-    output.write(corpus(3))
-    job, _ = work_of(output)
+def test_the_windows_of_a_graph_grow_with_the_engines(plain: Corpus) -> None:
+    plain.write("a", ["a text"])
+    job, _ = work_of(plain)
     items: Any = range(1_000_000)
 
     def sizes(actors: int) -> list[int]:
@@ -156,14 +153,15 @@ def stub(folder: Path, deaths: int) -> type:
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("shared_ray")
 def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run(
-    many: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    many: Corpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     job, items = work_of(many)
-    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path, graph.START_DEATHS))
+    monkeypatch.setattr(graph, "START_DEATHS", 1)  # — each takes Ray seconds
+    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path, deaths=1))
     assert len(list(label_items(items, job))) == SHARDS
     assert graph.build(items, job).context.execution_no_progress_timeout_s == -1
     (tmp_path / "more").mkdir()
-    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path / "more", 30))
+    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path / "more", deaths=30))
     with pytest.raises(
         ModelError, match=r"keep ending while they start; .*for the model"
     ) as raised:
@@ -173,8 +171,7 @@ def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run
 
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("shared_ray")
-def test_on_ray_a_shard_whose_input_is_gone_is_named_and_the_others_are_read(many: Output) -> None:
+def test_on_ray_a_shard_whose_input_is_gone_is_named_and_the_others_are_read(many: Corpus) -> None:
     job, items = work_of(many)
-    gone = many.folder / "in" / "f20.jsonl"
-    gone.unlink()
+    many.delete("f20")
     assert sum(shard.rows for shard in read_items(items, job)) == 3 * (SHARDS - 1)

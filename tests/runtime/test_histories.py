@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from changing_corpus import EXPLAIN, EXPLAINED_BYTES, TOPIC, Corpus, Killed, asked_of, p_of
+from changing_corpus import TOPIC, Corpus, Killed, asked_of, p_of
+from fake_engine import EXPLAIN, EXPLAINED_BYTES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

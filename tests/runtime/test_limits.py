@@ -32,26 +32,21 @@ def tree(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
+def quota(microseconds: str) -> dict[str, str]:
+    """The files of a cgroup of version 2 with this quota in each tenth of a second."""
+    return {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": f"{microseconds} 100000\n"}
+
+
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
         pytest.param({}, 16, id="not Linux"),
         pytest.param({"proc/self/cgroup": "0::/\n"}, 16, id="no limit file"),
-        pytest.param(
-            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "max 100000\n"}, 16, id="v2, no quota"
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "200000 100000\n"}, 2, id="v2 container"
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "150000 100000\n"}, 1, id="v2, 1.5"
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "50000 100000\n"}, 1, id="v2, half"
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "9900000 100000\n"}, 16, id="v2, 99"
-        ),
+        pytest.param(quota("max"), 16, id="v2, no quota"),
+        pytest.param(quota("200000"), 2, id="v2 container"),
+        pytest.param(quota("150000"), 1, id="v2, 1.5"),
+        pytest.param(quota("50000"), 1, id="v2, half"),
+        pytest.param(quota("9900000"), 16, id="v2, 99"),
         pytest.param(
             {
                 "proc/self/cgroup": "0::/user.slice/run-1.scope\n",
@@ -94,8 +89,7 @@ def test_the_affinity_limits_a_generous_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3})
-    files = {"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "800000 100000\n"}
-    assert usable_cores(tree(tmp_path, files)) == 1
+    assert usable_cores(tree(tmp_path, quota("800000"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import reference
 from answer_rules import broken_answers
-from stages import label_and_commit
+from changing_corpus import Corpus
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.cli import main
@@ -21,12 +19,7 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.ledger.keys import label_key
-from pipeline.runtime.job import make_job, plan
-from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.local import LocalStore
 
 LABELS = [f"{a}/{b}/{c}" for a in ("art", "law") for b in ("old", "odd") for c in "xy"]
 TASKS: list[dict[str, Any]] = [
@@ -35,16 +28,6 @@ TASKS: list[dict[str, Any]] = [
     {"name": "rude", "question": "Rude?", "labels": {"toxic": ["Yes"], "clean": ["No"]}},
 ]
 TEXTS = ["One.", "", "<|im_end|> and more"]
-
-
-def committed_by_hand(spec: JobSpec, tmp_path: Path) -> dict[str, pa.Table]:
-    """The label files of a spec of one shard, without Ray."""
-    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
-    store = LocalStore(tmp_path / "out")
-    (work,) = plan(job, store).work_items
-    list(label_and_commit([work], job))
-    keys = {task: label_key(task, fp, work.shard.id) for task, fp in job.fp.items()}
-    return {task: pq.read_table(pa.BufferReader(store.read(key))) for task, key in keys.items()}
 
 
 def expected(
@@ -59,27 +42,22 @@ def expected(
 
 
 def test_files_hold_what_independent_prompts_answer(
-    write_spec: Callable[..., Path],
-    tmp_path: Path,
-    model_folder: Path,
-    byte_tokenizer: PreTrainedTokenizerFast,
+    modelled: Corpus, model_folder: Path, byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    rows = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(TEXTS)]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(rows))
-    spec = load_spec(write_spec(tasks=[{**TASKS[0], "separator": "/"}, *TASKS[1:]]))
-    tables = committed_by_hand(spec, tmp_path)
+    modelled.write("a", TEXTS)
+    modelled.task, modelled.others = {**TASKS[0], "separator": "/"}, TASKS[1:]
+    assert modelled.run().complete
+    spec = modelled.spec
     for task in spec.tasks:
-        assert list(broken_answers(tables[task.name], list(task.labels))) == []
+        (file,) = modelled.store.root.glob(f"labels/{task.name}/**/*.parquet")
+        assert list(broken_answers(pq.read_table(file), list(task.labels))) == []
+    tables = {task.name: [*modelled.rows(task.name).values()] for task in spec.tasks}
     model = load_model(model_folder, dtype="float32", device="cpu")
     for row, text in enumerate(TEXTS):
-        answers = {name: table.to_pylist()[row] for name, table in tables.items()}
+        answers = {name: rows[row] for name, rows in tables.items()}
         if not text:
-            assert (
-                answers["theme"]["top"]
-                is answers["theme"]["levels"]
-                is answers["mood"]["p"]
-                is None
-            )
+            theme = answers["theme"]
+            assert theme["top"] is theme["levels"] is answers["mood"]["p"] is None
             continue
         oracle = expected(spec, model, byte_tokenizer, 0, text)
         total = np.logaddexp.reduce(list(oracle.values()))
@@ -99,16 +77,13 @@ def test_files_hold_what_independent_prompts_answer(
 
 
 def test_a_check_proves_whole_labels_and_a_search(
-    write_spec: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    modelled: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    modelled.write("a", ["Hello."])
     many = [f"{a}{b}{c}" for a in "abcd" for b in "efghi" for c in "jklm"]  # 80
     searched = {"name": "many", "question": "?", "labels": many, "beam": 3, "top_k": 5}
-    spec = write_spec(tasks=[*TASKS, searched])
-    assert main(["check", str(spec), "--json"]) == 0
+    modelled.task, modelled.others = TASKS[0], [*TASKS[1:], searched]
+    assert main(["check", str(modelled.spec_file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["exactness"]["answers"] == 4 and report["exactness"]["max_abs_dp"] <= 1e-4
     scoring = {prompt["task"]: prompt["scoring"] for prompt in report["prompts"]}

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from changing_corpus import Corpus, numbered
-from counted_runs import Output, Row, corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,21 +19,29 @@ from pipeline.errors import FailedRowsError, SpecError
 from pipeline.filters.run import filter_corpus
 from pipeline.hashes import short_hash
 from pipeline.integrity.diff import compare
-from pipeline.integrity.gc import collect_garbage
-from pipeline.integrity.verify import verify_output
 from pipeline.ledger.snapshots import contents
-from pipeline.options import ExportOptions, FilterOptions, RunOptions, ShowOptions
-from pipeline.runtime.dry_run import dry_run
+from pipeline.options import ExportOptions, FilterOptions, ShowOptions
+from pipeline.report.run import summary_json
 from pipeline.sources.shards import Slice
-from pipeline.stores.local import LocalStore
 from pipeline.verbs.export import export
 from pipeline.verbs.show import show
 from pipeline.verbs.status import TaskStatus, status
 
 
-def in_sample(row: Row, share: float) -> bool:
+def in_sample(text: str, share: float) -> bool:
     """The model of a sample: the hash of the text as a number of 128 bits, below the share."""
-    return int(short_hash(row["text"].encode()), 16) < share * 2**128
+    return int(short_hash(text.encode()), 16) < share * 2**128
+
+
+def years(texts: Sequence[str]) -> list[int]:
+    return [2000 + row % 10 for row in range(len(texts))]
+
+
+def write(corpus: Corpus, name: str, count: int) -> list[str]:
+    """Writes a file of documents with years; their texts."""
+    texts = numbered(name, count)
+    corpus.write(name, texts, year=years(texts))
+    return texts
 
 
 SHARES = [0.05, 0.125, 0.5, 0.75]
@@ -45,7 +52,7 @@ def test_a_larger_sample_contains_a_smaller_one(text: str, p: float, q: float) -
     hashed = short_hash(text.encode())
     small, large = (Slice(sample=str(share)).hash_limit for share in sorted((p, q)))
     assert not hashed < small or hashed < large
-    assert (hashed < Slice(sample=str(p)).hash_limit) == in_sample({"text": text}, p)
+    assert (hashed < Slice(sample=str(p)).hash_limit) == in_sample(text, p)
 
 
 @pytest.mark.parametrize(
@@ -62,43 +69,49 @@ def test_what_is_no_share_is_refused(text: str) -> None:
         Slice.parse(text, None)
 
 
-def test_a_slice_is_published_until_a_more_complete_snapshot_is_current(output: Output) -> None:
-    output.write(corpus(60))
-    small = output.run("10%", "year >= 2000")
+def test_a_slice_is_published_until_a_more_complete_snapshot_is_current(plain: Corpus) -> None:
+    write(plain, "a", 60)
+    small = plain.run(sample="10%", where="year >= 2000")
     assert (small.snapshot, small.kept) == (1, None)
-    large = output.run("60%")
+    large = plain.run(sample="60%")
     assert (large.snapshot, large.kept) == (2, None)
-    again = output.run("10%")
+    again = plain.run(sample="10%")
     assert again.complete and (again.snapshot, again.kept) == (None, 2)
-    assert output.run("60%").snapshot == 2
-    full = output.run()
-    assert full.snapshot == 3 and len(output.labels()) == 60
-    output.write(corpus(80))  # the whole is no longer complete
-    hidden = output.run("60%")
+    assert plain.run(sample="60%").snapshot == 2
+    full = plain.run()
+    assert full.snapshot == 3 and len(plain.rows()) == 60
+    write(plain, "b", 20)  # the whole is no longer complete
+    hidden = plain.run(sample="60%")
     assert hidden.complete and (hidden.snapshot, hidden.kept) == (None, 3)
-    forced = output.run("60%", publish_partial=True)
-    assert forced.snapshot == 4 and len(output.labels()) == forced.slice_rows
+    forced = plain.run(sample="60%", publish_partial=True)
+    assert forced.snapshot == 4 and len(plain.rows()) == forced.slice_rows
 
 
-def test_a_snapshot_of_a_slice_says_so_and_is_never_complete(output: Output) -> None:
-    output.write(corpus(40))
-    outcome = output.run(None, "year = 2003")
-    path = output.folder / "out" / "snapshots" / "00000001.json"
-    snapshot = json.loads(path.read_text())
+def test_a_snapshot_of_a_slice_says_so_and_is_never_complete(plain: Corpus) -> None:
+    write(plain, "a", 20)
+    outcome = plain.run(where="year = 2003")
+    snapshot = json.loads(plain.store.read("snapshots/00000001.json"))
     assert snapshot["slice"] == {"where": "year = 2003"} and snapshot["complete"] is False
-    assert (snapshot["rows"], snapshot["missing_rows"]) == (outcome.slice_rows, 36) == (4, 36)
-    assert "sample" not in path.read_text()
+    assert (snapshot["rows"], snapshot["missing_rows"]) == (outcome.slice_rows, 18) == (2, 18)
+    summary = summary_json(outcome)
+    assert summary["slice"] == {"where": "year = 2003"} and summary["documents_in_slice"] == 2
+    assert (summary["snapshot"], summary["documents_read_by_model"]) == (1, 2)
+    whole = summary_json(plain.run())
+    assert (whole["documents_read_by_model"], whole["slice"]) == (18, None)
 
 
-def test_a_column_that_only_later_rows_have_is_null_before(output: Output) -> None:
-    rows = corpus(20)
-    for row in rows[5:]:
-        row["lang"] = "de" if row["year"] % 2 else 7  # mixed types compare as strings
-    output.write(rows)
-    outcome = output.run(None, "lang = 'de' or year = 2000")
+def test_a_column_that_only_later_rows_have_is_null_before(plain: Corpus) -> None:
+    texts = numbered("a", 20)
+    languages = ["de" if row % 2 else 7 for row in range(20)]  # mixed types compare as strings
+    plain.write("a", texts, year=years(texts), lang=languages)
+    lines = (plain.input / "a.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows[:5]:
+        del row["lang"]
+    (plain.input / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    outcome = plain.run(where="lang = 'de' or year = 2000")
     expected = [row["id"] for row in rows if row.get("lang") == "de" or row["year"] == 2000]
-    assert [row["doc_id"] for row in output.labels()] == expected
-    assert outcome.slice_rows == len(expected)
+    assert [*plain.rows()] == expected and outcome.slice_rows == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -114,130 +127,105 @@ def test_a_column_that_only_later_rows_have_is_null_before(output: Output) -> No
     ],
 )
 def test_a_wrong_condition_is_refused_before_any_work(
-    output: Output, where: str, reason: str
+    plain: Corpus, where: str, reason: str
 ) -> None:
-    output.write(corpus(40))
+    write(plain, "a", 40)
     with pytest.raises(SpecError, match=rf"^--where.*{reason}"):
-        output.run(None, where)
-    assert not list((output.folder / "out").rglob("*.parquet"))
-    assert not any("slices" in f.read_text() for f in (output.folder / "out").glob("inputs/*"))
-
-
-def test_answers_of_a_slice_count_in_an_edited_file(output: Output) -> None:
-    rows = corpus(40)
-    output.write(rows)
-    sampled = output.run("50%").slice_rows
-    assert sampled == sum(in_sample(row, 0.5) for row in rows)
-    output.asked.clear()
-    output.write([*corpus(3, "new"), *rows])
-    output.run()
-    assert output.asked.total() == 43 - sampled
+        plain.run(where=where)
+    assert not [*plain.store.root.rglob("*.parquet")]
+    assert not any("slices" in file.read_text() for file in plain.store.root.glob("inputs/*"))
 
 
 @pytest.mark.parametrize("share", [None, "70%"])
-def test_a_plan_counts_what_a_slice_has_left(
-    new_corpus: Callable[[], Corpus], share: str | None
-) -> None:
-    corpus = new_corpus()
+def test_a_plan_counts_what_a_slice_has_left(plain: Corpus, share: str | None) -> None:
     for name in "ab":
-        corpus.write(name, ["", *numbered(name, 60)])
+        plain.write(name, ["", *numbered(name, 60)])
     for sample in ("10%", "40%"):
-        assert corpus.run(sample=sample).complete
-    planned = dry_run(corpus.spec, RunOptions(sample=share), cache_dir=corpus.cache)
-    asked = corpus.run(sample=share).tally.asked_rows
+        assert plain.run(sample=sample).complete
+    planned = plain.plan(sample=share)
+    asked = plain.run(sample=share).tally.asked_rows
     assert 0 < asked <= planned.rows_for_model <= 120 - 30
     assert share or asked == planned.rows_for_model
 
 
-def test_a_corpus_that_moved_before_a_slice_is_asked_nothing_again(
-    new_corpus: Callable[[], Corpus],
-) -> None:
+def test_a_corpus_that_moved_before_a_slice_is_asked_nothing_again(plain: Corpus) -> None:
     """The slice's answers are in the shards of the new place, and do not hide the old ones."""
-    corpus = new_corpus()
-    corpus.shard_bytes = 600
+    plain.shard_bytes = 600
     for name in "abcdefgh":
-        corpus.write(name, numbered(name, 5))
-    assert corpus.run().shards > 8
-    corpus.move("moved")
-    assert corpus.run(sample="20%").complete and not corpus.asked
-    assert corpus.run().complete and not corpus.asked
-    corpus.check()
+        plain.write(name, numbered(name, 5))
+    assert plain.run().shards > 8
+    plain.move("moved")
+    assert plain.run(sample="20%").complete and not plain.asked
+    assert plain.run().complete and not plain.asked
+    plain.check()
 
 
-def test_failed_rows_of_a_slice_are_judged_by_the_slice(output: Output) -> None:
-    rows = corpus(40)
-    lines = [json.dumps(row) for row in rows]
-    lines[3] = lines[3].replace('"text 3"', "7").replace('"text number 3"', "7")
-    (output.folder / "in" / "corpus.jsonl").write_text("\n".join(lines))
-    spec = json.loads((output.folder / "spec.yaml").read_text())
-    (output.folder / "spec.yaml").write_text(json.dumps({**spec, "max_error_rate": 0.1}))
+def test_failed_rows_of_a_slice_are_judged_by_the_slice(plain: Corpus) -> None:
+    texts = write(plain, "a", 40)
+    plain.broken.add(("first", texts[3]))
+    plain.settings = {"max_error_rate": 0.1}
     with pytest.raises(FailedRowsError, match="1 of 4 rows failed"):
-        output.run(None, "year = 2003")
-    assert output.run(None, "year = 2004").complete
+        plain.run(where="year = 2003")
+    assert plain.run(where="year = 2004").complete
 
 
-def test_status_counts_the_answers_of_slices(output: Output) -> None:
-    rows = corpus(60)
-    output.write(rows)
-    output.run("50%")
-    output.run(None, "year = 2003")
-    either = sum(in_sample(row, 0.5) or row["year"] == 2003 for row in rows)
-    found = status(output.spec, cache_dir=output.folder / "cache")
-    assert str(found.slice) == "sample 50%"
-    assert found.documents == 60 and found.tasks["a"] == TaskStatus(either, 60 - either, 0)
+def test_status_counts_the_answers_of_slices(plain: Corpus) -> None:
+    texts = write(plain, "a", 60)
+    plain.run(sample="50%")
+    plain.run(where="year = 2003")
+    either = sum(
+        in_sample(text, 0.5) or year == 2003 for text, year in zip(texts, years(texts), strict=True)
+    )
+    counted = status(plain.spec, cache_dir=plain.cache)
+    assert str(counted.slice) == "sample 50%"
+    assert counted.documents == 60 and counted.tasks["toxic"] == TaskStatus(either, 60 - either, 0)
 
 
-def test_other_verbs_read_the_snapshot_of_a_slice(output: Output) -> None:
-    rows = corpus(60)
-    output.write(rows[:30], "a.jsonl")
-    table = pa.Table.from_pylist(rows[30:])
-    pq.write_table(table, output.folder / "in" / "b.parquet", row_group_size=7)
-    path = output.folder / "spec.yaml"
-    keep = {"keep": "a.p.yes > 0.5", "on_error": "keep"}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "filter": keep}))
-    outcome = output.run("60%", "year <> 2001")
-    inside = [row for row in rows if in_sample(row, 0.6) and row["year"] != 2001]
-    cache = output.folder / "cache"
+def test_other_verbs_read_the_snapshot_of_a_slice(plain: Corpus) -> None:
+    write(plain, "a", 30)
+    texts = numbered("b", 30)
+    table = pa.table({"id": [f"b-{n}" for n in range(30)], "text": texts, "year": years(texts)})
+    pq.write_table(table, plain.input / "b.parquet", row_group_size=7)
+    plain.files["b"] = texts
+    plain.settings = {"filter": {"keep": "toxic.p.toxic > 0.5", "on_error": "keep"}}
+    outcome = plain.run(sample="60%", where="year <> 2001")
+    inside = {
+        name: text
+        for name, text in plain.texts.items()
+        if in_sample(text, 0.6) and int(name[2:]) % 10 != 1
+    }
     assert outcome.slice_rows == len(inside)
-    verified = verify_output(output.spec, cache_dir=cache)
-    assert verified.intact and verified.documents_read_again == len(inside)
-    to = output.folder / "kept"
-    options = FilterOptions(to=str(to))
-    filtered = filter_corpus(output.spec, options, cache_dir=cache)
+    plain.check(texts=inside)
+    to, cache = plain.folder / "kept", plain.cache
+    filtered = filter_corpus(plain.spec, FilterOptions(to=str(to)), cache_dir=cache)
     assert filtered.counts.all.documents == len(inside) and not filtered.complete
-    kept = {row["doc_id"] for row in output.labels() if row["a"]["p"]["yes"] > 0.5}
+    kept = {name: inside[name] for name, row in plain.rows().items() if row["p"]["toxic"] > 0.5}
     written = [json.loads(line) for f in to.rglob("*.jsonl") for line in f.read_text().splitlines()]
     written += [row for f in to.glob("kept/**/*.parquet") for row in pq.read_table(f).to_pylist()]
-    assert sorted(written, key=lambda r: r["id"]) == sorted(
-        (row for row in inside if row["id"] in kept), key=lambda r: r["id"]
-    )
-    exported = output.folder / "table.parquet"
-    export(output.spec, ExportOptions(str(exported), with_text=True), cache_dir=cache)
-    texts = {row["id"]: row["text"] for row in inside}
+    assert {row["id"]: row["text"] for row in written} == kept and len(written) == len(kept)
+    exported = plain.folder / "table.parquet"
+    export(plain.spec, ExportOptions(str(exported), with_text=True), cache_dir=cache)
     rows_of_table = pq.read_table(exported).to_pylist()
-    assert {row["doc_id"]: row["text"] for row in rows_of_table} == texts
-    shown = show(output.spec, ShowOptions(n=100)).rows.to_pylist()
-    assert {row["doc_id"]: row["_text"] for row in shown} == texts
-    output.run()
-    store = LocalStore(output.folder / "out")
-    compared = compare(store, contents(store, 1), contents(store, 2))
+    assert {row["doc_id"]: row["text"] for row in rows_of_table} == inside
+    shown = show(plain.spec, ShowOptions(n=100)).rows.to_pylist()
+    assert {row["doc_id"]: row["_text"] for row in shown} == inside
+    plain.run()
+    compared = compare(plain.store, contents(plain.store, 1), contents(plain.store, 2))
     assert compared.before == "snapshot 00000001 (sample 60%, where year <> 2001)"
     assert compared.documents == (0, len(inside), 60 - len(inside))
     assert all(change.flip_rate == 0 for change in compared.tasks)
-    assert collect_garbage(output.spec, keep=2, delete=True, older_than_days=0).keys == ()
-    gone = collect_garbage(output.spec, keep=1, delete=True, older_than_days=0).keys
+    assert plain.collect(keep=2) == ()
+    gone = plain.collect(keep=1)
     assert gone[0] == "snapshots/00000001.json" and any(key.startswith("labels/") for key in gone)
-    assert verify_output(output.spec, cache_dir=cache).intact
-    output.asked.clear()
-    assert output.run().snapshot == 2 and output.asked.total() == 0
+    plain.check()
+    assert plain.run().snapshot == 2 and not plain.asked
 
 
-def test_garbage_collection_keeps_a_slice_that_the_next_run_reuses(output: Output) -> None:
-    output.write(corpus(60))
-    sampled = output.run("50%").slice_rows
-    assert collect_garbage(output.spec, keep=1, delete=True, older_than_days=0).keys == ()
-    (output.folder / "out" / "snapshots" / "00000001.json").unlink()
-    assert collect_garbage(output.spec, keep=1, delete=True, older_than_days=7).keys == ()
-    output.asked.clear()
-    output.run()
-    assert output.asked.total() == 60 - (sampled or 0)
+def test_garbage_collection_keeps_a_slice_that_the_next_run_reuses(plain: Corpus) -> None:
+    write(plain, "a", 60)
+    sampled = plain.run(sample="50%").slice_rows
+    assert plain.collect() == ()
+    plain.store.delete(["snapshots/00000001.json"])
+    assert plain.collect(older_than_days=7) == ()
+    plain.run()
+    assert plain.asked.total() == 60 - (sampled or 0)

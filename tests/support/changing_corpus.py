@@ -1,40 +1,35 @@
-"""A corpus that changes, and runs in this process whose answers a test can compute: `p_of`.
+"""A corpus that changes, runs of it in this process, and the answers that they must have: `p_of`.
 
-Fixtures: `new_corpus`, and `staged`, whose task `toxic` is a cascade. The engine answers at once
-from the question and the text, and notes what it is asked. Ray is not started.
+Fixtures: `new_corpus` makes a `Corpus`; `plain` is one with one question; in `staged`, the task
+`toxic` is a cascade. The engine answers at once from the question and the text, and notes what it
+is asked. In `modelled`, the tiny model answers. Ray is not started.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from fake_engine import FakeEngine
-from numpy.typing import NDArray
+from fake_engine import EXPLAIN, Answering, Asked, Continuing, p_of
 from stages import run_without_ray
-from tokenizers import decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import parse_json, short_hash
-from pipeline.inference.continuations import Continuation
-from pipeline.inference.engine import Labelled
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import documents_key, parse_key, spec_key
 from pipeline.ledger.label_files import read_file, shard_in
 from pipeline.options import RunOptions
-from pipeline.runtime.job import make_job
+from pipeline.runtime.dry_run import dry_run
+from pipeline.runtime.job import Plan, make_job
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import run
@@ -44,71 +39,13 @@ from pipeline.stores.local import LocalStore
 
 LABELS = ("clean", "toxic")
 QUESTIONS = ("first", "second", "third")
+TOXIC: dict[str, Any] = {"name": "toxic", "question": QUESTIONS[0], "labels": LABELS}
 TOPIC: dict[str, Any] = {"name": "topic", "question": "topic", "labels": ["art", "law"]}
-EXPLAIN = "explain"  # in the place of the question, where an answer is continued
-EXPLAINED_BYTES = 3
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-
-_CONTINUED = re.compile(r"text \d+ says so\.")
-
-Asked = Counter[tuple[str, str]]  # how often a question was asked about a text
+MAX_TOKENS = 512  # that are read of a document
 
 
 class Killed(BaseException):
     """In the place of a signal that kills the process."""
-
-
-def text_of(document: Sequence[int]) -> str:
-    """The text of these tokens of the byte tokenizer."""
-    decoded: str = decoders.ByteLevel().decode([ALPHABET[token] for token in document])
-    return decoded
-
-
-def p_of(question: str, text: str) -> float:
-    """What the model answers to a question: the probability of the second label."""
-    seed = zlib.crc32(f"{question} {text}".encode())
-    return float(np.random.default_rng(seed).uniform(0.001, 0.999))
-
-
-class Answering(FakeEngine):
-    """Answers by the question and the tokens, and notes what it is asked."""
-
-    def __init__(self, job: Any, asked: Asked, broken: set[tuple[str, str]]) -> None:
-        super().__init__(job.spec.tasks)
-        self._questions = {task.name: task.question for task in job.spec.tasks}
-        self._asked, self._broken = asked, broken
-
-    def label(self, documents: Sequence[Sequence[int]], **how: Any) -> Labelled:
-        for task in how["tasks"]:
-            question = self._questions[task]
-            self._asked.update((question, text_of(document)) for document in documents)
-        return super().label(documents, **how)
-
-    def _answer(self, document: Sequence[int], task: str) -> NDArray[np.float32]:  # [labels]
-        question = self._questions[task]
-        if (question, text_of(document)) in self._broken:
-            return np.full(2, np.nan, np.float32)
-        p = p_of(question, text_of(document))
-        return np.log(np.array([1 - p, p]) / 2).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Continuing:
-    """Continues an answer with the first bytes of its text, `text <number> says so.`"""
-
-    asked: Asked
-
-    def decode(
-        self, prompts: Sequence[Sequence[int]], _tokens: int, **_how: Any
-    ) -> list[Continuation]:
-        texts = []
-        for prompt in prompts:  # — with the prefix, and control tokens, which have no bytes
-            (text,) = _CONTINUED.findall(text_of([each for each in prompt if each < len(ALPHABET)]))
-            texts.append(text)
-        self.asked.update((EXPLAIN, text) for text in texts)
-        beginnings = (text[:EXPLAINED_BYTES] for text in texts)
-        size = EXPLAINED_BYTES
-        return [Continuation([*map(ALPHABET.index, each)], [0.5] * size) for each in beginnings]
 
 
 @dataclass
@@ -116,12 +53,15 @@ class Corpus:
     """An input that changes, and the output that it is labelled to."""
 
     folder: Path
-    model: dict[str, Any]
-    asked: Asked  # by the last run
-    broken: set[tuple[str, str]]  # questions and texts that are not answered with a number
-    stages: list[dict[str, Any]] = field(default_factory=list)  # of the task `toxic`, if several
+    model: dict[str, Any]  # empty: the spec names none
+    asked: Asked = field(default_factory=Counter)  # by the last run
+    # Questions and texts that are not answered with a number.
+    broken: set[tuple[str, str]] = field(default_factory=set)
+    task: dict[str, Any] = field(default_factory=TOXIC.copy)
+    stages: list[dict[str, Any]] = field(default_factory=list)  # of this task, if several
     before: list[dict[str, Any]] = field(default_factory=list)  # tasks before it
     others: list[dict[str, Any]] = field(default_factory=list)  # and after it
+    settings: dict[str, Any] = field(default_factory=dict)  # more keys of the spec
     files: dict[str, list[str]] = field(default_factory=dict)  # texts by name
     seen: dict[str, str] = field(default_factory=dict)  # all texts there ever were, by hash
     name: str = "job"
@@ -132,18 +72,24 @@ class Corpus:
         self.input.mkdir()
 
     @property
-    def spec_file(self) -> Path:
-        task: dict[str, Any] = {"name": "toxic", "labels": LABELS, "question": QUESTIONS[0]}
+    def tasks(self) -> list[dict[str, Any]]:
+        """The tasks of the spec."""
+        task = self.task
         if self.stages:
-            del task["question"]
-            task["cascade"] = {"stages": self.stages, "file": str(self.folder / "thresholds")}
+            cascade = {"stages": self.stages, "file": str(self.folder / "thresholds")}
+            task = {"name": "toxic", "labels": LABELS, "cascade": cascade}
+        return [*self.before, task, *self.others]
+
+    @property
+    def spec_file(self) -> Path:
         content = {
             "name": self.name,
-            "model": self.model,
+            **({"model": self.model} if self.model else {}),
             "input": {"path": str(self.input), "id": "id", "shard_bytes": self.shard_bytes},
             "output": str(self.folder / "out"),
-            "documents": {"max_tokens": 512},
-            "tasks": [*self.before, task, *self.others],
+            "documents": {"max_tokens": MAX_TOKENS},
+            "tasks": self.tasks,
+            **self.settings,
         }
         (self.folder / "spec.yaml").write_text(json.dumps(content))
         return self.folder / "spec.yaml"
@@ -157,14 +103,23 @@ class Corpus:
         return LocalStore(self.folder / "out")
 
     @property
+    def max_tokens(self) -> int:
+        """The most tokens that are read of a document."""
+        return int(self.settings.get("documents", {}).get("max_tokens", MAX_TOKENS))
+
+    @property
     def texts(self) -> dict[str, str]:
         """The documents by id, in the order of the input."""
         files = sorted(self.files.items())
         return {f"{name}-{row}": text for name, texts in files for row, text in enumerate(texts)}
 
-    def write(self, name: str, texts: Sequence[str]) -> None:
-        rows = [{"id": f"{name}-{row}", "text": text} for row, text in enumerate(texts)]
-        (self.input / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    def write(self, name: str, texts: Sequence[str], **columns: Sequence[Any]) -> None:
+        """Writes a file, which may have more columns; the id of its first row is `name-0`."""
+        lines = []
+        for row, text in enumerate(texts):
+            more = {column: values[row] for column, values in columns.items()}
+            lines.append(json.dumps({"id": f"{name}-{row}", "text": text, **more}))
+        (self.input / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
         self.files[name] = [*texts]
         self.seen |= {short_hash(text.encode()): text for text in texts}
 
@@ -192,17 +147,20 @@ class Corpus:
         self.asked.clear()
         return run(self.spec, cache_dir=self.cache, options=RunOptions(**options))
 
-    def run_until(self, creates: int, act: Callable[[], object], **options: Any) -> Outcome | None:
+    def run_until(
+        self, creates: int, act: Callable[[], object], *, folder: str = "", **options: Any
+    ) -> Outcome | None:
         """Runs, and acts before the create of this number; None if it was `Killed` there.
 
         A process that dies changes no object between two creates, so this is each point of death.
+        With a folder of the output, only its creates count.
         """
         create, delete, left = LocalStore.create, LocalStore.delete, creates
 
         def counted(store: LocalStore, key: str, data: bytes) -> bool:
             nonlocal left
-            left -= 1
-            if left == 0:
+            left -= key.startswith(folder)
+            if left == 0 and key.startswith(folder):
                 act()
             return create(store, key, data)
 
@@ -221,11 +179,16 @@ class Corpus:
         how = {"keep": 1, "delete": True, "older_than_days": 0, **options}
         return collect_garbage(self.spec, **how).keys
 
-    def rows(self, task: str = "toxic", snapshot: int | None = None) -> dict[str, dict[str, Any]]:
+    def plan(self, **options: Any) -> Plan:
+        """What a run with these options would do."""
+        return dry_run(self.spec, RunOptions(**options), cache_dir=self.cache)
+
+    def rows(self, task: str = "", snapshot: int | None = None) -> dict[str, dict[str, Any]]:
         """The rows of a snapshot, by document; each document is in it once."""
+        column = task or self.task["name"]
         labels = open_labels(str(self.folder / "out"), snapshot=snapshot)
-        rows = labels.to_table(columns=["doc_id", task]).to_pylist()
-        by_id = {row["doc_id"]: row[task] for row in rows}
+        rows = labels.to_table(columns=["doc_id", column]).to_pylist()
+        by_id = {row["doc_id"]: row[column] for row in rows}
         assert len(by_id) == len(rows)
         return by_id
 
@@ -242,25 +205,31 @@ class Corpus:
         Documents that needed an answer of `broken` may have failed.
         """
         documents = self.texts if texts is None else texts
-        stages = QUESTIONS[: max(1, len(self.stages))]
-        asked = {task["name"]: [task.get("question")] for task in (*self.before, *self.others)}
-        for task, questions in {"toxic": stages, **asked}.items():
+        asked = {task["name"]: [task.get("question")] for task in self.tasks}
+        if self.stages:
+            asked["toxic"] = list(QUESTIONS[: len(self.stages)])
+        for task, questions in asked.items():
             rows = self.rows(task)
             assert [*rows] == [*documents]
-            for name, text in documents.items() if None not in questions else ():
-                row = rows[name]
+            for name, whole in documents.items() if None not in questions else ():
+                row, text = rows[name], whole[: self.max_tokens]
                 stage, p = decided(text, low, high, questions)
                 if row["status"].startswith("error:"):
                     assert any((each, text) in broken for each in questions[:stage]), (name, row)
                     assert row["label"] is None
                     continue
-                assert row["status"] == ("ok" if text else "empty")
+                answered = "ok" if text == whole else "truncated"
+                assert row["status"] == (answered if text else "empty")
                 if "stage" in row:
                     assert row["stage"] == (stage if text else None), name
                 if text:
                     first, second = row["p"].values()
                     assert (first, second) == pytest.approx((1 - p, p), abs=1e-6)
                     assert row["label"] == [*row["p"]][int(p > 0.5)]
+        self.verify()
+
+    def verify(self) -> None:
+        """`assay verify` finds the output intact."""
         verified = verify_output(self.spec, cache_dir=self.cache)
         assert verified.intact, verified
 
@@ -348,19 +317,39 @@ def new_corpus(
 ) -> Iterator[Callable[[], Corpus]]:
     asked: Asked = Counter()
     broken: set[tuple[str, str]] = set()
-    model = {"path": str(model_folder), "dtype": "float32"}
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
         readers = "pipeline.runtime.readers"
         patch.setattr(f"{readers}.job_engine", lambda job, _send: Answering(job, asked, broken))
-        continuing = Continuing(asked), byte_tokenizer
+        continuing = Continuing(asked, broken), byte_tokenizer
         patch.setattr(f"{readers}.continuation_engine", lambda _job, _send: continuing)
+        model = read_in_float32(model_folder)
         yield lambda: Corpus(tmp_path_factory.mktemp("corpus"), model, asked, broken)
 
 
 @pytest.fixture
-def staged(new_corpus: Callable[[], Corpus]) -> Corpus:
-    """A corpus with a cascade of two questions, whose files share some texts."""
+def plain(new_corpus: Callable[[], Corpus], monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    """A corpus with one question, in no files yet; the cache of commands is its own."""
     corpus = new_corpus()
-    corpus.stages = [{"question": question} for question in QUESTIONS[:2]]
+    monkeypatch.setenv("ASSAY_CACHE", str(corpus.cache))
     return corpus
+
+
+@pytest.fixture
+def staged(plain: Corpus) -> Corpus:
+    """A corpus with a cascade of two questions, in no files yet."""
+    plain.stages = [{"question": question} for question in QUESTIONS[:2]]
+    return plain
+
+
+@pytest.fixture
+def modelled(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    """A corpus whose questions the tiny model answers; the cache of commands is its own."""
+    run_without_ray(monkeypatch)
+    corpus = Corpus(tmp_path, read_in_float32(model_folder))
+    monkeypatch.setenv("ASSAY_CACHE", str(corpus.cache))
+    return corpus
+
+
+def read_in_float32(model_folder: Path) -> dict[str, Any]:
+    return {"path": str(model_folder), "dtype": "float32"}

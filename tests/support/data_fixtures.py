@@ -197,23 +197,14 @@ def _ray_of_this_process() -> Iterator[None]:
 def shared_ray(_ray_of_this_process: None) -> None:
     """The one Ray of this test process; the first test that needs it starts it.
 
-    Its tests are marked `xdist_group("ray")`, so that one process has them all.
+    Its tests are marked `xdist_group("ray")`, so that one process has them all. It believes that
+    there is a GPU, so the model of a spec that runs on it has `device: cpu`.
     """
     import ray
 
     if not ray.is_initialized():
-        ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-
-
-@pytest.fixture
-def ray_with_a_gpu(_ray_of_this_process: None) -> Iterator[None]:
-    """A Ray that believes that there is a GPU, for one test."""
-    import ray
-
-    ray.shutdown()  # of the tests that share one Ray
-    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
-    with ray.init(address="local", num_cpus=3, num_gpus=1, **options):
-        yield
+        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+        ray.init(address="local", num_cpus=3, num_gpus=1, **options)
 
 
 @pytest.fixture(scope="module", params=["toy", pytest.param("ray", marks=SLOW_ON_RAY)])

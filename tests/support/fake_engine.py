@@ -1,16 +1,34 @@
-"""An engine that answers at once: log-probabilities drawn from a hash of the document's tokens."""
+"""Engines that answer at once, from a hash of what they are asked.
+
+`FakeEngine` answers by the tokens of a document; `Answering` by the question and the text (`p_of`),
+and notes what it is asked; `Continuing` continues answers.
+"""
 
 from __future__ import annotations
 
+import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import decoders, pre_tokenizers
 
+from pipeline.inference.continuations import Continuation
 from pipeline.inference.engine import Labelled
 from pipeline.inference.schedules.batching import Usage
 from pipeline.spec.tasks import TaskSpec
+
+EXPLAIN = "explain"  # in the place of the question, where an answer is continued
+EXPLAINED_BYTES = 3
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+_CONTINUED = re.compile(r"text \d+ says so\.")
+
+Asked = Counter[tuple[str, str]]  # how often a question was asked about a text
 
 
 class FakeEngine:
@@ -37,3 +55,57 @@ class FakeEngine:
         seed = zlib.crc32(f"{task} {[int(token) for token in document]}".encode())
         weights = np.random.default_rng(seed).uniform(0.1, 1, self._labels[task])
         return np.log(weights / weights.sum() / 2).astype(np.float32)
+
+
+def text_of(document: Sequence[int]) -> str:
+    """The text of these tokens of the byte tokenizer."""
+    decoded: str = decoders.ByteLevel().decode([ALPHABET[token] for token in document])
+    return decoded
+
+
+def p_of(question: str, text: str) -> float:
+    """What the model answers to a question: the probability of the second label."""
+    seed = zlib.crc32(f"{question} {text}".encode())
+    return float(np.random.default_rng(seed).uniform(0.001, 0.999))
+
+
+class Answering(FakeEngine):
+    """Answers by the question and the tokens, and notes what it is asked."""
+
+    def __init__(self, job: Any, asked: Asked, broken: set[tuple[str, str]]) -> None:
+        super().__init__(job.spec.tasks)
+        self._questions = {task.name: task.question for task in job.spec.tasks}
+        self._asked, self._broken = asked, broken
+
+    def label(self, documents: Sequence[Sequence[int]], **how: Any) -> Labelled:
+        for task in how["tasks"]:
+            question = self._questions[task]
+            self._asked.update((question, text_of(document)) for document in documents)
+        return super().label(documents, **how)
+
+    def _answer(self, document: Sequence[int], task: str) -> NDArray[np.float32]:  # [labels]
+        question = self._questions[task]
+        if (question, text_of(document)) in self._broken:
+            return np.full(2, np.nan, np.float32)
+        p = p_of(question, text_of(document))
+        return np.log(np.array([1 - p, p]) / 2).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Continuing:
+    """Continues an answer with the first bytes of its text, `text <number> says so.`"""
+
+    asked: Asked
+    broken: set[tuple[str, str]]
+
+    def decode(
+        self, prompts: Sequence[Sequence[int]], _tokens: int, **_how: Any
+    ) -> list[Continuation | None]:
+        continued = []
+        for prompt in prompts:  # — with the prefix, and control tokens, which have no bytes
+            (text,) = _CONTINUED.findall(text_of([each for each in prompt if each < len(ALPHABET)]))
+            self.asked[EXPLAIN, text] += 1
+            token_ids = [*map(ALPHABET.index, text[:EXPLAINED_BYTES])]
+            continuation = Continuation(token_ids, [0.5] * EXPLAINED_BYTES)
+            continued.append(None if (EXPLAIN, text) in self.broken else continuation)
+        return continued

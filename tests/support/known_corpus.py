@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from finished import documents_of
+from finished import finish
 from label_tables import label_rows
 from numpy.typing import NDArray
 
-from pipeline.ledger.cells import committed, record_specs
 from pipeline.ledger.cuts import load_or_cut
-from pipeline.ledger.label_files import LabelFile, commit_shard
-from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.ledger.label_files import LabelFile
 from pipeline.options import AuditOptions
+from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import parse_spec
@@ -112,19 +111,12 @@ def _publish(folder: Path, p: Mapping[str, NDArray[np.float32]]) -> None:
     objects = find_objects(str(folder / "in.jsonl"), folder / "cache")
     shards = load_or_cut(store, objects, Columns("text", "id"), 9_000).shards
     assert len(shards) > 2
+
+    def answer(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
+        of_shard = p[task][shard.piece.start_row : shard.piece.end_row]
+        rows = label_rows(of_shard, LABELS[task], mass=np.ones(len(of_shard), np.float32))
+        metadata = {"task": task, "fp": fingerprint.id}
+        return LabelFile(task, fingerprint.id, shard.cell, rows, metadata)
+
     fingerprints = {task: Fingerprint({"task": task}) for task in LABELS}
-    fp = {task: each.id for task, each in fingerprints.items()}
-    record_specs(store, fp, {task: each.json() for task, each in fingerprints.items()})
-    for shard in shards:
-        documents = documents_of(shard)
-        rows, size = slice(shard.piece.start_row, shard.piece.end_row), documents.num_rows
-        files = []
-        for task, labels in LABELS.items():
-            mass = np.ones(size, np.float32)
-            answers = label_rows(p[task][rows], labels, mass=mass)
-            metadata = {"task": task, "fp": fp[task]}
-            files.append(LabelFile(task, fp[task], shard.id, answers, metadata))
-        commit_shard(store, shard, documents, files)
-    done = committed(store, fp, [shard.id for shard in shards])
-    tasks = {task: SnapshotTask(fp[task], labels) for task, labels in LABELS.items()}
-    publish(store, "job", tasks, shards, done, created_at="2026-11-01T00:00:00Z")
+    finish(store, shards, fingerprints, labels=LABELS, answer=answer)

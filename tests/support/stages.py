@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import pyarrow as pa
 import pytest
 
 from pipeline.ledger.blocks import ShardCounts, TokenisedShard, work_rows
 from pipeline.ledger.cells import WorkItem
+from pipeline.runtime.connection import remote_ray
 from pipeline.runtime.graph import commit_block, read_block, surviving
 from pipeline.runtime.job import Job
+from pipeline.runtime.placement import Resources
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.worker import LabelDocuments, Tokenise
 
@@ -52,8 +54,16 @@ def read_and_commit(
         yield ShardCounts.from_row(row)
 
 
+def _this_machine_or(address: str | None) -> AbstractContextManager[list[Resources]]:
+    return nullcontext([]) if address is None else remote_ray(address)
+
+
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:
-    """From now on, `run` calls the stages in this process, with the spec's own model."""
+    """From now on, `run` calls the stages in this process, with the spec's own model.
+
+    It plans for this machine, also where other tests of this process are connected to a Ray.
+    """
+    patch.setattr("pipeline.runtime.run.remote_ray", _this_machine_or)
     patch.setattr("pipeline.runtime.graph.label_items", label_and_commit)
     patch.setattr("pipeline.runtime.graph.read_items", read_and_commit)
     patch.setattr("pipeline.runtime.run.local_ray", lambda _placement: nullcontext())
