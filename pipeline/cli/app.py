@@ -31,7 +31,7 @@ from cyclopts.exceptions import (
 )
 
 from pipeline.errors import AssayError, Problem, SpecError
-from pipeline.report.console import console_on, escape_controls
+from pipeline.report.console import console_on, escape_controls, json_value
 from pipeline.runtime.imports import wait_passively
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ def shown_by(progress: Callable[[TextIO], AbstractContextManager[Announce]]) -> 
 def print_result(
     result: Result,
     show: Callable[[Result, Console], None],
-    to_json: Callable[[Result], Any],
+    to_json: Callable[[Result], object] = lambda result: result,
     *,
     as_json: bool,
     code: int = EXIT_COMPLETE,
 ) -> int:
     """Print the result as one JSON value, or as tables; returns the exit code."""
     if as_json:
-        print(json.dumps(to_json(result)))
+        print(json.dumps(json_value(to_json(result))))
     else:
         show(result, console_on(sys.stdout))
     return code

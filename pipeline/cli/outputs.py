@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -61,13 +60,13 @@ def export(
         assert options.head is not None
         examples = ShowOptions(where=options.where, n=options.head)
         return show(spec_file, options=examples, as_json=as_json)
-    from pipeline.report.rows import exported_json, show_exported
+    from pipeline.report.rows import show_exported
     from pipeline.verbs.export import export
 
     with spec_in(spec_file) as spec:
         exported = export(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE
-    return print_result(exported, show_exported, exported_json, as_json=as_json, code=code)
+    return print_result(exported, show_exported, as_json=as_json, code=code)
 
 
 @verb(USE, 3, "filter")
@@ -83,12 +82,12 @@ def filter_corpus(
         return _preview(spec_file, options, as_json=as_json)
     options.folder()  # — an error before the spec is read
     from pipeline.filters.run import filter_corpus
-    from pipeline.report.filters import filtered_json, show_filtered
+    from pipeline.report.filters import show_filtered
 
     with spec_in(spec_file) as spec:
         filtered = filter_corpus(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
-    return print_result(filtered, show_filtered, filtered_json, as_json=as_json, code=code)
+    return print_result(filtered, show_filtered, as_json=as_json, code=code)
 
 
 def _preview(spec_file: str, options: FilterOptions, *, as_json: bool) -> int:
@@ -125,9 +124,9 @@ def audit(
     with spec_in(spec_file) as spec:
         if is_drawn:
             sample = draw_sample(spec, options, cache_dir=cache_dir())
-            return print_result(sample, show_drawn_sample, asdict, as_json=as_json)
+            return print_result(sample, show_drawn_sample, as_json=as_json)
         result = audit(spec, options, gold_options, cache_dir=cache_dir())
-    return print_result(result, show_audited, asdict, as_json=as_json)
+    return print_result(result, show_audited, as_json=as_json)
 
 
 @verb(USE, 5)
@@ -185,12 +184,12 @@ def diff(
 def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Read a finished output again, and prove that it is complete and undamaged."""
     from pipeline.integrity.verify import verify_output
-    from pipeline.report.maintenance import show_verified, verified_json
+    from pipeline.report.maintenance import show_verified
 
     with spec_in(spec_file) as spec:
         verified = verify_output(spec, cache_dir=cache_dir())
     code = EXIT_COMPLETE if verified.intact else EXIT_FAILED
-    return print_result(verified, show_verified, verified_json, as_json=as_json, code=code)
+    return print_result(verified, show_verified, as_json=as_json, code=code)
 
 
 @verb(USE, 8)
@@ -216,8 +215,8 @@ def gc(
         Delete the listed objects. This is refused while a run writes to the output.
     """
     from pipeline.integrity.gc import collect_garbage
-    from pipeline.report.maintenance import gc_json, show_gc
+    from pipeline.report.maintenance import show_gc
 
     with spec_in(spec_file) as spec:
         garbage = collect_garbage(spec, keep=keep, older_than_days=older_than, delete=delete)
-    return print_result(garbage, show_gc, gc_json, as_json=as_json)
+    return print_result(garbage, show_gc, as_json=as_json)

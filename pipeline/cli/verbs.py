@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,7 @@ def init(data: Data, /, *, options: InitOptions = InitOptions(), as_json: AsJson
     from pipeline.report.init import show_proposal
     from pipeline.verbs.init import init
 
-    return print_result(init(data, options), show_proposal, asdict, as_json=as_json)
+    return print_result(init(data, options), show_proposal, as_json=as_json)
 
 
 @verb(LABEL, 0)
@@ -84,7 +83,7 @@ def pull(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
         with imports_of_torch():
             from pipeline.verbs.pull import pull
         pulled = pull(spec, cache_dir=cache_dir(), announce=announce)
-    return print_result(pulled, show_pulled, asdict, as_json=as_json)
+    return print_result(pulled, show_pulled, as_json=as_json)
 
 
 @verb(LABEL, 1)
@@ -297,12 +296,12 @@ def status(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     It reads the output's storage, from any machine and while a run goes on. It starts no Ray, loads
     no model and writes nothing.
     """
-    from pipeline.report.run import show_status, status_json
+    from pipeline.report.maintenance import show_status
     from pipeline.verbs.status import status
 
     with spec_in(spec_file) as spec:
         result = status(spec, cache_dir=cache_dir())
-    return print_result(result, show_status, status_json, as_json=as_json)
+    return print_result(result, show_status, as_json=as_json)
 
 
 @verb(LABEL, 5)
@@ -315,7 +314,7 @@ def bench(
     """
     with spec_in(spec_file) as spec:
         with imports_of_torch():
-            from pipeline.report.check import bench_json, show_bench
+            from pipeline.report.check import show_bench
             from pipeline.verbs.bench import bench
         measured = bench(spec, options, cache_dir=cache_dir())
-    return print_result(measured, show_bench, bench_json, as_json=as_json)
+    return print_result(measured, show_bench, as_json=as_json)

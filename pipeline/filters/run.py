@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
+from pydantic import computed_field
 
 from pipeline.errors import FailedRowsError, StorageError
 from pipeline.filters.decisions import with_thresholds
@@ -67,6 +68,7 @@ class FilterResult:
     new_files: int  # files that the input has now and the snapshot does not know
     slice: str | None = None  # the documents that the snapshot is limited to
 
+    @computed_field
     @property
     def complete(self) -> bool:
         return not self.missing_rows and not self.missing_files

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -47,29 +47,24 @@ Version = tuple[str, str]  # task and fingerprint
 
 
 @dataclass(frozen=True, slots=True)
+class Removed:
+    """The objects of a prefix that nothing needs."""
+
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class GcResult:
     """What a garbage collection kept and removed."""
 
     output: str
-    snapshots: tuple[int, ...]  # kept
-    objects: tuple[StoredObject, ...]  # that nothing needs, in the order of deletion
+    kept_snapshots: tuple[int, ...]
+    deleted: bool  # False: a dry run
     young: int  # objects that are kept for their age alone
     unknown: int  # keys that assay does not write, inside its own folders
-    deleted: bool  # False: a dry run
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(stored.key for stored in self.objects)
-
-    @property
-    def per_prefix(self) -> dict[str, tuple[int, int]]:
-        """Count and bytes, by prefix; of the index only if an object of it is not needed."""
-        amounts = {prefix: (0, 0) for prefix in DELETION_ORDER if prefix != INDEX}
-        for stored in self.objects:
-            prefix = f"{stored.key.partition('/')[0]}/"
-            count, size_bytes = amounts.get(prefix, (0, 0))
-            amounts[prefix] = count + 1, size_bytes + stored.size_bytes
-        return amounts
+    prefixes: Mapping[str, Removed]  # the index only if an object of it is not needed
+    keys: tuple[str, ...]  # that nothing needs, in the order of deletion
 
 
 @dataclass(slots=True)
@@ -124,8 +119,15 @@ def collect_garbage(
             raise RefusedError(f"{output.url}: a run has just published a snapshot; run gc again")
         for prefix in DELETION_ORDER:
             output.delete([each.key for each in objects if each.key.startswith(prefix)])
-    young, unknown = len(known.keys() & kept - named), len(stored) - len(known)
-    return GcResult(output.url, tuple(snapshots.kept), objects, young, unknown, delete)
+    return GcResult(
+        output=output.url,
+        kept_snapshots=tuple(snapshots.kept),
+        deleted=delete,
+        young=len(known.keys() & kept - named),
+        unknown=len(stored) - len(known),
+        prefixes=dict(_removed(objects)),
+        keys=tuple(each.key for each in objects),
+    )
 
 
 def _read(
@@ -196,6 +198,14 @@ def _young(
         if key.sid and key.task and stored[name].modified_s >= published_s.get(version, -inf):
             unfinished[version].add(name)
     return young.union(*(names for names in unfinished.values() if names & young))
+
+
+def _removed(objects: Collection[StoredObject]) -> Iterator[tuple[str, Removed]]:
+    """The number and the size of the objects of each prefix."""
+    for prefix in DELETION_ORDER:
+        sizes = [each.size_bytes for each in objects if each.key.startswith(prefix)]
+        if sizes or prefix != INDEX:
+            yield prefix, Removed(len(sizes), sum(sizes))
 
 
 def _with_needed(names: Collection[str], index: Mapping[str, Collection[str]]) -> set[str]:

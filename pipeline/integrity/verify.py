@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import computed_field
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
@@ -67,6 +68,7 @@ class VerifyResult:
     inputs_changed: int  # input files that are gone or have another version, so are not compared
     damages: tuple[Damage, ...]
 
+    @computed_field
     @property
     def intact(self) -> bool:
         return not self.damages

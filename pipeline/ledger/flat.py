@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import InstanceOf, PlainSerializer
 
 from pipeline.ledger.columns import CALIBRATED
 from pipeline.ledger.rows import TEXT_COLUMN
@@ -28,7 +29,7 @@ class FlatColumn:
 
     name: str
     source: tuple[str, ...]  # ("toxic", "p", "clean")
-    type: pa.DataType
+    type: Annotated[InstanceOf[pa.DataType], PlainSerializer(str)]
 
 
 def flat_columns(schema: pa.Schema) -> tuple[FlatColumn, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import groupby
@@ -123,42 +122,24 @@ def findings_json(findings: Findings) -> dict[str, Any]:
         "documents": findings.documents,
         "repeated_ids": findings.repeated_ids,
         "label_tokens": findings.label_tokens,
-        "readouts": {task: asdict(facts) for task, facts in findings.readouts.items()},
+        "readouts": findings.readouts,
         "prompts": [{**asdict(prompt), "scoring": prompt.scoring} for prompt in findings.prompts],
         "memory": {**asdict(findings.proof.memory), "peak_bytes": findings.proof.memory.peak_bytes},
         "exactness": {
-            **(_difference_json(exactness.difference) or {}),
+            **asdict(exactness.difference),
             "exact": exactness.exact,
             "allowed": {
-                "max_abs_dp": _number(exactness.allowed_max),
-                "mean_abs_dp": _number(exactness.allowed_mean),
+                "max_abs_dp": exactness.allowed_max,
+                "mean_abs_dp": exactness.allowed_mean,
                 "max_abs_dp_in_float32": FLOAT32_MAX,
             },
-            "in_float32": _difference_json(exactness.in_float32),
-            "rounding": _difference_json(exactness.rounding),
+            "in_float32": exactness.in_float32,
+            "rounding": exactness.rounding,
         },
-        "quantization": _difference_json(findings.proof.quantization),
-        "answers": {
-            task: {
-                **asdict(facts),
-                "mass": _number(facts.mass),
-                "distance": _number(facts.distance),
-            }
-            for task, facts in findings.answers.items()
-        },
+        "quantization": findings.proof.quantization,
+        "answers": findings.answers,
         "warnings": list(check_doubts(findings)),
     }
-
-
-def _difference_json(difference: Difference | None) -> dict[str, Any] | None:
-    if difference is None:
-        return None
-    return {k: _number(v) for k, v in asdict(difference).items()}
-
-
-def _number(value: float | None) -> float | None:
-    """The value, or None for NaN, which JSON cannot represent."""
-    return None if value is None or math.isnan(value) else value
 
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -188,15 +169,3 @@ def show_bench(bench: Bench) -> Iterator[Part]:
         "FLOP/s, as % of this machine's matmul peak, "
         f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s"
     )
-
-
-def bench_json(bench: Bench) -> dict[str, Any]:
-    """The form that other programs read (DESIGN, section 7)."""
-    return {
-        "machine": asdict(bench.machine),
-        "matmul_flops": bench.matmul_flops,
-        "rows": [
-            {**asdict(row), "docs_per_s": row.docs_per_s, "tokens_per_s": row.tokens_per_s}
-            for row in bench.rows
-        ],
-    }

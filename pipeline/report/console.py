@@ -11,8 +11,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TextIO, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO, TypeVar
 
+from pydantic import TypeAdapter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +41,11 @@ def console_on(stream: TextIO) -> Console:
     )
 
 
+def json_value(result: object) -> Any:
+    """The result as JSON values: fields and computed fields by name, and null for NaN."""
+    return json.loads(TypeAdapter(type(result)).dump_json(result))
+
+
 def escape_controls(text: str) -> str:
     """The text with each unprintable character escaped: controls, direction marks, surrogates."""
     return "".join(char if char.isprintable() else _escaped(char) for char in text)
@@ -56,6 +63,13 @@ def truncate(text: str, chars: int) -> str:
 def number(value: float | None) -> str:
     """Three decimals; "-" for None."""
     return "-" if value is None else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """The time in words."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return str(timedelta(seconds=round(seconds)))  # 2 days, 3:04:05
 
 
 def interval(figure: Figure) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -38,15 +37,15 @@ show_comparison = printed(comparison_parts)
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON values."""
+    """The JSON form of a comparison."""
     alone_before, both, alone_after = comparison.documents
     return {
         "before": comparison.before,
         "after": comparison.after,
         "rows": {"before": comparison.rows[0], "after": comparison.rows[1]},
         "texts": {"before_alone": alone_before, "both": both, "after_alone": alone_after},
-        "only_before": list(comparison.only_before),
-        "only_after": list(comparison.only_after),
+        "only_before": comparison.only_before,
+        "only_after": comparison.only_after,
         "tasks": {task.task: _task_json(task) for task in comparison.tasks},
     }
 
@@ -98,8 +97,8 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
         names = [(task.labels[x], task.labels[y], int(task.flips[x, y])) for x, y in cells]
         flips = {"flipped": [{"from": a, "to": b, "documents": n} for a, b, n in names]}
     return {
-        "fps": list(task.fps),
-        "labels": list(task.labels),
+        "fps": task.fps,
+        "labels": task.labels,
         "before": task.before.tolist(),
         "after": task.after.tolist(),
         "psi": task.psi,
@@ -107,7 +106,7 @@ def _task_json(task: TaskChange) -> dict[str, Any]:
         **flips,
         "flip_rate": task.flip_rate,
         "newly_failing": task.newly_failing,
-        "failing_ids": list(task.failing_ids),
+        "failing_ids": task.failing_ids,
     }
 
 
@@ -127,13 +126,13 @@ def show_judged_run(run: JudgedRun) -> Iterator[Part]:
 
 
 def judged_run_json(run: JudgedRun) -> dict[str, Any]:
-    """The run and its judgement as JSON values."""
+    """The JSON form of a run and its judgement."""
     return {
         "published": run.published,
         "snapshot": run.outcome.snapshot,
         "previous": run.previous,
-        "reasons": list(run.rejected),
-        "gates": [asdict(each) for each in run.decisions],
+        "reasons": run.rejected,
+        "gates": run.decisions,
         "diff": comparison_json(run.comparison) if run.comparison else None,
         "run": summary_json(run.outcome),
     }

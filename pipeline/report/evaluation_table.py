@@ -226,7 +226,7 @@ def issue_grid(task: TaskEvaluation, most: int, *, texts: bool = False) -> Grid:
 
 
 def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
-    """The evaluation as JSON values, with every label issue."""
+    """The JSON form of an evaluation, with every label issue."""
     gold = evaluation.gold
     same = ("spec", "output", "snapshot", "newest_snapshot", "slice", "corpus_rows")
     return {
@@ -241,28 +241,28 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
             "repeated_in_corpus": evaluation.repeated_in_corpus,
         },
         "tasks": {task.task: _task_json(task, gold) for task in evaluation.tasks},
-        "without_gold": list(evaluation.without_gold),
-        "gates": [asdict(decision) for decision in evaluation.decisions],
+        "without_gold": evaluation.without_gold,
+        "gates": evaluation.decisions,
         "passed": evaluation.passed,
     }
 
 
 def _task_json(task: TaskEvaluation, gold: Gold) -> dict[str, Any]:
     return {
-        "labels": list(task.labels),
-        "rows": asdict(task.rows),
+        "labels": task.labels,
+        "rows": task.rows,
         "versions": {
             name: {
                 **asdict(version.scores),
                 "ece_bins": f"{BINS}, equal mass",
-                "thresholds": [asdict(cut) for cut in version.cuts],
+                "thresholds": version.cuts,
             }
             for name, version in task.versions.items()
         },
         "gold": gold.kind(task.task),
-        "fitted": dict(task.fitted),
+        "fitted": task.fitted,
         "represented": task.represented,
         "at_chance": task.at_chance,
         "swapped": task.swapped,
-        "mislabelled": [asdict(issue) for issue in task.label_issues],
+        "mislabelled": task.label_issues,
     }

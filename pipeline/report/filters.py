@@ -70,7 +70,7 @@ def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
             "documents": (kept + dropped).documents,
             "dropped": dropped.documents,
             "threshold": clause["at"].get(name, clause["otherwise"]) if clause else None,
-            "sizes": {"kept": asdict(kept), "dropped": asdict(dropped)},
+            "sizes": {"kept": kept, "dropped": dropped},
         }
         for name, (kept, dropped) in (preview.groups or whole).items()
     ]
@@ -79,7 +79,7 @@ def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
         "documents": (preview.kept + preview.dropped).documents,
         "kept": preview.kept.documents,
         "dropped": preview.dropped.documents,
-        "sizes": {"kept": asdict(preview.kept), "dropped": asdict(preview.dropped)},
+        "sizes": {"kept": preview.kept, "dropped": preview.dropped},
         "groups": groups,
     }
 
@@ -105,11 +105,6 @@ def show_filtered(filtered: FilterResult) -> Iterator[Part]:
     yield from (f"kept: {kept}" for kept in filtered.kept_globs)
     yield f"dropped: {filtered.dropped_glob}"
     yield f"paths of the last filter: {filtered.current}"
-
-
-def filtered_json(filtered: FilterResult) -> dict[str, Any]:
-    """The same for other programs."""
-    return {**asdict(filtered), "complete": filtered.complete}
 
 
 def _pair(name: str, kept: Size | Amount, dropped: Size | Amount) -> Iterator[tuple[str, ...]]:

@@ -98,7 +98,7 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
 
 
 def fit_json(fit: Fit) -> dict[str, Any]:
-    """The readouts as JSON values."""
+    """The JSON form of the readouts."""
     return {
         "spec": fit.spec,
         "gold": {
@@ -106,10 +106,10 @@ def fit_json(fit: Fit) -> dict[str, Any]:
             "documents": fit.gold.rows,
             "repeated": fit.gold.repeated,
             "contradictory": fit.gold.contradictory,
-            "left_out": dict(fit.left_out),
+            "left_out": fit.left_out,
         },
         "folds": fit.folds,
-        "tasks": [asdict(task) for task in fit.tasks],
+        "tasks": fit.tasks,
     }
 
 
@@ -175,4 +175,4 @@ def thresholds_json(chosen: ChosenThresholds) -> dict[str, Any]:
     """The same figures for other programs."""
     file = asdict(chosen.file)
     sample = {"recall": chosen.recall, "precision": chosen.precision}
-    return {"path": chosen.path, **file, "decided": list(chosen.decided), "in_sample": sample}
+    return {"path": chosen.path, **file, "decided": chosen.decided, "in_sample": sample}

@@ -1,18 +1,44 @@
-"""The reports of `verify` and `gc`, for people and as JSON values."""
+"""The reports of `status`, `verify` and `gc`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple
+from typing import TYPE_CHECKING
 
-from pipeline.report.console import Part, printed
+from pipeline.report.console import Grid, Part, duration, printed
 
 if TYPE_CHECKING:
     from pipeline.integrity.gc import GcResult
     from pipeline.integrity.verify import VerifyResult
+    from pipeline.verbs.status import Status
 
 SHOWN_DAMAGES = 50
+
+
+@printed
+def show_status(status: Status) -> Iterator[Part]:
+    """The counts, the rate and the time left."""
+    snapshot = "none" if status.snapshot is None else f"{status.snapshot:08d}"
+    snapshot += f" ({status.slice})" if status.slice else ""
+    rate, left = "unknown: too few shards were finished in the last 15 minutes", "unknown"
+    if status.docs_per_s is not None:
+        rate = f"{status.docs_per_s:,.2f} documents a second"
+    if status.eta_s is not None:
+        left = f"about {duration(status.eta_s)}" if status.eta_s else "nothing is missing"
+    yield [
+        ("output", status.output),
+        ("documents", f"{status.documents:,}"),
+        ("snapshot", snapshot),
+        ("rate", rate),
+        ("time left", left),
+        *(("left out", reason) for reason in status.unreadable),
+    ]
+    rows = [
+        (name, *(f"{n:,}" for n in (*astuple(task), status.taken_over[name])))
+        for name, task in status.tasks.items()
+    ]
+    yield Grid("", ("task", "done", "missing", "failed", "reused"), rows)
 
 
 @printed
@@ -36,18 +62,13 @@ def _problems(count: int) -> str:
     return "1 problem" if count == 1 else f"{count:,} problems"
 
 
-def verified_json(verified: VerifyResult) -> dict[str, Any]:
-    """The same for other programs."""
-    return {**asdict(verified), "intact": verified.intact}
-
-
 @printed
 def show_gc(result: GcResult) -> Iterator[Part]:
     """A table of what is, or would be, removed below each prefix."""
-    kept = ", ".join(f"{number:08d}" for number in result.snapshots) or "none"
+    kept = ", ".join(f"{number:08d}" for number in result.kept_snapshots) or "none"
     rows = {"output": result.output, "kept snapshots": kept}
-    for prefix, (count, size_bytes) in result.per_prefix.items():
-        rows[prefix] = f"{count:,} objects, {size_bytes / 1e6:,.1f} MB"
+    for prefix, amount in result.prefixes.items():
+        rows[prefix] = f"{amount.objects:,} objects, {amount.size_bytes / 1e6:,.1f} MB"
     if result.young:
         rows["younger"] = f"{result.young:,} objects that nothing else needs; see --older-than"
     if result.unknown:
@@ -55,22 +76,6 @@ def show_gc(result: GcResult) -> Iterator[Part]:
     rows["verdict"] = "nothing was deleted; add --delete to delete these objects"
     if result.deleted:
         rows["verdict"] = "deleted"
-    if not result.objects:
+    if not result.keys:
         rows["verdict"] = "there is nothing to delete"
     yield rows
-
-
-def gc_json(result: GcResult) -> dict[str, Any]:
-    """The same for other programs, with every key."""
-    return {
-        "output": result.output,
-        "kept_snapshots": list(result.snapshots),
-        "deleted": result.deleted,
-        "young": result.young,
-        "unknown": result.unknown,
-        "prefixes": {
-            prefix: {"objects": count, "size_bytes": size_bytes}
-            for prefix, (count, size_bytes) in result.per_prefix.items()
-        },
-        "keys": list(result.keys),
-    }

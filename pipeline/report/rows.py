@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipeline.ledger.columns import EXPLANATION
@@ -88,12 +87,3 @@ def show_exported(exported: ExportResult) -> Iterator[Part]:
         facts["not labelled yet"] = f"{exported.new_files:,} files of the input are not exported"
     yield facts
     yield f"table: {exported.glob}"
-
-
-def exported_json(exported: ExportResult) -> dict[str, Any]:
-    """The same for other programs."""
-    columns = [
-        {"name": column.name, "source": list(column.source), "type": str(column.type)}
-        for column in exported.columns
-    ]
-    return {**asdict(exported), "columns": columns, "complete": exported.complete}

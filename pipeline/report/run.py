@@ -1,4 +1,4 @@
-"""The reports of `run`, its dry run, `plan` and `status`: tables for people, JSON values."""
+"""The reports of `run`, its dry run and `plan`: tables for people, JSON values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from pipeline.report.console import Grid, Part, printed, warnings
+from pipeline.report.console import Part, duration, printed, warnings
 from pipeline.report.doubts import label_doubts
 from pipeline.report.progress import REUSE
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
     from pipeline.runtime.outcome import Outcome
     from pipeline.verbs.plan import Estimate
-    from pipeline.verbs.status import Status
 
 
 @printed
@@ -106,15 +103,15 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "slice": None if outcome.slice is None else outcome.slice.to_json(),
         "documents_in_slice": outcome.slice_rows,
         "kept_snapshot": outcome.kept,
-        "unreadable": list(outcome.unreadable),
-        "failed_shards": list(outcome.failed_shards),
+        "unreadable": outcome.unreadable,
+        "failed_shards": outcome.failed_shards,
         "documents_labelled": tally.rows,
         "documents_read_by_model": tally.asked_rows,
         "documents_taken_over": tally.taken_over,
         "objects_created": tally.created,
-        "status": dict(tally.status),
-        "labels": {task: dict(labels) for task, labels in tally.labels.items()},
-        "decided_by_stage": {task: dict(by) for task, by in tally.decided.items()},
+        "status": tally.status,
+        "labels": tally.labels,
+        "decided_by_stage": tally.decided,
         "warnings": list(label_doubts(tally.labels)),
         "seconds": outcome.seconds,
         **{name: getattr(tally.cost, name) for name in measured},
@@ -167,8 +164,8 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
     return {
         **plan_json(estimate.plan),
         "documents_for_model": estimate.documents,
-        "parts": [asdict(part) for part in estimate.parts],
-        "measured": asdict(estimate.measured) if estimate.measured else None,
+        "parts": estimate.parts,
+        "measured": estimate.measured,
         **{name: getattr(estimate, name) for name in same},
     }
 
@@ -190,51 +187,8 @@ def show_estimate(estimate: Estimate) -> Iterator[Part]:
             f"{measured.dtype} on {measured.device} here"
         )
     workers = "1 worker" if estimate.workers == 1 else f"{estimate.workers:,} workers"
-    rows["time"] = f"about {_duration(estimate.seconds)} of {workers}, without their start-up"
+    rows["time"] = f"about {duration(estimate.seconds)} of {workers}, without their start-up"
     if estimate.cost is not None:
         hours = estimate.worker_seconds / 3600
         rows["cost"] = f"about {estimate.cost:,.2f}, for {hours:,.2f} worker hours"
     yield rows
-
-
-def status_json(status: Status) -> dict[str, Any]:
-    """The counts, the rate and the time left; other programs read this form."""
-    return {
-        "documents": status.documents,
-        "snapshot": status.snapshot,
-        "tasks": {name: asdict(task) for name, task in status.tasks.items()},
-        "taken_over": dict(status.taken_over),
-        "docs_per_s": status.docs_per_s,
-        "eta_s": status.eta_s,
-    }
-
-
-@printed
-def show_status(status: Status) -> Iterator[Part]:
-    """The same for people."""
-    snapshot = "none" if status.snapshot is None else f"{status.snapshot:08d}"
-    snapshot += f" ({status.slice})" if status.slice else ""
-    rate, left = "unknown: too few shards were finished in the last 15 minutes", "unknown"
-    if status.docs_per_s is not None:
-        rate = f"{status.docs_per_s:,.2f} documents a second"
-    if status.eta_s is not None:
-        left = f"about {_duration(status.eta_s)}" if status.eta_s else "nothing is missing"
-    yield [
-        ("output", status.output),
-        ("documents", f"{status.documents:,}"),
-        ("snapshot", snapshot),
-        ("rate", rate),
-        ("time left", left),
-        *(("left out", reason) for reason in status.unreadable),
-    ]
-    rows = [
-        (name, *(f"{n:,}" for n in (*asdict(task).values(), status.taken_over[name])))
-        for name, task in status.tasks.items()
-    ]
-    yield Grid("", ("task", "done", "missing", "failed", "reused"), rows)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return str(timedelta(seconds=round(seconds)))  # 2 days, 3:04:05

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from pydantic import computed_field
 
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.alternatives import expand, per_label, per_question, tree_flops
@@ -91,10 +92,12 @@ class Row:
     peak_bytes: int  # above the memory of the process before
     matmul_share: float  # rate of the tree's FLOP in this time, over the machine's own rate
 
+    @computed_field
     @property
     def docs_per_s(self) -> float:
         return 1 / self.seconds_per_document
 
+    @computed_field
     @property
     def tokens_per_s(self) -> float:
         """Tokens of the documents themselves, without prompts and repeated reads."""

@@ -17,6 +17,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from pydantic import computed_field
 
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.labelled import (
@@ -69,6 +70,7 @@ class ExportResult:
     missing_files: int
     new_files: int  # files that the input has now and the snapshot does not know
 
+    @computed_field
     @property
     def complete(self) -> bool:
         return not self.missing_rows and not self.missing_files

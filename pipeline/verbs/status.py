@@ -13,6 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import Field
 
 from pipeline.ledger.cells import CONCURRENT_LISTS
 from pipeline.ledger.columns import ROW
@@ -34,6 +37,8 @@ SHORTEST_S = 5.0
 IDLE_S = 3600.0
 
 Commit = tuple[float, int]  # seconds since the epoch, documents
+Value = TypeVar("Value")
+ForPeople = Annotated[Value, Field(exclude=True)]  # not in the JSON form
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,14 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far an output is."""
+    """How far an output is. Also its JSON form, without the fields that only people read."""
 
-    output: str
+    output: ForPeople[str]
     documents: int  # of the whole input
-    unreadable: tuple[str, ...]  # input files whose documents cannot be counted, with the reason
+    # Input files whose documents cannot be counted, with the reason.
+    unreadable: ForPeople[tuple[str, ...]]
     snapshot: int | None  # the spec's last
-    slice: Slice | None  # the documents that this snapshot is limited to
+    slice: ForPeople[Slice | None]  # the documents that this snapshot is limited to
     tasks: Mapping[str, TaskStatus]
     taken_over: Mapping[str, int]  # by task: documents with an answer of another shard's equal text
     docs_per_s: float | None  # None: nothing was committed recently

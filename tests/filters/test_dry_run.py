@@ -11,54 +11,25 @@ import pytest
 from filtered import (
     ANSWERED,
     SCORE,
+    command_of,
     dropped,
     filtered_with,
     kept,
     policy_of,
+    previewed,
     query,
 )
-from finished import (
-    snapshot_json,
-    toy_spec,
-    write_snapshot,
-)
+from finished import snapshot_json, write_snapshot
 
 from pipeline.cli import main
-from pipeline.filters.dry_run import preview
-from pipeline.options import FilterOptions
-from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
-
-
-def test_a_dry_run_counts_what_the_filter_drops_and_writes_nothing(folder: Path) -> None:
-    rule = {"drop_top": {"share": 0.2, "of": SCORE, "by": "doc.lang", "smallest": 1}}
-    spec = parse_spec(json.dumps(toy_spec(folder, filter={"on_error": "drop", **rule})))
-    options = FilterOptions(dry_run=True)
-    before = sorted(folder.rglob("*"))
-    seen = preview(spec, options, cache_dir=folder / "cache")
-    assert sorted(folder.rglob("*")) == before
-    filtered = filtered_with(folder, **rule)
-    [clause] = policy_of(filtered)["clauses"]
-    assert json.loads(json.dumps(seen.clauses[0].clause)) == clause
-    ids = ", ".join(f"'{id}'" for id in dropped(filtered))
-    sizes = query(
-        folder,
-        f"""select coalesce(lang, 'null'), doc_id in ({ids}), count(*), sum(n_chars),
-            sum(coalesce(toxic.n_tokens, 0)) from labels group by 1, 2""",
-    )
-    expected = {(group, is_dropped): tuple(size) for group, is_dropped, *size in sizes}
-    for group, pair in seen.groups.items():
-        for is_dropped, size in zip((False, True), pair, strict=True):
-            found = (size.documents, size.chars, size.tokens)
-            assert found == expected.get((group, is_dropped), (0, 0, 0))
 
 
 def test_the_grid_of_a_dry_run_is_that_of_duckdb(folder: Path) -> None:
     top = {"share": 0.2, "of": SCORE, "by": "topic", "smallest": 1}
-    spec = parse_spec(json.dumps(toy_spec(folder, filter={"on_error": "drop", "drop_top": top})))
-    seen = preview(spec, FilterOptions(dry_run=True), cache_dir=folder / "cache")
-    assert {row.group for row in seen.clauses[0].grid} == {"all", "art", "law", "sport"}
-    for row in seen.clauses[0].grid:
+    [clause] = previewed(folder, drop_top=top).clauses
+    assert {row.group for row in clause.grid} == {"all", "art", "law", "sport"}
+    for row in clause.grid:
         where = ANSWERED + ("" if row.group == "all" else f" and topic.label = '{row.group}'")
         [found] = query(
             folder,
@@ -75,33 +46,24 @@ def test_the_grid_of_a_dry_run_is_that_of_duckdb(folder: Path) -> None:
 def test_without_a_folder_only_a_dry_run_is_possible(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = toy_spec(folder, filter={"drop_top": {"share": 0.1, "of": SCORE}, "on_error": "drop"})
-    (folder / "spec.yaml").write_text(json.dumps(content))
-    assert main(["filter", str(folder / "spec.yaml")]) == 2
-    assert (
-        "--to: missing; name a folder for the kept documents, or write --dry-run"
-        in capsys.readouterr().err
-    )
-    assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--by", "source"]) == 2
+    command = command_of(folder, drop_top={"share": 0.1, "of": SCORE})
+    assert main(command) == 2 and capsys.readouterr().err.startswith("--to: missing; ")
+    assert main([*command, "--dry-run", "--by", "source"]) == 2
     assert "--by: no such option; assay report --by counts" in capsys.readouterr().err
-    assert main(["filter", str(folder / "spec.yaml"), "--dry-run"]) == 0
+    before = sorted(folder.rglob("*"))
+    assert main([*command, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "nothing was written" in shown and "dropped at other shares" in shown
-    assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["clauses"][0]["clause"]["share"] == 0.1
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_dry_run_of_a_filter_that_stops_says_so_and_ends_as_the_filter_does(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = toy_spec(folder, filter={"keep": "toxic.p.toxic < 0.5 and topic.label <> 'law'"})
-    (folder / "spec.yaml").write_text(json.dumps(content))
-    command = ["filter", str(folder / "spec.yaml")]
-    [(broken,)] = query(
-        folder,
-        f"""select count(*) from labels where {ANSWERED}
-            and not (toxic.p.toxic < 0.5 and topic.label <> 'law')""",
-    )
+    keep = f"{SCORE} < 0.5 and topic.label <> 'law'"
+    command = command_of(folder, keep=keep, on_error="fail")
+    where = f"{ANSWERED} and not ({keep})"
+    [(broken,)] = query(folder, f"select count(*) from labels where {where}")
     assert main([*command, "--dry-run", "--json"]) == main([*command, "--to", str(folder / "to")])
     printed = capsys.readouterr()
     values = json.loads(printed.out)
@@ -122,15 +84,12 @@ def test_a_dry_run_of_a_filter_that_stops_says_so_and_ends_as_the_filter_does(
 
 
 def test_a_dry_run_on_a_partial_snapshot_ends_as_the_filter_does(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    own_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = LocalStore(folder / "out")
-    content = snapshot_json(store) | {"missing_rows": 5}
-    write_snapshot(store, content)
-    rule = {"keep": "toxic.p.toxic < 0.5", "on_error": "drop"}
-    (folder / "spec.yaml").write_text(json.dumps(toy_spec(folder, filter=rule)))
-    command = ["filter", str(folder / "spec.yaml")]
-    assert main([*command, "--to", str(folder / "to")]) == 3
+    store = LocalStore(own_folder / "out")
+    write_snapshot(store, snapshot_json(store) | {"missing_rows": 5})
+    command = command_of(own_folder, keep=f"{SCORE} < 0.5")
+    assert main([*command, "--to", str(own_folder / "to")]) == 3
     assert main([*command, "--dry-run"]) == 3
     assert "incomplete" in capsys.readouterr().out
 
@@ -146,9 +105,7 @@ def test_a_dry_run_on_a_partial_snapshot_ends_as_the_filter_does(
 def test_the_json_of_a_dry_run_has_numbers_and_thresholds_by_group(
     rule: dict[str, Any], by: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = toy_spec(folder, filter={"on_error": "drop", **rule})
-    (folder / "spec.yaml").write_text(json.dumps(content))
-    assert main(["filter", str(folder / "spec.yaml"), "--dry-run", "--json"]) == 0
+    assert main([*command_of(folder, **rule), "--dry-run", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     filtered = filtered_with(folder, **rule)
     assert values["dropped"] == len(dropped(filtered))
@@ -160,3 +117,5 @@ def test_the_json_of_a_dry_run_has_numbers_and_thresholds_by_group(
     if by:
         found = {group["group"][by]: group["threshold"] for group in values["groups"]}
         assert policy_of(filtered)["clauses"][0]["at"].items() <= found.items()
+    shown = [clause["clause"] for clause in values["clauses"]]
+    assert shown == (policy_of(filtered)["clauses"] if "drop_top" in rule else [])

@@ -13,26 +13,33 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from filtered import dropped, ids, labelled, policy_of, query
-from finished import LABELS, ROWS, toy_spec
+from filtered import (
+    ANSWERED,
+    SCORE,
+    dropped,
+    filtered_with,
+    ids,
+    labelled,
+    policy_of,
+    previewed,
+    query,
+    spec_of,
+)
+from finished import LABELS, ROWS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size
-from pipeline.filters.dry_run import FilterPreview, preview
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.filters.removal import FilterReport, kept_words, limited_probabilities, removed_sql
-from pipeline.filters.run import FilterResult, filter_corpus
-from pipeline.options import FilterOptions, ReportOptions
+from pipeline.options import ReportOptions
 from pipeline.report.disclosure import dataset_card, public_summary
-from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import CorpusReport, report_of
 
 QUOTED = "o'hara `x`"
 LANGUAGES = ("en", QUOTED, "de", None)
-SCORE = "toxic.p.toxic"
 RULES: dict[str, dict[str, Any]] = {
     "keep": {"keep": f"{SCORE} < 0.6 and topic.label <> 'law'"},
     "keep of input": {"keep": "doc.lang = 'en' -- null where a row has no language"},
@@ -60,23 +67,6 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return labelled(tmp_path, LANGUAGES)
-
-
-def spec_of(folder: Path, on_error: str, rule: Mapping[str, Any]) -> JobSpec:
-    return parse_spec(json.dumps(toy_spec(folder, filter={"on_error": on_error, **rule})))
-
-
-def filtered(spec: JobSpec, folder: Path) -> FilterResult:
-    return filter_corpus(spec, FilterOptions(str(folder / "to")), cache_dir=folder / "cache")
-
-
-def seen(spec: JobSpec, folder: Path) -> FilterPreview:
-    return preview(spec, FilterOptions(dry_run=True), cache_dir=folder / "cache")
-
-
 def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterReport]:
     report = report_of(spec, None, ReportOptions(to="unused.html"), cache_dir=folder / "cache")
     assert report.filter is not None
@@ -95,12 +85,31 @@ def block_of(card: str) -> str:
     return str(sql)
 
 
+def sizes_by_group(
+    folder: Path, rule: Mapping[str, Any], removes: str
+) -> dict[tuple[str, bool], Size]:
+    """By group and whether they are removed, the documents by DuckDB; none of a rule without."""
+    by = next((clause["by"] for clause in rule.values() if "by" in clause), None)
+    if by is None:
+        return {}
+    by = "topic.label" if by == "topic" else by
+    # — the tokens are those of the first task that the rule reads
+    task = "toxic" if "topic" not in json.dumps(rule) else "topic"
+    rows = query(
+        folder,
+        f"""select coalesce(({by})::varchar, 'null'), ({removes}) is true, count(*),
+            sum(n_chars)::bigint, sum(coalesce({task}.n_tokens, 0))::bigint
+            from labels group by all""",
+    )
+    return {(group, is_removed): Size(*size) for group, is_removed, *size in rows}
+
+
 @pytest.mark.parametrize("on_error", ["keep", "drop"])
 @pytest.mark.parametrize("name", RULES)
 def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder: Path) -> None:
-    spec = spec_of(folder, on_error, RULES[name])
-    result, dry = filtered(spec, folder), seen(spec, folder)
-    page, report = reported(spec, folder)
+    rule: dict[str, Any] = {"on_error": on_error, **RULES[name]}
+    result, dry = filtered_with(folder, **rule), previewed(folder, **rule)
+    page, report = reported(spec_of(folder, **rule), folder)
     gone = dropped(result)
     assert 0 < len(gone) < 3 * ROWS
     # — DuckDB, with the condition as it is published, selects the documents of the dropped files
@@ -118,11 +127,13 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
             (lost.documents, lost.chars),
         ]
     assert result.counts.all.kept.documents == kept.documents
-    if dry.groups:
-        assert page.groups.keys() == dry.groups.keys()
-        for group, pair in page.groups.items():
-            sizes = [[(s.documents, s.chars) for s in each] for each in (pair, dry.groups[group])]
-            assert sizes[0] == sizes[1]
+    by_group = sizes_by_group(folder, RULES[name], result.removes)
+    assert page.groups.keys() == dry.groups.keys() == {group for group, _ in by_group}
+    for group, pair in dry.groups.items():
+        assert pair == tuple(by_group.get((group, is_lost), Size()) for is_lost in (False, True))
+        assert [(s.documents, s.chars) for s in pair] == [
+            (s.documents, s.chars) for s in page.groups[group]
+        ]
     # — and the causes
     assert result.counts.reasons == dry.filter.reasons == report.reasons
     assert result.counts.several == dry.filter.several == report.several
@@ -132,14 +143,14 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
 
 @pytest.mark.parametrize("name", RULES)
 def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Path) -> None:
-    spec = spec_of(folder, "fail", RULES[name])
+    rule: dict[str, Any] = {"on_error": "fail", **RULES[name]}
     with pytest.raises(FailedRowsError, match=r"3 of 90 documents have no answer \(empty 3\)"):
-        filtered(spec, folder)
-    dry = seen(spec, folder)
-    page, report = reported(spec, folder)
+        filtered_with(folder, **rule)
+    assert not list((folder / "to").rglob("*.jsonl")) and not (folder / "to/current.json").exists()
+    dry = previewed(folder, **rule)
+    page, report = reported(spec_of(folder, **rule), folder)
     assert dry.filter == report and report.stops and report.failed == {"empty": 3}
-    answered = "status = 'ok' and toxic.status = 'ok' and topic.status = 'ok'"
-    broken = ids(folder, f"({report.removes}) and {answered}")
+    broken = ids(folder, f"({report.removes}) and {ANSWERED}")
     assert dry.dropped.documents == len(broken)
     assert page.whole[1].documents == len(broken)
     assert "It removes" not in public_summary(page) + dataset_card(page)
@@ -149,8 +160,7 @@ def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Pa
 def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = spec_of(folder, "drop", RULES["keep"])
-    options = ReportOptions(to="unused.html", by="topic")
+    spec, options = spec_of(folder, **RULES["keep"]), ReportOptions(to="unused.html", by="topic")
     whole = report_of(spec, None, options, cache_dir=folder / "cache")
     for module in ("filters.tally", "verbs.corpus_report"):
         monkeypatch.setattr(f"pipeline.{module}.MOST_GROUPS", 2)
@@ -166,11 +176,15 @@ def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
         assert sum(map(sum, some.counts.values())) == sum(map(sum, every.counts.values()))
 
 
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return labelled(tmp_path_factory.mktemp("elsewhere"), LANGUAGES)
+
+
 @pytest.mark.parametrize("name", [name for name in RULES if not name.startswith("keep")])
-def test_a_policy_gives_the_same_split_elsewhere(name: str, folder: Path) -> None:
-    first = filtered(spec_of(folder, "drop", RULES[name]), folder)
-    elsewhere = labelled(folder / "elsewhere", LANGUAGES)
-    again = filtered(spec_of(elsewhere, "drop", {"policy": first.policy}), elsewhere)
+def test_a_policy_gives_the_same_split_elsewhere(name: str, folder: Path, elsewhere: Path) -> None:
+    first = filtered_with(folder, **RULES[name])
+    again = filtered_with(elsewhere, policy=first.policy)
     assert again.removes == first.removes and policy_of(again) == policy_of(first)
     assert dropped(again) == dropped(first)
     current = json.loads((elsewhere / "to" / "current.json").read_text())
@@ -181,21 +195,23 @@ def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
     folder: Path,
 ) -> None:
     keep = f"{SCORE} < 0.6 and topic.label <> 'law' and doc.lang = 'en'"
-    rule = {"keep": keep, "thresholds": {"of": "topic.p.art", "otherwise": 0.3}}
-    result = filtered(spec_of(folder, "drop", rule), folder)
+    thresholds = {"of": "topic.p.art", "by": "doc.lang", "at": {"de": 0.2}, "otherwise": 0.3}
+    result = filtered_with(folder, keep=keep, thresholds=thresholds)
     rows = query(
         folder,
-        f"""select doc_id, {SCORE} < 0.6, topic.label <> 'law', doc.lang = 'en',
-            topic.p.art::double > 0.3 from labels where toxic.status = 'ok'""",
+        f"""select doc_id, coalesce(lang, 'null'), {SCORE} < 0.6, topic.label <> 'law',
+            doc.lang = 'en', topic.p.art::double > if(lang is not distinct from 'de', 0.2, 0.3)
+            from labels where toxic.status = 'ok'""",
     )
     parts = keep.split(" and ")
     reasons, counts, several = dropped(result), Counter[str](), 0
-    for id, *verdicts, is_above in rows:
+    for id, lang, *verdicts, is_above in rows:
         found = "false" if False in verdicts else "null" if None in verdicts else ""
         of_kind = False if found == "false" else None
         broken = [part for part, v in zip(parts, verdicts, strict=True) if v is of_kind and found]
         words = [f"keep is {found}: {'; '.join(broken)}"] if broken else []
-        words += ["thresholds: topic.p.art > 0.3"] if is_above else []
+        limit = 0.2 if lang == "de" else 0.3
+        words += [f"thresholds: topic.p.art > {limit} in {lang}"] if is_above else []
         assert reasons.get(id, "") == "; ".join(words)
         counts.update(f"keep is {found}: {part}" for part in broken)
         counts.update(["thresholds: topic.p.art is above its threshold"] if is_above else [])
@@ -272,7 +288,7 @@ def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: st
 def test_what_a_rule_keeps_is_said_in_one_line(
     rule: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    spec = parse_spec(json.dumps(toy_spec(tmp_path, filter=rule)))
+    spec = spec_of(tmp_path, **rule)
     assert spec.filter is not None
     assert kept_words(Policy.of_spec(spec.filter, LABELS)) == words
 
@@ -289,7 +305,7 @@ def test_what_a_rule_keeps_is_said_in_one_line(
 def test_the_limits_of_probabilities_are_those_of_the_rule(
     rule: dict[str, Any], limits: dict[str, float], tmp_path: Path
 ) -> None:
-    spec = parse_spec(json.dumps(toy_spec(tmp_path, filter=rule)))
+    spec = spec_of(tmp_path, **rule)
     assert spec.filter is not None
     found = limited_probabilities(Policy.of_spec(spec.filter, LABELS))
     assert {f"{task}.p.{label}": limit for (task, label), limit in found.items()} == limits

@@ -7,24 +7,11 @@ import random
 from collections import defaultdict
 
 import pytest
-from finished import (
-    FILES,
-    LABELS,
-    commit_all,
-    finish,
-    read_parquet,
-    toy_fingerprints,
-)
+from finished import FILES, LABELS, commit_all, finish, read_parquet, toy_fingerprints
 from several_specs import DAY_S, FOREIGN, Everything
 
 from pipeline.integrity.verify import verify
-from pipeline.ledger.keys import (
-    documents_key,
-    index_key,
-    label_key,
-    parse_key,
-    spec_key,
-)
+from pipeline.ledger.keys import documents_key, index_key, label_key, parse_key, spec_key
 from pipeline.ledger.snapshots import contents
 from pipeline.ledger.text_index import index_missing_shards
 from pipeline.spec.fingerprint import Fingerprint
@@ -107,7 +94,7 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
     done = everything.gc(keep, older_than_days=days)
     assert everything.keys == expected and done.keys == dry.keys
     assert everything.gc(keep, older_than_days=days).keys == ()
-    for number in done.snapshots:
+    for number in done.kept_snapshots:
         snapshot = contents(store, number)
         assert verify(store, snapshot, everything.corpus.cache_dir, {}).intact
 

@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished import (
-    LABELS,
-    finish,
-    toy_fingerprints,
-)
+from finished import LABELS, finish, toy_fingerprints
 from memory_store import MemoryStore, Recording
 from several_specs import Everything
 
@@ -23,10 +19,7 @@ from pipeline.errors import RefusedError, StorageError
 from pipeline.gold.sample_design import SampleDesign, keep_design
 from pipeline.ledger import attempts
 from pipeline.ledger.attempts import ENDED_AFTER_S, in_use
-from pipeline.ledger.keys import (
-    audit_key,
-    spec_key,
-)
+from pipeline.ledger.keys import audit_key, spec_key
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, check_create_only
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from label_tables import label_rows
+from label_tables import label_rows, toy_shard
 
 from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.blocks import (
@@ -25,22 +25,19 @@ from pipeline.ledger.columns import only
 from pipeline.ledger.keys import label_key
 from pipeline.ledger.label_files import LabelFile
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
+from pipeline.sources.shards import Slice
 
-VERSION = ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None)
 COST = LabelCost(1.5, 2, 3, 4)
 LABELS = ("yes", "no")
 FP = "f" * 16
 NAME = f"t/{FP}"  # of a version
 
 
-def shard(start: int, rows: int = 2) -> Shard:
-    return Shard(VERSION, Piece(start, start + rows, 8, 0, 10))
-
-
 def work(start: int = 0, rows: int = 2, sources: int = 1) -> WorkItem:
     keys = tuple(label_key("t", FP, f"{number:032x}") for number in range(sources))
-    return WorkItem(shard(start, rows), ("t",), True, sources={NAME: keys}, rows_without_answer=1)
+    return WorkItem(
+        toy_shard(start, rows), ("t",), True, sources={NAME: keys}, rows_without_answer=1
+    )
 
 
 def documents(rows: int = 2) -> pa.Table:
@@ -90,15 +87,12 @@ def assert_same(read: TokenisedShard, written: TokenisedShard) -> None:
     assert read.images is None or read.images.equals(written.images)
 
 
-@pytest.mark.parametrize("images", [None, pa.array([b"png", None], pa.large_binary())])
-def test_a_tokenised_shard_is_read_as_it_was_written(images: pa.Array | None) -> None:
-    written = replace(tokenised(), images=images)
-    assert_same(TokenisedShard.from_table(written.to_table()), written)
-
-
-@given(rows=st.integers(1, 9), cut=st.integers(1, 8))
-def test_a_block_may_arrive_in_several_chunks(rows: int, cut: int) -> None:
-    written = tokenised(rows=rows)
+@given(rows=st.integers(1, 9), cut=st.integers(0, 8), has_images=st.booleans())
+def test_a_tokenised_shard_is_read_as_it_was_written_also_from_several_chunks(
+    rows: int, cut: int, has_images: bool
+) -> None:
+    images = pa.array([b"png", *[None] * (rows - 1)], pa.large_binary()) if has_images else None
+    written = replace(tokenised(rows=rows), images=images)
     block = written.to_table()
     chunked = pa.concat_tables([block.slice(0, cut), block.slice(cut)])
     assert_same(TokenisedShard.from_table(chunked), written)
@@ -161,9 +155,9 @@ def test_a_labelled_shard_is_read_as_it_was_written(
 @pytest.mark.parametrize("part", [None, Slice(sample="0.5", where="year > 2020")])
 def test_work_items_are_read_as_they_were_written(part: Slice | None) -> None:
     items = [
-        replace(work(0, sources=3), shard=replace(shard(0), slice=part)),
+        replace(work(0, sources=3), shard=replace(toy_shard(0, 2), slice=part)),
         replace(work(2), retry=3, documents=False),
-        WorkItem(shard(4), (), documents=True),
+        WorkItem(toy_shard(4, 2), (), documents=True),
     ]
     rows = work_rows(items)
     assert list(work_items_of(pa.Table.from_pylist(rows))) == items
@@ -197,5 +191,5 @@ def test_a_stage_that_failed_names_the_shard_once(stage: str, kind: type[Storage
     }[stage]
     counts = ShardCounts.of_failed(block, kind("/a.jsonl: rows 2 to 4: is gone\nTraceback"))
     assert counts.error == "/a.jsonl: rows 2 to 4: is gone"
-    assert (counts.sid, counts.rows, counts.labels) == (shard(2).id, 0, {"t": {}})
+    assert (counts.sid, counts.rows, counts.labels) == (toy_shard(2, 2).id, 0, {"t": {}})
     assert counts.unavailable == (kind is UnavailableError)

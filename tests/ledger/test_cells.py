@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from label_tables import toy_shard
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import (
@@ -18,11 +19,10 @@ from pipeline.ledger.cells import (
     stored_version,
 )
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
+from pipeline.sources.shards import Slice
 from pipeline.stores.local import LocalStore
 
-FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
-SHARDS = [Shard(FIRST.version, Piece(start, start + 3, 8, 0, 10)) for start in range(0, 15, 3)]
+FIRST, *_ = SHARDS = [toy_shard(start) for start in range(0, 15, 3)]
 SIDS = [shard.id for shard in SHARDS]
 F1, F2, F3, F9 = ("f1" * 8, "f2" * 8, "f3" * 8, "f9" * 8)
 TASKS = {"toxic": F1, "topic": F2}
@@ -124,17 +124,14 @@ def test_an_item_asks_about_the_rows_that_no_source_answers() -> None:
     assert WorkItem(FIRST, (), documents=True).asked_rows == 0
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_another_key_is_not_the_labels_of_a_shard(store: LocalStore) -> None:
+    """`test_keys` has all keys that no version of assay writes."""
+    for key in (
         f"labels/toxic/{F1}/{FIRST.id[:2]}/{FIRST.id}.parquet.copy",
         f"labels/toxic2/{F1}/{FIRST.id[:2]}/{FIRST.id}.parquet",
         f"attempts/{F1}/{FIRST.id}/{FIRST.id}.parquet",
-    ],
-)
-def test_another_key_is_not_the_labels_of_a_shard(store: LocalStore, key: str) -> None:
-    """`test_keys` has all keys that no version of assay writes."""
-    store.create(key, bytes(12))
+    ):
+        store.create(key, bytes(12))
     none: dict[str, dict[str, str]] = {"toxic": {}, "topic": {}}
     assert committed(store, TASKS, SIDS) == Committed(TASKS, {}, none, none)
 

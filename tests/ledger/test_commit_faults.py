@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fault_proxy import STUBBORN, Faults, proxied
-from label_tables import label_rows
+from label_tables import label_rows, toy_shard
 from servers import Server
 
 from pipeline.ledger.cells import committed, remaining
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.snapshots import SnapshotTask, contents, publish
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.shards import Shard
 from pipeline.stores.s3 import S3Store, open_s3
 from pipeline.stores.store import Store
 
@@ -36,10 +36,7 @@ TASKS = {"first": "a" * 16, "second": "b" * 16}
 
 
 def shard(number: int) -> Shard:
-    return Shard(
-        ObjectVersion(f"s3://corpus/{number}.jsonl", 10, "etag", "jsonl", "text", "id"),
-        Piece(0, ROWS, 8, 0, 10),
-    )
+    return toy_shard(rows=ROWS, path=f"s3://corpus/{number}.jsonl", id="id")
 
 
 def commit(store: Store, number: int, writer: int) -> list[str]:

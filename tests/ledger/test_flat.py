@@ -40,21 +40,13 @@ def test_a_name_is_the_path_and_the_answer_has_the_name_of_its_task() -> None:
 
 def test_a_name_that_is_taken_gets_a_number() -> None:
     plain = answers_type(ANSWER_COLUMNS, ["Yes", "yes", "yes_2"])
-    schema = pa.schema(
-        [
-            ("doc_id", pa.string()),
-            (TEXT_COLUMN, pa.large_string()),
-            *((task, plain) for task in ("a", "a_status", "text")),
-        ]
-    )
-    found = names(schema)
-    assert found["a_status", "label"] == "a_status" and found["a", "status"] == "a_status_2"
-    assert found[(TEXT_COLUMN,)] == "text" and found["text", "label"] == "text_2"
-    assert [found["a", "p", label] for label in ("Yes", "yes", "yes_2")] == [
-        "a_p_Yes",
-        "a_p_yes_2",
-        "a_p_yes_2_2",
-    ]
+    tasks = ((task, plain) for task in ("a", "a_status", "text"))
+    schema = pa.schema([("doc_id", pa.string()), (TEXT_COLUMN, pa.large_string()), *tasks])
+    flat = names(schema)
+    assert flat["a_status", "label"] == "a_status" and flat["a", "status"] == "a_status_2"
+    assert flat[(TEXT_COLUMN,)] == "text" and flat["text", "label"] == "text_2"
+    of_labels = [flat["a", "p", label] for label in ("Yes", "yes", "yes_2")]
+    assert of_labels == ["a_p_Yes", "a_p_yes_2", "a_p_yes_2_2"]
 
 
 PARTS = st.text("aA_2p", min_size=1, max_size=4)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from label_tables import label_rows
+from label_tables import label_rows, toy_shard
 from memory_store import Recording
 
 from pipeline.errors import StorageError
@@ -28,11 +27,11 @@ from pipeline.ledger.label_files import (
     verify,
 )
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
+from pipeline.sources.shards import Shard, Slice
 from pipeline.stores.local import LocalStore
 
 LABELS = ("toxic", "clean", "it's other")
-SHARD = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
+SHARD = toy_shard()
 DOCUMENTS = documents_from([RawRow("one", "a"), RawRow("", "b"), RawRow("three", "c")])
 SCHEMA = pa.schema(
     [
@@ -66,35 +65,12 @@ def label_file(task: str, rows: pa.StructArray | None = None, cell: str = SHARD.
 
 
 def test_the_best_label_its_probabilities_and_its_margin_are_kept() -> None:
-    assert toy_rows().to_pylist() == [
-        {
-            "label": "it's other",
-            "p": {"toxic": 0.125, "clean": 0.25, "it's other": 0.625},
-            "mass": 0.5,
-            "margin": 0.375,
-            "n_tokens": 7,
-            "n_chunks": 1,
-            "status": "ok",
-        },
-        {
-            "label": None,
-            "p": None,
-            "mass": None,
-            "margin": None,
-            "n_tokens": 0,
-            "n_chunks": 0,
-            "status": "empty",
-        },
-        {
-            "label": "toxic",
-            "p": {"toxic": 0.75, "clean": 0.25, "it's other": 0.0},
-            "mass": None,
-            "margin": 0.5,
-            "n_tokens": 9,
-            "n_chunks": 2,
-            "status": "truncated",
-        },
-    ]
+    first, none, last = ([*row.values()] for row in toy_rows().to_pylist())
+    p = {"toxic": 0.125, "clean": 0.25, "it's other": 0.625}
+    assert first == ["it's other", p, 0.5, 0.375, 7, 1, "ok"]
+    assert none == [None, None, None, None, 0, 0, "empty"]
+    p = {"toxic": 0.75, "clean": 0.25, "it's other": 0.0}
+    assert last == ["toxic", p, None, 0.5, 9, 2, "truncated"]
 
 
 @pytest.mark.parametrize("docs", [0, 4])
@@ -134,17 +110,14 @@ def test_the_same_table_is_the_same_file_and_it_keeps_types_and_metadata() -> No
     assert json.loads(metadata[b"assay.task"]) == {"labels": ["é"]}
 
 
-@pytest.mark.parametrize("doc_ids", [["a", "c", "b"], ["a", "b"], ["a", "b", "c", "d"], []])
-def test_a_file_with_other_rows_than_the_shard_is_noticed(doc_ids: list[str]) -> None:
-    with pytest.raises(StorageError, match="3 rows, which are not the"):
-        verify(to_parquet(TABLE, {}), pa.chunked_array([pa.array(doc_ids, pa.string())]))
-
-
-def test_a_file_that_cannot_be_read_back_is_noticed() -> None:
+def test_a_file_that_cannot_be_read_back_or_has_other_rows_than_the_shard_is_noticed() -> None:
     data = to_parquet(TABLE, {})
     verify(data, DOCUMENTS.column("doc_id"))
     with pytest.raises(StorageError, match="cannot be read back"):
         verify(data[:-10], DOCUMENTS.column("doc_id"))
+    for doc_ids in (["a", "c", "b"], ["a", "b"], ["a", "b", "c", "d"], []):
+        with pytest.raises(StorageError, match="3 rows, which are not the"):
+            verify(data, pa.chunked_array([pa.array(doc_ids, pa.string())]))
 
 
 def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> None:
@@ -170,7 +143,7 @@ def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> 
 def test_the_files_of_a_slice_are_the_whole_documents_and_the_labels_of_its_rows(
     store: LocalStore,
 ) -> None:
-    later = replace(SHARD, piece=Piece(7, 10, 8, 0, 10))
+    later = toy_shard(7)
     sliced = replace(later, slice=Slice(where="row > 1"))
     inside = np.array([True, False, True])
     file = label_file("toxic", only(toy_rows(), inside), sliced.cell)
@@ -227,7 +200,7 @@ def test_a_commit_creates_each_file_once_reads_none_and_refuses_other_documents(
     [
         (SHARD, toy_rows().slice(0, 2)),
         (SHARD, only(toy_rows(), np.array([True, True, False]))),
-        (replace(SHARD, piece=Piece(0, 4, 8, 0, 10)), toy_rows()),
+        (toy_shard(rows=4), toy_rows()),
     ],
     ids=["a row less", "a row without values", "a shard of more rows"],
 )
@@ -238,23 +211,3 @@ def test_one_bad_file_and_nothing_is_committed(
     with pytest.raises(StorageError, match="nothing was committed"):
         commit_shard(store, shard, DOCUMENTS, files)
     assert list(store.list("")) == []
-
-
-def test_duckdb_reads_the_files_of_a_task_by_a_glob(store: LocalStore) -> None:
-    for start in range(0, 12, 3):
-        shard = replace(SHARD, piece=Piece(start, start + 3, 8, 0, 10))
-        commit_shard(store, shard, DOCUMENTS, [label_file("toxic", cell=shard.id)])
-    labels = f"read_parquet('{store.root}/labels/toxic/*/*/*.parquet')"
-    documents = f"read_parquet('{store.root}/documents/*.parquet')"
-    counts = (
-        f"SELECT count(*), count(label), sum(p.toxic), min(margin), max(n_tokens) FROM {labels}"
-    )
-    assert duckdb.sql(counts).fetchall() == [(12, 8, 3.5, 0.375, 9)]
-    joined = (
-        f"SELECT DISTINCT doc_id, label, n_chars FROM {labels} l JOIN {documents} d USING (doc_id)"
-    )
-    assert sorted(duckdb.sql(joined).fetchall()) == [
-        ("a", "it's other", 3),
-        ("b", None, 0),
-        ("c", "toxic", 5),
-    ]

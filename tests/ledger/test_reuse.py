@@ -13,7 +13,7 @@ import pytest
 from finished import toy_spec
 from hypothesis import given
 from hypothesis import strategies as st
-from label_tables import label_rows
+from label_tables import label_rows, toy_shard
 from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError
@@ -28,7 +28,7 @@ from pipeline.runtime.job import Job, Plan, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.retries import with_retries
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
+from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.parse import spec_of
 from pipeline.stores.store import Store
 
@@ -48,8 +48,7 @@ def job(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def shard_at(start: int, etag: str, rows: int = SIZE) -> Shard:
-    version = ObjectVersion("/a.jsonl", 9, etag, "jsonl", "text", None)
-    return Shard(version, Piece(start, start + rows, 8, 0, 9))
+    return toy_shard(start, rows, etag=etag)
 
 
 def documents(texts: Sequence[str]) -> pa.Table:
@@ -110,26 +109,25 @@ def retried(
     return work, asked
 
 
+OK = ["ok"] * SIZE
 FAILED_FIRST = ["quarantined", "ok", "ok"]
 FAILED_SECOND = ["ok", "error:out of memory, even alone", "ok"]
 TEXTS = ["one", "two", "three"]
 
 
-def test_a_retry_of_one_task_asks_about_no_row_that_only_another_failed_on(
-    store: Store, job: Job
+@pytest.mark.parametrize("texts", [TEXTS, ["same"] * SIZE])
+@pytest.mark.parametrize("a", [OK, FAILED_FIRST, FAILED_SECOND])
+@pytest.mark.parametrize("b", [FAILED_FIRST, FAILED_SECOND])
+def test_a_retry_asks_each_task_about_exactly_the_rows_that_it_failed_on(
+    texts: list[str], a: list[str], b: list[str], store: Store, job: Job
 ) -> None:
+    """Not about rows that only another task failed on, or with the text of a failed row."""
     shard = shard_at(0, "x")
-    commit(store, shard, TEXTS, {"a": FAILED_FIRST, "b": FAILED_SECOND})
-    work, asked = retried(store, job, shard, TEXTS, "ab")
-    assert (work.tasks, work.retry, work.documents) == (("a", "b"), 1, False)
-    assert asked == {"a": [0], "b": [1]}
-
-
-def test_a_task_without_a_failed_row_is_not_tried_again(store: Store, job: Job) -> None:
-    shard = shard_at(0, "x")
-    commit(store, shard, TEXTS, {"a": ["ok"] * SIZE, "b": FAILED_SECOND})
-    work, asked = retried(store, job, shard, TEXTS, "ab")
-    assert work.tasks == ("b",) and asked == {"b": [1]}
+    commit(store, shard, texts, {"a": a, "b": b})
+    work, asked = retried(store, job, shard, texts, "ab")
+    failed = {task: [n for n, s in enumerate(of) if s != "ok"] for task, of in (("a", a), ("b", b))}
+    assert asked == {task: rows for task, rows in failed.items() if rows}
+    assert (work.tasks, work.retry, work.documents) == (tuple(asked), 1, False)
 
 
 def test_a_row_that_could_not_be_read_is_not_tried_again(store: Store, job: Job) -> None:
@@ -146,35 +144,22 @@ def test_a_retry_has_a_number_above_those_of_all_its_tasks(store: Store, job: Jo
     work, asked = retried(store, job, shard, TEXTS, "ab")
     assert (work.tasks, work.retry, asked) == (("a", "b"), 2, {"a": [0], "b": [1]})
     # — what a run that was killed did not commit is left
-    commit(store, shard, TEXTS, {"a": ["ok"] * SIZE}, retry=2)
+    commit(store, shard, TEXTS, {"a": OK}, retry=2)
     left = unfinished([work], committed(store, FP, [shard.id]))
     assert left == [replace(work, tasks=("b",))]
-    commit(store, shard, TEXTS, {"b": ["ok"] * SIZE}, retry=2)
+    commit(store, shard, TEXTS, {"b": OK}, retry=2)
     assert unfinished([work], committed(store, FP, [shard.id])) == []
 
 
-@pytest.mark.parametrize("status", [FAILED_FIRST, FAILED_SECOND])
-def test_of_equal_texts_that_one_failed_on_is_tried_again_alone(
-    store: Store, job: Job, status: list[str]
+def test_a_quarantine_holds_in_its_own_shard_alone_and_an_error_is_an_answer_nowhere(
+    store: Store,
 ) -> None:
-    shard, texts = shard_at(0, "x"), ["same", "same", "same"]
-    commit(store, shard, texts, {"a": status})
-    _, asked = retried(store, job, shard, texts, "a")
-    assert asked == {"a": [row for row, each in enumerate(status) if each != "ok"]}
-
-
-def test_a_verdict_on_a_text_holds_in_its_own_shard_alone(store: Store) -> None:
-    first = shard_at(0, "x")
-    commit(store, first, TEXTS, {"a": FAILED_FIRST})
+    first, other = shard_at(0, "x"), shard_at(SIZE, "y")
+    commit(store, first, TEXTS, {"a": FAILED_FIRST, "b": FAILED_SECOND})
     assert found(store, first, TEXTS, source_of(first)) == (FAILED_FIRST, {})
-    other = shard_at(SIZE, "y")
     assert found(store, other, TEXTS, source_of(first)) == ([None, "ok", "ok"], {first.id: 2})
-
-
-def test_an_error_is_an_answer_nowhere(store: Store) -> None:
-    shard = shard_at(0, "x")
-    commit(store, shard, TEXTS, {"a": FAILED_SECOND})
-    assert found(store, shard, TEXTS, source_of(shard))[0] == ["ok", None, "ok"]
+    for asking in (first, other):
+        assert found(store, asking, TEXTS, source_of(first, "b"))[0] == ["ok", None, "ok"]
 
 
 def numbers(rows: pa.StructArray | None) -> list[int | None]:
@@ -236,7 +221,7 @@ def test_of_several_sources_the_first_with_an_answer_counts(store: Store) -> Non
 def test_what_was_added_to_answers_is_not_reused(store: Store) -> None:
     """Such as the stage that decided: it depends on the version that asks."""
     shard = shard_at(0, "x")
-    staged = with_column(answers(["ok"] * SIZE), STAGE, pa.array([1, 2, 1], pa.int8()))
+    staged = with_column(answers(OK), STAGE, pa.array([1, 2, 1], pa.int8()))
     commit_shard(store, shard, documents(TEXTS), [LabelFile("a", FP["a"], shard.id, staged, {})])
     rows, _ = StoredAnswers(store).find(shard, documents(TEXTS), [source_of(shard)], is_retry=False)
     assert rows is not None
@@ -255,7 +240,7 @@ def rewritten(
     old = [shard_at(start, "old") for start in range(0, len(texts), SIZE)]
     for shard in old:
         start = shard.piece.start_row
-        commit(store, shard, texts[start : start + SIZE], {"a": ["ok"] * SIZE})
+        commit(store, shard, texts[start : start + SIZE], {"a": OK})
     recording, new = Recording(store), shard_at(0, "new", rows=len(texts))
     status, reused = found(
         recording,
@@ -283,12 +268,12 @@ def test_no_more_sources_are_read_when_every_row_has_an_answer(store: Store) -> 
     assert reads == {"documents": READ_THREADS, "labels": READ_THREADS}
 
 
-def test_without_a_row_with_text_no_source_is_read(store: Store) -> None:
+def test_rows_without_text_have_no_answers_and_where_no_row_has_text_no_source_is_read(
+    store: Store,
+) -> None:
     reads, status, _ = rewritten(store, 2, lambda text: " " * int(text))
     assert set(status) == {None} and reads == {}
-
-
-def test_rows_without_text_have_no_answers(store: Store) -> None:
+    store = MemoryStore()
     old = shard_at(0, "old")
     commit(store, old, [" ", "one", ""], {"a": ["ok", "ok", "ok"]})  # as no run does
     answered = found(store, shard_at(0, "new"), ["", "one", " "], source_of(old))

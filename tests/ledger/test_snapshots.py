@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pytest
+from label_tables import toy_shard
 from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError, UnavailableError
 from pipeline.hashes import canonical_json
 from pipeline.integrity.verify import verify
+from pipeline.ledger import snapshots
 from pipeline.ledger.cells import committed, is_whole
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key, spec_key
@@ -28,12 +31,11 @@ from pipeline.ledger.snapshots import (
     snapshot_numbers,
 )
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice
+from pipeline.sources.shards import Slice
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
-FIRST = Shard(ObjectVersion("/a.jsonl", 10, "etag", "jsonl", "text", None), Piece(0, 3, 8, 0, 10))
-SHARDS = [FIRST, replace(FIRST, piece=Piece(3, 5, 8, 0, 10))]
+FIRST, SECOND = SHARDS = [toy_shard(), toy_shard(3, 2)]
 SIDS = [shard.id for shard in SHARDS]
 F1, F2 = "f1" * 8, "f2" * 8
 FPS = {"toxic": F1, "topic": F2}
@@ -88,17 +90,19 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
     assert all(file["etag"] == etags[file["key"]] for file in snapshot["files"])
 
 
-@pytest.mark.parametrize(("count", "has_manifest"), [(10_000, False), (10_001, True)])
-def test_above_10_000_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_twice(
-    count: int, has_manifest: bool, tmp_path: Path
+@pytest.mark.parametrize(("count", "has_manifest"), [(1_000, False), (1_001, True)])
+def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_twice(
+    count: int, has_manifest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert snapshots.MANIFEST_SHARDS == 10_000
+    monkeypatch.setattr(snapshots, "MANIFEST_SHARDS", 1_000)
     store = Recording(MemoryStore())
-    shards = [replace(FIRST, piece=Piece(n, n + 1, 8, 0, 10)) for n in range(count + 3)]
+    shards = [toy_shard(n, 1) for n in range(count + 3)]
     sids = [shard.id for shard in shards]
     for number, sid in enumerate(sids):
         store.create(documents_key(sid), b"%12d" % number)
         for task, fp in FPS.items():
-            failed = int(task == "topic" and number % 1_000 == 7)
+            failed = int(task == "topic" and number % 100 == 7)
             store.create(label_key(task, fp, sid), labels_of(1, failed))
 
     def publish_first(shown: int, stamp: str = "2026-11-01") -> int:
@@ -133,7 +137,7 @@ def test_above_10_000_shards_the_files_are_in_a_manifest_and_no_label_file_is_re
         for task, key, failed, taken_over in [
             (None, documents_key(sid), None, None),
             ("toxic", label_key("toxic", F1, sid), 0, 2),
-            ("topic", label_key("topic", F2, sid), int(number % 1_000 == 7), 2),
+            ("topic", label_key("topic", F2, sid), int(number % 100 == 7), 2),
         ]
     ]
     columns = ("sid", "task", "key", "etag", "rows", "failed", "taken_over")
@@ -236,24 +240,20 @@ def test_a_manifest_without_its_snapshot_is_no_snapshot_and_takes_only_its_numbe
         contents(store)
 
 
-def test_the_same_content_is_not_published_again(full: LocalStore) -> None:
-    assert (publish_now(full), publish_now(full)) == (1, 1)
-
-
-def test_other_content_is_the_next_number_and_the_old_one_stays(full: LocalStore) -> None:
+def test_a_snapshot_is_published_only_where_its_content_differs_from_the_specs_last(
+    full: LocalStore,
+) -> None:
     assert publish_now(full) == 1
     before = full.read(snapshot_key(1))
-    assert publish_now(full, tasks=("topic",)) == 2
-    assert publish_now(full) == 3
-    assert full.read(snapshot_key(1)) == before
-
-
-def test_a_file_made_again_is_other_content(full: LocalStore) -> None:
-    publish_now(full)
+    assert publish_now(full, name="other", tasks=("topic",)) == 2
+    assert publish_now(full) == 1
+    assert publish_now(full, tasks=("topic",)) == 3  # the spec itself has changed
+    assert publish_now(full) == 4  # and back
     key = documents_key(FIRST.id)
     (full.root / key).unlink()
     full.create(key, b"of another size")
-    assert publish_now(full) == 2
+    assert publish_now(full) == 5
+    assert full.read(snapshot_key(1)) == before
 
 
 def test_unfinished_work_has_no_snapshot(full: LocalStore) -> None:
@@ -272,36 +272,28 @@ def test_the_highest_number_is_current_and_other_names_are_none(store: LocalStor
 
 
 def test_runs_that_publish_at_once_get_a_number_each(full: LocalStore) -> None:
-    numbers: list[int] = []
     start = threading.Barrier(6)
 
-    def race(name: str) -> None:
+    def race(number: int) -> int:
         start.wait()
-        numbers.append(publish_now(full, name))
+        return publish_now(full, f"job{number}")
 
-    threads = [threading.Thread(target=race, args=(f"job{job}",)) for job in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(numbers) == [1, 2, 3, 4, 5, 6]
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(race, range(6))) == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("data", [b"{", b"[" * 200_000])
-def test_a_snapshot_that_is_not_json_is_one_line(store: LocalStore, data: bytes) -> None:
-    store.create(snapshot_key(1), data)
-    with pytest.raises(StorageError, match=r"snapshots/00000001\.json: is not JSON"):
-        contents(store)
-
-
-def test_of_a_snapshot_that_is_cut_off_nobody_says_that_there_is_none(full: LocalStore) -> None:
+def test_of_a_snapshot_that_is_no_json_or_cut_off_nobody_says_that_there_is_none(
+    full: LocalStore,
+) -> None:
     publish_now(full)
     whole = full.read(snapshot_key(1))
     full.delete([snapshot_key(1)])
-    for size in range(0, len(whole), 7):
-        full.create(snapshot_key(1), whole[:size])
+    for data in (b"[" * 200_000, *(whole[:size] for size in range(0, len(whole), 7))):
+        full.create(snapshot_key(1), data)
         with pytest.raises(StorageError, match=r"00000001\.json: is (cut off|not JSON)"):
             last_contents(full, "job")
+        with pytest.raises(StorageError, match=r"snapshots/00000001\.json: is "):
+            contents(full)
         full.delete([snapshot_key(1)])
     full.create(snapshot_key(1), whole)
     assert last_contents(full, "job").number == 1
@@ -309,14 +301,6 @@ def test_of_a_snapshot_that_is_cut_off_nobody_says_that_there_is_none(full: Loca
     full.create(snapshot_key(2), whole[:-40])
     assert publish_now(full, tasks=("topic",)) == 3
     assert last_contents(full, "job").number == 3
-
-
-def test_another_specs_snapshot_is_not_a_change_of_this_ones(full: LocalStore) -> None:
-    assert publish_now(full) == 1
-    assert publish_now(full, name="other", tasks=("topic",)) == 2
-    assert publish_now(full) == 1
-    assert publish_now(full, tasks=("topic",)) == 3  # the spec itself has changed
-    assert publish_now(full) == 4  # and back
 
 
 def test_files_that_could_not_be_read_make_a_snapshot_partial(full: LocalStore) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 import math
 import re
 from dataclasses import replace
@@ -12,13 +11,12 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from reports import REPORT, scores, shown, task
+from reports import REPORT, printed, scores, shown, task
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.evaluation.subgroups import SubgroupRate
 from pipeline.integrity.diff import Comparison, TaskChange
 from pipeline.report.charts import BARS, LEAST_SHARE, histogram, histograms
-from pipeline.report.console import console_on
 from pipeline.report.corpus_page import (
     corpus_report_json,
     page_target,
@@ -96,10 +94,9 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     )
     assert [doubt[: len(start)] for doubt, start in zip(doubts, starts, strict=True)] == [*starts]
     first = html.unescape(shown(report).partition("<h2 id='reasons'>")[0])
-    stream = io.StringIO()
-    show_corpus_report(report, console_on(stream))
+    on_terminal = printed(show_corpus_report, report)
     for doubt in doubts:
-        assert doubt in first and f"warning: {doubt}" in stream.getvalue()
+        assert doubt in first and f"warning: {doubt}" in on_terminal
     assert corpus_report_json(report)["warnings"] == doubts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from outcomes import toy_outcome
+from reports import printed
 
 from pipeline.evaluation.metrics import score
 from pipeline.gold.labels import Gold, GoldTask
 from pipeline.options import GoldOptions
-from pipeline.report.console import console_on
 from pipeline.report.doubts import (
     LEAST_DOCUMENTS,
     check_doubts,
@@ -51,9 +50,8 @@ def test_a_run_prints_the_doubt_after_its_summary() -> None:
         rows=60, labels={"t": Counter({"[b]": 60})}, costs={"1": Counter(label_seconds=1)}
     )
     outcome = toy_outcome(tally, rows=60)
-    shown = io.StringIO()
-    show_summary(outcome, console_on(shown))
-    assert "warning: t: 60 of 60 documents have the label '[b]'." in shown.getvalue()
+    line = "warning: t: 60 of 60 documents have the label '[b]'."
+    assert line in printed(show_summary, outcome)
     assert summary_json(outcome)["warnings"] == list(label_doubts(tally.labels))
 
 
@@ -64,13 +62,10 @@ def evaluated(p_of_truth: float) -> TaskEvaluation:
     right = source.random(60) < p_of_truth
     first = np.where(right == (truth == 0), 0.8, 0.2) + source.uniform(-0.1, 0.1, 60)
     p = np.column_stack([first, 1 - first])
-    versions = {
-        "raw": VersionScores(
-            score(truth, p, ("a", "b")), (), np.arange(len(truth)), truth, p, np.ones(len(truth))
-        )
-    }
+    scores = score(truth, p, ("a", "b"))
+    raw = VersionScores(scores, (), np.arange(60), truth, p, np.ones(60))
     rows = RowCounts(60, 0, 0, {}, 0, 60)
-    return TaskEvaluation("t", ("a", "b"), rows, versions, (), {"raw": 0}, (), None)
+    return TaskEvaluation("t", ("a", "b"), rows, {"raw": raw}, (), {"raw": 0}, (), None)
 
 
 def gold(**options: Any) -> Gold:
@@ -79,17 +74,14 @@ def gold(**options: Any) -> Gold:
     return Gold("gold.csv", "doc_id", keys, tasks, None, options=GoldOptions(**options))
 
 
-def test_answers_at_chance_are_named_with_their_interval() -> None:
+def test_answers_at_chance_are_named_with_their_interval_and_better_ones_are_not() -> None:
     task = evaluated(0.5)
-    low, high = (
-        getattr(task.versions["raw"].scores.headlines["auroc"], e) for e in ("low", "high")
-    )
-    assert low < 0.5 < high and task.at_chance
+    auroc = task.versions["raw"].scores.headlines["auroc"]
+    assert auroc.low is not None and auroc.high is not None
+    assert auroc.low < 0.5 < auroc.high and task.at_chance
     [doubt] = evaluation_doubts(task, gold())
-    assert doubt.startswith(f"t: the interval of AUROC, {low:.3f} to {high:.3f}, includes .5")
-
-
-def test_answers_better_than_chance_are_not_named() -> None:
+    interval = f"{auroc.low:.3f} to {auroc.high:.3f}"
+    assert doubt.startswith(f"t: the interval of AUROC, {interval}, includes .5")
     assert not list(evaluation_doubts(evaluated(0.9), gold()))
 
 

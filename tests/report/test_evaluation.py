@@ -6,7 +6,7 @@ import html
 import io
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -23,7 +23,7 @@ from pipeline.evaluation.operating_points import Threshold
 from pipeline.gold.labels import Gold, GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.charts import MAX_LINES, curves
-from pipeline.report.console import escape_controls, truncate
+from pipeline.report.console import escape_controls, json_value, truncate
 from pipeline.report.evaluation_table import (
     confusion_grid,
     evaluation_json,
@@ -52,27 +52,14 @@ def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) ->
     for version in versions:
         p = source.dirichlet(np.ones(len(labels)), 50)
         cuts = (
-            Cut(
-                labels[0],
-                "recall",
-                0.9,
-                Threshold(0.25, HALF, HALF, 3),
-            ),
+            Cut(labels[0], "recall", 0.9, Threshold(0.25, HALF, HALF, 3)),
             Cut(labels[1], "precision", 0.9, None),
         )
         scores = score(truth, p, labels, resamples=5)
         scored[version] = VersionScores(scores, cuts, np.arange(50), truth, p, np.ones(50))
     issue = LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
-    task = TaskEvaluation(
-        "toxic",
-        labels,
-        RowCounts(57, 1, 2, {"error:<b>": 4}, 0, 50),
-        scored,
-        (issue,),
-        dict.fromkeys(versions, 0),
-        (),
-        None,
-    )
+    rows, fitted = RowCounts(57, 1, 2, {"error:<b>": 4}, 0, 50), dict.fromkeys(versions, 0)
+    task = TaskEvaluation("toxic", labels, rows, scored, (issue,), fitted, (), None)
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
     return Evaluation("job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions, NOW)
@@ -163,15 +150,14 @@ def test_precision_by_recall_ends_where_every_document_has_the_label() -> None:
     """The steps begin at a recall of 0, never go back, and end with the label's share."""
     for versions in (("raw",), ("raw", "calibrated")):
         (task,) = evaluation(("a", "b", "c"), versions).tasks
+        truth = task.versions["raw"].truth
+        most_frequent = np.argsort(-np.bincount(truth), kind="stable")
         _, precision = curves(task)
         assert len(precision.lines) == 3 * len(versions)
         for number, line in enumerate(precision.lines):
-            label = int(
-                np.argsort(-np.bincount(task.versions["raw"].truth), kind="stable")[number % 3]
-            )
             recall = [x for x, _ in line.points]
             assert recall[0] == 0 and recall == sorted(recall)
-            share = np.mean(task.versions["raw"].truth == label)
+            share = np.mean(truth == most_frequent[number % 3])
             assert line.points[-1] == pytest.approx((1, share))
             assert line.dashed == (number >= 3) and line.color == number % 3
 
@@ -182,12 +168,8 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
     shown = stream.getvalue()
     assert SIGN.search(shown) is None and "\\x1b[31m\\u202e[red]" in shown
     assert "[/" not in shown and "no threshold reaches this" in shown
-    for count in (
-        "50 of 57 gold documents",
-        "2 not in the corpus",
-        "4 without an answer (error:<b>)",
-    ):
-        assert count in shown
+    counts = "50 of 57 gold documents", "2 not in the corpus", "4 without an answer (error:<b>)"
+    assert all(count in shown for count in counts)
 
 
 def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> None:
@@ -210,33 +192,23 @@ def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     assert len(drawn) == MAX_LINES and support[drawn].min() >= np.sort(support)[-MAX_LINES]
     headline = re.search(r"AUROC</td>\s*<td[^>]*>([^<]*)<", written)
     assert headline is not None and re.fullmatch(r"0\.\d{3}", headline[1])
-    value = evaluation_json(whole)["tasks"]["toxic"]["versions"]["raw"]["headlines"]["auroc"]
+    values = json_value(evaluation_json(whole))
+    value = values["tasks"]["toxic"]["versions"]["raw"]["headlines"]["auroc"]
     assert value["value"] is not None and value["low"] is None and value["high"] is None
 
 
 def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     whole = evaluation(("a", "b"))
-    empty = TaskEvaluation(
-        "toxic",
-        ("a", "b"),
-        RowCounts(3, 0, 3, {}, 0, 0),
-        {},
-        (),
-        {"raw": 0},
-        (),
-        None,
-    )
-    parts = {name: getattr(whole, name) for name in Evaluation.__dataclass_fields__}
-    nothing = Evaluation(**{**parts, "tasks": (empty,)})
+    rows = RowCounts(3, 0, 3, {}, 0, 0)
+    nothing = replace(whole, tasks=(replace(whole.tasks[0], rows=rows, versions={}),))
     assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
     assert evaluation_json(nothing)["tasks"]["toxic"]["versions"] == {}
 
 
 def test_the_json_form_has_numbers_or_null() -> None:
-    value = evaluation_json(evaluation(("a", "b"), ("raw", "calibrated")))
-    assert json.loads(json.dumps(value, allow_nan=False)) == value | {
-        "tasks": json.loads(json.dumps(value["tasks"])),
-    }
+    value = json_value(evaluation_json(evaluation(("a", "b"), ("raw", "calibrated"))))
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+    assert json_value({"a": float("nan"), "b": HALF}) == {"a": None, "b": asdict(HALF)}
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,15 @@ import io
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from label_tables import toy_shard
+from reports import printed
 
 from pipeline.ledger.cells import Committed, WorkItem
+from pipeline.ledger.cuts import Cuts
 from pipeline.report.console import console_on
 from pipeline.report.progress import (
     LOG_INTERVAL_S,
@@ -31,33 +34,20 @@ from pipeline.report.progress import (
 from pipeline.report.run import show_plan
 from pipeline.runtime.job import Plan
 from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress, WorkerReport
-from pipeline.sources.shards import Slice
+from pipeline.sources.shards import Shard, Slice
 
 COUNTED = Shown("labelling", documents=100, verb="labelled")
 
 
-@dataclass(frozen=True)
-class Toy:
-    """A shard."""
-
-    id: str = "s"
-    rows: int = 60
-    slice: Slice | None = None
+FIRST, SECOND = SHARDS = (toy_shard(rows=60), toy_shard(60, rows=40))
 
 
-@dataclass(frozen=True)
-class ToyCuts:
-    """Two shards, of 60 and 40 rows."""
-
-    shards: tuple[Toy, ...] = (Toy(), Toy("t", rows=40))
-
-
-def work(shard: Any, rows_without_answer: int | None = None) -> WorkItem:
+def work(shard: Shard = FIRST, rows_without_answer: int | None = None) -> WorkItem:
     return WorkItem(shard, ("toxic",), documents=False, rows_without_answer=rows_without_answer)
 
 
-def plan(*work_items: Any, cuts: Any = ToyCuts()) -> Plan:
-    return Plan(cuts, Committed({}, {}, {}, {}), work_items)
+def plan(*work_items: WorkItem, shards: tuple[Shard, ...] = SHARDS) -> Plan:
+    return Plan(Cuts(shards, ()), Committed({}, {}, {}, {}), work_items)
 
 
 class Terminal(io.StringIO):
@@ -123,18 +113,22 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     assert pace.rate is not None and 0 < pace.rate < 0.6
 
 
-def test_the_time_left_follows_the_cost_of_documents_because_long_ones_are_read_first() -> None:
-    pace = Pace(0)
-    pace.add(20, replace(COUNTED, done=5, work_done=50.0))
-    assert pace.figures(replace(COUNTED, done=5, work_done=50.0))[1] == "0:00:20 left"
-    assert pace.rate == pytest.approx(5 / 20)
-
-
-def test_slow_documents_are_counted_by_the_minute() -> None:
-    pace = Pace(0)
+@pytest.mark.parametrize(
+    ("second", "done", "work_done", "figures"),
+    [
+        # — of slow documents, those of a minute
+        (120, 4, None, ("2.0/min", "0:48:00 left")),
+        # — long documents are read first, so the time left follows the cost and not the number
+        (20, 5, 50.0, ("15.0/min", "0:00:20 left")),
+    ],
+)
+def test_the_rate_and_the_time_left_are_those_of_the_documents(
+    second: float, done: int, work_done: float | None, figures: tuple[str, ...]
+) -> None:
+    pace, shown = Pace(0), replace(COUNTED, done=done, work_done=work_done)
     assert pace.figures(COUNTED) == ()
-    pace.add(120, replace(COUNTED, done=4))
-    assert pace.figures(replace(COUNTED, done=4)) == ("2.0/min", "0:48:00 left")
+    pace.add(second, shown)
+    assert pace.figures(shown) == figures
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -228,7 +222,7 @@ def test_each_phase_of_other_commands_is_one_line_of_a_log(
     assert messages(caplog) == ["starting", LOADING, LABELLING]
 
 
-SLICED = Toy(slice=Slice.parse("10%", None))
+SLICED = replace(FIRST, slice=Slice.parse("10%", None))
 TO_LABEL = "60 of 100 documents to label, in 1 of 2 shards"
 
 
@@ -236,17 +230,14 @@ TO_LABEL = "60 of 100 documents to label, in 1 of 2 shards"
     ("planned", "line"),
     [
         (plan(), "nothing to do: 100 documents in 2 shards"),
-        (plan(work(Toy())), TO_LABEL),
+        (plan(work()), TO_LABEL),
         (
-            plan(work(Toy(), rows_without_answer=40)),
+            plan(work(FIRST, rows_without_answer=40)),
             f"{TO_LABEL}; the model reads at most 40 of them: {REUSE}",
         ),
+        (plan(work(FIRST, rows_without_answer=0)), f"{TO_LABEL}; the model reads none of them"),
         (
-            plan(work(Toy(), rows_without_answer=0)),
-            f"{TO_LABEL}; the model reads none of them",
-        ),
-        (
-            plan(work(SLICED), cuts=ToyCuts((SLICED,))),
+            plan(work(SLICED), shards=(SLICED,)),
             "60 of 60 documents to label, in 1 of 1 shards; only those of the slice (sample 10%) "
             "are labelled",
         ),
@@ -257,14 +248,9 @@ def test_the_first_line_says_how_many_documents_the_model_reads(planned: Plan, l
 
 
 def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reused() -> None:
-    stream = io.StringIO()
-    show_plan(plan(work(Toy(), rows_without_answer=20)), console_on(stream))
-    assert (
-        "read by the model   at most 20 documents; equal texts are read once" in stream.getvalue()
-    )
-    stream = io.StringIO()
-    show_plan(plan(work(Toy())), console_on(stream))
-    assert "read by the model" not in stream.getvalue()
+    line = "read by the model   at most 20 documents; equal texts are read once"
+    assert line in printed(show_plan, plan(work(FIRST, rows_without_answer=20)))
+    assert "read by the model" not in printed(show_plan, plan(work()))
 
 
 @pytest.mark.parametrize(
@@ -272,16 +258,13 @@ def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reu
     [
         (None, "nothing was lost"),
         (Progress("x", plan()), "nothing was lost"),
+        (Progress("x", plan(work()), documents=60), "at least 0 of 60 documents are kept"),
         (
-            Progress("x", plan(work(Toy())), documents=60),
-            "at least 0 of 60 documents are kept",
-        ),
-        (
-            Progress("x", plan(work(Toy())), documents=60, answered=25, committed=20),
+            Progress("x", plan(work()), documents=60, answered=25, committed=20),
             "at least 20 of 60 documents are kept; 5 in unfinished shards are asked again",
         ),
         (
-            Progress(READING_TEXTS, plan(work(Toy())), documents=60, answered=25),
+            Progress(READING_TEXTS, plan(work()), documents=60, answered=25),
             "at least 0 of 60 documents are kept",
         ),
     ],
@@ -298,7 +281,7 @@ def test_the_line_of_a_plan_is_computed_once(monkeypatch: pytest.MonkeyPatch) ->
         return work_line(planned)
 
     monkeypatch.setattr("pipeline.report.progress.work_line", counting)
-    first, second = plan(work(Toy())), plan(work(Toy("t")))
+    first, second = plan(work()), plan(work(SECOND))
     with run_progress(io.StringIO()) as announce:
         for planned in (first, first, first, second, second):
             announce(Progress(LABELLING, planned, documents=60))
@@ -309,7 +292,7 @@ def test_texts_that_are_read_are_not_said_to_be_read_by_the_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    planned = plan(work(Toy(), rows_without_answer=3))
+    planned = plan(work(FIRST, rows_without_answer=3))
     with run_progress(io.StringIO()) as announce:
         announce(Progress(READING_TEXTS, planned, documents=60, answered=25))
     assert messages(caplog)[-1] == "25 of 60 documents read"
@@ -321,7 +304,7 @@ def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
     caplog.set_level(logging.INFO)
 
     def stopped(announce: Callable[[Progress], None]) -> None:
-        planned = plan(work(Toy()))
+        planned = plan(work())
         announce(Progress("starting Ray"))
         announce(Progress(LOADING, planned))
         announce(Progress(LABELLING, planned, documents=60, answered=6, committed=6, work_done=6))

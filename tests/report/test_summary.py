@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 from collections import Counter
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 from finished import FILES, ROWS, Corpus, finish, toy_fingerprints
 from outcomes import toy_outcome
+from reports import printed
 
-from pipeline.report.console import console_on
 from pipeline.report.run import show_summary
 from pipeline.runtime.outcome import Tally
 from pipeline.stores.local import LocalStore
@@ -20,30 +19,25 @@ from pipeline.stores.local import LocalStore
 REPOSITORY = Path(__file__).parents[2]
 
 
+def labelled_as(label: str) -> Tally:
+    """The counts of one document with this label."""
+    cost = {"1": Counter(label_seconds=1)}
+    return Tally(rows=1, status=Counter(ok=1), labels={"t": Counter({label: 1})}, costs=cost)
+
+
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])
 def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
-    tally = Tally(
-        rows=1,
-        status=Counter(ok=1),
-        labels={"t": Counter({label: 1})},
-        costs={"1": Counter(label_seconds=1)},
-    )
-    outcome = toy_outcome(tally, "/data/[x]/out", unreadable=("/in/[/b].jsonl: is torn",))
-    shown = io.StringIO()
-    show_summary(outcome, console_on(shown))
-    told = shown.getvalue()
-    assert f"{label} 100%" in told
-    assert "/in/[/b].jsonl: is torn" in told
-    assert told.count("/data/[x]/out") == 2  # the output, and the line that reads it
+    unreadable = ("/in/[/b].jsonl: is torn",)
+    outcome = toy_outcome(labelled_as(label), "/data/[x]/out", unreadable=unreadable)
+    shown = printed(show_summary, outcome)
+    assert f"{label} 100%" in shown
+    assert "/in/[/b].jsonl: is torn" in shown
+    assert shown.count("/data/[x]/out") == 2  # the output, and the line that reads it
 
 
 def test_a_label_does_not_steer_the_terminal() -> None:
-    tally = Tally(
-        rows=1, labels={"t": Counter({"a\x1b[31mb": 1})}, costs={"1": Counter(label_seconds=1)}
-    )
-    shown = io.StringIO()
-    show_summary(toy_outcome(tally), console_on(shown))
-    assert "\x1b" not in shown.getvalue() and "a\\x1b[31mb 100%" in shown.getvalue()
+    shown = printed(show_summary, toy_outcome(labelled_as("a\x1b[31mb")))
+    assert "\x1b" not in shown and "a\\x1b[31mb 100%" in shown
 
 
 @pytest.mark.parametrize("folder", ["out", "it's $HOME"])
@@ -56,10 +50,8 @@ def test_the_printed_command_reads_each_document_once_after_a_rewording(
     shards = corpus.shards(store)
     finish(store, shards, toy_fingerprints("1"))
     number = finish(store, shards, toy_fingerprints("2"))
-    shown = io.StringIO()
     outcome = toy_outcome(Tally(), tmp_path / folder, rows=90, snapshot=number)
-    show_summary(outcome, console_on(shown))
-    *_, command = shown.getvalue().splitlines()
+    *_, command = printed(show_summary, outcome).splitlines()
     counted = command.replace("select * from", "select count(*) as documents from")
     assert counted != command
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -69,17 +61,13 @@ def test_the_printed_command_reads_each_document_once_after_a_rewording(
 
 
 def test_without_a_snapshot_there_is_no_command_to_read_it() -> None:
-    shown = io.StringIO()
-    show_summary(toy_outcome(Tally(), missing=True, snapshot=None), console_on(shown))
-    assert "open_labels" not in shown.getvalue()
+    outcome = toy_outcome(Tally(), missing=True, snapshot=None)
+    assert "open_labels" not in printed(show_summary, outcome)
 
 
 def test_the_printed_command_opens_a_store_with_its_options() -> None:
-    shown = io.StringIO()
     options = {"profile": "labels"}
     outcome = toy_outcome(Tally(), "s3://bucket/out", storage_options=options)
-    show_summary(outcome, console_on(shown))
     assert "profile" not in repr(outcome)
-    assert "open_labels('s3://bucket/out', storage_options={'profile': 'labels'})" in (
-        shown.getvalue()
-    )
+    call = "open_labels('s3://bucket/out', storage_options={'profile': 'labels'})"
+    assert call in printed(show_summary, outcome)

@@ -10,30 +10,22 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from finished import (
-    Corpus,
-    finish,
-    toy_fingerprints,
-    toy_spec,
-)
+from finished import Corpus, finish, toy_fingerprints, toy_spec
 
+from pipeline.filters.dry_run import FilterPreview, preview
 from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
 from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 
 ANSWERED = "toxic.status = 'ok' and topic.status = 'ok'"
 SCORE = "toxic.p.toxic"
 
 
-def labelled(
-    folder: Path,
-    languages: Sequence[str | None] = ("en", "en", "de", None),
-    *,
-    is_deep: bool = False,
-) -> Path:
-    """Three files of thirty documents with a language each, labelled; one may be in a subfolder."""
+def labelled(folder: Path, languages: Sequence[str | None]) -> Path:
+    """Three files of thirty documents with a language each, labelled; one is in a subfolder."""
     corpus = Corpus(folder / "in", folder / "cache")
     corpus.write()
     for file in list(corpus.folder.glob("*.jsonl")):
@@ -41,17 +33,35 @@ def labelled(
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         lines = [json.dumps(row | {"lang": chosen.choice(languages)}) for row in rows]
         file.write_text("".join(f"{line}\n" for line in lines))
-    if is_deep:
-        (corpus.folder / "deep").mkdir()
-        (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
+    (corpus.folder / "deep").mkdir()
+    (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
     store = LocalStore(folder / "out")
     finish(store, corpus.shards(store), toy_fingerprints())
     return folder
 
 
+def content_of(folder: Path, **rule: Any) -> dict[str, Any]:
+    return toy_spec(folder, filter={"on_error": "drop", **rule})
+
+
+def spec_of(folder: Path, **rule: Any) -> JobSpec:
+    return parse_spec(json.dumps(content_of(folder, **rule)))
+
+
 def filtered_with(folder: Path, to: str = "to", **rule: Any) -> FilterResult:
-    spec = parse_spec(json.dumps(toy_spec(folder, filter={"on_error": "drop", **rule})))
-    return filter_corpus(spec, FilterOptions(str(folder / to)), cache_dir=folder / "cache")
+    options = FilterOptions(str(folder / to))
+    return filter_corpus(spec_of(folder, **rule), options, cache_dir=folder / "cache")
+
+
+def previewed(folder: Path, **rule: Any) -> FilterPreview:
+    options = FilterOptions(dry_run=True)
+    return preview(spec_of(folder, **rule), options, cache_dir=folder / "cache")
+
+
+def command_of(folder: Path, **rule: Any) -> list[str]:
+    """The beginning of `assay filter` with a spec that has this rule."""
+    (folder / "spec.yaml").write_text(json.dumps(content_of(folder, **rule)))
+    return ["filter", str(folder / "spec.yaml")]
 
 
 def rows_of(folder: Path) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Rows of label files from given probabilities, without a model."""
+"""Shards, and rows of label files from given probabilities, without an input or a model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.label_rows import probability_columns, reading_columns
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+
+
+def toy_shard(
+    start: int = 0,
+    rows: int = 3,
+    *,
+    path: str = "/a.jsonl",
+    etag: str = "etag",
+    id: str | None = None,
+) -> Shard:
+    """These rows of a file that does not exist."""
+    version = ObjectVersion(path, 10, etag, "jsonl", "text", id)
+    return Shard(version, Piece(start, start + rows, 8, 0, 10))
 
 
 def label_rows(

@@ -1,16 +1,22 @@
-"""A report with known numbers, and its page."""
+"""A report with known numbers, its page, and what a report prints."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
+
+from rich.console import Console
 
 from pipeline.filters.decisions import Size
 from pipeline.filters.tally import ScoreCounts
+from pipeline.report.console import console_on
 from pipeline.report.corpus_page import page
 from pipeline.verbs.corpus_report import CorpusReport, FilterReport, TaskReport
 
+Result = TypeVar("Result")
 PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
 
 
@@ -60,3 +66,10 @@ REPORT = CorpusReport(
 def shown(report: CorpusReport, spec_file: str = "specs/job.yaml") -> str:
     now = datetime(2026, 11, 2, tzinfo=UTC)
     return page(report, spec_file=spec_file, folder="/data/team/jobs", written_at=now)
+
+
+def printed(show: Callable[[Result, Console], None], result: Result) -> str:
+    """What a report prints on a stream that is no terminal."""
+    stream = io.StringIO()
+    show(result, console_on(stream))
+    return stream.getvalue()
