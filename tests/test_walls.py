@@ -25,10 +25,8 @@ PROBE = "import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"
 @pytest.mark.parametrize(
     "module, never",
     [
-        ("pipeline", {"torch", "transformers", "ray", "pyarrow", "duckdb"}),
         ("pipeline.cli", {"torch", "transformers", "ray", "pyarrow", "duckdb"}),
         ("pipeline.spec.parse", {"torch", "transformers", "ray", "pyarrow"}),
-        ("pipeline.verbs.init", {"torch", "transformers", "ray"}),
         ("pipeline.report.init", {"torch", "transformers", "ray"}),
         ("pipeline.runtime.run", {"torch", "transformers", "ray.data", "pandas"}),
         ("pipeline.inference.engine", {"ray", "pyarrow", "fsspec"}),

@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -21,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from huggingface_hub import HfFileSystem, constants
 from huggingface_hub.utils import close_session
+from servers import serving
 
 _API = re.compile(
     r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?"
@@ -71,15 +71,6 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
@@ -91,6 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(f"{'datasets' if dataset else 'models'}/{name}", revision, below)
         else:
             self._send(404, b"{}")
+
+    do_HEAD = do_POST = do_GET
 
     def _found(self, repo: str, revision: str) -> tuple[str, Files] | None:
         if repo not in self.hub.commits:
@@ -189,11 +182,5 @@ def running_hub() -> Iterator[FakeHub]:
     """A hub that answers until the block ends."""
     hub = FakeHub()
     handler = type("Handler", (_Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    with serving(handler) as hub.url:
         yield hub
-        server.shutdown()
-        thread.join()
