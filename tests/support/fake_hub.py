@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from huggingface_hub import HfFileSystem, constants
-from huggingface_hub.utils import close_session
+from huggingface_hub.utils import _http, close_session
 from servers import serving
 
 _API = re.compile(
@@ -164,6 +165,8 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + template)
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances that know another endpoint
+    # — one that does not answer is asked again without the pauses of 23 s in all
+    monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda _: None))
 
 
 @pytest.fixture

@@ -211,9 +211,9 @@ def test_texts_of_every_format_are_those_of_the_rows(
     names = {"id": "id", "text": "text"}
     store = LocalStore(tmp_path / "out")
     objects = find_objects(str(corpus), tmp_path / "cache")
-    finish(
-        store, load_or_cut(store, objects, Columns("text", "id"), 50_000).shards, toy_fingerprints()
-    )
+    shards = load_or_cut(store, objects, Columns("text", "id"), 200_000).shards
+    assert len(shards) > 1
+    finish(store, shards, toy_fingerprints())
     spec = spec_of(tmp_path, input={"path": str(corpus), **names})
     options = ExportOptions(f"{tmp_path}/to/", with_text=True)
     result = export(spec, options, cache_dir=tmp_path / "cache")
