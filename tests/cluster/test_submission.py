@@ -82,14 +82,14 @@ Event = str | float | Exception  # a piece of the log, a pause in seconds, or th
 
 
 class Connections:
-    """A cluster whose job has one state after the other, and whose log comes as it is scripted.
+    """A cluster whose job's log comes as it is scripted; the last connection is repeated.
 
-    Each connection begins with the start of the log; the last one is repeated.
+    The job has succeeded if a connection was read to its end, or after two questions for its state.
     """
 
-    def __init__(self, *scripts: Sequence[Event], states: Sequence[str] = ("SUCCEEDED",)) -> None:
+    def __init__(self, *scripts: Sequence[Event]) -> None:
         self.scripts = list(scripts)
-        self.states = list(states)
+        self.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
         self.opened = 0
 
     async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
@@ -101,6 +101,7 @@ class Connections:
                 await asyncio.sleep(event)
             else:
                 yield event
+        self.states = ["SUCCEEDED"]
 
     def get_job_info(self, id: str) -> JobDetails:
         return job(id, self.states.pop(0))
@@ -117,7 +118,7 @@ SLOW = [event for letter in LOG for event in (0.05, letter)]
     ("cluster", "connections"),
     [
         (Connections(BROKEN, BROKEN, BROKEN, (LOG,)), 4),
-        (Connections((LOG[:6], 20.0), states=("RUNNING", "RUNNING", "SUCCEEDED")), 3),
+        (Connections((LOG[:6], 20.0)), 3),
         # — each pause is shorter than the silence that is allowed, and all of them together are not
         (Connections(SLOW), 1),
     ],
