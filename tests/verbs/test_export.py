@@ -208,6 +208,7 @@ def test_texts_of_every_format_are_those_of_the_rows(
         "finished.documents_of",
         lambda shard: pa.concat_tables(read_documents(shard)).combine_chunks(),
     )
+    monkeypatch.setattr("pipeline.sources.documents.SLICE_ROWS", 7)  # a shard has several
     names = {"id": "id", "text": "text"}
     store = LocalStore(tmp_path / "out")
     objects = find_objects(str(corpus), tmp_path / "cache")
