@@ -81,14 +81,13 @@ class _Export:
     """One export: a snapshot, the columns, and the place that it is written to."""
 
     spec: JobSpec
+    options: ExportOptions
     store: Store
     contents: Contents
-    with_text: bool
     rows_schema: pa.Schema  # of `open_labels`
     columns: tuple[FlatColumn, ...]
     format: TableFormat
     target: Target
-    overwrite: bool
 
     def write(self, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
         """Writes a file of these rows."""
@@ -120,8 +119,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
         raise SpecError(
             [Problem("--to", f"is inside the output {store.url}; name another folder", options.to)]
         )
-    flags = options.with_text, rows_schema, columns, format, target, options.overwrite
-    job = _Export(spec, store, contents, *flags)
+    job = _Export(spec, options, store, contents, rows_schema, columns, format, target)
     created, new_files = (_write_folder if is_folder else _write_file)(job, cache_dir)
     return ExportResult(
         to=target.url,
@@ -157,7 +155,7 @@ def format_and_kind(to: str, format: TableFormat | None) -> tuple[TableFormat, b
 
 def _write_file(job: _Export, cache_dir: Path) -> tuple[int, int]:
     """Writes one file. Returns the number of written files, and of new files in the input."""
-    if not job.overwrite and job.target.exists():
+    if not job.options.overwrite and job.target.exists():
         fix = "exists; write another name, or add --overwrite to replace it"
         raise SpecError([Problem("--to", fix, job.target.url)])
     shards, new_files = _shards_with_text(job, cache_dir)
@@ -202,7 +200,7 @@ def _write_folder(job: _Export, cache_dir: Path) -> tuple[int, int]:
 
 def _manifest(job: _Export, names: Mapping[str, str]) -> dict[str, Any]:
     """What the folder holds; its id changes with each value in the files."""
-    content = {"file_format": job.format, "with_text": job.with_text}
+    content = {"file_format": job.format, "with_text": job.options.with_text}
     identity = {"format": FORMAT, **content, **identity_of(job.contents)}
     if job.format == "csv":
         identity["formulas"] = "defused"  # — not a part of a folder of an earlier version
@@ -244,7 +242,7 @@ def _existing_files(job: _Export, id: str) -> set[str]:
     manifest = json.loads(target.below(MANIFEST).read())
     if manifest["id"] == id:
         return existing
-    if not job.overwrite:
+    if not job.options.overwrite:
         other = f"{manifest['file_format']}, snapshot {manifest['snapshot']} of {manifest['spec']}"
         fix = f"holds another export ({other}{', with text' if manifest['with_text'] else ''}); "
         fix += "name another folder, or add --overwrite to replace its files"
@@ -257,7 +255,7 @@ def _existing_files(job: _Export, id: str) -> set[str]:
 
 def _shards_with_text(job: _Export, cache_dir: Path) -> tuple[Mapping[str, Shard], int]:
     """The input's shards by id, and its new files; nothing where texts are not wanted."""
-    if not job.with_text:
+    if not job.options.with_text:
         return {}, 0
     return labelled_shards(job.spec, job.store, job.contents, cache_dir)
 

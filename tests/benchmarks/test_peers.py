@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,24 +95,36 @@ def test_an_engine_without_requirements_is_named(tmp_path: Path) -> None:
         Worker("toy", setup, tmp_path)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_processes_share_out_the_documents_and_the_last_one_ends_the_round(
-    count: int, model_folder: Path, tmp_path: Path
+class InThisProcess(Worker):
+    """A worker whose engine needs no process of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.version = engine, engine.version
+
+    def ask(self, **message: object) -> None:
+        self.replies = io.StringIO()
+        serve(self.engine, [json.dumps(message)], self.replies)
+
+    def reply(self) -> Any:
+        return json.loads(self.replies.getvalue().splitlines()[-1])
+
+
+def test_workers_share_out_the_documents_and_the_last_one_ends_the_round(
+    model_folder: Path, tmp_path: Path
 ) -> None:
+    """A process and a worker here have three and two documents."""
     setup = Setup(str(model_folder), None, "float32", threads=1, cache="")
     asked = Asked([5, 6], [[7, 8], [9]], [[1, 2], [3]])
     documents = [[20 + i, 21, 22] for i in range(5)]
     alone = Engine(setup)
-    alone.prepare(asked)
-    workers = [Worker("assay", setup, tmp_path) for _ in range(count)]
+    process, here = Worker("assay", setup, tmp_path), InThisProcess(alone)
     try:
-        together = Workers(workers)
+        together = Workers([process, here])
         together.prepare(asked)
         seconds, answers = together.label(documents)
     finally:
-        for worker in workers:
-            worker.close()
-    assert seconds > 0
+        process.close()
+    assert seconds >= here.reply()[0] > 0 and len(here.reply()[1]) == 2
     for found, expected in zip(answers, alone.label(documents), strict=True):
         for of_question, own in zip(found, expected, strict=True):
             assert of_question == pytest.approx(own, abs=1e-5)

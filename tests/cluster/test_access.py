@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+from servers import serving
 
 from pipeline.cluster import access as cluster_access
 from pipeline.cluster.access import is_loopback, requires_token
@@ -41,14 +41,8 @@ def dashboard() -> Iterator[Dashboard]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Handler) as state.address:
+        yield state
 
 
 @pytest.mark.parametrize(("status", "required"), [(200, False), (401, True), (403, True)])

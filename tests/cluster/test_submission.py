@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -76,89 +76,76 @@ def test_a_jobs_exit_code_is_passed_on_and_what_a_try_can_mend_is_3(
     assert job_end(job("a", **details)).exit_code == code
 
 
-class Flaky:
-    """A cluster whose connection breaks in the middle of a log, so many times."""
+LOG = "first\nsecond\nthird\n"
+BREAKS = RuntimeError("WebSocket connection closed unexpectedly")
+Event = str | float | Exception  # a piece of the log, a pause in seconds, or the connection's end
 
-    LOG = "first\nsecond\nthird\n"
 
-    def __init__(self, breaks: int) -> None:
-        self.breaks = breaks
+class Connections:
+    """A cluster whose job's log comes as it is scripted; the last connection is repeated.
+
+    The job has succeeded if a connection was read to its end, or after two questions for its state.
+    """
+
+    def __init__(self, *scripts: Sequence[Event]) -> None:
+        self.scripts = list(scripts)
+        self.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
+        self.opened = 0
 
     async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
-        for end in (4, 9):
-            yield self.LOG[end - 4 if end == 4 else 4 : end]
-        await asyncio.sleep(0)
-        if self.breaks:
-            self.breaks -= 1
-            raise RuntimeError("WebSocket connection closed unexpectedly")
-        yield self.LOG[9:]
+        self.opened += 1
+        for event in self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]:
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, float):
+                await asyncio.sleep(event)
+            else:
+                yield event
+        self.states = ["SUCCEEDED"]
 
     def get_job_info(self, id: str) -> JobDetails:
-        return job(id)
+        return job(id, self.states.pop(0))
 
     def get_job_logs(self, id: str) -> str:
-        return self.LOG
+        return LOG
 
 
-def test_a_broken_connection_shows_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
+BROKEN = ("firs", "t\nsec", BREAKS)
+SLOW = [event for letter in LOG for event in (0.05, letter)]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "connections"),
+    [
+        (Connections(BROKEN, BROKEN, BROKEN, (LOG,)), 4),
+        (Connections((LOG[:6], 20.0)), 3),
+        # — each pause is shorter than the silence that is allowed, and all of them together are not
+        (Connections(SLOW), 1),
+    ],
+    ids=["broken", "silent", "slow"],
+)
+def test_a_log_is_shown_once_to_its_end_whatever_the_connection_does(
+    cluster: Connections, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(submission, "_PAUSE_S", 0)
     monkeypatch.setattr(submission, "_POLL_S", 0)
+    monkeypatch.setattr(submission, "_SILENCE_S", 0.5)
     shown: list[str] = []
-    end = follow(Flaky(breaks=3), "a", shown.append)  # type: ignore[arg-type]
-    assert "".join(shown) == Flaky.LOG and end.exit_code == 0
+
+    def follow_it() -> int:
+        return follow(cluster, "a", shown.append).exit_code  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(follow_it).result(timeout=10) == 0
+    assert "".join(shown) == LOG and cluster.opened == connections
 
 
 def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "_PAUSE_S", 0)
     monkeypatch.setattr(submission, "_POLL_S", 0)
     with pytest.raises(UnavailableError, match="may still be running") as raised:
-        follow(Flaky(breaks=1_000), "a", lambda piece: None)  # type: ignore[arg-type]
+        follow(Connections(BROKEN), "a", lambda piece: None)  # type: ignore[arg-type]
     assert raised.value.exit_code == 3
-
-
-class Silent(Flaky):
-    """A cluster whose connection falls silent in the middle of a log, while the job goes on."""
-
-    async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
-        yield self.LOG[: 18 - 5 * self.breaks]
-        await asyncio.sleep(20)
-
-    def get_job_info(self, id: str) -> JobDetails:
-        self.breaks -= 1
-        return job(id, "RUNNING" if self.breaks else "SUCCEEDED")
-
-
-def test_a_connection_that_fell_silent_does_not_hide_the_jobs_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(submission, "_SILENCE_S", 0.05)
-    shown: list[str] = []
-
-    def follow_it() -> int:
-        return follow(Silent(breaks=3), "a", shown.append).exit_code  # type: ignore[arg-type]
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(follow_it).result(timeout=10) == 0
-    assert "".join(shown) == Flaky.LOG
-
-
-def test_a_job_that_speaks_now_and_then_is_followed_on_one_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The pauses are shorter than the silence that is borne, all of them together are not."""
-    monkeypatch.setattr(submission, "_SILENCE_S", 0.5)
-    connections: list[str] = []
-
-    class Slow(Flaky):
-        async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
-            connections.append(id)
-            for letter in self.LOG:
-                await asyncio.sleep(0.05)
-                yield letter
-
-    shown: list[str] = []
-    follow(Slow(breaks=0), "a", shown.append)  # type: ignore[arg-type]
-    assert "".join(shown) == Flaky.LOG and len(connections) == 1
 
 
 class Jobs:
@@ -227,18 +214,22 @@ def test_the_options_of_a_run_reach_the_job_as_they_were_written(
     assert not submitted(jobs, *words_of(options), "--json").new
     with pytest.raises(RefusedError, match="is running with"):
         submitted(jobs, "--sample=2%")
+    with pytest.raises(RefusedError, match=r"is running with .* instead of 'none'"):
+        submitted(jobs)
 
 
-def test_one_who_was_quicker_is_followed(submitted: Callable[..., Submitted]) -> None:
-    jobs = Jobs("Job with submission_id x already exists.")
-    assert submitted(jobs).new is False and len(jobs.asked) == 1
-
-
-def test_a_cluster_that_is_still_starting_is_waited_for(
-    submitted: Callable[..., Submitted],
+@pytest.mark.parametrize(
+    ("failures", "new"),
+    [
+        (["Job with submission_id x already exists."], False),  # another submission was faster
+        (["No available agent to submit job, please try again later."] * 2, True),
+    ],
+)
+def test_a_job_of_another_submission_is_followed_and_a_starting_cluster_is_waited_for(
+    failures: list[str], new: bool, submitted: Callable[..., Submitted]
 ) -> None:
-    jobs = Jobs(*["No available agent to submit job, please try again later."] * 2)
-    assert submitted(jobs).new is True and len(jobs.asked) == 3
+    jobs = Jobs(*failures)
+    assert submitted(jobs).new is new and len(jobs.asked) == len(failures) + new
 
 
 def test_a_head_that_is_cut_off_is_asked_again(submitted: Callable[..., Submitted]) -> None:
@@ -254,15 +245,6 @@ def test_a_head_that_is_cut_off_is_asked_again(submitted: Callable[..., Submitte
 def test_another_failure_is_refused_in_one_line(submitted: Callable[..., Submitted]) -> None:
     with pytest.raises(RefusedError, match=r"the cluster refused the job: status 500: no$"):
         submitted(Jobs("status 500: no\nTraceback ..."))
-
-
-def test_a_job_under_way_with_other_options_is_not_taken_for_this_one(
-    submitted: Callable[..., Submitted],
-) -> None:
-    jobs = Jobs()
-    submitted(jobs)
-    with pytest.raises(RefusedError, match="is running with 'no options' instead of"):
-        submitted(jobs, "--retry-failed")
 
 
 def test_a_refused_token_is_one_line_and_exit_4(monkeypatch: pytest.MonkeyPatch) -> None:

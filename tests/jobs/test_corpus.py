@@ -3,7 +3,7 @@
 import csv
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,75 +62,52 @@ def read_part(path: Path) -> list[Row]:
     return json_lines(zstandard.decompress(path.read_bytes()))
 
 
-@pytest.fixture(scope="module")
-def documents() -> list[Row]:
-    return [row for path in sorted((SHIPPED / "parts").iterdir()) for row in read_part(path)]
+DOCUMENTS = [row for path in sorted((SHIPPED / "parts").iterdir()) for row in read_part(path)]
+GOLD, TRAIN = (json_lines((SHIPPED / f"{name}.jsonl").read_bytes()) for name in ("gold", "train"))
 
 
-@pytest.fixture(scope="module")
-def gold() -> list[Row]:
-    return json_lines((SHIPPED / "gold.jsonl").read_bytes())
-
-
-@pytest.fixture(scope="module")
-def train() -> list[Row]:
-    return json_lines((SHIPPED / "train.jsonl").read_bytes())
-
-
-def counts(rows: Sequence[Row], task: str) -> Counter[str | None]:
-    return Counter(row.get(task) for row in rows)
-
-
-def test_every_document_has_one_row_of_gold(documents: Sequence[Row], gold: Sequence[Row]) -> None:
-    ids = [document["id"] for document in documents]
+def test_every_document_has_one_row_of_gold() -> None:
+    ids = [document["id"] for document in DOCUMENTS]
     assert len(set(ids)) == len(ids) == 444
-    assert sorted(ids) == sorted(row["id"] for row in gold)
+    assert sorted(ids) == sorted(row["id"] for row in GOLD)
 
 
-def test_gold_has_as_many_rows_of_each_label_as_the_readme_says(
-    gold: Sequence[Row], train: Sequence[Row]
-) -> None:
-    assert counts(gold, "toxic") == {"toxic": 150, "clean": 150, None: 144}
-    assert counts(gold, "spam") == {"spam": 30, "other": 30, None: 384}
-    languages = counts(gold, "language")
+def test_gold_has_as_many_rows_of_each_label_as_the_readme_says() -> None:
+    toxic, spam, languages = (Counter(row.get(task) for row in GOLD) for task in TASKS)
+    assert toxic == {"toxic": 150, "clean": 150, None: 144}
+    assert spam == {"spam": 30, "other": 30, None: 384}
     assert languages.pop("English") == 307 and languages.pop("another") == 21
     assert languages.pop(None) == 60 and set(languages.values()) == {7} and len(languages) == 8
-    assert len(train) == 1_116
-    assert [sum(task in row for row in train) for task in TASKS] == [560, 1_116, 716]
+    assert len(TRAIN) == 1_116
+    assert [sum(task in row for row in TRAIN) for task in TASKS] == [560, 1_116, 716]
 
 
-def test_no_text_is_both_in_the_corpus_and_in_the_training_gold(
-    documents: Sequence[Row], train: Sequence[Row]
-) -> None:
-    texts = [row["text"] for row in (*documents, *train)]
+def test_no_text_is_both_in_the_corpus_and_in_the_training_gold() -> None:
+    texts = [row["text"] for row in (*DOCUMENTS, *TRAIN)]
     assert len(set(texts)) == len(texts)
 
 
-def test_a_mail_with_the_subject_of_another_is_on_the_same_side(
-    documents: Sequence[Row], train: Sequence[Row]
-) -> None:
-    def subjects(rows: Sequence[Row]) -> set[str]:
+def test_a_mail_with_the_subject_of_another_is_on_the_same_side() -> None:
+    def subjects(rows: Iterable[Row]) -> set[str]:
         return {corpus.subject_group(row["text"]) for row in rows} - {""}
 
-    held_out = [document for document in documents if document["kind"] == "mail"]
-    fitted = [row for row in train if not {"toxic", "language"} & row.keys()]
-    assert len(subjects(held_out)) > 40 and not subjects(held_out) & subjects(fitted)
+    held_out = subjects(row for row in DOCUMENTS if row["kind"] == "mail")
+    fitted = subjects(row for row in TRAIN if not {"toxic", "language"} & row.keys())
+    assert len(held_out) > 40 and not held_out & fitted
 
 
-def test_comments_have_the_labels_of_their_source(
-    documents: Sequence[Row], gold: Sequence[Row]
-) -> None:
+def test_comments_have_the_labels_of_their_source() -> None:
     with (SHIPPED / "source" / "toxicity_en.csv").open(encoding="utf-8", newline="") as lines:
         source = {corpus.tidy(row["text"]): row["is_toxic"] for row in csv.DictReader(lines)}
-    truth = {row["id"]: row.get("toxic") for row in gold}
-    comments = [document for document in documents if document["kind"] == "comment"]
+    truth = {row["id"]: row.get("toxic") for row in GOLD}
+    comments = [document for document in DOCUMENTS if document["kind"] == "comment"]
     assert len(comments) == 300
     for document in comments:
         assert (source[document["text"]] == "Toxic") == (truth[document["id"]] == "toxic")
 
 
-def test_no_document_has_an_address_or_outer_spaces(documents: Sequence[Row]) -> None:
-    for document in documents:
+def test_no_document_has_an_address_or_outer_spaces() -> None:
+    for document in DOCUMENTS:
         text = document["text"].replace("name@example.org", "")
         assert text == corpus.tidy(text) or document["kind"] == "mail"
         assert document["kind"] != "mail" or not corpus.ADDRESS.search(text)

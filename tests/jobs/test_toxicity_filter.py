@@ -1,4 +1,4 @@
-"""The demo's corpus, filtered by the job's own rule; answers are seeded, and DuckDB reads all."""
+"""The recipes' specs are valid, and the job of a filter is `assay run`, then `assay filter`."""
 
 from __future__ import annotations
 
@@ -6,119 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from label_tables import label_rows
+from filtered import ids, labelled
+from finished import toy_spec
 
 from jobs.toxicity_filter import main as job
-from pipeline.cli import main as assay
-from pipeline.ledger.cells import Committed, committed, record_specs
-from pipeline.ledger.cuts import Cuts, load_or_cut
-from pipeline.ledger.label_files import LabelFile, commit_shard
-from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.ledger.cells import Committed
+from pipeline.ledger.cuts import Cuts
 from pipeline.options import FilterOptions, RunOptions
 from pipeline.runtime.job import Plan
-from pipeline.sources.source import find_objects, read_documents
-from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
-from pipeline.spec.schema import Columns
-from pipeline.stores.local import LocalStore
 
-SPEC = Path(__file__).parents[2] / "jobs" / "specs" / "toxicity_filter.yaml"
-PARTS = Path(__file__).parents[2] / "jobs" / "corpus" / "parts"
-LABELS = ("toxic", "clean")
-
-
-def label(store: LocalStore, cache: Path) -> None:
-    """Answers as a run would leave them; a row in seven has none."""
-    version = Fingerprint({"task": "toxic"})
-    objects = find_objects(str(PARTS), cache)
-    shards = load_or_cut(store, objects, Columns("text", "id"), 20_000).shards
-    source = np.random.default_rng(0)
-    for shard in shards:
-        documents = pa.concat_tables(read_documents(shard))
-        rows = documents.num_rows
-        failed = np.arange(rows) % 7 == 3
-        p = source.dirichlet([1, 1], rows).astype(np.float32)
-        p[failed] = np.nan
-        answers = label_rows(
-            p=p,
-            status=["error:toy" if each else "ok" for each in failed],
-            labels=LABELS,
-        )
-        commit_shard(
-            store, shard, documents, [LabelFile("toxic", version.id, shard.id, answers, {})]
-        )
-    fp = {"toxic": version.id}
-    record_specs(store, fp, {"toxic": version.json()})
-    done = committed(store, fp, [shard.id for shard in shards])
-    tasks = {"toxic": SnapshotTask(version.id, LABELS)}
-    publish(store, "toxicity_filter", tasks, shards, done, created_at="2026-11-01T00:00:00Z")
-
-
-@pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The job's spec, with an output of its own."""
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    content = SPEC.read_text().replace("jobs/corpus/parts ", f"{PARTS} ")
-    file = tmp_path / "spec.yaml"
-    file.write_text(content.replace("out/toxicity_filter/labels", str(tmp_path / "labels")))
-    assert load_spec(file).filter
-    label(LocalStore(tmp_path / "labels"), tmp_path / "cache")
-    return file
-
-
-def ids(query: str) -> set[str]:
-    return {identifier for (identifier,) in duckdb.sql(query).fetchall()}
-
-
-def test_what_is_kept_lies_in_its_own_format(
-    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["filter", str(spec), "--to", str(tmp_path / "clean"), "--json"]
-    assert assay(command) == 0
-    told = json.loads(capsys.readouterr().out)
-    labels = f"'{tmp_path}/labels/labels/toxic/*/*/*.parquet'"
-    wanted = ids(f"select doc_id from {labels} where p.toxic < 0.5")
-    kept = told["kept_at"]
-    parquet = ids(f"select id from '{kept}/*.parquet'")
-    lines = ids(f"select id from read_json('{kept}/*.jsonl.zst', format='nd')")
-    assert parquet | lines == wanted and not parquet & lines and parquet and lines
-    assert told["counts"]["all"]["kept"]["documents"] == len(wanted)
-    assert ids(f"select doc_id from '{told['dropped_at']}/*.parquet'") == (
-        ids(f"select doc_id from {labels}") - wanted
-    )
-    for part in PARTS.glob("*.parquet"):
-        for file in Path(kept).glob(f"{part.stem}.*"):
-            assert pq.read_schema(file).equals(pq.read_schema(part), check_metadata=True)
-    changed = (
-        f"select * exclude (filename) from read_parquet('{kept}/*.parquet', filename=true) except "
-        f"select * from '{PARTS}/*.parquet'"
-    )
-    assert not duckdb.sql(changed).fetchall()
-    assert assay(command) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert again["created"] == 0 and again["counts"] == told["counts"]
-
-
-def test_documents_without_an_answer_fail_the_filter_where_asked(
-    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["filter", str(spec), "--to", str(tmp_path / "clean")]
-    assert assay([*command, "--on-error", "fail"]) == 1
-    assert "documents have no answer (error:toy " in capsys.readouterr().err
-    assert assay([*command, "--by", "nothing"]) == 2
-    assert "--by: no such option; assay report --by counts" in capsys.readouterr().err
-    assert not list((tmp_path / "clean").rglob("*.parquet"))
-    assert assay([*command, "--on-error", "keep"]) == 0
-    out = capsys.readouterr().out
-    assert "all, kept" in out and "on_error" not in out
-
-
+SPECS = Path(__file__).parents[2] / "jobs" / "specs"
+KEEP = "toxic.p.toxic < 0.5"
 Steps = list[tuple[str, Any, bool]]
+
+
+@pytest.mark.parametrize("spec", [file.name for file in sorted(SPECS.glob("*.yaml"))])
+def test_a_spec_of_the_recipes_is_valid(spec: str) -> None:
+    assert load_spec(SPECS / spec).tasks
 
 
 @pytest.fixture
@@ -164,25 +70,26 @@ def test_with_json_the_job_prints_one_value_and_a_step_that_fails_ends_it(
 
 
 def test_a_dry_run_of_the_job_labels_and_writes_nothing(
-    spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model of the spec is not here: the plan of the labelling is given."""
+    """The spec has no model: the plan of the labelling is a stand-in."""
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
     monkeypatch.setattr("pipeline.runtime.dry_run.dry_run", lambda *_, **__: planned)
-    before = sorted(tmp_path.rglob("*"))
-    assert job([str(spec), "--dry-run", "--json"]) == 0
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    folder = labelled(tmp_path / "corpus")
+    for name, output in (("labelled", "out"), ("new", "none")):
+        rule = {"keep": KEEP, "on_error": "drop"}
+        content = toy_spec(folder, filter=rule, output=str(folder / output))
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    before = sorted(folder.rglob("*"))
+    dry_run = ["--dry-run", "--json"]
+    assert job([str(tmp_path / "labelled.json"), *dry_run]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["run"]["missing_documents"] == 0
-    labels = f"'{tmp_path}/labels/labels/toxic/*/*/*.parquet'"
-    (wanted,) = duckdb.sql(f"select count(*) from {labels} where p.toxic < 0.5").fetchall()
-    assert shown["filter"]["kept"] == wanted[0]
-    assert [path for path in sorted(tmp_path.rglob("*")) if "cache" not in path.parts] == [
-        path for path in before if "cache" not in path.parts
-    ]
-    unlabelled = tmp_path / "new.yaml"
-    unlabelled.write_text(spec.read_text().replace(f"{tmp_path}/labels", f"{tmp_path}/none"))
-    assert job([str(unlabelled), "--dry-run", "--json"]) == 0
+    assert shown["filter"]["kept"] == len(ids(folder, KEEP)) > 0
+    assert job([str(tmp_path / "new.json"), *dry_run]) == 0
     assert json.loads(capsys.readouterr().out)["filter"] is None
+    assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

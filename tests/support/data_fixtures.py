@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +93,9 @@ def _parquet(rows: Sequence[Row]) -> bytes:
     return sink.getvalue()
 
 
-def _arrow_file(rows: Sequence[Row]) -> bytes:
+def _arrow(new_writer: Callable[..., Any], rows: Sequence[Row]) -> bytes:
     sink = io.BytesIO()
-    with pa.ipc.new_file(sink, _table(rows).schema) as writer:
-        writer.write_table(_table(rows), max_chunksize=31)
-    return sink.getvalue()
-
-
-def _arrow_stream(rows: Sequence[Row]) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, _table(rows).schema) as writer:
+    with new_writer(sink, _table(rows).schema) as writer:
         writer.write_table(_table(rows), max_chunksize=31)
     return sink.getvalue()
 
@@ -136,8 +130,8 @@ ENCODERS: dict[str, Callable[[Sequence[Row]], bytes]] = {
     "corpus.jsonl": _lines,
     "corpus.jsonl.gz": lambda rows: _halves(_lines(rows), gzip.compress),
     "corpus.jsonl.zst": lambda rows: _halves(_lines(rows), zstandard.compress),
-    "file.arrow": _arrow_file,
-    "stream.arrow": _arrow_stream,
+    "file.arrow": partial(_arrow, pa.ipc.new_file),
+    "stream.arrow": partial(_arrow, pa.ipc.new_stream),
     "corpus.warc.wet.gz": _wet,
     "corpus.csv": _csv,
     "corpus.csv.zst": lambda rows: _halves(_csv(rows), zstandard.compress),

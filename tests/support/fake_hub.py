@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from huggingface_hub import HfFileSystem, constants
-from huggingface_hub.utils import close_session
+from huggingface_hub.utils import _http, close_session
+from servers import serving
 
 _API = re.compile(
     r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?"
@@ -71,15 +72,6 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
@@ -91,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(f"{'datasets' if dataset else 'models'}/{name}", revision, below)
         else:
             self._send(404, b"{}")
+
+    do_HEAD = do_POST = do_GET
 
     def _found(self, repo: str, revision: str) -> tuple[str, Files] | None:
         if repo not in self.hub.commits:
@@ -171,6 +165,8 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + template)
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances that know another endpoint
+    # — one that does not answer is asked again without the pauses of 23 s in all
+    monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda _: None))
 
 
 @pytest.fixture
@@ -189,11 +185,5 @@ def running_hub() -> Iterator[FakeHub]:
     """A hub that answers until the block ends."""
     hub = FakeHub()
     handler = type("Handler", (_Handler,), {"hub": hub})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        hub.url = f"http://127.0.0.1:{server.server_port}"
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    with serving(handler) as hub.url:
         yield hub
-        server.shutdown()
-        thread.join()

@@ -1,6 +1,6 @@
-"""Storage servers as processes on 127.0.0.1: moto, SeaweedFS and fake-gcs-server.
+"""Servers on 127.0.0.1: moto, SeaweedFS and fake-gcs-server as processes, or a handler in a thread.
 
-Entry points: `start_moto`, `start_seaweedfs`, `start_fake_gcs`.
+Entry points: `start_moto`, `start_seaweedfs`, `start_fake_gcs`, and `serving` for a handler.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,20 @@ class Server:
         else:
             self.file_system().call_s3("create_bucket", Bucket=BUCKET)
         return self
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server in this process, which answers by the handler until the block ends."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def start_moto(folder: Path) -> Iterator[Server]:

