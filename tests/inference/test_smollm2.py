@@ -75,7 +75,7 @@ def test_every_label_has_its_independent_prompts_log_probability(folder: Path) -
     labelled = LabelEngine(model, prompt, max_batch_tokens=1_280).label(documents)
     for question, answers in list(zip(prompt.questions, labelled.log_probs, strict=True))[::3]:
         for row, document in enumerate(documents):
-            for column, first in enumerate(list(question.labels.values())[:2]):
+            for column, first in enumerate(list(question.first_tokens.values())[:2]):
                 oracle = reference.label_log_prob(
                     model, prompt.prefix, document, question.token_ids, first
                 )
@@ -110,7 +110,7 @@ def test_whole_labels_have_their_independent_prompts_log_probabilities(
 ) -> None:
     model, prompt, documents = asked(folder, PromptSpec(), [topic(labels=labels, **more)])
     (question,) = prompt.questions
-    assert question.trie is not None
+    assert not question.scores_first_tokens
     labelled = LabelEngine(model, prompt, max_batch_tokens=1_280).label(documents[:2])
     for document, answers in zip(documents, labelled.log_probs[0], strict=False):
         for label in np.argsort(-answers)[:checked]:

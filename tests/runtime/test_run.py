@@ -175,7 +175,7 @@ def assert_answered_by(model: LoadedModel, spec: JobSpec, model_folder: Path) ->
         rows = {row["doc_id"]: row for row in rows_of(spec, question.name)}
         for doc_id in ("d0", "d4", "d5"):
             document = encoder.encode(TEXTS[int(doc_id[1:])])
-            for label, first in question.labels.items():
+            for label, first in question.first_tokens.items():
                 oracle = reference.label_log_prob(
                     model, prompt.prefix, document, question.token_ids, first
                 )

@@ -5,21 +5,21 @@ Entry point: `tokenise_prompt`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import SpecError
 from pipeline.inference.labels.label_tokens import (
+    Verbalizers,
     collisions,
-    first_tokens,
     label_verbalizers,
-    scores_full_labels,
+    scored_paths,
     tokens_after,
 )
 from pipeline.inference.labels.tokenizer import chat_template, encode
-from pipeline.inference.labels.trie import LabelTrie, first_token_trie
+from pipeline.inference.labels.trie import LabelTrie
 from pipeline.spec.prompts import prompt_text
 from pipeline.spec.schema import PromptSpec
 from pipeline.spec.tasks import TaskSpec
@@ -31,48 +31,64 @@ MAX_NODES_AT_ONCE = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One task as the model reads it: what follows the document, and each label's first tokens."""
+    """One task as the model reads it: what follows the document, and the tokens of its labels."""
 
     name: str
     token_ids: tuple[int, ...]
-    labels: Mapping[str, tuple[int, ...]]
-    trie: LabelTrie | None = None  # if labels are scored in full
+    labels: tuple[str, ...]
+    trie: LabelTrie  # of the tokens that are scored: of whole labels, or their first ones
     beam: int | None = None  # paths of the trie that are followed at once; None: all
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        token_ids: tuple[int, ...],
+        scored: Verbalizers,  # without paths where a trained readout answers
+        *,
+        beam: int | None = None,
+        length_penalty: float = 0.0,
+    ) -> Question:
+        """The question with the tokens of each label that are scored."""
+        trie = LabelTrie.of(list(scored.values()), length_penalty=length_penalty)
+        return cls(name, token_ids, tuple(scored), trie, beam)
 
     @property
     def suffixes(self) -> list[tuple[int, ...]]:
         """The token sequences that are read below a document to score every label."""
-        if self.trie is None:
-            return [self.token_ids]
         return [(*self.token_ids, *self.trie.path(node)) for node in self.trie.inner]
 
     @property
-    def scored(self) -> LabelTrie:
-        """The tokens that are scored: those of whole labels, or their first ones."""
-        if self.trie is not None:
-            return self.trie
-        return first_token_trie(list(self.labels.values()))
+    def first_tokens(self) -> dict[str, tuple[int, ...]]:
+        """By label, the tokens that an answer may begin with."""
+        firsts = ({path[0] for path in paths} for paths in self.trie.verbalizers)
+        return {label: tuple(sorted(own)) for label, own in zip(self.labels, firsts, strict=True)}
+
+    @property
+    def scores_first_tokens(self) -> bool:
+        """Whether no label has a second token that is scored."""
+        return max(self.trie.depths) <= 1
 
     @property
     def searched(self) -> bool:
         """Whether its trie is too large to be read at once, or has a beam."""
-        return self.trie is not None and (
-            self.beam is not None or len(self.trie.inner) > MAX_NODES_AT_ONCE
-        )
+        return self.beam is not None or len(self.trie.inner) > MAX_NODES_AT_ONCE
 
     def only(self, kept: Sequence[int]) -> Question:
         """The question with these of its labels, by number."""
-        labels = dict(each for i, each in enumerate(self.labels.items()) if i in kept)
-        if self.trie is None:
-            return replace(self, labels=labels)
-        paths = [own for i, own in enumerate(self.trie.verbalizers) if i in kept]
-        trie = LabelTrie.of(paths, length_penalty=self.trie.length_penalty)
-        return replace(self, labels=labels, trie=trie)
+        verbalizers = self.trie.verbalizers
+        return Question.of(
+            self.name,
+            self.token_ids,
+            {self.labels[number]: verbalizers[number] for number in sorted(kept)},
+            beam=self.beam,
+            length_penalty=self.trie.length_penalty,
+        )
 
     @property
     def longest_suffix(self) -> int:
         """The most tokens below the document in a prompt that scores one of the labels."""
-        label_tokens = 1 if self.trie is None else max(self.trie.depths)
+        label_tokens = max(1, max(self.trie.depths))
         return len(self.token_ids) + label_tokens - 1  # a label's last token is not read
 
 
@@ -98,13 +114,16 @@ def tokenise_prompt(
     for place, task in enumerate(tasks):
         suffix = text.suffixes[task.name]
         verbalizers = label_verbalizers(tokenizer, task, suffix, text.answer_prefix)
-        problems += collisions(place, task, verbalizers, tokenizer)
-        trie, beam = None, None
-        if not problems and scores_full_labels(task, verbalizers):
-            paths = list(verbalizers.values())
-            trie, beam = LabelTrie.of(paths, length_penalty=task.length_penalty), task.beam
-        token_ids = tuple(encode(tokenizer, suffix))
-        questions.append(Question(task.name, token_ids, first_tokens(verbalizers), trie, beam))
+        scored = scored_paths(task, verbalizers)
+        problems += collisions(place, task, scored, tokenizer)
+        question = Question.of(
+            task.name,
+            tuple(encode(tokenizer, suffix)),
+            scored,
+            beam=task.beam,
+            length_penalty=task.length_penalty,
+        )
+        questions.append(question)
     if problems:
         raise SpecError(problems)
     return PromptTokens(_prefix(tokenizer, text.prefix), tuple(questions))
