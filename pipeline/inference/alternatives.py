@@ -7,7 +7,7 @@ the check. `tree_flops` is the arithmetic of the tree itself, for its share of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -64,7 +64,7 @@ def _expand_batch(
         **model.cache_kwargs(kv_cache),
     )
     states = _question_states(model, prompt.questions, kv_cache, seen)
-    tries = [_first_token_trie(q.first_tokens.values()) for q in prompt.questions]
+    tries = [_first_token_trie(list(q.first_tokens.values())) for q in prompt.questions]
     scorer = LabelScorer(tries, model.device)
     by_question = scorer.log_probs(states.transpose(0, 1), model.unembed)
     return [[log_probs[row] for log_probs in by_question] for row in range(len(documents))]
@@ -160,7 +160,7 @@ def _readout_log_probs(
     return np.asarray(logits - np.logaddexp.reduce(logits), dtype=np.float32)
 
 
-def _first_token_trie(labels: Iterable[Sequence[int]]) -> LabelTrie:
+def _first_token_trie(labels: Sequence[Sequence[int]]) -> LabelTrie:
     return LabelTrie.of([[(token,) for token in tokens] for tokens in labels])
 
 
@@ -210,18 +210,14 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     config = model.network.config.get_text_config()
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     *below, last = [linear_weights(layer, experts_per_token=chosen) for layer in layers]
-    pairs = (len(layers) - 1) * attended_pairs(positions) + attended_pairs(ends)
+    # — a row at position n attends to n + 1 rows, where no window hides one
+    pairs = (len(layers) - 1) * (positions + 1).sum() + (ends + 1).sum()
     products = sum(below) * tree.tokens + last * len(ends)
     unembedding = config.hidden_size * config.vocab_size * len(ends)
     # — a score and a weighted value: 2 multiply-adds for each query, key, head and dimension
     shape = shape_of(model)
     attention = 4 * shape.heads * shape.dim * pairs
     return int(2 * (products + unembedding) + attention)
-
-
-def attended_pairs(positions: NDArray[np.int64]) -> int:  # [tokens]
-    """How many (query, key) pairs a layer without a window attends to."""
-    return int((positions + 1).sum())
 
 
 def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:

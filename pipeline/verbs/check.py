@@ -247,9 +247,8 @@ def _prompt(
 ) -> Prompt:
     token_ids = (*prompt.prefix, *sample.token_ids, *question.token_ids)
     text = str(tokenizer.decode(list(token_ids)))
-    labels = {label: list(first) for label, first in question.first_tokens.items()}
     verbalizers = None
     if not question.scores_first_tokens:
         pairs = zip(question.labels, question.trie.verbalizers, strict=True)
         verbalizers = {label: [list(path) for path in paths] for label, paths in pairs}
-    return Prompt(sample.doc_id, question.name, text, token_ids, labels, verbalizers)
+    return Prompt(sample.doc_id, question.name, text, token_ids, question.first_tokens, verbalizers)

@@ -36,7 +36,7 @@ def some_prompt(source: random.Random, tasks: int, *, prefix: int) -> PromptToke
         labels = {f"label{n}": [(token,)] for n, token in enumerate(first[1:])}
         labels["label0"].append((first[0],))  # two verbalizers
         token_ids = tuple(some_ids(source, source.randint(1, 40)))
-        questions.append(Question.of(f"task{i}", token_ids, labels))
+        questions.append(Question(f"task{i}", token_ids, labels))
     return PromptTokens(tuple(some_ids(source, prefix)), tuple(questions))
 
 
@@ -66,7 +66,7 @@ def test_no_documents_have_no_answers(tiny_model: TinyModel) -> None:
 ASKED = ((1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (7,))
 FIRST_TOKENS = {"a": [(4,)], "b": [(5,)]}
 # Four tokens are shared, which is enough to be read once.
-SHARED = [Question.of(n, ids, FIRST_TOKENS) for n, ids in zip("xyz", ASKED, strict=True)]
+SHARED = [Question(n, ids, FIRST_TOKENS) for n, ids in zip("xyz", ASKED, strict=True)]
 TRIE = {"a": [(1, 2, 3, 4, 5)], "b": [(1, 2, 3, 4, 6, 7)]}
 
 
@@ -74,7 +74,7 @@ TRIE = {"a": [(1, 2, 3, 4, 5)], "b": [(1, 2, 3, 4, 6, 7)]}
     "family, questions, of_documents, of_questions",
     [
         ("llama", SHARED, 50 + 20, 2 * (4 + 1 + 1 + 1)),
-        ("llama", [Question.of("q", (8, 9, 10, 11), TRIE)], 70, 2 * 9),
+        ("llama", [Question("q", (8, 9, 10, 11), TRIE)], 70, 2 * 9),
         # — padded questions, and with every document the prefix's last token
         ("lfm2", SHARED, 51 + 21, 2 * 3 * 5),
     ],
@@ -174,7 +174,7 @@ def test_answers_are_read_back_after_the_last_batch(
         return [Answers()]
 
     monkeypatch.setattr("pipeline.inference.labels.scoring.LabelScorer.log_probs", answer)
-    prompt = PromptTokens((), (Question.of("q", (1, 2), FIRST_TOKENS),))
+    prompt = PromptTokens((), (Question("q", (1, 2), FIRST_TOKENS),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3
 

@@ -51,17 +51,17 @@ WHOLE: list[set[Path]] = [{(4, 5)}, {(4, 6, 7), (9,)}, {(4, 6)}, {(8,)}]
 
 def whole(name: str, ids: Path, *, beam: int | None = None, length_penalty: float = 0) -> Question:
     labels = {str(i): paths for i, paths in enumerate(WHOLE)}
-    return Question.of(name, ids, labels, beam=beam, length_penalty=length_penalty)
+    return Question(name, ids, labels, beam=beam, length_penalty=length_penalty)
 
 
 def trained(name: str, ids: Path) -> Question:
-    return Question.of(name, ids, dict.fromkeys(("l0", "l1", "l2"), ()))
+    return Question(name, ids, dict.fromkeys(("l0", "l1", "l2"), ()))
 
 
 FIRST = (
-    Question.of("one_token", some_ids(1), {"two forms": [(1,), (2,)], "another": [(3,)]}),
-    Question.of("long", LONG, {"a": [(7,)], "b": [(11,)], "c": [(12,)]}),
-    Question.of("alike", (*ALIKE, *some_ids(2)), {"a": [(7,), (8,)], "b": [(11,)]}),
+    Question("one_token", some_ids(1), {"two forms": [(1,), (2,)], "another": [(3,)]}),
+    Question("long", LONG, {"a": [(7,)], "b": [(11,)], "c": [(12,)]}),
+    Question("alike", (*ALIKE, *some_ids(2)), {"a": [(7,), (8,)], "b": [(11,)]}),
 )
 TOGETHER = (whole("whole", (*ALIKE, *some_ids(5))), whole("divided", LONG, length_penalty=0.7))
 SEARCHED = (whole("searched", some_ids(4), beam=99),)  # as wide as the trie: exact

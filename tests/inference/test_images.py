@@ -64,9 +64,9 @@ def questions() -> PromptTokens:
     return PromptTokens(
         PREFIX,
         (
-            Question.of("first", (8, 9), first),
-            Question.of("whole", (8, 10), WORDS),
-            Question.of("searched", (8, 30, 31), WORDS, beam=4),
+            Question("first", (8, 9), first),
+            Question("whole", (8, 10), WORDS),
+            Question("searched", (8, 30, 31), WORDS, beam=4),
         ),
     )
 
@@ -94,7 +94,7 @@ def test_the_tree_equals_independent_prompts_in_any_batch(
             "of_image": readout("mean", of_image, model.layers),
         }
         labels = {f"l{i}": () for i in range(3)}
-        prompt = PromptTokens(PREFIX, tuple(Question.of(name, (8, 9), labels) for name in readouts))
+        prompt = PromptTokens(PREFIX, tuple(Question(name, (8, 9), labels) for name in readouts))
     expected = [answers_alone(model, prompt, each, readouts=readouts) for each in documents]
     for cut, max_batch_tokens in product((True, False), (1, 10_000)):
         engine = LabelEngine(

@@ -61,7 +61,7 @@ def test_the_longest_prompt_of_the_context_changes_no_answer_beside_it(
 ) -> None:
     model = prepare(make_network("llama", **{"max_position_embeddings": 512, **changes}))
     source = random.Random(0)
-    question = Question.of("q", tuple(source.choices(range(300), k=8)), {"a": [(4,)], "b": [(5,)]})
+    question = Question("q", tuple(source.choices(range(300), k=8)), {"a": [(4,)], "b": [(5,)]})
     prompt = PromptTokens(tuple(source.choices(range(300), k=20)), (question,))
     short, long = (
         source.choices(range(300), k=tokens) for tokens in (40, prompt.room(model.context_tokens))

@@ -35,7 +35,7 @@ SHAPES: dict[str, Any] = {
 }
 PROMPT = PromptTokens(
     tuple(range(20)),
-    tuple(Question.of(f"q{i}", (i, *range(24)), {"a": [(1,)], "b": [(2,)]}) for i in range(8)),
+    tuple(Question(f"q{i}", (i, *range(24)), {"a": [(1,)], "b": [(2,)]}) for i in range(8)),
 )
 
 

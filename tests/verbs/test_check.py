@@ -61,7 +61,7 @@ def whole_labels(
     name: str, token_ids: tuple[int, ...], forms: list[list[tuple[int, ...]]], *, beam: int
 ) -> Question:
     labels = {f"l{i}": paths for i, paths in enumerate(forms)}
-    return Question.of(name, token_ids, labels, beam=beam)
+    return Question(name, token_ids, labels, beam=beam)
 
 
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ Entry point: `tokenise_prompt`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
@@ -29,29 +30,21 @@ from pipeline.spec.tasks import TaskSpec
 MAX_NODES_AT_ONCE = 1_024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """One task as the model reads it: what follows the document, and the tokens of its labels."""
 
     name: str
     token_ids: tuple[int, ...]
-    labels: tuple[str, ...]
-    trie: LabelTrie  # of the tokens that are scored: of whole labels, or their first ones
+    # The tokens of each verbalizer that are scored; no verbalizers where a trained readout answers.
+    labels: Verbalizers
     beam: int | None = None  # paths of the trie that are followed at once; None: all
+    length_penalty: float = 0.0
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        token_ids: tuple[int, ...],
-        scored: Verbalizers,  # without paths where a trained readout answers
-        *,
-        beam: int | None = None,
-        length_penalty: float = 0.0,
-    ) -> Question:
-        """The question with the tokens of each label that are scored."""
-        trie = LabelTrie.of(list(scored.values()), length_penalty=length_penalty)
-        return cls(name, token_ids, tuple(scored), trie, beam)
+    @cached_property
+    def trie(self) -> LabelTrie:
+        """The tokens that are scored; of depth 1 for first tokens."""
+        return LabelTrie.of(list(self.labels.values()), length_penalty=self.length_penalty)
 
     @property
     def suffixes(self) -> list[tuple[int, ...]]:
@@ -59,10 +52,9 @@ class Question:
         return [(*self.token_ids, *self.trie.path(node)) for node in self.trie.inner]
 
     @property
-    def first_tokens(self) -> dict[str, tuple[int, ...]]:
+    def first_tokens(self) -> dict[str, list[int]]:
         """By label, the tokens that an answer may begin with."""
-        firsts = ({path[0] for path in paths} for paths in self.trie.verbalizers)
-        return {label: tuple(sorted(own)) for label, own in zip(self.labels, firsts, strict=True)}
+        return {label: sorted({path[0] for path in paths}) for label, paths in self.labels.items()}
 
     @property
     def scores_first_tokens(self) -> bool:
@@ -76,14 +68,8 @@ class Question:
 
     def only(self, kept: Sequence[int]) -> Question:
         """The question with these of its labels, by number."""
-        verbalizers = self.trie.verbalizers
-        return Question.of(
-            self.name,
-            self.token_ids,
-            {self.labels[number]: verbalizers[number] for number in sorted(kept)},
-            beam=self.beam,
-            length_penalty=self.trie.length_penalty,
-        )
+        labels = dict(each for i, each in enumerate(self.labels.items()) if i in kept)
+        return replace(self, labels=labels)
 
     @property
     def longest_suffix(self) -> int:
@@ -116,14 +102,8 @@ def tokenise_prompt(
         verbalizers = label_verbalizers(tokenizer, task, suffix, text.answer_prefix)
         scored = scored_paths(task, verbalizers)
         problems += collisions(place, task, scored, tokenizer)
-        question = Question.of(
-            task.name,
-            tuple(encode(tokenizer, suffix)),
-            scored,
-            beam=task.beam,
-            length_penalty=task.length_penalty,
-        )
-        questions.append(question)
+        token_ids = tuple(encode(tokenizer, suffix))
+        questions.append(Question(task.name, token_ids, scored, task.beam, task.length_penalty))
     if problems:
         raise SpecError(problems)
     return PromptTokens(_prefix(tokenizer, text.prefix), tuple(questions))

@@ -106,7 +106,7 @@ def test_the_answers_are_those_below_a_rounded_cache(
     tiny_model: TinyModel, family: str, kind: Any
 ) -> None:
     model = tiny_model(family)
-    question = Question.of("q", some_ids(5, 1), {"a": [(3,)], "b": [(4,), (5,)], "c": [(6,)]})
+    question = Question("q", some_ids(5, 1), {"a": [(3,)], "b": [(4,), (5,)], "c": [(6,)]})
     prompt = PromptTokens(some_ids(70, 2), (question,))
     documents = [some_ids(count, count) for count in (1, 9, 40)]
     engine = LabelEngine(replace(model, kv=kind), prompt, max_batch_tokens=64)
@@ -122,7 +122,7 @@ def test_the_answers_are_those_below_a_rounded_cache(
 def test_a_beam_reads_documents_that_are_kept_in_8_bits(tiny_model: TinyModel, kind: Any) -> None:
     model = tiny_model("llama")
     labels = {str(seed): [some_ids(4, seed)] for seed in range(40)}
-    question = Question.of("q", (3, 4), labels, beam=40)
+    question = Question("q", (3, 4), labels, beam=40)
     prompt = PromptTokens((), (question,))  # — nothing but the document is kept
     document = some_ids(50, 3)
     found, exact = (

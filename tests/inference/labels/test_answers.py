@@ -82,7 +82,7 @@ def document_tasks(
     }
     labels = [{f"l{n}": () for n in range(2 + i % 3)} for i in range(tasks)]
     pairs = zip(names, labels, strict=True)
-    questions = tuple(Question.of(name, SUFFIX, of_task) for name, of_task in pairs)
+    questions = tuple(Question(name, SUFFIX, of_task) for name, of_task in pairs)
     return PromptTokens((1, 2, 3), questions), readouts
 
 

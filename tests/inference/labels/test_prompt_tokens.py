@@ -207,7 +207,7 @@ def test_a_label_is_tokenised_where_the_model_answers(
     labels = task({"yes": ("Yes", "Yeah", "yes"), "no": ("No",)}, question=question)
     prompt = tokenise_prompt(tokenizer, PromptSpec(instruction=""), [labels])
     for label, ids in prompt.questions[0].first_tokens.items():
-        assert sorted(tokenizer.convert_ids_to_tokens(list(ids))) == sorted(pieces[label])
+        assert sorted(tokenizer.convert_ids_to_tokens(ids)) == sorted(pieces[label])
 
 
 def test_labels_that_begin_alike_are_refused_by_name(
@@ -239,7 +239,7 @@ def test_labels_that_only_share_their_space_collide_where_the_space_is_a_token()
             plain_bytes(), PromptSpec(), [YES_NO.model_copy(update={"scoring": "first_token"})]
         )
     whole = tokenise_prompt(plain_bytes(), PromptSpec(), [YES_NO]).questions[0]
-    assert whole.first_tokens == {"yes": (220,), "no": (220,)} and not whole.scores_first_tokens
+    assert whole.first_tokens == {"yes": [220], "no": [220]} and not whole.scores_first_tokens
 
 
 @pytest.mark.parametrize("chat", [True, False])

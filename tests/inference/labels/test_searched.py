@@ -37,7 +37,7 @@ def taxonomy(source: random.Random) -> list[set[Path]]:
 
 def question_of(labels: list[set[Path]], beam: int | None) -> Question:
     named = {str(i): paths for i, paths in enumerate(labels)}
-    return Question.of("q", (3, 4, 5), named, beam=beam)
+    return Question("q", (3, 4, 5), named, beam=beam)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 4])
