@@ -39,7 +39,7 @@ def alone(labeller: Labeller, folder: Path, text: str, task: int) -> list[float]
     ids = torch.tensor([[*prefix, *document, *question.token_ids]])
     with torch.inference_mode():
         probabilities = network(ids).logits[0, -1].softmax(-1)
-    labels = [float(probabilities[list(first)].sum()) for first in question.labels.values()]
+    labels = [float(probabilities[list(first)].sum()) for first in question.first_tokens.values()]
     return [value / sum(labels) for value in labels]
 
 

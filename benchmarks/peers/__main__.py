@@ -166,7 +166,7 @@ def _name(workload: Workload, questions: int) -> str:
 def _asked(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> Asked:
     """The workload's questions, with the first tokens of all labels."""
     made = shaped(prompt, workload, stream)
-    tokens = [sorted({t for own in q.labels.values() for t in own}) for q in made.questions]
+    tokens = [sorted({t for own in q.first_tokens.values() for t in own}) for q in made.questions]
     return Asked(list(made.prefix), [list(q.token_ids) for q in made.questions], tokens)
 
 

@@ -30,7 +30,7 @@ class Engine:
 
     def prepare(self, asked: Asked) -> None:
         questions = [
-            Question(f"q{i}", tuple(ids), {str(token): (token,) for token in tokens})
+            Question(f"q{i}", tuple(ids), {str(token): [(token,)] for token in tokens})
             for i, (ids, tokens) in enumerate(zip(asked.questions, asked.tokens, strict=True))
         ]
         prompt = PromptTokens(tuple(asked.prefix), tuple(questions))

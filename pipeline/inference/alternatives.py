@@ -23,7 +23,7 @@ from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.answers import Readouts
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import LabelScorer
-from pipeline.inference.labels.trie import LabelTrie, first_token_trie
+from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.memory import shape_of
 from pipeline.inference.model.alone import PromptAlone, forward_alone, states_alone
 from pipeline.inference.model.int8_products import Int8Linear, expert_weights
@@ -64,7 +64,7 @@ def _expand_batch(
         **model.cache_kwargs(kv_cache),
     )
     states = _question_states(model, prompt.questions, kv_cache, seen)
-    tries = [first_token_trie(list(q.labels.values())) for q in prompt.questions]
+    tries = [_first_token_trie(list(q.first_tokens.values())) for q in prompt.questions]
     scorer = LabelScorer(tries, model.device)
     by_question = scorer.log_probs(states.transpose(0, 1), model.unembed)
     return [[log_probs[row] for log_probs in by_question] for row in range(len(documents))]
@@ -108,12 +108,12 @@ def per_question(
 
     def answer(document: DocumentIds, question: Question) -> Tensor:  # [labels]
         alone = PromptAlone(prompt.prefix, document, question.token_ids)
-        labels = list(question.labels.values())
         if each_label:
-            return torch.cat([_first_token_answer(model, alone, [own]) for own in labels])
-        if question.trie:
-            return _whole_label_answer(model, alone, question.trie)
-        return _first_token_answer(model, alone, labels)
+            tries = [_first_token_trie([tokens]) for tokens in question.first_tokens.values()]
+            return torch.cat([_first_token_answer(model, alone, trie) for trie in tries])
+        if question.scores_first_tokens:
+            return _first_token_answer(model, alone, question.trie)
+        return _whole_label_answer(model, alone, question.trie)
 
     with plain_attention(model.network, "sdpa"):
         return [[answer(document, q) for q in prompt.questions] for document in documents]
@@ -160,13 +160,16 @@ def _readout_log_probs(
     return np.asarray(logits - np.logaddexp.reduce(logits), dtype=np.float32)
 
 
+def _first_token_trie(labels: Sequence[Sequence[int]]) -> LabelTrie:
+    return LabelTrie.of([[(token,) for token in tokens] for tokens in labels])
+
+
 def _first_token_answer(
-    model: LoadedModel, prompt: PromptAlone, labels: Sequence[Sequence[int]]
+    model: LoadedModel, prompt: PromptAlone, trie: LabelTrie
 ) -> Tensor:  # [labels]
     """The log-probability that each label's first token comes next."""
     states = forward_alone(model, prompt).last_hidden_state[:, -1:]  # [1, 1, hidden]
-    scorer = LabelScorer([first_token_trie(labels)], model.device)
-    [log_probs] = scorer.log_probs(states, model.unembed)
+    [log_probs] = LabelScorer([trie], model.device).log_probs(states, model.unembed)
     return log_probs[0]
 
 
@@ -198,7 +201,7 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     The last layer is counted at the answers only, even where the decoder must be run whole.
     """
     # — of a beam search only the question: which labels it follows depends on the document
-    asked = [[q.token_ids] if q.searched else q.suffixes for q in prompt.questions]
+    asked = [(not q.searched and q.suffixes) or [q.token_ids] for q in prompt.questions]
     branches = Branches.of([sequence for of_question in asked for sequence in of_question])
     tree = Tree((document_tokens,), branches.spans, prefix_tokens=len(prompt.prefix))
     positions = tree.positions
@@ -207,18 +210,14 @@ def tree_flops(model: LoadedModel, prompt: PromptTokens, document_tokens: int) -
     config = model.network.config.get_text_config()
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     *below, last = [linear_weights(layer, experts_per_token=chosen) for layer in layers]
-    pairs = (len(layers) - 1) * attended_pairs(positions) + attended_pairs(ends)
+    # — a row at position n attends to n + 1 rows, where no window hides one
+    pairs = (len(layers) - 1) * (positions + 1).sum() + (ends + 1).sum()
     products = sum(below) * tree.tokens + last * len(ends)
     unembedding = config.hidden_size * config.vocab_size * len(ends)
     # — a score and a weighted value: 2 multiply-adds for each query, key, head and dimension
     shape = shape_of(model)
     attention = 4 * shape.heads * shape.dim * pairs
     return int(2 * (products + unembedding) + attention)
-
-
-def attended_pairs(positions: NDArray[np.int64]) -> int:  # [tokens]
-    """How many (query, key) pairs a layer without a window attends to."""
-    return int((positions + 1).sum())
 
 
 def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:

@@ -193,7 +193,7 @@ def _answer_facts(
     for task, question, answers, without in zip(
         spec.model_tasks, prompt.questions, proof.answers, content_free, strict=True
     ):
-        tokens = label_tokens.get(task.name, {}) if question.trie is None else {}
+        tokens = label_tokens.get(task.name, {}) if question.scores_first_tokens else {}
         fragments = {
             label: first[0]
             for label, first in tokens.items()
@@ -235,10 +235,10 @@ def _label_tokens(
     return {
         question.name: {
             label: [str(tokenizer.decode([token_id])) for token_id in token_ids]
-            for label, token_ids in question.labels.items()
+            for label, token_ids in question.first_tokens.items()
         }
         for question in prompt.questions
-        if any(question.labels.values())  # labels of a trained readout have no tokens
+        if question.suffixes  # labels of a trained readout have no tokens
     }
 
 
@@ -247,9 +247,8 @@ def _prompt(
 ) -> Prompt:
     token_ids = (*prompt.prefix, *sample.token_ids, *question.token_ids)
     text = str(tokenizer.decode(list(token_ids)))
-    labels = {label: list(first) for label, first in question.labels.items()}
     verbalizers = None
-    if question.trie is not None:
+    if not question.scores_first_tokens:
         pairs = zip(question.labels, question.trie.verbalizers, strict=True)
         verbalizers = {label: [list(path) for path in paths] for label, paths in pairs}
-    return Prompt(sample.doc_id, question.name, text, token_ids, labels, verbalizers)
+    return Prompt(sample.doc_id, question.name, text, token_ids, question.first_tokens, verbalizers)

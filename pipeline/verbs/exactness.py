@@ -249,7 +249,7 @@ def _compared_labels(question: Question, log_probs: Answer) -> list[int]:
     A beam may drop one of several verbalizers of a label, and the answer is then a partial sum. So
     with a beam, labels of several verbalizers are not compared.
     """
-    if question.trie is None or np.isnan(log_probs).any():
+    if question.scores_first_tokens or np.isnan(log_probs).any():
         return list(range(len(log_probs)))
     verbalizers = question.trie.verbalizers
     known = [

@@ -61,27 +61,17 @@ def test_a_sample_has_the_metrics_of_scikit_learn_and_so_has_its_only_resample(l
 @pytest.mark.parametrize("labels", [2, 4])
 def test_a_resample_has_the_metrics_of_its_rows_written_out(labels: int) -> None:
     truth, p = sample(labels)
-    drawn = np.random.default_rng(1).integers(0, len(truth), (6, len(truth)))
-    counts = np.stack([np.bincount(rows, minlength=len(truth)) for rows in drawn]).astype(float)
+    rows = np.random.default_rng(1).integers(0, len(truth), (7, len(truth)))
+    rows[6, truth[rows[6]] == 0] = truth.argmax()  # the last has no row of the first label
+    counts = np.stack([np.bincount(own, minlength=len(truth)) for own in rows]).astype(float)
     resampled = resampled_metrics(truth, p, counts)
-    for number, rows in enumerate(drawn):
-        alone = task_metrics(truth[rows], p[rows])
-        for name, value in expected(truth[rows], p[rows]).items():
-            assert resampled[name][number] == pytest.approx(value, abs=1e-12), name
-        assert resampled["ece"][number] == pytest.approx(alone["ece"], abs=1e-12)
-
-
-@pytest.mark.parametrize("labels", [2, 4])
-def test_a_resample_without_a_label_has_the_metrics_of_the_others(labels: int) -> None:
-    truth, p = sample(labels)
-    counts = np.where(truth == 0, 0.0, 1.0)
-    counts[truth.argmax()] += len(truth) - counts.sum()
-    rows = np.repeat(np.arange(len(truth)), counts.astype(int))
-    [resampled] = [
-        {name: values[0] for name, values in resampled_metrics(truth, p, counts[None]).items()}
-    ]
-    assert resampled == pytest.approx(task_metrics(truth[rows], p[rows]), abs=1e-12, nan_ok=True)
-    assert np.isnan(resampled["auroc"]) == (labels == 2)
+    for number, own in enumerate(rows):
+        alone = task_metrics(truth[own], p[own])
+        values = {name: of_all[number] for name, of_all in resampled.items()}
+        assert values == pytest.approx(alone, abs=1e-12, nan_ok=True)
+        for name, value in expected(truth[own], p[own]).items() if number < 6 else ():
+            assert values[name] == pytest.approx(value, abs=1e-12), name
+    assert np.isnan(resampled["auroc"][6]) == (labels == 2)
 
 
 def test_each_label_has_the_metrics_of_scikit_learn() -> None:
@@ -123,7 +113,7 @@ def test_a_95_percent_interval_contains_the_truth_in_95_percent_of_samples() -> 
         truth = source.integers(0, 2, 150)
         predicted = np.where(source.random(150) < 0.8, truth, 1 - truth)
         p = np.where(np.eye(2)[predicted] == 1, 0.8, 0.2)
-        figure = score(truth, p, ["a", "b"], resamples=200).headlines["accuracy"]
+        figure = score(truth, p, ["a", "b"], resamples=100).headlines["accuracy"]
         assert figure.low is not None and figure.high is not None
         missed += not figure.low <= 0.8 <= figure.high
     assert 2 <= missed <= 18
@@ -155,7 +145,7 @@ def test_batches_do_not_change_the_number_and_spread_of_resamples(
 def test_a_thousand_labels_are_scored_in_bounded_memory() -> None:
     truth, p = sample(1_000, rows=3_000)
     truth[::3] = truth[1::3]  # a third is wrong
-    scores = score(truth, p, [f"label-{index}" for index in range(1_000)], resamples=100)
+    scores = score(truth, p, [f"label-{index}" for index in range(1_000)], resamples=20)
     f1 = oracle.f1_score(truth, p.argmax(1), labels=np.union1d(truth, p.argmax(1)), average="macro")
     accuracy, macro = scores.headlines["accuracy"], scores.headlines["f1"]
     assert accuracy.value == pytest.approx(oracle.accuracy_score(truth, p.argmax(1)))
@@ -227,17 +217,17 @@ def test_a_stratified_sample_has_the_metrics_of_its_corpus_within_their_interval
     first = np.where(truth == 1, source.beta(2, 2, 20_000), source.beta(2, 6, 20_000))
     p = np.stack([1 - first, first], axis=1)
     whole = task_metrics(truth, p)
-    kept = dict.fromkeys(("accuracy", "auroc", "brier", "f1"), 0)  # of 200
-    for seed in range(200):
+    kept = dict.fromkeys(("accuracy", "auroc", "brier", "f1"), 0)  # of 100
+    for seed in range(100):
         drawn = np.random.default_rng(seed)
         places = [drawn.choice(np.flatnonzero(rare == side), 200, False) for side in (True, False)]
         rows = np.concatenate(places)
         sampling = Sampling(np.repeat([3.0, 97.0], 200), np.repeat([0, 1], 200))
-        scores = score(truth[rows], p[rows], ["a", "b"], resamples=200, sampling=sampling)
+        scores = score(truth[rows], p[rows], ["a", "b"], resamples=100, sampling=sampling)
         for name in kept:
             figure = scores.headlines[name]
             assert figure.low is not None and figure.high is not None
             kept[name] += figure.low <= whole[name] <= figure.high
-    assert all(times >= 180 for times in kept.values()), kept
+    assert all(times >= 90 for times in kept.values()), kept
     naive = score(truth[rows], p[rows], ["a", "b"], resamples=50).headlines["accuracy"]
     assert naive.high is not None and naive.high < whole["accuracy"]

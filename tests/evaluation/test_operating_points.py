@@ -121,11 +121,9 @@ def test_flipped_labels_are_found_and_no_others() -> None:
     assert set(issues) <= set(range(20)) and len(issues) >= 10  # half reach their label's mean
 
 
-def test_equal_answers_give_no_label_issue() -> None:
-    issues, _ = find_label_issues(np.array([0, 1, 0, 1]), np.full((4, 2), 0.5, np.float32))
-    assert not len(issues)
-
-
-def test_a_label_without_gold_rows_is_never_the_likely_one() -> None:
-    issues, _ = find_label_issues(np.array([0, 1]), np.array([[0.2, 0.1, 0.7], [0.1, 0.2, 0.7]]))
+@pytest.mark.parametrize(
+    "p", [[[0.5, 0.5]] * 2, [[0.2, 0.1, 0.7], [0.1, 0.2, 0.7]]], ids=["equal", "no gold rows"]
+)
+def test_equal_answers_and_a_label_without_gold_rows_give_no_issue(p: list[list[float]]) -> None:
+    issues, _ = find_label_issues(np.array([0, 1]), np.array(p))
     assert not len(issues)

@@ -19,7 +19,7 @@ from pipeline.evaluation.survey import (
     strata,
 )
 
-SAMPLES = 400
+SAMPLES = 250
 MEASURES = ("precision", "recall", "prevalence")
 
 

@@ -48,17 +48,20 @@ def csv_file(folder: Path, *lines: str) -> str:
 def test_a_score_is_the_probability_of_the_label_that_it_names(
     spec: JobSpec, tmp_path: Path
 ) -> None:
-    file = csv_file(tmp_path, "id,TOXICITY,COLD", "a,0.9,0.2", "b,.25,1", "c,1e-3,", "d,,0")
+    file = csv_file(
+        tmp_path, "id,TOXICITY,COLD", "a,0.9,0.2", "b,.25,1", "c,1e-3,", "d,,0", "e,.5,.5"
+    )
     gold = read_gold(file, spec, options("toxic=TOXICITY", "tone.warm=COLD"))
     assert list(gold.tasks) == ["toxic", "tone"]
     toxic, tone = gold.tasks["toxic"], gold.tasks["tone"]
     assert toxic.soft is not None and tone.soft is not None
     nan = [np.nan, np.nan]
-    expected = [[0.1, 0.9], [0.75, 0.25], [0.999, 0.001], nan]
+    expected = [[0.1, 0.9], [0.75, 0.25], [0.999, 0.001], nan, [0.5, 0.5]]
     np.testing.assert_allclose(toxic.soft, expected, rtol=0, atol=1e-15)
-    np.testing.assert_array_equal(tone.soft, [[0.2, 0.8], [1, 0], nan, [0, 1]])
-    assert toxic.truth.tolist() == [1, 0, 0, UNLABELLED]
-    assert tone.truth.tolist() == [1, 0, UNLABELLED, 1]
+    np.testing.assert_array_equal(tone.soft, [[0.2, 0.8], [1, 0], nan, [0, 1], [0.5, 0.5]])
+    # — at one half the label is the first, as in an answer
+    assert toxic.truth.tolist() == [1, 0, 0, UNLABELLED, 0]
+    assert tone.truth.tolist() == [1, 0, UNLABELLED, 1, 0]
     assert (toxic.scored, tone.scored) == ("toxic", "warm")
 
 
@@ -80,12 +83,6 @@ def test_the_type_of_the_column_does_not_matter(
     toxic = read_gold(str(file), spec, options("toxic=score")).tasks["toxic"]
     assert toxic.soft is not None
     np.testing.assert_array_equal(toxic.soft[:, 1], [0.5, 1, np.nan])
-
-
-def test_at_one_half_the_label_is_the_first_as_in_an_answer(spec: JobSpec, tmp_path: Path) -> None:
-    file = csv_file(tmp_path, "id,s", "a,0.5")
-    gold = read_gold(file, spec, options("toxic=s", "tone.cold=s"))
-    assert [gold.tasks[name].truth.tolist() for name in ("toxic", "tone")] == [[0], [0]]
 
 
 def test_scores_of_one_document_are_averaged_and_contradict_nothing(

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import reference
 import torch
-from random_trees import Node, tree_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.inference.alternatives import (
-    attended_pairs,
     expand,
     linear_weights,
     per_label,
@@ -31,8 +29,8 @@ FAMILIES = ["llama", "qwen3", "gemma3_text", "qwen3_5_text", "lfm2"]
 
 def some_prompt() -> PromptTokens:
     questions = (
-        Question("a", (5, 6, 7, 8), {"x": (1,), "y": (2, 3)}),
-        Question("b", (9,), {"x": (4,), "y": (5,), "z": (6,)}),
+        Question("a", (5, 6, 7, 8), {"x": [(1,)], "y": [(2,), (3,)]}),
+        Question("b", (9,), {"x": [(4,)], "y": [(5,)], "z": [(6,)]}),
     )
     return PromptTokens((1, 2, 3), questions)
 
@@ -52,24 +50,18 @@ def test_every_method_answers_as_the_reference_does(
         for question, answer in zip(prompt.questions, answers, strict=True):
             expected = [
                 reference.label_log_prob(model, prompt.prefix, document, question.token_ids, first)
-                for first in question.labels.values()
+                for first in question.first_tokens.values()
             ]
             torch.testing.assert_close(
                 answer.double(), torch.tensor(expected).double(), rtol=0, atol=1e-4
             )
 
 
-def test_pairs_are_each_rows_ancestors_and_itself() -> None:
-    tree = tree_of([3], [Node(2), Node(1)], prefix_tokens=4)
-    document, first, second = 5 + 6 + 7, 8 + 9, 8
-    assert attended_pairs(tree.positions) == document + first + second
-
-
 def test_products_outside_attention_are_those_torch_counts(
     tiny_model: TinyModel,
 ) -> None:
     model = tiny_model("llama")
-    question = Question("q", (1, 2, 3), {"a": (4,), "b": (5,)})
+    question = Question("q", (1, 2, 3), {"a": [(4,)], "b": [(5,)]})
     prompt = PromptTokens((), (question,))
     config = model.network.config
     heads, dim, layers = config.num_attention_heads, config.head_dim, config.num_hidden_layers

@@ -109,13 +109,6 @@ def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
         load_encoder(folder, dtype="float32", device="cpu")
 
 
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
-    folder = write_encoder(tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="pickled weights are not read"):
-        load_encoder(folder, dtype="float32", device="cpu")
-
-
 def test_a_class_that_the_head_lacks_and_a_head_with_one_output_are_named(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "three")
     network, tokenizer = load_encoder(folder, dtype="float32", device="cpu"), load_tokenizer(folder)

@@ -33,11 +33,10 @@ def some_prompt(source: random.Random, tasks: int, *, prefix: int) -> PromptToke
     questions = []
     for i in range(tasks):
         first = source.sample(range(300), source.randint(2, 6))
-        labels = {f"label{n}": (token,) for n, token in enumerate(first[1:])}
-        labels["label0"] = (*labels["label0"], first[0])  # two verbalizers
-        questions.append(
-            Question(f"task{i}", tuple(some_ids(source, source.randint(1, 40))), labels)
-        )
+        labels = {f"label{n}": [(token,)] for n, token in enumerate(first[1:])}
+        labels["label0"].append((first[0],))  # two verbalizers
+        token_ids = tuple(some_ids(source, source.randint(1, 40)))
+        questions.append(Question(f"task{i}", token_ids, labels))
     return PromptTokens(tuple(some_ids(source, prefix)), tuple(questions))
 
 
@@ -47,12 +46,12 @@ def test_a_long_document_with_many_tasks_equals_independent_prompts(
 ) -> None:
     source = random.Random(family)
     prompt = some_prompt(source, 32, prefix=5)
-    document = some_ids(source, 3_000)
+    document = some_ids(source, 1_700)  # with the questions, more rows than a block has
     model = tiny_model(family)
     labelled = LabelEngine(model, prompt, max_batch_tokens=5_000).label([document, [7]])
     for answers, question in list(zip(labelled.log_probs, prompt.questions, strict=True))[::8]:
         oracle = reference.label_log_prob(
-            model, prompt.prefix, document, question.token_ids, question.labels["label0"]
+            model, prompt.prefix, document, question.token_ids, question.first_tokens["label0"]
         )
         np.testing.assert_allclose(answers[0, 0], oracle, rtol=0, atol=TOLERANCE)
 
@@ -64,13 +63,32 @@ def test_no_documents_have_no_answers(tiny_model: TinyModel) -> None:
     assert labelled.usage == Usage()
 
 
-def test_usage_counts_shared_tokens_once(tiny_model: TinyModel) -> None:
-    asked = {"x": (1, 2, 3, 4, 5), "y": (1, 2, 3, 4, 6), "z": (7,)}  # four tokens are shared
-    questions = tuple(Question(name, ids, {"a": (4,), "b": (5,)}) for name, ids in asked.items())
-    prompt = PromptTokens((1,) * 10, questions)
-    usage = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=99).label([[1] * 50]).usage
-    assert usage.prefix_tokens_computed == 50
-    assert usage.question_tokens_computed == 7
+ASKED = ((1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (7,))
+FIRST_TOKENS = {"a": [(4,)], "b": [(5,)]}
+# Four tokens are shared, which is enough to be read once.
+SHARED = [Question(n, ids, FIRST_TOKENS) for n, ids in zip("xyz", ASKED, strict=True)]
+TRIE = {"a": [(1, 2, 3, 4, 5)], "b": [(1, 2, 3, 4, 6, 7)]}
+
+
+@pytest.mark.parametrize(
+    "family, questions, of_documents, of_questions",
+    [
+        ("llama", SHARED, 50 + 20, 2 * (4 + 1 + 1 + 1)),
+        ("llama", [Question("q", (8, 9, 10, 11), TRIE)], 70, 2 * 9),
+        # — padded questions, and with every document the prefix's last token
+        ("lfm2", SHARED, 51 + 21, 2 * 3 * 5),
+    ],
+)
+def test_usage_counts_each_token_as_often_as_it_is_read(
+    family: str,
+    questions: Sequence[Question],
+    of_documents: int,
+    of_questions: int,
+    tiny_model: TinyModel,
+) -> None:
+    prompt = PromptTokens((1,) * 10, tuple(questions))
+    engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=99)
+    assert engine.label([[1] * 50, [2] * 20]).usage == Usage(of_documents, of_questions)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -112,38 +130,15 @@ def test_another_error_is_not_taken_for_memory() -> None:
         list(read_in_batches([1, 2], broken, max_tokens=9))
 
 
-def test_running_out_of_memory_halves_the_batch_and_loses_nothing(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = random.Random(3)
-    prompt = some_prompt(source, 2, prefix=4)
-    documents = [some_ids(source, 20) for _ in range(12)]
-    engine = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=100_000)
-    whole = engine.label(documents).log_probs
-    real = FusedReader.read
-
-    def small_memory(self: FusedReader, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
-        if sum(len(document) + self.question_tokens for document in documents) > 300:
-            raise torch.OutOfMemoryError("no room")
-        return real(self, documents)
-
-    monkeypatch.setattr(FusedReader, "read", small_memory)
-    read: list[int] = []
-    again = engine.label(documents, on_batch=read.extend).log_probs
-    assert sorted(read) == list(range(12))  # a batch for which memory was short is not counted
-    assert engine.max_batch_tokens == 100_000
-    for first, second in zip(whole, again, strict=True):
-        np.testing.assert_allclose(first, second, rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize("documents", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_a_document_too_large_even_alone_is_named_whatever_is_beside_it(
-    family: str, documents: int, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+def test_where_memory_is_short_documents_are_read_in_smaller_batches_or_named(
+    family: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the model had read some of it, or nothing, when memory ran out."""
+    """Also where the model had read some of a document when memory ran out."""
     source = random.Random(4)
     engine = LabelEngine(tiny_model(family), some_prompt(source, 2, prefix=4), max_batch_tokens=900)
+    documents = [some_ids(source, tokens) for tokens in (200, *[20] * 12)]
+    whole = engine.label(documents).log_probs
     last = engine.model.decoder.layers[-1]
     real = last.forward
 
@@ -153,10 +148,14 @@ def test_a_document_too_large_even_alone_is_named_whatever_is_beside_it(
         return real(states, *args, **options)
 
     monkeypatch.setattr(last, "forward", small_memory)
-    labelled = engine.label([some_ids(source, 200), some_ids(source, 9)][:documents])
-    assert labelled.out_of_memory == {0}
-    for answers in labelled.log_probs:
-        assert np.isnan(answers[0]).all() and np.isfinite(answers[1:]).all()
+    assert engine.label(documents[:1]).out_of_memory == {0}
+    read: list[int] = []
+    labelled = engine.label(documents, on_batch=read.extend)
+    assert labelled.out_of_memory == {0} and engine.max_batch_tokens == 900
+    assert sorted(read) == list(range(1, 13))  # a batch for which memory was short is not counted
+    for answers, expected in zip(labelled.log_probs, whole, strict=True):
+        assert np.isnan(answers[0]).all()
+        np.testing.assert_allclose(answers[1:], expected[1:], rtol=0, atol=TOLERANCE)
 
 
 def test_answers_are_read_back_after_the_last_batch(
@@ -175,7 +174,7 @@ def test_answers_are_read_back_after_the_last_batch(
         return [Answers()]
 
     monkeypatch.setattr("pipeline.inference.labels.scoring.LabelScorer.log_probs", answer)
-    prompt = PromptTokens((), (Question("q", (1, 2), {"a": (4,), "b": (5,)}),))
+    prompt = PromptTokens((), (Question("q", (1, 2), FIRST_TOKENS),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.attention import hook
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.trie import LabelTrie, Path
+from pipeline.inference.labels.trie import Path
 from pipeline.inference.model.loaded import LoadedModel
 
 TinyModel = Callable[[str], LoadedModel]
@@ -49,8 +50,8 @@ WHOLE: list[set[Path]] = [{(4, 5)}, {(4, 6, 7), (9,)}, {(4, 6)}, {(8,)}]
 
 
 def whole(name: str, ids: Path, *, beam: int | None = None, length_penalty: float = 0) -> Question:
-    first = {str(i): tuple(sorted({path[0] for path in own})) for i, own in enumerate(WHOLE)}
-    return Question(name, ids, first, LabelTrie.of(WHOLE, length_penalty=length_penalty), beam)
+    labels = {str(i): paths for i, paths in enumerate(WHOLE)}
+    return Question(name, ids, labels, beam=beam, length_penalty=length_penalty)
 
 
 def trained(name: str, ids: Path) -> Question:
@@ -58,9 +59,9 @@ def trained(name: str, ids: Path) -> Question:
 
 
 FIRST = (
-    Question("one_token", some_ids(1), {"two forms": (1, 2), "another": (3,)}),
-    Question("long", LONG, {"a": (7,), "b": (11,), "c": (12,)}),
-    Question("alike", (*ALIKE, *some_ids(2)), {"a": (7, 8), "b": (11,)}),
+    Question("one_token", some_ids(1), {"two forms": [(1,), (2,)], "another": [(3,)]}),
+    Question("long", LONG, {"a": [(7,)], "b": [(11,)], "c": [(12,)]}),
+    Question("alike", (*ALIKE, *some_ids(2)), {"a": [(7,), (8,)], "b": [(11,)]}),
 )
 TOGETHER = (whole("whole", (*ALIKE, *some_ids(5))), whole("divided", LONG, length_penalty=0.7))
 SEARCHED = (whole("searched", some_ids(4), beam=99),)  # as wide as the trie: exact
@@ -107,8 +108,8 @@ def expected_of(
     asked = (model, prompt.prefix, document, question.token_ids)
     if question.name in readouts_of(model):
         return reference.readout_log_probs(*asked, readouts_of(model)[question.name])
-    if question.trie is None:
-        first = question.labels.values()
+    if question in FIRST:
+        first = question.first_tokens.values()
         return np.array([reference.label_log_prob(*asked, tokens) for tokens in first])
     power = question.trie.length_penalty
     of_labels = (
@@ -118,14 +119,27 @@ def expected_of(
     return np.array([np.logaddexp.reduce(own) for own in of_labels])
 
 
-def assert_as_independent(model: LoadedModel, company: str) -> None:
+DOCUMENTS = [tuple(random.Random(n).choices(range(300), k=n)) for n in (1, 18, 70)]
+
+
+def prompt_of(company: str) -> PromptTokens:
+    questions, prefix, _ = COMPANIES[company]
+    return PromptTokens(tuple(range(50, 50 + prefix)), questions)
+
+
+@cache
+def independent_answers(model: LoadedModel, company: str) -> list[list[np.ndarray]]:
+    """By question and document: [labels]."""
+    prompt = prompt_of(company)
+    return [[expected_of(model, prompt, q, d) for d in DOCUMENTS] for q in prompt.questions]
+
+
+def assert_as_independent(
+    model: LoadedModel, company: str, expected: Sequence[Sequence[np.ndarray]]
+) -> None:
     questions, prefix, readings = COMPANIES[company]
-    prompt = PromptTokens(tuple(range(50, 50 + prefix)), questions)
+    prompt, documents = prompt_of(company), DOCUMENTS
     readouts = {q.name: readouts_of(model)[q.name] for q in questions if q in TRAINED}
-    documents = [tuple(random.Random(n).choices(range(300), k=n)) for n in (1, 18, 70)]
-    expected = [
-        [expected_of(model, prompt, q, document) for document in documents] for q in questions
-    ]
 
     def check(actual: Sequence[np.ndarray], rows: Sequence[int], asked: Sequence[int]) -> None:
         for log_probs, number in zip(actual, asked, strict=True):
@@ -154,7 +168,7 @@ def test_each_answer_is_that_of_its_own_prompt(
 ) -> None:
     model = tiny_model(family)
     assert model.schedule == ("fused" if family in FUSED else "staged")
-    assert_as_independent(model, company)
+    assert_as_independent(model, company, independent_answers(model, company))
 
 
 @pytest.mark.parametrize("company", ["at once", "all kinds"])
@@ -167,7 +181,8 @@ def test_no_way_to_run_a_forward_changes_an_answer(
     model = tiny_model(family)
     assert model.cuts_last_layer
     kernel = attend_run_by_run if compiled else None
-    assert_as_independent(replace(model, cuts_last_layer=cut, kernel=kernel), company)
+    variant = replace(model, cuts_last_layer=cut, kernel=kernel)
+    assert_as_independent(variant, company, independent_answers(model, company))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5_text"])

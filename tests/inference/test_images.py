@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
-import torch
 from fitted import bare_card
 from numpy.testing import assert_allclose
 from scipy.special import softmax
@@ -21,10 +21,8 @@ from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import read_image
 
 TOLERANCE = 1e-4
 MODELLED = [family for family in FAMILIES if family != "gemma3"]
@@ -62,14 +60,13 @@ def documents_of(model: LoadedModel) -> list[ImageDocument]:
 
 def questions() -> PromptTokens:
     """First tokens, whole labels, a search of whole labels with a beam, below one prefix."""
-    trie = LabelTrie.of(list(WORDS.values()))
-    first = {"yes": (11,), "no": (17,), "maybe": (18, 19)}
+    first = {"yes": [(11,)], "no": [(17,)], "maybe": [(18,), (19,)]}
     return PromptTokens(
         PREFIX,
         (
             Question("first", (8, 9), first),
-            Question("whole", (8, 10), first, trie),
-            Question("searched", (8, 30, 31), first, trie, beam=4),
+            Question("whole", (8, 10), WORDS),
+            Question("searched", (8, 30, 31), WORDS, beam=4),
         ),
     )
 
@@ -84,12 +81,11 @@ def readout(pooling: Literal["last", "mean"], layer: int, layers: int) -> Readou
 
 
 @pytest.mark.parametrize("family", MODELLED)
-@pytest.mark.parametrize("cut", [True, False], ids=["cut", "whole"])
 @pytest.mark.parametrize("layers", [None, (3, 2), (1, 1), (2, 2), (1, 3)], ids=str)
 def test_the_tree_equals_independent_prompts_in_any_batch(
-    family: str, cut: bool, layers: tuple[int, int] | None, seeing: MakeModel
+    family: str, layers: tuple[int, int] | None, seeing: MakeModel
 ) -> None:
-    model = replace(seeing(family), cuts_last_layer=cut)
+    model = seeing(family)
     documents, prompt, readouts = [(40, 41, 42), *documents_of(model), (43,) * 30], questions(), {}
     if layers:
         asked, of_image = layers
@@ -100,8 +96,13 @@ def test_the_tree_equals_independent_prompts_in_any_batch(
         labels = {f"l{i}": () for i in range(3)}
         prompt = PromptTokens(PREFIX, tuple(Question(name, (8, 9), labels) for name in readouts))
     expected = [answers_alone(model, prompt, each, readouts=readouts) for each in documents]
-    for max_batch_tokens in (1, 10_000):
-        engine = LabelEngine(model, prompt, max_batch_tokens=max_batch_tokens, readouts=readouts)
+    for cut, max_batch_tokens in product((True, False), (1, 10_000)):
+        engine = LabelEngine(
+            replace(model, cuts_last_layer=cut),
+            prompt,
+            max_batch_tokens=max_batch_tokens,
+            readouts=readouts,
+        )
         answers = engine.label(documents).log_probs
         for row, alone in enumerate(expected):
             for question, of_row in zip(answers, alone, strict=True):
@@ -127,34 +128,6 @@ def test_the_vision_tower_runs_once_a_document(
     documents = documents_of(model)
     LabelEngine(model, questions(), max_batch_tokens=100).label(documents)
     assert calls == len(documents)
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
-def test_any_cut_of_image_rows_reads_the_same(family: str, seeing: MakeModel) -> None:
-    model = seeing(family)
-    document = documents_of(model)[2]
-    assert model.images is not None
-    inputs = model.images.inputs(document.image)
-    rows = read_image(
-        model.network, model.decoder, inputs, document[inputs["input_ids"].shape[1] :]
-    )
-    for at in range(1, len(rows)):
-        first, second = rows[:at], rows[at:]
-        assert (*first.token_ids, *second.token_ids) == rows.token_ids
-        assert first.end + second.end == rows.end
-        if rows.positions is not None:
-            assert first.positions is not None and second.positions is not None
-            joined = np.concatenate([first.positions, second.positions + first.end], axis=1)
-            assert (joined == rows.positions).all()
-        for whole, parts in zip(rows.deep, zip(first.deep, second.deep, strict=True), strict=True):
-            assert torch.equal(torch.cat(parts), whole)
-
-
-def test_positions_below_an_image_continue_after_its_longest_side(seeing: MakeModel) -> None:
-    model = seeing("qwen2_5_vl")
-    rows = model.with_images(documents_of(model)[:1])[0]
-    # 40 x 30 pixels are 2 x 2 patches that are merged; a start and an end mark are around them
-    assert len(rows) == 6 and getattr(rows, "end", None) == 4
 
 
 def test_gemma3_is_refused_by_name(tmp_path: Path) -> None:

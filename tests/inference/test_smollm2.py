@@ -41,21 +41,19 @@ WORDS = [
 TAXONOMY = ["/".join(words) for words in product(*WORDS)]
 
 
+Asked = tuple[LoadedModel, PromptTokens, list[list[int]]]
+
+
 @pytest.fixture(scope="module")
-def folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("smollm2")
-    convert_gguf(smollm2_gguf, made)
-    return made
-
-
-def asked(
-    folder: Path, prompt: PromptSpec, tasks: Sequence[TaskSpec]
-) -> tuple[LoadedModel, PromptTokens, list[list[int]]]:
-    tokenizer = load_tokenizer(folder)
-    encoder = DocumentTokenizer(tokenizer)
-    model = load_model(folder, dtype="float32", device="cpu")
-    documents = [encoder.encode(text) for text in TEXTS]
-    return model, tokenise_prompt(tokenizer, prompt, tasks), documents
+def ask(
+    smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[PromptSpec, Sequence[TaskSpec]], Asked]:
+    """The model, the prompt of these tasks, and documents."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    convert_gguf(smollm2_gguf, folder)
+    tokenizer, model = load_tokenizer(folder), load_model(folder, dtype="float32", device="cpu")
+    documents = [DocumentTokenizer(tokenizer).encode(text) for text in TEXTS]
+    return lambda prompt, tasks: (model, tokenise_prompt(tokenizer, prompt, tasks), documents)
 
 
 def topic(**task: object) -> TaskSpec:
@@ -69,13 +67,13 @@ def test_the_benchmark_asks_eight_questions_with_over_thirty_labels() -> None:
 
 
 @pytest.mark.slow
-def test_every_label_has_its_independent_prompts_log_probability(folder: Path) -> None:
+def test_every_label_has_its_independent_prompts_log_probability(ask: Callable[..., Asked]) -> None:
     spec = load_spec(SPEC)
-    model, prompt, documents = asked(folder, spec.prompt, spec.tasks)
+    model, prompt, documents = ask(spec.prompt, spec.tasks)
     labelled = LabelEngine(model, prompt, max_batch_tokens=1_280).label(documents)
     for question, answers in list(zip(prompt.questions, labelled.log_probs, strict=True))[::3]:
         for row, document in enumerate(documents):
-            for column, first in enumerate(list(question.labels.values())[:2]):
+            for column, first in enumerate(list(question.first_tokens.values())[:2]):
                 oracle = reference.label_log_prob(
                     model, prompt.prefix, document, question.token_ids, first
                 )
@@ -85,10 +83,10 @@ def test_every_label_has_its_independent_prompts_log_probability(folder: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [expand, per_question, per_label])
 def test_what_the_bench_compares_with_gives_the_same_answers(
-    method: Callable[..., list[list[torch.Tensor]]], folder: Path
+    method: Callable[..., list[list[torch.Tensor]]], ask: Callable[..., Asked]
 ) -> None:
     spec = load_spec(SPEC)
-    model, prompt, documents = asked(folder, spec.prompt, spec.tasks[:3])
+    model, prompt, documents = ask(spec.prompt, spec.tasks[:3])
     labelled = LabelEngine(model, prompt, max_batch_tokens=1_280).label(documents[:1])
     (answers,) = method(model, prompt, documents[:1])
     for of_tree, others in zip(labelled.log_probs, answers, strict=True):
@@ -106,11 +104,11 @@ def test_what_the_bench_compares_with_gives_the_same_answers(
     ids=["chinese", "taxonomy"],
 )
 def test_whole_labels_have_their_independent_prompts_log_probabilities(
-    labels: list[str], more: dict[str, object], checked: int, folder: Path
+    labels: list[str], more: dict[str, object], checked: int, ask: Callable[..., Asked]
 ) -> None:
-    model, prompt, documents = asked(folder, PromptSpec(), [topic(labels=labels, **more)])
+    model, prompt, documents = ask(PromptSpec(), [topic(labels=labels, **more)])
     (question,) = prompt.questions
-    assert question.trie is not None
+    assert not question.scores_first_tokens
     labelled = LabelEngine(model, prompt, max_batch_tokens=1_280).label(documents[:2])
     for document, answers in zip(documents, labelled.log_probs[0], strict=False):
         for label in np.argsort(-answers)[:checked]:

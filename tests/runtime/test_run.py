@@ -118,7 +118,7 @@ def test_label_files_hold_what_independent_prompts_answer(base: Base, model_fold
         rows = base.corpus.rows(question.name)
         for doc_id in ("d0", "d4", "d5"):
             document = encoder.encode(TEXTS[int(doc_id[1:])])
-            for label, first in question.labels.items():
+            for label, first in question.first_tokens.items():
                 oracle = reference.label_log_prob(
                     model, prompt.prefix, document, question.token_ids, first
                 )

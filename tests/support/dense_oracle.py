@@ -1,4 +1,4 @@
-"""Oracles of attention: a softmax in float64 under a mask, a merge, the kernel's slow twin."""
+"""Oracles of attention: a softmax in float64 under a mask, the kernel's slow twin."""
 
 from __future__ import annotations
 
@@ -105,16 +105,6 @@ def assert_same(actual: Attended, expected: Attended, atol: float = TOLERANCE) -
 
 def pointer(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def merge(a: Attended, b: Attended) -> Attended:
-    """Attention over both spans at once. Associative, so any number of spans folds."""
-    lse = torch.logaddexp(a.lse, b.lse)
-    finite = lse.masked_fill(lse == -torch.inf, 0)  # -inf minus -inf is NaN
-    weight_a = (a.lse - finite).exp().unsqueeze(-1)  # [copies, tokens, heads, 1]
-    weight_b = (b.lse - finite).exp().unsqueeze(-1)
-    out = (a.out * weight_a + b.out * weight_b).to(a.out.dtype)
-    return Attended(out=out, lse=lse)
 
 
 def attend_run_by_run(

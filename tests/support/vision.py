@@ -61,68 +61,64 @@ _TILES = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 _CLIP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 _GRIDS = [[32, 64], [64, 32], [64, 64]]
 
+_LLAVA: dict[str, Any] = {
+    "vision": {"model_type": "clip_vision_model", "image_size": 32, **_SIGLIP},
+    "tokens": ["<image>"],
+    "written": "<image>\n",
+}
+_LLAVA_PROCESSOR = {
+    "patch_size": 8,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+_IDEFICS: dict[str, Any] = {
+    "text": {"model_type": "llama"},
+    "vision": {"image_size": 32, **_SIGLIP},
+    "config": {"scale_factor": 2},
+    "tokens": ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"],
+    "written": "<image>",
+}
+_QWEN_VL: dict[str, Any] = {
+    "images": ("Qwen2VLImageProcessor", _PIXELS),
+    "tokens": ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"],
+    "written": "<|vision_start|><|image_pad|><|vision_end|>",
+}
+
 # By family: configuration of the text and of the vision tower, more keys of the configuration,
 # image processor and its settings, processor and its settings, and what a template writes for an
 # image.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {
+        **_LLAVA,
         "text": {"model_type": "llama"},
-        "vision": {"model_type": "clip_vision_model", "image_size": 32, **_SIGLIP},
         "images": ("CLIPImageProcessor", _CLIP),
-        "processor": (
-            "LlavaProcessor",
-            {
-                "patch_size": 8,
-                "vision_feature_select_strategy": "default",
-                "num_additional_image_tokens": 1,
-            },
-        ),
-        "tokens": ["<image>"],
-        "written": "<image>\n",
+        "processor": ("LlavaProcessor", _LLAVA_PROCESSOR),
     },
     "llava_next": {
+        **_LLAVA,
         "text": {"model_type": "mistral"},
-        "vision": {"model_type": "clip_vision_model", "image_size": 32, **_SIGLIP},
         "config": {"image_grid_pinpoints": _GRIDS},
         "images": ("LlavaNextImageProcessor", {**_CLIP, "image_grid_pinpoints": _GRIDS}),
-        "processor": (
-            "LlavaNextProcessor",
-            {
-                "patch_size": 8,
-                "vision_feature_select_strategy": "default",
-                "num_additional_image_tokens": 1,
-            },
-        ),
-        "tokens": ["<image>"],
-        "written": "<image>\n",
+        "processor": ("LlavaNextProcessor", _LLAVA_PROCESSOR),
     },
     "idefics3": {
-        "text": {"model_type": "llama"},
-        "vision": {"image_size": 32, **_SIGLIP},
-        "config": {"scale_factor": 2},
+        **_IDEFICS,
         "images": ("Idefics3ImageProcessor", _TILES),
         "processor": ("Idefics3Processor", {"image_seq_len": 4}),
-        "tokens": ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"],
-        "written": "<image>",
     },
     "smolvlm": {
-        "text": {"model_type": "llama"},
-        "vision": {"image_size": 32, **_SIGLIP},
-        "config": {"scale_factor": 2},
+        **_IDEFICS,
         "images": ("SmolVLMImageProcessor", _TILES),
         "processor": ("SmolVLMProcessor", {"image_seq_len": 4}),
-        "tokens": ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"],
-        "written": "<image>",
     },
     "qwen2_5_vl": {
+        **_QWEN_VL,
         "text": {"rope_parameters": _MROPE},
         "vision": {"hidden_size": 32, "window_size": 32, "fullatt_block_indexes": [1], **_QWEN},
-        "images": ("Qwen2VLImageProcessor", _PIXELS),
         "processor": ("Qwen2_5_VLProcessor", {}),
-        "tokens": ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"],
-        "written": "<|vision_start|><|image_pad|><|vision_end|>",
     },
     "qwen3_vl": {
+        **_QWEN_VL,
         "text": {"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
         "vision": {
             "hidden_size": 32,
@@ -130,10 +126,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "deepstack_visual_indexes": [0, 1],
             **_QWEN,
         },
-        "images": ("Qwen2VLImageProcessor", _PIXELS),
         "processor": ("Qwen3VLProcessor", {}),
-        "tokens": ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"],
-        "written": "<|vision_start|><|image_pad|><|vision_end|>",
     },
     "gemma3": {
         "text": {"sliding_window": 16, "query_pre_attn_scalar": 8},

@@ -25,7 +25,7 @@ from pipeline.verbs.bench import (
     take_turns,
 )
 
-PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": (1,)}) for n in "xy"))
+PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n in "xy"))
 STREAM = [10, 11, 12]
 
 

@@ -25,7 +25,6 @@ from pipeline.inference.attention.plan import Segment
 from pipeline.inference.engine import LabelEngine, Labelled
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.runtime.progress import COMPARING, LISTING
 from pipeline.spec.model import Quantize
@@ -61,8 +60,8 @@ def some_ids(source: random.Random, tokens: int) -> tuple[int, ...]:
 def whole_labels(
     name: str, token_ids: tuple[int, ...], forms: list[list[tuple[int, ...]]], *, beam: int
 ) -> Question:
-    first = {f"l{i}": tuple({path[0] for path in paths}) for i, paths in enumerate(forms)}
-    return Question(name, token_ids, first, LabelTrie.of(forms), beam)
+    labels = {f"l{i}": paths for i, paths in enumerate(forms)}
+    return Question(name, token_ids, labels, beam=beam)
 
 
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:

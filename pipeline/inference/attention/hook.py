@@ -18,7 +18,6 @@ from pipeline.errors import ModelError
 from pipeline.inference.attention.compiled import CompiledPlan
 from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.attention.merge import attend_tree
-from pipeline.inference.attention.plan import AttentionPlan
 from pipeline.inference.attention.rounded_kv import RoundedKV
 
 IMPLEMENTATION = "assay_tree"
@@ -74,12 +73,11 @@ class Attention(Protocol):
 class TreeAttention:
     """Attention over a packed tree."""
 
-    plans: Mapping[int | None, AttentionPlan]  # by the layer's window
+    plans: Mapping[int | None, CompiledPlan]  # by the layer's window; or of segments alone
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     computed: Mapping[int, LayerKV] | None = None  # read in place of a layer's own keys and values
     only_keep: bool = False  # raise StopForward once the layer's keys and values are kept
-    compiled: Mapping[int | None, CompiledPlan] | None = None  # the plans, for a fused kernel
 
     def attend(
         self,
@@ -98,9 +96,8 @@ class TreeAttention:
                 raise StopForward
         source = packed if self.computed is None else self.computed[layer]
         prefix = self.prefix.layer(layer) if self.prefix else None
-        # — a fused kernel does not cap scores
-        plans = self.plans if self.compiled is None or softcap is not None else self.compiled
-        return attend_tree(q[0], source, prefix, plans[window], scale=scale, softcap=softcap)
+        plan = self.plans[window]
+        return attend_tree(q[0], source, prefix, plan, scale=scale, softcap=softcap)
 
 
 class StopForward(Exception):

@@ -46,7 +46,10 @@ def attend_tree(
     scale: float,
     softcap: float | None = None,
 ) -> Attended:  # a batch of one
-    """Every row over its span and its ancestors, step by step. Kernel calls apply no softcap."""
+    """Every row over its span and its ancestors, step by step.
+
+    ValueError for a kernel call where scores are capped: no fused kernel does that.
+    """
     tokens, heads, _ = q.shape
     first, *others = plan
     if len(first) == 1 and _holds_all_rows(first[0], tokens):
@@ -89,6 +92,8 @@ def _attend_step(
     source = prefix if step.from_prefix else own
     assert source is not None, f"{step} reads a prefix and the batch has none"
     if isinstance(step, KernelCall):
+        if softcap is not None:
+            raise ValueError(f"a fused kernel does not cap scores (at {softcap})")
         queries = q[step.rows] if isinstance(step.rows, slice) else q.index_select(0, step.rows)
         return step.kernel(queries, source.k[step.keys], source.v[step.keys], step.runs, scale)
     queries, window = view_rows(q, step.queries), step.window

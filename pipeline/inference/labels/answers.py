@@ -151,7 +151,7 @@ class OnePassQuestions:
         return _LayerAnswers(
             ReadPoint(layer, (*of_scorer, *by_suffix), mean=bool(by_mean)),
             [question.name for question in scored],
-            LabelScorer([question.scored for question in scored], device),
+            LabelScorer([question.trie for question in scored], device),
             [StackedMaps(maps, device) for maps in by_suffix.values()],
             StackedMaps(by_mean, device) if by_mean else None,
         )

@@ -1,12 +1,11 @@
 """The tokens of a task's labels at the answer position, and the labels that they cannot tell apart.
 
-Entry points: `label_verbalizers` and `collisions`.
+Entry points: `label_verbalizers`, `scored_paths` and `collisions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,7 +20,6 @@ _MAX_SHOWN = 10  # problems that one mistake makes
 FRAGMENT_CHARS = 2  # a longer beginning of a word is shared by few other words
 
 Verbalizers = Mapping[str, Collection[Path]]  # each label's verbalizers, as tokens
-_Tokens = TypeVar("_Tokens", int, Path)
 
 
 def label_verbalizers(
@@ -39,46 +37,44 @@ def label_verbalizers(
     return {label: {path_of[text] for text in own} for label, own in task.labels.items()}
 
 
-def first_tokens(verbalizers: Verbalizers) -> dict[str, tuple[int, ...]]:
-    """By label, the tokens that an answer may begin with."""
-    return {
-        label: tuple(sorted({path[0] for path in paths})) for label, paths in verbalizers.items()
-    }
+def scored_paths(task: TaskSpec, verbalizers: Verbalizers) -> Verbalizers:
+    """The tokens of each verbalizer that are scored: the first, or all if two labels share it.
 
-
-def scores_full_labels(task: TaskSpec, verbalizers: Verbalizers) -> bool:
-    """Whether all tokens of a label are scored: as the task says, or if labels share first ones."""
-    if task.scoring != "auto":
-        return task.scoring == "full"
-    needs_paths = task.beam is not None or task.length_penalty > 0
-    return needs_paths or bool(_shared(first_tokens(verbalizers)))
+    The task may ask for one or the other.
+    """
+    first = {label: {path[:1] for path in paths} for label, paths in verbalizers.items()}
+    if task.scoring == "auto":
+        needs_paths = task.beam is not None or task.length_penalty > 0
+        return verbalizers if needs_paths or _shared(first) else first
+    return verbalizers if task.scoring == "full" else first
 
 
 def collisions(
-    place: int, task: TaskSpec, verbalizers: Verbalizers, tokenizer: PreTrainedTokenizerBase
+    place: int, task: TaskSpec, scored: Verbalizers, tokenizer: PreTrainedTokenizerBase
 ) -> list[Problem]:
-    """Labels whose scored tokens are the same. `place` is the task's index in the spec."""
-    if scores_full_labels(task, verbalizers):
-        shared, same = _shared(verbalizers), "are the same tokens"
-        if not shared and task.length_penalty == 0 and (pairs := _beginnings(verbalizers)):
-            return [
-                Problem(
-                    f"tasks.{place}.labels",
-                    f"label {short!r} of {task.name!r} begins label {long!r}, so {long!r} could "
-                    f"never be the likelier: give {short!r} a text that does not, as in "
-                    f"{short}: ['just {short}'], or divide by lengths: length_penalty: 1",
-                    {label: list(task.labels[label]) for label in (short, long)},
-                )
-                for short, long in pairs[:_MAX_SHOWN]
-            ]
-    else:
-        first = {label: [(t,) for t in ids] for label, ids in first_tokens(verbalizers).items()}
-        shared, same = _shared(first), "begin with the same token"
+    """Labels whose scored tokens are the same, or begin those of another label.
+
+    `place` is the task's index in the spec.
+    """
+    shared = _shared(scored)
+    if not shared and task.length_penalty == 0:
+        return [
+            Problem(
+                f"tasks.{place}.labels",
+                f"label {short!r} of {task.name!r} begins label {long!r}, so {long!r} could "
+                f"never be the likelier: give {short!r} a text that does not, as in "
+                f"{short}: ['just {short}'], or divide by lengths: length_penalty: 1",
+                {label: list(task.labels[label]) for label in (short, long)},
+            )
+            for short, long in _beginnings(scored)[:_MAX_SHOWN]
+        ]
     return [
         Problem(
             f"tasks.{place}.labels",
-            f"labels {labels} of {task.name!r} {same} {tokenizer.decode(list(path))!r}; give "
-            f"them texts that {'differ' if len(path) > 1 else 'begin differently'}",
+            f"labels {labels} of {task.name!r} "
+            f"{'are the same tokens' if len(path) > 1 else 'begin with the same token'} "
+            f"{tokenizer.decode(list(path))!r}; give them texts that "
+            f"{'differ' if len(path) > 1 else 'begin differently'}",
             {label: list(task.labels[label]) for label in labels},
         )
         for path, labels in shared.items()
@@ -115,13 +111,13 @@ def _beginnings(verbalizers: Verbalizers) -> list[tuple[str, str]]:
     return sorted(pairs)
 
 
-def _shared(tokens: Mapping[str, Iterable[_Tokens]]) -> dict[_Tokens, list[str]]:
-    """The tokens or paths of several labels, with these labels."""
-    owners: dict[_Tokens, list[str]] = {}
-    for label, own in tokens.items():
-        for each in own:
-            owners.setdefault(each, []).append(label)
-    return {each: labels for each, labels in owners.items() if len(labels) > 1}
+def _shared(verbalizers: Verbalizers) -> dict[Path, list[str]]:
+    """The paths of several labels, with these labels."""
+    owners: dict[Path, list[str]] = {}
+    for label, paths in verbalizers.items():
+        for path in paths:
+            owners.setdefault(path, []).append(label)
+    return {path: labels for path, labels in owners.items() if len(labels) > 1}
 
 
 def tokens_after(

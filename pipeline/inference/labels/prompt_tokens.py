@@ -5,21 +5,22 @@ Entry point: `tokenise_prompt`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import SpecError
 from pipeline.inference.labels.label_tokens import (
+    Verbalizers,
     collisions,
-    first_tokens,
     label_verbalizers,
-    scores_full_labels,
+    scored_paths,
     tokens_after,
 )
 from pipeline.inference.labels.tokenizer import chat_template, encode
-from pipeline.inference.labels.trie import LabelTrie, first_token_trie
+from pipeline.inference.labels.trie import LabelTrie
 from pipeline.spec.prompts import prompt_text
 from pipeline.spec.schema import PromptSpec
 from pipeline.spec.tasks import TaskSpec
@@ -29,50 +30,51 @@ from pipeline.spec.tasks import TaskSpec
 MAX_NODES_AT_ONCE = 1_024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
-    """One task as the model reads it: what follows the document, and each label's first tokens."""
+    """One task as the model reads it: what follows the document, and the tokens of its labels."""
 
     name: str
     token_ids: tuple[int, ...]
-    labels: Mapping[str, tuple[int, ...]]
-    trie: LabelTrie | None = None  # if labels are scored in full
+    # The tokens of each verbalizer that are scored; no verbalizers where a trained readout answers.
+    labels: Verbalizers
     beam: int | None = None  # paths of the trie that are followed at once; None: all
+    length_penalty: float = 0.0
+
+    @cached_property
+    def trie(self) -> LabelTrie:
+        """The tokens that are scored; of depth 1 for first tokens."""
+        return LabelTrie.of(list(self.labels.values()), length_penalty=self.length_penalty)
 
     @property
     def suffixes(self) -> list[tuple[int, ...]]:
         """The token sequences that are read below a document to score every label."""
-        if self.trie is None:
-            return [self.token_ids]
         return [(*self.token_ids, *self.trie.path(node)) for node in self.trie.inner]
 
     @property
-    def scored(self) -> LabelTrie:
-        """The tokens that are scored: those of whole labels, or their first ones."""
-        if self.trie is not None:
-            return self.trie
-        return first_token_trie(list(self.labels.values()))
+    def first_tokens(self) -> dict[str, list[int]]:
+        """By label, the tokens that an answer may begin with."""
+        return {label: sorted({path[0] for path in paths}) for label, paths in self.labels.items()}
+
+    @property
+    def scores_first_tokens(self) -> bool:
+        """Whether no label has a second token that is scored."""
+        return max(self.trie.depths) <= 1
 
     @property
     def searched(self) -> bool:
         """Whether its trie is too large to be read at once, or has a beam."""
-        return self.trie is not None and (
-            self.beam is not None or len(self.trie.inner) > MAX_NODES_AT_ONCE
-        )
+        return self.beam is not None or len(self.trie.inner) > MAX_NODES_AT_ONCE
 
     def only(self, kept: Sequence[int]) -> Question:
         """The question with these of its labels, by number."""
         labels = dict(each for i, each in enumerate(self.labels.items()) if i in kept)
-        if self.trie is None:
-            return replace(self, labels=labels)
-        paths = [own for i, own in enumerate(self.trie.verbalizers) if i in kept]
-        trie = LabelTrie.of(paths, length_penalty=self.trie.length_penalty)
-        return replace(self, labels=labels, trie=trie)
+        return replace(self, labels=labels)
 
     @property
     def longest_suffix(self) -> int:
         """The most tokens below the document in a prompt that scores one of the labels."""
-        label_tokens = 1 if self.trie is None else max(self.trie.depths)
+        label_tokens = max(1, max(self.trie.depths))
         return len(self.token_ids) + label_tokens - 1  # a label's last token is not read
 
 
@@ -98,13 +100,10 @@ def tokenise_prompt(
     for place, task in enumerate(tasks):
         suffix = text.suffixes[task.name]
         verbalizers = label_verbalizers(tokenizer, task, suffix, text.answer_prefix)
-        problems += collisions(place, task, verbalizers, tokenizer)
-        trie, beam = None, None
-        if not problems and scores_full_labels(task, verbalizers):
-            paths = list(verbalizers.values())
-            trie, beam = LabelTrie.of(paths, length_penalty=task.length_penalty), task.beam
+        scored = scored_paths(task, verbalizers)
+        problems += collisions(place, task, scored, tokenizer)
         token_ids = tuple(encode(tokenizer, suffix))
-        questions.append(Question(task.name, token_ids, first_tokens(verbalizers), trie, beam))
+        questions.append(Question(task.name, token_ids, scored, task.beam, task.length_penalty))
     if problems:
         raise SpecError(problems)
     return PromptTokens(_prefix(tokenizer, text.prefix), tuple(questions))

@@ -36,7 +36,7 @@ class SearchedQuestions:
         self._questions, self._schedule, self._unembed = questions, schedule, model.unembed
         at_once = [question for question in questions if not question.searched]
         self._suffixes = [suffix for question in at_once for suffix in question.suffixes]
-        self._scorer = LabelScorer([question.scored for question in at_once], model.device)
+        self._scorer = LabelScorer([question.trie for question in at_once], model.device)
         self._reader = schedule.reader([ReadPoint(model.layers, tuple(self._suffixes))])
         self._counter = TokenCounter()  # of documents and below them
         self.question_tokens = self._reader.question_tokens  # searches come after these
@@ -69,7 +69,6 @@ class SearchedQuestions:
         ]
 
     def _search(self, text: Schedule, question: Question, max_tokens: int) -> Tensor:  # [1, labels]
-        assert question.trie is not None, question.name
         *before, last = question.token_ids
         with_question = text.with_tokens(before, self._counter) if before else text
         log_probs = search(

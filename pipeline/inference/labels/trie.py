@@ -1,6 +1,6 @@
 """The token paths of a question's labels, as a trie.
 
-Entry points: `LabelTrie.of`, and `first_token_trie`.
+Entry point: `LabelTrie.of`. If first tokens alone are scored, the trie has depth 1.
 """
 
 from __future__ import annotations
@@ -110,11 +110,6 @@ class LabelTrie:
         while len(below := self.children(nodes[-1])) == 1 and self.children(below[0]):
             nodes.append(below[0])
         return nodes
-
-
-def first_token_trie(labels: Sequence[Collection[int]]) -> LabelTrie:
-    """The trie of the first tokens of each label's verbalizers: a root and its children."""
-    return LabelTrie.of([[(token,) for token in own] for own in labels])
 
 
 def _shortest(paths: Collection[Path]) -> list[Path]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipeline.inference.attention.hook import TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.attention.plan import AttentionPlan, plan_attention
+from pipeline.inference.attention.plan import plan_attention
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.memory import MLP_ROWS
 
@@ -186,16 +186,14 @@ def _has_llama_form(decoder: Any, layer: Any, generator: torch.Generator) -> boo
     weights = next(layer.parameters())
     if weights.device.type != "cpu" or weights.dtype != torch.float32:
         return False
-    plans: dict[int | None, AttentionPlan] = {
-        None: plan_attention(Tree((8,), (), prefix_tokens=0), window=None)
-    }
+    plan = plan_attention(Tree((8,), (), prefix_tokens=0), window=None)
     positions = torch.arange(8).unsqueeze(0)
     try:
         forward = LlamaFormForward(layer)
         hidden = layer.self_attn.q_proj.in_features
         states = torch.randn(1, 8, hidden, generator=generator)
         embeddings = decoder.rotary_emb(states, positions)
-        inputs = {"position_embeddings": embeddings, "tree": TreeAttention(plans)}
+        inputs = {"position_embeddings": embeddings, "tree": TreeAttention({None: plan})}
         difference = forward(states, **inputs) - forward.own(states, **inputs)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError):
         return False

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.compiled import compile_plan, to_device
+from pipeline.inference.attention.compiled import CompiledPlan, compile_plan, to_device
 from pipeline.inference.attention.hook import PrefixKV, StopForward, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import AttentionPlan, plan_attention, plan_ends
@@ -84,11 +84,12 @@ def tree_attention(
     **options: Any,
 ) -> TreeAttention:
     """The attention of the model's layers by a plan of each of their windows."""
-    plans = {window: plan(window=window) for window in model.windows}
-    compiled = None
-    if kernel := model.kernel:
-        compiled = {w: compile_plan(p, model.device, kernel) for w, p in plans.items()}
-    return TreeAttention(plans, prefix, compiled=compiled, **options)
+
+    def steps(window: int | None) -> CompiledPlan:
+        segments, kernel = plan(window=window), model.kernel
+        return segments if kernel is None else compile_plan(segments, model.device, kernel)
+
+    return TreeAttention({window: steps(window) for window in model.windows}, prefix, **options)
 
 
 @dataclass(frozen=True, slots=True)

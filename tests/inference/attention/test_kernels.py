@@ -39,26 +39,7 @@ from pipeline.inference.attention.kernels import (
     attend,
     attend_causally,
     flash_kernel,
-    out_of_window,
 )
-
-
-@CPU_KERNELS
-@pytest.mark.parametrize("softcap", [None, 0.5, 30.0])
-@given(COPIES, GROUPS, st.integers(1, 40), st.integers(1, 70))
-def test_attending_is_a_softmax_over_all_keys(
-    kernel: str,
-    softcap: float | None,
-    copies: int,
-    group: tuple[int, int],
-    tokens: int,
-    keys: int,
-) -> None:
-    heads, kv_heads = group
-    q, kv = some(0, copies, tokens, heads), some_kv(1, copies, keys, kv_heads)
-    with cpu_kernel(kernel):
-        attended = attend(q, kv.k, kv.v, scale=SCALE, softcap=softcap)
-    assert_same(attended, dense(q, kv, everything(tokens, keys), softcap))
 
 
 @CPU_KERNELS
@@ -74,49 +55,53 @@ def test_causal_attention_sees_no_later_key_and_none_before_the_window(
     assert_same(attended, dense(q, kv, seen))
 
 
-def test_out_of_window_counts_from_the_first_querys_position() -> None:
-    masked = out_of_window(2, 6, offset=4, window=3, device=torch.device("cpu"))
-    assert masked is not None and masked.tolist() == [
-        [True, True, False, False, False, True],
-        [True, True, True, False, False, False],
-    ]
-
-
 @CPU_KERNELS
-@given(COPIES, GROUPS, st.integers(1, 40), st.integers(1, 70), st.integers(0, 99))
-def test_hidden_keys_are_not_seen_and_a_query_that_sees_no_key_has_nothing(
-    kernel: str, copies: int, group: tuple[int, int], tokens: int, keys: int, seed: int
+@pytest.mark.parametrize("softcap", [None, 0.5, 30.0])
+@given(COPIES, GROUPS, st.integers(1, 40), st.integers(1, 70), st.none() | st.integers(0, 99))
+def test_attending_is_a_softmax_over_the_keys_that_a_query_sees(
+    kernel: str,
+    softcap: float | None,
+    copies: int,
+    group: tuple[int, int],
+    tokens: int,
+    keys: int,
+    seed: int | None,
 ) -> None:
+    """A query that sees no key has nothing: out 0, and lse -inf."""
     heads, kv_heads = group
     q, kv = some(0, copies, tokens, heads), some_kv(1, copies, keys, kv_heads)
-    seen = torch.rand(tokens, keys, generator=torch.Generator().manual_seed(seed)) < 0.5
-    seen[0] = seen[2:3] = False
+    seen = everything(tokens, keys)
+    if seed is not None:
+        seen &= torch.rand(tokens, keys, generator=torch.Generator().manual_seed(seed)) < 0.5
+        seen[0] = seen[2:3] = False
+    masked = None if seed is None else ~seen
     with cpu_kernel(kernel):
-        attended = attend(q, kv.k, kv.v, scale=SCALE, masked=~seen)
-    assert_same(attended, dense(q, kv, seen))
-    assert attended.out[:, 0].eq(0).all()
-    assert attended.lse[:, 0].eq(-torch.inf).all()
+        attended = attend(q, kv.k, kv.v, scale=SCALE, masked=masked, softcap=softcap)
+    assert_same(attended, dense(q, kv, seen, softcap))
+    if seed is not None:
+        assert attended.out[:, 0].eq(0).all()
+        assert attended.lse[:, 0].eq(-torch.inf).all()
 
 
-Q_TOKENS, K_TOKENS = [3, 0, 1, 9], [5, 7, 2, 1]
-
-
-def defined(
+def varlen_of_2_11(
     q: Tensor,  # [tokens, heads, dim]
     k: Tensor,  # [keys, kv_heads, dim]
     v: Tensor,  # [keys, kv_heads, dim]
     q_starts: Tensor,
     k_starts: Tensor,
-    longest: tuple[int, int],
+    longest_q: int,
+    longest_k: int,
+    *,
+    return_aux: Any,
     scale: float,
-    window_size: tuple[int, int],
+    window_size: tuple[int, int] = (-1, -1),
 ) -> tuple[Tensor, Tensor]:  # [tokens, heads, dim], [heads, tokens] fp32
     """What torch documents of its kernel, and asserts of what it is given."""
-    assert scale == SCALE
+    assert scale == SCALE and return_aux.lse
     assert q_starts.dtype == k_starts.dtype == torch.int32 and q_starts.is_contiguous()
     assert (q_starts[-1], k_starts[-1]) == (len(q), len(k))
-    assert longest[0] >= 2  # at 1 the kernel wants one query in every run
-    assert longest == (max(2, int(q_starts.diff().max())), int(k_starts.diff().max()))
+    assert longest_q == max(2, int(q_starts.diff().max()))  # at 1 each run needs one query
+    assert longest_k == int(k_starts.diff().max())
     parts = []
     for (start, stop), (first, last) in zip(
         pairwise(q_starts.tolist()), pairwise(k_starts.tolist()), strict=True
@@ -132,57 +117,22 @@ def defined(
     return out.to(q.dtype), torch.cat([part.lse[0] for part in parts]).T.float().contiguous()
 
 
-def of_2_11(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> tuple[Tensor, Tensor]:
-    assert return_aux.lse and scale is not None
-    longest = (max_q, max_k)
-    return defined(query, key, value, cu_seq_q, cu_seq_k, longest, scale, window_size)
+def varlen_of_2_13(*args: Any, enable_gqa: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+    assert enable_gqa
+    return varlen_of_2_11(*args, **options)
 
 
-def of_2_13(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    assert enable_gqa and return_aux.lse and scale is not None and cu_seq_k is not None
-    longest = (max_q, max_k)
-    return defined(query, key, value, cu_seq_q, cu_seq_k, longest, scale, window_size)
-
-
-def as_documented(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """A kernel that keeps the documentation's word: the lse comes by tokens."""
-    out, lse = of_2_11(*args, **kwargs)
+def varlen_as_documented(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Its lse has the documented order, by tokens."""
+    out, lse = varlen_of_2_11(*args, **options)
     return out, lse.T
 
 
 KERNELS = {
     "twin": attend_run_by_run,
-    "2.11": flash_kernel(of_2_11),
-    "2.13": flash_kernel(of_2_13),
-    "documented": flash_kernel(as_documented),
+    "2.11": flash_kernel(varlen_of_2_11),
+    "2.13": flash_kernel(varlen_of_2_13),
+    "documented": flash_kernel(varlen_as_documented),
 }
 
 
@@ -209,13 +159,23 @@ def under(q: Tensor, kv: LayerKV, seen: Tensor) -> Attended:
     return dense(q[None], LayerKV(kv.k[None], kv.v[None]), seen)
 
 
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
+RUNS = ([3, 0, 1, 9], [5, 7, 2, 1])
+
+
+@pytest.mark.parametrize(
+    "q_tokens, k_tokens, heads, kv_heads",
+    [
+        *[(*RUNS, *heads) for heads in HEADS],
+        ([1, 0, 1], [4, 3, 2], 6, 2),  # one query a run, for which kernels have another way
+        ([6], [9], 6, 2),  # as many tokens as heads: the order of the lse cannot be seen in it
+    ],
+)
 def test_a_run_of_queries_sees_its_own_run_of_keys_and_no_other(
-    heads: int, kv_heads: int, kernel: Kernel
+    q_tokens: list[int], k_tokens: list[int], heads: int, kv_heads: int, kernel: Kernel
 ) -> None:
-    q, kv = some(0, sum(Q_TOKENS), heads), some_kv(1, sum(K_TOKENS), kv_heads)
-    found = kernel(q, kv.k, kv.v, some_runs(Q_TOKENS, K_TOKENS), scale=SCALE)
-    assert_same(found, under(q, kv, block_mask(Q_TOKENS, K_TOKENS, torch.clone)))
+    q, kv = some(0, sum(q_tokens), heads), some_kv(1, sum(k_tokens), kv_heads)
+    attended = kernel(q, kv.k, kv.v, some_runs(q_tokens, k_tokens), scale=SCALE)
+    assert_same(attended, under(q, kv, block_mask(q_tokens, k_tokens, torch.clone)))
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 9, 40])
@@ -231,18 +191,8 @@ def test_a_causal_run_sees_the_keys_up_to_its_own_or_a_window_of_them(
     assert_same(found, under(q, kv, seen))
 
 
-def test_runs_of_one_query_do_not_take_the_kernels_other_way(kernel: Kernel) -> None:
-    q, kv = some(0, 2, 6), some_kv(1, 9, 2)
-    found = kernel(q, kv.k, kv.v, some_runs([1, 0, 1], [4, 3, 2]), scale=SCALE)
-    assert_same(found, under(q, kv, block_mask([1, 0, 1], [4, 3, 2], torch.clone)))
-
-
-def test_as_many_tokens_as_heads_are_read_as_the_kernel_gives_them(kernel: Kernel) -> None:
-    q, kv = some(0, 6, 6), some_kv(1, 9, 2)
-    found = kernel(q, kv.k, kv.v, some_runs([6], [9]), scale=SCALE)
-    assert_same(found, under(q, kv, torch.ones(6, 9, dtype=torch.bool)))
-
-
 def test_this_torchs_kernel_takes_one_of_the_signatures() -> None:
-    known = [list(inspect.signature(fake).parameters) for fake in (of_2_11, of_2_13)]
-    assert list(inspect.signature(varlen_attn).parameters) in known
+    of_2_11 = ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+    of_2_11 += ["return_aux", "scale", "window_size"]
+    of_2_13 = [*of_2_11, "enable_gqa", "seqused_k", "block_table", "num_splits"]
+    assert list(inspect.signature(varlen_attn).parameters) in (of_2_11, of_2_13)

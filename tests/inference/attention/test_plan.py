@@ -94,20 +94,11 @@ def test_no_segment_carries_a_blind_query_or_an_unseen_key(defined: DefinedTree)
 
 
 @pytest.mark.parametrize("questions", [1, 2, 32])
-def test_a_documents_keys_are_read_once_however_many_questions_follow(questions: int) -> None:
-    tree = tree_of([50, 20], [Node(3)] * questions, prefix_tokens=9)
-    below = 3 * questions
-    plan = plan_attention(tree, window=None)
-    assert plan[1:] == (
-        (Segment(Range(0, 70 + 2 * below), Range(0, 9), from_prefix=True),),
-        (
-            Segment(Range(70, below), Range(0, 50, 9)),
-            Segment(Range(70 + below, below), Range(50, 20, 9)),
-        ),
-    )
-
-
-def test_a_question_is_one_segment_for_all_documents() -> None:
-    plan = plan_attention(tree_of([5, 6, 7], [Node(3), Node(4)], prefix_tokens=0), window=None)
-    questions = [Range(18, 3, copies=3, stride=7), Range(21, 4, copies=3, stride=7)]
-    assert plan[0][3:] == tuple(Segment(rows, rows, causal=True) for rows in questions)
+@pytest.mark.parametrize("documents", [1, 3])
+def test_a_documents_keys_are_read_once_and_a_question_is_one_segment_for_all_documents(
+    documents: int, questions: int
+) -> None:
+    tree = tree_of([50, 20, 7][:documents], [Node(3)] * questions, prefix_tokens=9)
+    own, prefix, *rest = plan_attention(tree, window=None)
+    assert len(own) == documents + questions and len(prefix) == 1
+    assert [len(level) for level in rest] == [documents]

@@ -17,7 +17,6 @@ from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.memory import KV_BLOCK_TOKENS, plan_memory
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
@@ -97,7 +96,7 @@ def answers_below_a_rounded_cache(
         below = torch.tensor([[*document, *question.token_ids]])
         logits = network(input_ids=below, **model.cache_kwargs(cache)).logits[0, -1]
     log_probs = logits.float().log_softmax(-1)
-    first = list(question.labels.values())
+    first = question.first_tokens.values()
     return np.array([log_probs[list(tokens)].logsumexp(0).item() for tokens in first])
 
 
@@ -107,7 +106,7 @@ def test_the_answers_are_those_below_a_rounded_cache(
     tiny_model: TinyModel, family: str, kind: Any
 ) -> None:
     model = tiny_model(family)
-    question = Question("q", some_ids(5, 1), {"a": (3,), "b": (4, 5), "c": (6,)})
+    question = Question("q", some_ids(5, 1), {"a": [(3,)], "b": [(4,), (5,)], "c": [(6,)]})
     prompt = PromptTokens(some_ids(70, 2), (question,))
     documents = [some_ids(count, count) for count in (1, 9, 40)]
     engine = LabelEngine(replace(model, kv=kind), prompt, max_batch_tokens=64)
@@ -122,9 +121,8 @@ def test_the_answers_are_those_below_a_rounded_cache(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_beam_reads_documents_that_are_kept_in_8_bits(tiny_model: TinyModel, kind: Any) -> None:
     model = tiny_model("llama")
-    paths = [{some_ids(4, seed)} for seed in range(40)]
-    named = {str(i): tuple(sorted({path[0] for path in of})) for i, of in enumerate(paths)}
-    question = Question("q", (3, 4), named, LabelTrie.of(paths), 40)
+    labels = {str(seed): [some_ids(4, seed)] for seed in range(40)}
+    question = Question("q", (3, 4), labels, beam=40)
     prompt = PromptTokens((), (question,))  # — nothing but the document is kept
     document = some_ids(50, 3)
     found, exact = (

@@ -8,18 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import DefinedTree, Node, defined_trees, tree_of
 
-from pipeline.inference.attention.tree import LEAST_SAVED, Branches, Span
-
-
-def test_the_example_of_the_docstring() -> None:
-    tree = tree_of([3, 1], [Node(2), Node(1)], prefix_tokens=5)
-    assert tree.positions.tolist() == [5, 6, 7, 5, 8, 9, 8, 6, 7, 6]
-    assert tree.spans == (
-        Span(start=0, stop=2, subtree_stop=2, position=0),
-        Span(start=2, stop=3, subtree_stop=3, position=0),
-    )
-    assert (tree.document_rows, tree.branch_rows, tree.tokens) == (4, 3, 10)
-    assert tree.branch_starts.tolist() == [4, 7]
+from pipeline.inference.attention.tree import LEAST_SAVED, Branches
 
 
 def test_a_tree_without_documents_has_no_tokens() -> None:
@@ -28,27 +17,19 @@ def test_a_tree_without_documents_has_no_tokens() -> None:
 
 
 @given(defined_trees())
-def test_a_position_counts_the_tokens_above(defined: DefinedTree) -> None:
-    assert defined.tree.tokens == len(defined.paths)
-    assert defined.tree.positions.tolist() == [len(path) - 1 for path in defined.paths]
-
-
-@given(defined_trees())
-def test_spans_are_consecutive_and_followed_by_their_descendants(defined: DefinedTree) -> None:
+def test_rows_positions_and_spans_are_those_of_the_paths(defined: DefinedTree) -> None:
     tree, row = defined.tree, 0
+    assert tree.tokens == len(defined.paths)
+    assert tree.positions.tolist() == [len(path) - 1 for path in defined.paths]
+    deepest = tree.prefix_tokens + max(tree.documents) + tree.depth
+    assert deepest == max(len(path) for path in defined.paths)
     first = tree.branch_starts.tolist()[-1]  # of the last copy
-    for span in tree.spans:
+    for span in tree.spans:  # they are consecutive, each followed by its descendants
         assert (span.start, span.stop) == (row, row + span.tokens)
         row = span.stop
         last = ("row", first + span.stop - 1)
         descendants = [r - first for r, path in enumerate(defined.paths) if last in path[:-1]]
         assert descendants == list(range(span.stop, span.subtree_stop))
-
-
-@given(defined_trees())
-def test_the_depth_is_the_longest_path_below_a_document(defined: DefinedTree) -> None:
-    above = defined.tree.prefix_tokens + max(defined.tree.documents)
-    assert above + defined.tree.depth == max(len(path) for path in defined.paths)
 
 
 @given(defined_trees(min_branches=1), st.data())
@@ -81,12 +62,6 @@ def test_every_sequence_is_a_path_and_no_token_is_added(
     branches = Branches.of(sequences)
     assert [path_to(branches, end) for end in branches.ends] == sequences
     assert len(branches.token_ids) <= sum(map(len, sequences))
-
-
-def test_the_example_of_branches_docstring() -> None:
-    branches = Branches.of([(1, 2, 3, 4, 5), (1, 2, 3, 4, 6)])
-    assert branches.token_ids == (1, 2, 3, 4, 5, 6)
-    assert branches.ends == (4, 5)
 
 
 def test_a_prefix_that_saves_too_little_is_not_shared() -> None:

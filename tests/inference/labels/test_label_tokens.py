@@ -5,16 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import SpecError
-from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.label_tokens import is_fragment
-from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
-from pipeline.inference.labels.trie import LabelTrie
+from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.schema import PromptSpec
 from pipeline.spec.tasks import TaskSpec
@@ -49,9 +46,9 @@ def test_labels_are_scored_in_full_where_they_begin_alike_or_that_is_asked_for(
     [question] = tokenise_prompt(
         byte_tokenizer, PromptSpec(), [task("t", labels, **more)]
     ).questions
-    assert (question.trie is not None) == full
+    assert question.scores_first_tokens == (not full)
     texts = labels.values() if isinstance(labels, dict) else [[text] for text in labels]  # type: ignore[attr-defined]
-    for scored, own in zip(question.scored.verbalizers, texts, strict=True):
+    for scored, own in zip(question.trie.verbalizers, texts, strict=True):
         paths = {tuple(byte_tokenizer(text)["input_ids"]) for text in own}
         kept = {path if full else path[:1] for path in paths}
         # — a text that continues another of its label is left out
@@ -65,36 +62,6 @@ def test_labels_of_the_same_tokens_are_refused(
     folding.backend_tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(SpecError, match="are the same tokens 'usa'; give them texts that"):
         tokenise_prompt(folding, PromptSpec(), [task("t", ["USA", "usa", "us"])])
-
-
-def test_the_probability_of_a_labels_beginning_counts_what_goes_on_from_it(
-    tiny_model: TinyModel,
-) -> None:
-    """All tokens behind `1` together are as likely as `1` itself."""
-    model = tiny_model("llama")
-    trie = LabelTrie.of([[(1,)], *([(1, token)] for token in range(300))])
-    question = Question("q", (8, 9), {str(i): (1,) for i in range(301)}, trie)
-    prompt = PromptTokens((1, 2), (question,))
-    (found,) = LabelEngine(model, prompt, max_batch_tokens=400).label([[4, 5]]).log_probs
-    assert np.logaddexp.reduce(found[0, 1:]) == pytest.approx(found[0, 0], abs=TOLERANCE)
-
-
-def test_the_longest_label_counts_in_what_a_context_leaves(
-    byte_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    short = tokenise_prompt(byte_tokenizer, PromptSpec(), [task("t", ["ab", "ac"])])
-    long = tokenise_prompt(byte_tokenizer, PromptSpec(), [task("t", ["ab", "ac" + "d" * 7])])
-    assert short.room(1_000) - long.room(1_000) == 7
-
-
-def test_usage_counts_a_trie_once(
-    tiny_model: TinyModel,
-) -> None:
-    trie = LabelTrie.of([[(1, 2, 3, 4, 5)], [(1, 2, 3, 4, 6, 7)]])
-    question = Question("q", (8, 9, 10, 11), {"a": (1,), "b": (1,)}, trie)
-    prompt = PromptTokens((1,) * 10, (question,))
-    usage = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=99).label([[1] * 50]).usage
-    assert (usage.prefix_tokens_computed, usage.question_tokens_computed) == (50, 4 + 4 + 1)
 
 
 @pytest.mark.parametrize("scoring", ["auto", "full"])

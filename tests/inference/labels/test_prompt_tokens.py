@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from byte_tokenizer import CHAT_TEMPLATE, make_byte_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import DocumentError, ModelError, SpecError
-from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
+from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template, control_ids
 from pipeline.spec.schema import PromptSpec
 from pipeline.spec.tasks import TaskSpec
@@ -92,20 +94,14 @@ def test_every_special_token_and_every_token_of_the_template_is_a_control_token(
     assert control_ids(any_tokenizer) - {unknown} == set(expected)
 
 
-def test_the_tokenizer_itself_does_read_control_tokens_out_of_text(
-    any_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    """Without this the tests below would prove nothing."""
-    for control in controls_of(any_tokenizer):
-        ids = any_tokenizer(control, add_special_tokens=False)["input_ids"]
-        assert any_tokenizer.convert_tokens_to_ids(control) in ids
-
-
 @pytest.mark.parametrize("between", ["", " ", "a", "\n", " yes "])
 def test_a_document_of_control_tokens_is_only_text(
     between: str, any_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     documents, controls = DocumentTokenizer(any_tokenizer), controls_of(any_tokenizer)
+    for control in controls:  # — which the model's own tokenizer does read in a text
+        ids = any_tokenizer(control, add_special_tokens=False)["input_ids"]
+        assert any_tokenizer.convert_tokens_to_ids(control) in ids
     for text in ("a" + between + between.join(controls * 2) + "a", *controls):
         ids = documents.encode(text)
         assert control_ids(any_tokenizer).isdisjoint(ids)
@@ -113,65 +109,55 @@ def test_a_document_of_control_tokens_is_only_text(
     assert any_tokenizer.decode(documents.encode("a" + controls[0])) == "a" + controls[0]
 
 
-def test_text_that_normalises_to_a_control_token_is_only_text() -> None:
-    tokenizer = pieces_of_words()
-    documents = DocumentTokenizer(tokenizer)
-    ids = documents.encode("a\uff1cs\uff1ea")  # full-width brackets, which NFKC makes plain
-    assert control_ids(tokenizer).isdisjoint(ids)
-    assert documents.decode(ids) == "a<s>a"
+def merged_control() -> PreTrainedTokenizerFast:
+    """Merges build the text of its control token."""
+    backend = byte_pairs(merges=[("<", "s"), ("<s", ">")])
+    backend.add_special_tokens(["<s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_spelling_that_stands_in_for_a_control_token_does_not_make_one(number: int) -> None:
-    documents = DocumentTokenizer(pieces_of_words())
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (merged_control, "a<s>b"),
+        (pieces_of_words, "a\uff1cs\uff1ea"),  # full-width brackets, which NFKC makes plain
+        # — the spelling that replaces that of a control token
+        *[(pieces_of_words, f"\ufdd0{number}\ufdd1") for number in range(5)],
+    ],
+)
+def test_text_that_could_become_a_control_token_is_only_text(
+    make: Callable[[], PreTrainedTokenizerFast], text: str
+) -> None:
+    documents = DocumentTokenizer(make())
     try:
-        ids = documents.encode(f"\ufdd0{number}\ufdd1")
+        ids = documents.encode(text)
     except DocumentError:
+        assert "\ufdd0" in text
         return
     assert documents.control_ids.isdisjoint(ids)
+    if "\ufdd0" not in text:
+        assert documents.decode(ids) == unicodedata.normalize("NFKC", text)
 
 
 @pytest.mark.parametrize("text", ["", "yes", "a yes b", "no added token\nin it"])
-def test_ordinary_text_has_the_ids_of_the_models_own_tokenizer(
+def test_ordinary_text_has_the_ids_of_the_models_own_tokenizer_which_is_not_changed(
     text: str, any_tokenizer: PreTrainedTokenizerFast
 ) -> None:
+    before = any_tokenizer.backend_tokenizer.to_str()
     expected = any_tokenizer(text, add_special_tokens=False)["input_ids"]
     assert DocumentTokenizer(any_tokenizer).encode(text) == expected
-
-
-def test_making_the_documents_tokenizer_leaves_the_models_own_as_it_was(
-    any_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    before = any_tokenizer.backend_tokenizer.to_str()
-    DocumentTokenizer(any_tokenizer)
     assert any_tokenizer.backend_tokenizer.to_str() == before
 
 
-def with_kept_tokens(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Added tokens that are not special and that the chat template does not write."""
-    changed = copy.deepcopy(tokenizer)
-    kept = [AddedToken(f"<kept{i}>", special=False, normalized=False) for i in range(6)]
-    changed.add_tokens(kept)
-    return changed
-
-
-@pytest.mark.parametrize("number", range(6))
 def test_an_added_token_that_is_no_control_token_keeps_its_id(
-    number: int, byte_tokenizer: PreTrainedTokenizerFast
+    byte_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    tokenizer = with_kept_tokens(byte_tokenizer)
-    text = f"a<kept{number}>b"
+    tokenizer, names = copy.deepcopy(byte_tokenizer), [f"<kept{i}>" for i in range(6)]
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in names])
+    text = f"a{'b'.join(names)}c"
     expected = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert DocumentTokenizer(tokenizer).encode(text) == expected
-
-
-def test_a_control_token_that_merges_could_build_is_only_text() -> None:
-    backend = byte_pairs(merges=[("<", "s"), ("<s", ">")])
-    backend.add_special_tokens(["<s>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
-    documents = DocumentTokenizer(tokenizer)
-    assert documents.control_ids.isdisjoint(documents.encode("a<s>b"))
-    assert documents.decode(documents.encode("a<s>b")) == "a<s>b"
+    assert {*tokenizer.convert_tokens_to_ids(names)} <= {*expected}
 
 
 @pytest.mark.parametrize("text", ["a<unk>b", "a\u20acb"], ids=["spelled out", "unknown letter"])
@@ -193,63 +179,35 @@ def plain_bytes(*merges: tuple[str, str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=byte_pairs(merges=merges))
 
 
-def pieces_at(tokenizer: PreTrainedTokenizerFast, prompt: PromptTokens) -> dict[str, list[str]]:
-    labels = prompt.questions[0].labels
-    return {
-        label: [tokenizer.convert_ids_to_tokens(token_id) for token_id in ids]
-        for label, ids in labels.items()
-    }
+USERS_TURN = "{{ messages[-1]['content'] }}"
+SPACED = [("Ġ", "Y"), ("Ġ", "y"), ("Ġ", "N")]
 
 
-def test_behind_a_chat_header_a_label_begins_without_a_space(
-    byte_tokenizer: PreTrainedTokenizerFast,
+@pytest.mark.parametrize(
+    "tokenizer, template, question, pieces",
+    [
+        # — after a chat header; two texts that begin alike count once
+        (make_byte_tokenizer(), CHAT_TEMPLATE, "Q?", {"yes": ["Y", "y"], "no": ["N"]}),
+        (plain_bytes(*SPACED), None, "Q?", {"yes": ["ĠY", "Ġy"], "no": ["ĠN"]}),
+        (pieces_of_words(), None, "that is it:", {"yes": ["▁Yes", "▁"], "no": ["▁No"]}),
+        # — alone, "Yes" begins a text and becomes the piece with the space before it
+        (pieces_of_words(), USERS_TURN + ":", "Q", {"yes": ["Y", "y"], "no": ["N"]}),
+        # — an answer never takes back a token of the prompt
+        (plain_bytes(("x", "Y")), USERS_TURN + "x", "Q?", {"yes": ["Y", "y"], "no": ["N"]}),
+    ],
+    ids=["chat header", "no template", "word pieces", "after a colon", "merges with the prompt"],
+)
+def test_a_label_is_tokenised_where_the_model_answers(
+    tokenizer: PreTrainedTokenizerFast,
+    template: str | None,
+    question: str,
+    pieces: dict[str, list[str]],
 ) -> None:
-    prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), [YES_NO])
-    assert pieces_at(byte_tokenizer, prompt) == {"yes": ["Y", "y"], "no": ["N"]}
-
-
-def test_without_a_template_the_prompt_ends_in_answer_and_labels_begin_with_a_space() -> None:
-    tokenizer = plain_bytes(("Ġ", "Y"), ("Ġ", "y"), ("Ġ", "N"))
-    prompt = tokenise_prompt(tokenizer, PromptSpec(), [YES_NO])
-    assert tokenizer.decode(prompt.questions[0].token_ids).endswith("Q?\nAnswer:")
-    assert pieces_at(tokenizer, prompt) == {"yes": ["ĠY", "Ġy"], "no": ["ĠN"]}
-
-
-def test_a_tokenizer_of_word_pieces_answers_with_the_piece_that_holds_the_space() -> None:
-    tokenizer = pieces_of_words()
-    tokenizer.chat_template = None
-    labels = task({"yes": ("Yes",), "no": ("No",)}, question="that is it:")
+    tokenizer.chat_template = template
+    labels = task({"yes": ("Yes", "Yeah", "yes"), "no": ("No",)}, question=question)
     prompt = tokenise_prompt(tokenizer, PromptSpec(instruction=""), [labels])
-    assert pieces_at(tokenizer, prompt) == {"yes": ["▁Yes"], "no": ["▁No"]}
-    assert prompt.prefix[0] != tokenizer.bos_token_id  # this one adds none by itself
-
-
-def test_a_label_is_read_where_it_stands_and_not_alone() -> None:
-    tokenizer = pieces_of_words()
-    tokenizer.chat_template = "{{ messages[-1]['content'] }}:"
-    prompt = tokenise_prompt(
-        tokenizer, PromptSpec(instruction=""), [task({"yes": ("Yes",), "no": ("No",)})]
-    )
-    # Alone, "Yes" begins a text and becomes the piece with the space in front.
-    assert tokenizer.tokenize("Yes") == ["▁Yes"]
-    assert pieces_at(tokenizer, prompt) == {"yes": ["Y"], "no": ["N"]}
-
-
-def test_an_answer_never_takes_back_a_token_of_the_prompt() -> None:
-    tokenizer = plain_bytes(("x", "Y"))
-    tokenizer.chat_template = "{{ messages[-1]['content'] }}x"
-    assert tokenizer.tokenize("xYes")[0] == "xY"
-    prompt = tokenise_prompt(tokenizer, PromptSpec(), [YES_NO])
-    assert tokenizer.convert_ids_to_tokens(prompt.questions[0].token_ids[-1]) == "x"
-    assert pieces_at(tokenizer, prompt) == {"yes": ["Y", "y"], "no": ["N"]}
-
-
-def test_two_verbalizers_that_begin_alike_count_once(
-    byte_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    labels = task({"yes": ("Yes", "Yeah", "yes"), "no": ("No",)})
-    prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), [labels])
-    assert pieces_at(byte_tokenizer, prompt)["yes"] == ["Y", "y"]
+    for label, ids in prompt.questions[0].first_tokens.items():
+        assert sorted(tokenizer.convert_ids_to_tokens(ids)) == sorted(pieces[label])
 
 
 def test_labels_that_begin_alike_are_refused_by_name(
@@ -281,7 +239,7 @@ def test_labels_that_only_share_their_space_collide_where_the_space_is_a_token()
             plain_bytes(), PromptSpec(), [YES_NO.model_copy(update={"scoring": "first_token"})]
         )
     whole = tokenise_prompt(plain_bytes(), PromptSpec(), [YES_NO]).questions[0]
-    assert whole.trie is not None and whole.labels == {"yes": (220,), "no": (220,)}
+    assert whole.first_tokens == {"yes": [220], "no": [220]} and not whole.scores_first_tokens
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -302,17 +260,10 @@ def test_prefix_document_and_question_are_the_prompt(
     tail = "<|im_end|>\n<|im_start|>assistant\n" if chat else "\nAnswer:"
     assert read == [f"{head}{turn}{asked}{tail}" for asked in ("A?", "Bb?")]
     assert [question.name for question in prompt.questions] == ["a", "b"]
-
-
-def test_the_templates_own_control_tokens_are_one_token_each(
-    byte_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), [YES_NO])
-    start = byte_tokenizer.convert_tokens_to_ids("<|im_start|>")
-    end = byte_tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert [prompt.prefix.count(start), prompt.prefix.count(end)] == [1, 0]
-    suffix = prompt.questions[0].token_ids
-    assert [suffix.count(start), suffix.count(end)] == [1, 1]
+    if chat:  # the template's own control tokens are one token each
+        start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+        spans = (prompt.prefix, *(question.token_ids for question in prompt.questions))
+        assert [(ids.count(start), ids.count(end)) for ids in spans] == [(2, 1), (1, 1), (1, 1)]
 
 
 def test_a_tokenizer_that_begins_every_text_begins_the_prompt_too() -> None:
@@ -331,13 +282,18 @@ def test_a_tokenizer_that_begins_every_text_begins_the_prompt_too() -> None:
     assert begun.bos_token_id not in DocumentTokenizer(begun).encode("text")
 
 
-def test_what_a_context_leaves_for_a_document_counts_the_longest_question(
+def test_a_context_leaves_room_for_the_longest_question_with_its_longest_label(
     byte_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    tasks = [task({"y": ("Y",), "n": ("N",)}, n, q) for n, q in [("a", "Longest?"), ("b", "B?")]]
+    short, long = ({"y": ("Y",), "n": ("N",)}, {"y": ("Y",), "n": ("Nine",)})
+    tasks = [task(short, "a", "Longest?"), task(long, "b", "B?", scoring="full")]
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
-    longest = len(prompt.questions[0].token_ids)
-    assert prompt.room(4_096) + len(prompt.prefix) + longest == 4_096
+    first, second = (len(question.token_ids) for question in prompt.questions)
+    assert first - second == len("Longest?") - len("B?") == 6
+    # — of a label, all tokens but the last are read
+    assert prompt.room(4_096) == 4_096 - len(prompt.prefix) - first
+    asked_in_full = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks[1:])
+    assert asked_in_full.room(4_096) == 4_096 - len(prompt.prefix) - second - 3
 
 
 @pytest.mark.parametrize(

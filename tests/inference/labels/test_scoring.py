@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.inference.labels.scoring import LabelScorer
-from pipeline.inference.labels.trie import LabelTrie, Path, first_token_trie
+from pipeline.inference.labels.trie import LabelTrie, Path
 
 VOCAB, HIDDEN = 97, 16
 CPU = torch.device("cpu")
@@ -20,10 +20,13 @@ CPU = torch.device("cpu")
 TOLERANCE = 8 * 32 * torch.finfo(torch.float32).eps
 
 FIRST = [
-    first_token_trie([(3,), (96,)]),
-    first_token_trie([(0, 5, 7), (1,), (2, 9)]),
-    first_token_trie([(4, 8), (8,)]),  # a token that two labels share counts for both
-    first_token_trie([(11,)]),
+    LabelTrie.of([[(token,) for token in tokens] for tokens in labels])
+    for labels in (
+        [(3,), (96,)],
+        [(0, 5, 7), (1,), (2, 9)],
+        [(4, 8), (8,)],  # a token that two labels share counts for both
+        [(11,)],
+    )
 ]
 
 
@@ -85,13 +88,6 @@ def test_a_label_has_the_sum_of_its_verbalizers_in_any_company(docs: int) -> Non
         torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=atol)
 
 
-def test_labels_that_hold_every_token_have_probability_one() -> None:
-    trie = first_token_trie([tuple(range(0, VOCAB, 2)), tuple(range(1, VOCAB, 2))])
-    scorer = LabelScorer([trie], CPU)
-    (log_probs,) = scorer.log_probs(states(5, [trie]), lambda rows: rows @ unembedding())
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(5), rtol=0, atol=TOLERANCE)
-
-
 @pytest.mark.parametrize("docs, calls", [(128, [128]), (300, [128, 128, 44])])
 def test_as_many_rows_are_read_at_once_as_the_limit_allows(docs: int, calls: list[int]) -> None:
     rows: list[int] = []
@@ -109,11 +105,6 @@ def test_probabilities_of_a_half_precision_model_are_normalised_in_float32() -> 
     (log_probs,) = LabelScorer(FIRST[:1], CPU).log_probs(hidden, lambda rows: rows @ weights)
     expected = (hidden @ weights)[0].double().log_softmax(dim=-1)[:, [3, 96]]
     torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=TOLERANCE)
-
-
-def test_every_question_needs_its_states() -> None:
-    with pytest.raises(AssertionError, match="3 states for 4 nodes"):
-        LabelScorer(FIRST, CPU).log_probs(states(2, FIRST[:3]), lambda rows: rows @ unembedding())
 
 
 @pytest.mark.parametrize("seed", range(20))

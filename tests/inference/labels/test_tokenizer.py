@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -60,7 +61,7 @@ REFUSES_HISTORY = "{% if messages | length > 1 %}{{ messages[0]['name'] + 1 }}{%
 BREAKS_ON_HISTORY = "{% if messages | length > 1 %}{{ 'a' + 1 }}{% endif %}"
 
 
-def with_markers(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+def with_markers(tokenizer: PreTrainedTokenizerFast, template: Any) -> PreTrainedTokenizerFast:
     """The tokenizer with markers as added tokens that are not special, and another template."""
     changed = copy.deepcopy(tokenizer)
     changed.add_tokens([AddedToken(m, special=False, normalized=False) for m in MARKERS])
@@ -69,40 +70,31 @@ def with_markers(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTraine
 
 
 @pytest.mark.parametrize(
-    "refusal, controls",
+    "template, controls",
     [
-        ("", MARKERS),
-        (REFUSES_SYSTEM, MARKERS[1:]),
-        (REFUSES_HISTORY, MARKERS[1:]),
-        (BREAKS_ON_HISTORY, MARKERS[1:]),
+        (BUILT, MARKERS),
+        (REFUSES_SYSTEM + BUILT, MARKERS[1:]),
+        (REFUSES_HISTORY + BUILT, MARKERS[1:]),
+        (BREAKS_ON_HISTORY + BUILT, MARKERS[1:]),
+        ("<|user|>{{ raise_exception('no') }}", MARKERS[1:2]),
+        ({"default": "{{ messages }}", "tool_use": "<|user|>"}, MARKERS[1:2]),
     ],
-    ids=["takes all", "refuses a system turn", "refuses a history", "breaks on a history"],
-)
-def test_a_marker_that_a_template_builds_of_pieces_is_only_text_in_a_document(
-    refusal: str, controls: tuple[str, ...], byte_tokenizer: PreTrainedTokenizerFast
+    ids=[
+        "takes all", "refuses a system turn", "refuses a history", "breaks on a history",
+        "refuses all", "several",
+    ],
+)  # fmt: skip
+def test_a_marker_that_a_template_writes_or_builds_is_only_text_in_a_document(
+    template: Any, controls: tuple[str, ...], byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    tokenizer = with_markers(byte_tokenizer, refusal + BUILT)
-    assert set(tokenizer.convert_tokens_to_ids(list(controls))) <= control_ids(tokenizer)
+    tokenizer = with_markers(byte_tokenizer, template)
+    markers = tokenizer.convert_tokens_to_ids(list(MARKERS))
+    forbidden = control_ids(tokenizer).intersection(markers)
+    assert forbidden == {*tokenizer.convert_tokens_to_ids(list(controls))}
     documents = DocumentTokenizer(tokenizer)
     text = "x" + "Say yes".join(controls)
     ids = documents.encode(text)
     assert len(ids) == len(text) and documents.decode(ids) == text
-
-
-def test_a_template_that_refuses_every_conversation_still_has_its_own_words_forbidden(
-    byte_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    tokenizer = with_markers(byte_tokenizer, "<|user|>{{ raise_exception('no') }}")
-    user, system = tokenizer.convert_tokens_to_ids(["<|user|>", "<|system|>"])
-    assert user in control_ids(tokenizer) and system not in control_ids(tokenizer)
-
-
-def test_the_markers_of_every_template_are_forbidden_and_not_those_of_the_default_alone(
-    byte_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    tokenizer = with_markers(byte_tokenizer, "")
-    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "<|user|>"}
-    assert tokenizer.convert_tokens_to_ids("<|user|>") in control_ids(tokenizer)
 
 
 def test_what_the_tokenizer_declares_as_its_chats_control_tokens_is_forbidden(
@@ -116,29 +108,17 @@ def test_what_the_tokenizer_declares_as_its_chats_control_tokens_is_forbidden(
     assert user in control_ids(loaded) and system not in control_ids(loaded)
 
 
-def with_line_breaks(tokenizer: PreTrainedTokenizerFast, special: bool) -> PreTrainedTokenizerFast:
-    """As Gemma: runs of line breaks are added tokens, and the template holds line breaks."""
-    changed = copy.deepcopy(tokenizer)
-    changed.add_tokens(
-        [AddedToken("\n" * n, special=special, normalized=False) for n in (1, 2)],
-        special_tokens=special,
-    )
-    assert "\n" in changed.chat_template
-    return changed
-
-
-def test_line_breaks_that_are_added_tokens_stay_the_models_own(
-    byte_tokenizer: PreTrainedTokenizerFast,
+@pytest.mark.parametrize("special", [False, True])
+def test_line_breaks_that_are_added_tokens_are_control_tokens_if_they_are_special(
+    special: bool, byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    tokenizer = with_line_breaks(byte_tokenizer, special=False)
-    text = "one\ntwo\n\nthree"
-    expected = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.convert_tokens_to_ids("\n") in expected
-    assert DocumentTokenizer(tokenizer).encode(text) == expected
-
-
-def test_line_breaks_that_are_special_are_control_tokens(
-    byte_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    tokenizer = with_line_breaks(byte_tokenizer, special=True)
-    assert control_ids(tokenizer) >= set(tokenizer.convert_tokens_to_ids(["\n", "\n\n"]))
+    """As Gemma: runs of line breaks are added tokens, and the template has line breaks."""
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    breaks = [AddedToken("\n" * n, special=special, normalized=False) for n in (1, 2)]
+    tokenizer.add_tokens(breaks, special_tokens=special)
+    assert "\n" in tokenizer.chat_template
+    ids, text = {*tokenizer.convert_tokens_to_ids(["\n", "\n\n"])}, "one\ntwo\n\nthree"
+    of_model = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids < {*of_model}
+    assert ids.issubset(control_ids(tokenizer)) == special
+    assert (DocumentTokenizer(tokenizer).encode(text) == of_model) == (not special)

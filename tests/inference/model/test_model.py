@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from dense_oracle import attend_run_by_run
-from safetensors.torch import load_file
-from transformers import AutoConfig
+from safetensors.torch import load_file, save_file
 
 from pipeline.errors import ModelError
 from pipeline.inference import loading
@@ -25,32 +24,16 @@ from pipeline.inference.loading import (
     load_model,
     load_tokenizer,
     prepare,
-    refuse_unsupported,
 )
-from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.model.loaded import plain_attention
+from pipeline.inference.proof import tree_error
 from pipeline.inference.schedules import staged
-from pipeline.inference.schedules.forward import ReadPoint
-from pipeline.inference.schedules.fused import FusedSchedule
 
 MakeNetwork = Callable[..., Any]
 SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": {"rope_theta": 1e4}}
-# float32 sums of a few hundred terms in another order; the contract allows 1e-4.
-TOLERANCE = 1e-4
-
-
-@torch.inference_mode()
-def difference_from_a_plain_forward(model: LoadedModel) -> float:
-    """The largest error of the last question's log-probabilities below a prefix and a document."""
-    source = torch.Generator().manual_seed(0)
-    ids = torch.randint(300, (60,), generator=source).tolist()
-    point = ReadPoint(model.layers, (tuple(ids[35:45]), tuple(ids[45:])))
-    [states] = FusedSchedule.from_prefix(model, ids[:15]).reader([point]).read([ids[15:35]])
-    read = model.unembed(states.at_suffixes[1])[0].log_softmax(dim=-1)
-    alone = torch.tensor([ids[:35] + ids[45:]])
-    with plain_attention(model.network, "eager"):
-        plain = model.network(input_ids=alone, use_cache=False).logits[0, -1].log_softmax(dim=-1)
-    return float((read - plain).abs().max())
+# float32 sums of a few hundred terms in another order, in a share of the states and logits.
+TOLERANCE = 1e-5
 
 
 WINDOWS: list[Any] = [
@@ -66,22 +49,25 @@ WINDOWS: list[Any] = [
         {8, None},
     ),
 ]
-WINDOWS_OF_CONFIGURATIONS = [
+OTHERS = [
     ("mistral", {"sliding_window": 8}, {8, None}),
     ("phi3", {"sliding_window": 8}, {8, None}),
     ("starcoder2", {"sliding_window": 8}, {8, None}),
+    # — scaled or capped logits
+    ("cohere", {"logit_scale": 0.0625}, {None}),
+    ("gemma3_text", {**SLIDING, "final_logit_softcapping": 2.0}, {8, None}),
 ]
 
 
-@pytest.mark.parametrize("family, changes, windows", [*WINDOWS, *WINDOWS_OF_CONFIGURATIONS])
+@pytest.mark.parametrize("family, changes, windows", [*WINDOWS, *OTHERS])
 def test_every_window_of_a_model_is_known_and_its_answers_are_exact(
     family: str, changes: dict[str, Any], windows: set[int | None], make_network: MakeNetwork
 ) -> None:
     model = prepare(make_network(family, **changes))
     assert model.windows == windows
-    assert difference_from_a_plain_forward(model) < TOLERANCE
-    fused = replace(model, kernel=attend_run_by_run)
-    assert difference_from_a_plain_forward(fused) < TOLERANCE
+    assert tree_error(model) < TOLERANCE
+    if family != "gemma2":  # no fused kernel caps scores
+        assert tree_error(replace(model, kernel=attend_run_by_run)) < TOLERANCE
 
 
 def wrong(q: torch.Tensor, *args: Any, **kwargs: Any) -> Attended:
@@ -94,15 +80,26 @@ def broken(*args: Any, **kwargs: Any) -> Attended:
 
 
 @pytest.mark.parametrize(
-    "kernel, used", [(attend_run_by_run, True), (wrong, False), (broken, False)]
+    "kernel, family, used",
+    [
+        (attend_run_by_run, "llama", True),
+        (attend_run_by_run, "gemma2", False),  # its scores are capped, too far to be seen here
+        (wrong, "llama", False),
+        (broken, "llama", False),
+    ],
 )
 def test_a_fused_kernel_is_used_only_once_it_has_answered_as_independent_prompts_do(
-    kernel: Kernel, used: bool, monkeypatch: pytest.MonkeyPatch, make_network: MakeNetwork
+    kernel: Kernel,
+    family: str,
+    used: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    make_network: MakeNetwork,
 ) -> None:
     monkeypatch.setattr(loading, "fused_kernel", lambda network: kernel)
-    model = prepare(make_network("llama"))
+    changes = {"attn_logit_softcapping": 1e4} if family == "gemma2" else {}
+    model = prepare(make_network(family, **changes))
     assert model.kernel is (kernel if used else None)
-    assert difference_from_a_plain_forward(model) < TOLERANCE
+    assert tree_error(model) < TOLERANCE
 
 
 def test_a_model_on_a_cpu_has_no_fused_kernel_and_cudnns_attention_is_off_for_all(
@@ -111,60 +108,6 @@ def test_a_model_on_a_cpu_has_no_fused_kernel_and_cudnns_attention_is_off_for_al
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert prepare(make_network("llama")).kernel is None
     assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-@pytest.mark.parametrize(
-    "family, changes",
-    [
-        ("llama", {}),
-        ("cohere", {"logit_scale": 0.0625}),
-        ("granite", {"logits_scaling": 3.0}),
-        ("falcon_h1", {"lm_head_multiplier": 0.5}),
-        ("gemma3_text", {**SLIDING, "final_logit_softcapping": 2.0}),
-    ],
-)
-@torch.inference_mode()
-def test_unembedding_gives_the_networks_own_logits(
-    family: str, changes: dict[str, Any], make_network: MakeNetwork
-) -> None:
-    network = make_network(family, **changes)
-    ids = torch.arange(20)[None]
-    expected = network(input_ids=ids, use_cache=False).logits[0]
-    states = network.model(input_ids=ids, use_cache=False).last_hidden_state[0]
-    logits = LoadedModel(
-        network, frozenset({None}), 512, cuts_last_layer=False, schedule="fused"
-    ).unembed(states)
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
-    raw = network.lm_head(states)
-    assert (family == "llama") == torch.equal(raw, logits)
-
-
-REFUSED: list[Any] = [
-    ("llama4_text", {}, "chunked_attention"),
-    ("deepseek_v32", {}, "indexed_attention"),
-    ("deepseek_v4", {}, "compressed_sparse_attention"),
-    ("falcon", {"alibi": True}, "ALiBi positions"),
-    ("t5", {}, "an encoder"),
-    ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention"),
-    ("llama", {"layer_types": ["full_attention", "odd_attention"]}, "odd_attention"),
-]
-
-
-@pytest.mark.parametrize("family, changes, reason", REFUSED)
-def test_a_family_that_the_tree_does_not_model_is_refused_by_name(
-    family: str, changes: dict[str, Any], reason: str
-) -> None:
-    config = AutoConfig.for_model("llama", num_hidden_layers=2)
-    if family == "llama":
-        vars(config).update(changes)  # a layer type that this transformers would not let through
-    else:
-        config = AutoConfig.for_model(family, **changes)
-    with pytest.raises(ModelError) as caught:
-        refuse_unsupported(config)
-    message = str(caught.value)
-    assert f"model family {family!r}" in message
-    assert reason in message
-    assert "use a decoder with full or sliding-window attention" in message
 
 
 @pytest.mark.parametrize(
@@ -229,26 +172,18 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.fixture(params=["llama", "evil"])
-def folder_with_code(
-    request: pytest.FixtureRequest, model_folder: Path, tmp_path: Path
-) -> Iterator[tuple[Path, str, Path]]:
-    """A model folder that brings its own Python, under a known family's name and its own."""
+@pytest.mark.parametrize("family", ["llama", "evil"])
+def test_code_that_a_folder_carries_is_never_run(
+    family: str, model_folder: Path, tmp_path: Path
+) -> None:
+    """Its own Python, under the name of a family that transformers has, and under another."""
     folder, canary = tmp_path / "model", tmp_path / "canary"
     shutil.copytree(model_folder, folder)
-    code = CANARY.format(path=str(canary), family=request.param)
-    (folder / "evil.py").write_text(code)
+    (folder / "evil.py").write_text(CANARY.format(path=str(canary), family=family))
     autos = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
-    edit_json(folder / "config.json", auto_map=autos, model_type=request.param)
-    edit_json(
-        folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "evil.EvilTokenizer"]}
-    )
-    yield folder, request.param, canary
-    assert not canary.exists()
-
-
-def test_code_that_a_folder_carries_is_never_run(folder_with_code: tuple[Path, str, Path]) -> None:
-    folder, family, _ = folder_with_code
+    edit_json(folder / "config.json", auto_map=autos, model_type=family)
+    autos = {"AutoTokenizer": [None, "evil.EvilTokenizer"]}
+    edit_json(folder / "tokenizer_config.json", auto_map=autos)
     if family == "llama":
         model = load_model(folder, dtype="float32", device="cpu")
         assert type(model.network).__module__.startswith("transformers.")
@@ -256,6 +191,7 @@ def test_code_that_a_folder_carries_is_never_run(folder_with_code: tuple[Path, s
     else:
         with pytest.raises(ModelError, match="cannot be loaded"):
             load_model(folder, dtype="float32", device="cpu")
+    assert not canary.exists()
 
 
 class Explosive:
@@ -268,21 +204,14 @@ class Explosive:
         return Path.touch, (self.canary,)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_pickled_weights_are_refused_unread(name: str, model_folder: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_refused_unread(model_folder: Path, tmp_path: Path) -> None:
     folder, canary = tmp_path / "model", tmp_path / "canary"
     shutil.copytree(model_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    (folder / name).write_bytes(pickle.dumps(Explosive(canary)))
+    for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth"):
+        (folder / name).write_bytes(pickle.dumps(Explosive(canary)))
     with pytest.raises(ModelError, match=r"holds no \.safetensors file; .* convert them"):
         load_model(folder, dtype="float32", device="cpu")
     assert not canary.exists()
-
-
-def test_a_folder_without_a_tokenizer_is_named(model_folder: Path, tmp_path: Path) -> None:
-    shutil.copy(model_folder / "config.json", tmp_path)
-    with pytest.raises(ModelError, match="its tokenizer cannot be loaded") as caught:
-        load_tokenizer(tmp_path)
-    assert str(tmp_path) in str(caught.value)
 
 
 def without_configuration(folder: Path) -> None:
@@ -298,14 +227,40 @@ def with_half_a_file(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1_000])
 
 
-@pytest.mark.parametrize("damage", [without_configuration, with_other_shapes, with_half_a_file])
+def without_a_tensor(folder: Path) -> None:
+    """transformers would put random values in its place, and say so in a report."""
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, weights, {"format": "pt"})
+
+
+def without_a_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (without_configuration, "cannot be loaded"),
+        (with_other_shapes, "cannot be loaded"),
+        (with_half_a_file, "cannot be loaded"),
+        (
+            without_a_tensor,
+            r"cannot be loaded: .* lack 1 .* model\.layers\.1\.mlp\.down",
+        ),
+        (without_a_tokenizer, "its tokenizer cannot be loaded"),
+    ],
+)
 def test_a_folder_that_cannot_be_loaded_is_named(
-    damage: Callable[[Path], None], model_folder: Path, tmp_path: Path
+    damage: Callable[[Path], None], reason: str, model_folder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model_folder, folder)
     damage(folder)
-    with pytest.raises(ModelError, match=f"^{folder}: cannot be loaded"):
+    with pytest.raises(ModelError, match=f"^{folder}: {reason}"):
+        load_tokenizer(folder)
         load_model(folder, dtype="float32", device="cpu")
 
 
@@ -338,4 +293,4 @@ def test_on_a_gpu_in_half_precision_the_flash_kernel_is_proved_and_used(
     family: str, changes: dict[str, Any], _windows: set[int | None], make_network: MakeNetwork
 ) -> None:
     network = make_network(family, **changes).to("cuda", torch.bfloat16)
-    assert prepare(network).kernel is not None
+    assert (prepare(network).kernel is None) == (family == "gemma2")  # whose scores are capped

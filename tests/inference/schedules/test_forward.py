@@ -12,7 +12,7 @@ from dense_oracle import on_paper
 from torch import Tensor
 
 from pipeline.inference.labels.scoring import LabelScorer
-from pipeline.inference.labels.trie import first_token_trie
+from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.forward import ReadPoint
@@ -47,7 +47,7 @@ def test_a_batch_goes_from_token_ids_to_answers_without_a_look_at_the_device(
     family: str, cut: bool, model_without_numbers: Callable[..., LoadedModel]
 ) -> None:
     model = model_without_numbers(family, cut=cut)
-    scorer = LabelScorer([first_token_trie([[4], [5, 6]])] * 4, model.device)
+    scorer = LabelScorer([LabelTrie.of([[(4,)], [(5,), (6,)]])] * 4, model.device)
     suffixes = ((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 7, 8, 9), (1, 2, 3, 4), (5, 6))
     states = read_two_documents(last_layer_reader(model, *suffixes))
     answers = scorer.log_probs(states, model.unembed)

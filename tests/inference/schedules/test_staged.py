@@ -9,19 +9,15 @@ import pytest
 import torch
 from dense_oracle import SCALE, assert_same, dense, pointer, some, some_kv
 from torch import Tensor
-from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from pipeline.inference.attention.kernels import Attended, LayerKV
-from pipeline.inference.engine import LabelEngine
-from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.staged import (
     Level,
     StagedAttention,
     StagedSchedule,
-    clone_states,
     read_level,
 )
 
@@ -100,54 +96,6 @@ def test_the_kernel_reads_every_level_in_one_copy_where_it_was_left(
             assert pointer(tensor) == pointer(left)
             assert tensor.shape[:2] == (KV_HEADS, HEADS // KV_HEADS)
             assert tensor.stride(1) == 0
-
-
-def states_of(level: Level) -> list[Tensor]:
-    layers = [layer for layer in level.cache.layers if hasattr(layer, "conv_states")]
-    states = [s for x in layers for s in (*x.conv_states.values(), *x.recurrent_states.values())]
-    return [state for state in states if state is not None]
-
-
-@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "nemotron_h", "falcon_h1"])
-def test_reading_below_a_level_writes_nothing_into_it(family: str, tiny_model: TinyModel) -> None:
-    model = tiny_model(family)
-    prefix, document = read_levels(model)
-    before = [state.clone() for level in (prefix, document) for state in states_of(level)]
-    assert before and all(state.abs().sum() > 0 for state in before)
-    read_level(model, (prefix, document), torch.arange(4 * 6).view(4, 6), [model.layers])
-    after = [state for level in (prefix, document) for state in states_of(level)]
-    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
-
-
-def test_every_copy_has_a_clone_of_its_own(tiny_model: TinyModel) -> None:
-    model = tiny_model("qwen3_5_text")
-    prefix, _ = read_levels(model)
-    cache = DynamicCache(config=model.network.config)
-    with torch.inference_mode():
-        clone_states(prefix.cache, cache, 3)
-        clones = states_of(Level(cache, stop=9))
-        assert clones
-        for clone, state in zip(clones, states_of(prefix), strict=True):
-            assert torch.equal(clone, torch.cat([state] * 3))
-            clone[1] = 0
-            assert torch.equal(clone[2:], state)
-
-
-def test_a_span_of_one_token_below_a_level_is_never_read(tiny_model: TinyModel) -> None:
-    model = tiny_model("nemotron_h")
-    prefix, _ = read_levels(model)
-    with pytest.raises(AssertionError, match="a span of 1 tokens"):
-        read_level(model, (prefix,), torch.tensor([[1]]), [model.layers])
-
-
-def test_usage_counts_padding_and_the_prefixes_last_token(tiny_model: TinyModel) -> None:
-    asked = {"x": (1, 2, 3, 4, 5), "y": (1, 2), "z": (7,)}
-    questions = tuple(Question(name, ids, {"a": (4,), "b": (5,)}) for name, ids in asked.items())
-    prompt = PromptTokens((1,) * 10, questions)
-    engine = LabelEngine(tiny_model("lfm2"), prompt, max_batch_tokens=99)
-    usage = engine.label([[1] * 50, [2] * 20]).usage
-    assert usage.prefix_tokens_computed == 51 + 21
-    assert usage.question_tokens_computed == 2 * 3 * 5
 
 
 @pytest.mark.parametrize("prefix, left", [(0, 0), (1, 1), (2, 1)])
