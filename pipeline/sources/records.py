@@ -38,13 +38,13 @@ class Segment(NamedTuple):
 
 def file_segments(stream: Stream, format: str) -> Iterator[Segment]:
     """The records of the whole stream; OSError where they are not of the format."""
-    scan_file, _ = _SCANNERS[format.partition(".")[0]]
+    scan_file, _ = _scanners(format)
     return scan_file(stream)
 
 
 def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     """The records of the shard's rows, as they are in the decompressed stream."""
-    _, scan_piece = _SCANNERS[shard.version.format.partition(".")[0]]
+    _, scan_piece = _scanners(shard.version.format)
     piece = shard.piece
     assert piece.start_byte is not None and piece.end_byte is not None, shard
     with stream_at(shard.version, options, piece.start_byte) as stream:
@@ -204,12 +204,12 @@ def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
 
 
 _CSV, _TSV = (re.compile(rb'\r\n?|\n|(?<=[%b\r\n])"' % delimiter) for delimiter in (b",", b"\t"))
-# By the first part of a format: the scanner of a whole stream, and that of the bytes of a piece.
-_SCANNERS: Mapping[
-    str,
-    tuple[Callable[[Stream], Iterator[Segment]], Callable[[Iterator[bytes]], Iterator[Segment]]],
-] = {
-    "jsonl": (lambda stream: _line_segments(_blocks(stream)), _line_segments),
+# The scanner of a whole stream, and that of the bytes of a piece.
+_Scanners = tuple[
+    Callable[[Stream], Iterator[Segment]], Callable[[Iterator[bytes]], Iterator[Segment]]
+]
+# By the first part of a format.
+_SCANNERS: Mapping[str, _Scanners] = {
     "json": (
         lambda stream: _array_segments(_blocks(stream)),
         partial(_element_segments, closed=False),
@@ -217,3 +217,9 @@ _SCANNERS: Mapping[
     "csv": (partial(_delimited_file, sign=_CSV), partial(_delimited_segments, sign=_CSV)),
     "tsv": (partial(_delimited_file, sign=_TSV), partial(_delimited_segments, sign=_TSV)),
 }
+# Of all other formats: a record is a line.
+_LINES: _Scanners = (lambda stream: _line_segments(_blocks(stream)), _line_segments)
+
+
+def _scanners(format: str) -> _Scanners:
+    return _SCANNERS.get(format.partition(".")[0], _LINES)

@@ -1,19 +1,23 @@
 """Every code block of the README, the manual and public docstrings is run, or says why it is not.
 
 A comment before a block marks it: `<!-- test: slow -->` for a block that takes long, and
-`<!-- no-run: REASON -->` for one that needs what a test does not have, or that a journey runs. YAML
-blocks are specs or parts of one. Python and shell blocks run in a folder with a small output that
-is finished: the command runs in this process and without Ray, and a random model answers. The
+`<!-- no-run: REASON -->` for one that needs what a test does not have, or that another test runs.
+YAML blocks are specs or parts of one. Python and shell blocks run in a folder with a small output
+that is finished: the command runs in this process and without Ray, and a random model answers. The
 examples of public docstrings are doctests: `...` matches any text.
 """
 
 from __future__ import annotations
 
 import builtins
+import csv
 import doctest
 import importlib.util
 import inspect
+import json
+import math
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -44,7 +48,15 @@ PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "jobs/README.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
-REASONS = {"installs", "journey", "long", "needs-cloud", "needs-gpu", "needs-people"}
+REASONS = {
+    "another-test",
+    "installs",
+    "journey",
+    "long",
+    "needs-cloud",
+    "needs-gpu",
+    "needs-people",
+}
 NOT_CODE = {"text", "mermaid"}
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>no-run|test): (?P<reason>[\w-]+) -->\n)?"
@@ -140,6 +152,9 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     lines = [f'c{n},"Comment {n},\nin two lines.",{("clean", "toxic")[n % 2]}\n' for n in range(40)]
     (made / "comments.csv").write_text("id,text,toxic\n" + "".join(lines))
     (made / "gold.csv").write_text("id,toxic\nc0,clean\nc1,toxic\nc2,clean\nc3,toxic\n")
+    # — scores as those of another service
+    for name, gold, key in [("scores", "train", "text"), ("compare", "gold", "id")]:
+        write_scores(made / f"{name}.csv", REPOSITORY / f"jobs/corpus/{gold}.jsonl", key)
     (made / "HuggingFaceTB").mkdir()
     (made / "HuggingFaceTB" / "SmolLM2-135M-Instruct").symlink_to(model_folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -149,6 +164,21 @@ def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         pq.write_table(pa.Table.from_pylist(rows[5:]), made / "data" / "de" / "b.parquet")
         run(["assay", "run", "my.yaml"])
     return made
+
+
+def write_scores(file: Path, gold: Path, key: str) -> None:
+    """Scores of the Perspective API's attributes, made from labels of people with noise."""
+    names = ["TOXICITY", "SEVERE_TOXICITY", "IDENTITY_ATTACK", "INSULT", "PROFANITY", "THREAT"]
+    noise = random.Random(0)
+    with gold.open(encoding="utf-8") as lines:
+        judged = [row for row in map(json.loads, lines) if "toxic" in row]
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow([key, *names])
+        for row in judged:
+            middle = 1.5 if row["toxic"] == "toxic" else -1.5
+            scores = [1 / (1 + math.exp(-noise.gauss(middle, 1.5))) for _ in names]
+            writer.writerow([row[key], *scores])
 
 
 def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
