@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.cache import cache_dir
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
-
-
-def test_a_short_hash_is_the_start_of_the_sha256() -> None:
-    assert short_hash(b"text") == hashlib.sha256(b"text").hexdigest()[:32]
-
+from pipeline.hashes import canonical_json, content_hash, parse_json
 
 JSON_VALUES = st.recursive(
     st.none()

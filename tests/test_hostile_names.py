@@ -6,13 +6,12 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import TOY_ASSAY
+from command import TOY_ASSAY, start
 
 from pipeline.cli import main
 from pipeline.cli.app import _LogFormatter
@@ -59,16 +58,12 @@ def test_the_log_of_the_command_shows_the_controls_of_names(
     (folder / f"{RED}good.jsonl").write_text('{"id": "a", "text": "Hello."}\n')
     (folder / f"{TITLE}broken.parquet").write_bytes(b"PAR1")
     spec = write_spec(input={"path": str(folder), "id": "id"})
-    ended = subprocess.run(
-        [*TOY_ASSAY, "run", str(spec)],
-        env={**os.environ, "ASSAY_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 3, ended.stderr
-    assert re.search(r"\d left out: .*/in/\\x1b\]0;owned\\x07broken\.parquet", ended.stderr)
-    assert SIGN.search(ended.stderr + ended.stdout) is None
+    environment = {**os.environ, "ASSAY_CACHE": str(tmp_path / "cache")}
+    process = start(TOY_ASSAY, "run", str(spec), environment=environment)
+    out, log = process.communicate(timeout=120)
+    assert process.returncode == 3, log
+    assert re.search(r"\d left out: .*/in/\\x1b\]0;owned\\x07broken\.parquet", log)
+    assert SIGN.search(log + out) is None
 
 
 def test_a_log_line_of_an_exception_keeps_its_lines() -> None:

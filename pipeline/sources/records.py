@@ -23,8 +23,9 @@ from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
 # them before a run.
 SAMPLE_ROWS = 100
 
-_STRUCTURE = re.compile(rb'["\[\]{},]')
-_IN_STRING = re.compile(rb'"|\\.', re.DOTALL)
+# The rest of a string with its quote; without one, up to a backslash whose next byte is missing.
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
+_STRUCTURE = re.compile(rb'"%b|[\[\]{},]' % _IN_STRING.pattern, re.DOTALL)
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 
 
@@ -124,10 +125,12 @@ def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Segm
     for block in blocks:
         data = held + block
         start = position = 0
-        while match := (_IN_STRING if in_string else _STRUCTURE).search(data, position):
-            position, sign = match.end(), match[0]
-            if in_string or sign == b'"':
-                in_string = in_string != (sign == b'"')
+        if in_string and (match := _IN_STRING.match(data)):
+            position, in_string = match.end(), not match[1]
+        while not in_string and (match := _STRUCTURE.search(data, position)):
+            position, sign = match.end(), data[match.start() : match.start() + 1]
+            if sign == b'"':
+                in_string = not match[1]
             elif depth == 0 and sign in b",]":
                 element = data[start : match.start()]
                 empty = empty and sign == b"]" and not element.strip()
@@ -140,8 +143,8 @@ def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Segm
                 start = position
             else:
                 depth += 1 if sign in b"[{" else -1 if sign in b"]}" else 0
-        # — a backslash and the byte that it escapes are searched together
-        held = data[-1:] if in_string and position < len(data) and data.endswith(b"\\") else b""
+        # — a backslash and the byte that it escapes are matched together
+        held = data[position:] if in_string else b""
         if rest := data[start : len(data) - len(held)]:
             empty = empty and not rest.strip()
             yield Segment(rest, ends=False, blank=empty)

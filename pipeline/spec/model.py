@@ -5,7 +5,7 @@ Also the base class of all parts of a spec, `Frozen`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import (
@@ -13,10 +13,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveInt,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.spec.locations import Location, StorageOptions
 
@@ -30,6 +32,19 @@ class Frozen(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
+
+
+# The place below the validated value, and the fix.
+Mistake = tuple[tuple[int | str, ...], str]
+
+
+def mistakes_error(mistakes: Sequence[Mistake]) -> ValidationError:
+    """The error of a validator of several keys: each mistake at its own place."""
+    details = []
+    for loc, fix in mistakes:
+        kind = PydanticCustomError("mistake", "{fix}", {"fix": fix})
+        details.append(InitErrorDetails(type=kind, loc=loc, input=None))
+    return ValidationError.from_exception_data("spec", details)
 
 
 class ModelSpec(Frozen):

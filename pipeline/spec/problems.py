@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -43,20 +44,20 @@ _WRITE = "no such key; write "
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
     """One problem for each mistake that pydantic reports for this content of a spec."""
-    details = error.errors()
-    places = [".".join(map(str, _written(detail["loc"], content))) for detail in details]
-    pairs = [
-        (place, detail)
-        for place, detail in zip(places, details, strict=True)
+    written = [(*_written(detail["loc"], content), detail) for detail in error.errors()]
+    places = [place for place, _, _ in written]
+    mistakes = [
+        (place, value, detail)
+        for place, value, detail in written
         # A wrong element also makes its list "too short": report the cause, not this consequence.
         if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
     ]
     problems = []
     # — a value that may be of two types has an error for each of them
-    for place, same in groupby(pairs, key=lambda pair: pair[0]):
-        each = [detail for _, detail in same]
-        fix = " or ".join(dict.fromkeys(_fix(detail) for detail in each))
-        problems.append(Problem(place or "spec", fix, _value(each[0])))
+    for place, same in groupby(mistakes, key=itemgetter(0)):
+        values, details = zip(*((value, detail) for _, value, detail in same), strict=True)
+        fix = " or ".join(dict.fromkeys(_fix(detail) for detail in details))
+        problems.append(Problem(place or "spec", fix, _shown(details[0]["loc"], values[0])))
     # — a misspelt key is also missing
     meant = {
         ".".join([*problem.place.split(".")[:-1], problem.fix.removeprefix(_WRITE)])
@@ -66,19 +67,23 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
     return [each for each in problems if each.place not in meant or each.fix != _FIXES["missing"]]
 
 
-def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Iterator[int | str]:
-    """The parts of pydantic's place that the user wrote, and a missing key at its end.
+def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str, Any]:
+    """The place of a mistake in what the user wrote, and the value there; None without the key.
 
-    The other parts are names of types.
+    Parts of pydantic's place that are names of types are left out.
     """
-    value: Any = content
+    place, value = list[str](), content
     for index, part in enumerate(loc):
         in_list = isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
         if in_list or (isinstance(value, Mapping) and part in value):
-            yield part
-            value = value[part]
-        elif isinstance(value, Mapping) and index == len(loc) - 1 and part != "[key]":
-            yield part
+            place.append(str(part))
+            value = value[part]  # type: ignore[index]
+        elif part == "[key]":  # — the key itself is wrong
+            value = loc[index - 1]
+        elif isinstance(value, Mapping) and index == len(loc) - 1:
+            place.append(str(part))
+            value = None
+    return ".".join(place), value
 
 
 def _fix(detail: ErrorDetails) -> str:
@@ -126,16 +131,15 @@ def _models(model: type[BaseModel], name: str) -> Iterator[type[BaseModel]]:
         waiting += get_args(annotation)
 
 
-def _value(detail: ErrorDetails) -> object:
-    """The wrong value as an error may show it; None for a missing key."""
-    value = detail["input"]
-    if "storage_options" in detail["loc"]:  # only the names: a value may be a secret
+def _shown(loc: Sequence[int | str], value: object) -> object:
+    """The wrong value as an error may show it."""
+    if "storage_options" in loc:  # only the names: a value may be a secret
         return sorted(value) if isinstance(value, dict) else type(value).__name__
     # Masked together with its key: a misspelt key may still name a secret.
-    key = str(detail["loc"][-1]) if detail["loc"] else ""
+    key = str(loc[-1]) if loc else ""
     shown = masked({key: value})
     assert isinstance(shown, dict)
-    return None if detail["type"] == "missing" else shown[key]
+    return shown[key]
 
 
 @contextmanager

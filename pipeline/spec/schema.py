@@ -5,23 +5,28 @@ The manual's page about the spec is generated from the descriptions here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.locations import Location, StorageOptions
-from pipeline.spec.model import NO_MODEL, ExitSpec, Frozen, ModelSpec
+from pipeline.spec.model import (
+    NO_MODEL,
+    ExitSpec,
+    Frozen,
+    Mistake,
+    ModelSpec,
+    mistakes_error,
+)
 from pipeline.spec.tasks import TASK_NAME, StageSpec, TaskSpec
 
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
@@ -198,7 +203,7 @@ class JobSpec(Frozen):
                 not_read[f"tasks.{number}.{key}"] = getattr(task, key) is not None
         if present := [key for key, is_set in not_read.items() if is_set]:
             fix = f"images are not read with {present[0]}; remove one of the two"
-            raise _mistakes([(("input", "image"), fix, self.input.image)])
+            raise mistakes_error([(("input", "image"), fix)])
         return self
 
     @property
@@ -269,7 +274,7 @@ class JobSpec(Frozen):
         cls, tasks: tuple[TaskSpec, ...], other: ValidationInfo
     ) -> tuple[TaskSpec, ...]:
         model: ModelSpec | None = other.data.get("model")
-        mistakes: list[_Mistake] = []
+        mistakes: list[Mistake] = []
         for number, task in enumerate(tasks):
             if task.cascade is None:
                 mistakes += _cannot_answer(model, None, task, (number,))
@@ -277,7 +282,7 @@ class JobSpec(Frozen):
                 inside = (number, "cascade", "stages", place)
                 mistakes += _cannot_answer(stage.model or model, stage.exit, stage, inside)
         if mistakes:
-            raise _mistakes(mistakes)
+            raise mistakes_error(mistakes)
         return tasks
 
     @field_validator("tasks")
@@ -300,26 +305,12 @@ def _needs_no_model(task: object) -> bool:
     return isinstance(stages, list | tuple) and all(map(_needs_no_model, stages))
 
 
-# The place below the validated value, the fix, and the wrong value.
-_Mistake = tuple[tuple[int | str, ...], str, object]
-
-
-def _mistakes(mistakes: Sequence[_Mistake]) -> ValidationError:
-    """The error of a validator that knows the places more exactly than pydantic does."""
-    details = []
-    for loc, fix, value in mistakes:
-        kind = PydanticCustomError("mistake", "{fix}", {"fix": fix})
-        written = value.model_dump(exclude_none=True) if isinstance(value, Frozen) else value
-        details.append(InitErrorDetails(type=kind, loc=loc, input=written))
-    return ValidationError.from_exception_data("spec", details)
-
-
 def _cannot_answer(
     model: ModelSpec | None,
     exit: ExitSpec | None,
     asked: TaskSpec | StageSpec,
     place: tuple[int | str, ...],
-) -> Iterator[_Mistake]:
+) -> Iterator[Mistake]:
     """The keys because of which this model cannot answer a task or a stage."""
     if model is None or asked.classifier is not None:
         return
@@ -328,13 +319,13 @@ def _cannot_answer(
         for key, value in keys.items():
             if value is not None:
                 fix = "an encoder answers by its own head; remove this, or name a decoder"
-                yield (*place, key), fix, value
+                yield (*place, key), fix
         if isinstance(asked, TaskSpec) and asked.explain is not None:
             fix = "an encoder has no text to continue; remove this, or name a decoder"
-            yield (*place, "explain"), fix, asked.explain
+            yield (*place, "explain"), fix
     elif asked.question is None and asked.readout is None:
         fix = "a task needs a question, a readout or a classifier; write one"
-        yield (*place, "question"), fix, None
+        yield (*place, "question"), fix
     elif exit is not None and asked.readout is None:
         fix = "only a readout reads a layer before the last; write one, or remove exit"
-        yield (*place, "exit"), fix, exit
+        yield (*place, "exit"), fix

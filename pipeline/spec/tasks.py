@@ -5,13 +5,12 @@ Entry point: `TaskSpec`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     PositiveInt,
     ValidationInfo,
@@ -19,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.spec.model import ExitSpec, Frozen, ModelSpec
+from pipeline.spec.model import ExitSpec, Frozen, ModelSpec, mistakes_error
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 # A task with more labels has no column for each of them; `top_k` says how many are kept.
@@ -67,44 +66,14 @@ Labels = Annotated[
     AfterValidator(_distinct),
 ]
 
-_READS_NO_TOKENS = {
-    "readout": "a trained readout reads no label's tokens; remove this, or the readout",
-    "classifier": "a classifier reads no label's tokens; remove this, or the classifier",
+# The keys that a classifier cannot be beside, and the fix.
+_BESIDE_A_CLASSIFIER = {
+    "model": "a classifier needs no model; remove the model",
+    "exit": "a classifier has no layers; remove exit",
+    "readout": "a task has a readout or a classifier; remove one of the two",
+    "question": "a classifier reads the text alone; remove the question, or it",
 }
-# By key of a task or a stage: the keys that it cannot be beside, and the fix.
-_EXCLUDED: Mapping[str, Mapping[str, str]] = {
-    "classifier": {
-        "model": "a classifier needs no model; remove the model",
-        "exit": "a classifier has no layers; remove exit",
-        "readout": "a task has a readout or a classifier; remove one of the two",
-        "question": "a classifier reads the text alone; remove the question, or it",
-    },
-    "question": {
-        "classifier": "a classifier reads the text alone; remove the question, or it",
-    },
-    **dict.fromkeys(("scoring", "length_penalty", "beam"), _READS_NO_TOKENS),
-    "calibration": {
-        "top_k": "a calibration changes the probabilities of all labels, and top_k keeps only the "
-        "likeliest; remove one of the two",
-    },
-    "cascade": {
-        key: f"its stages answer; remove the task's {key}"
-        for key in ("question", "readout", "classifier", "calibration", "top_k", "separator")
-    },
-}
-
-
-def _check_others(value: Any, other: ValidationInfo) -> Any:
-    """The value; ValueError if a key before it excludes its key."""
-    if value not in (None, "auto", 0):
-        for key, fix in _EXCLUDED[str(other.field_name)].items():
-            if other.data.get(key) is not None:
-                raise ValueError(fix)
-    return value
-
-
-# A default that a validator replaces: it follows from the number of labels.
-_BY_LABELS: Any = None
+_BY_LABELS: Any = None  # the default of `chunks`, which follows from the number of labels
 
 
 class CalibrationSpec(Frozen):
@@ -164,7 +133,12 @@ class StageSpec(Frozen):
     """The task's labels with the texts, or the classes, that mean them in this stage. Default: as
     in the task."""
 
-    _goes_with_others = field_validator("classifier")(_check_others)
+    @model_validator(mode="after")
+    def _is_answered_by_one(self) -> StageSpec:
+        for key, fix in _BESIDE_A_CLASSIFIER.items():
+            if self.classifier is not None and getattr(self, key) is not None:
+                raise mistakes_error([(("classifier",), fix)])
+        return self
 
 
 class CascadeSpec(Frozen):
@@ -192,9 +166,6 @@ class TaskSpec(Frozen):
     answer of a classifier, or a cascade of these.
     """
 
-    # Defaults are validated too: `top_k: null` is wrong where there are too many labels.
-    model_config = ConfigDict(validate_default=True)
-
     name: str = Field(pattern=TASK_NAME)
     """Name of the task and of its column: lower case letters, digits and `_`."""
     readout: Annotated[str, Field(min_length=1)] | None = None
@@ -209,7 +180,7 @@ class TaskSpec(Frozen):
     labels: Labels
     """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
     label. Default of a classifier of kind `language`: all its languages, by their ISO 639 code."""
-    chunks: Literal["max", "mean"] = Field(default=_BY_LABELS)
+    chunks: Literal["max", "mean"] = Field(default=_BY_LABELS, validate_default=True)
     """How the answers to the chunks of a long document become one. `max`, for two labels: the
     answer of the chunk in which the label that is named first is the most probable. `mean`: the
     mean probability of each label. Default: `max` for two labels, `mean` for more."""
@@ -277,43 +248,11 @@ class TaskSpec(Frozen):
             )
         return name
 
-    _goes_with_others = field_validator(*_EXCLUDED)(_check_others)
-
     @field_validator("chunks", mode="before")
     @classmethod
-    def _fits_the_labels(cls, chunks: object, other: ValidationInfo) -> object:
-        labels = other.data.get("labels", ())
-        if chunks == "max" and len(labels) > 2:
-            raise ValueError(
-                f"the largest probability is that of one label, and the task has {len(labels)}; "
-                "write chunks: mean, or leave it out"
-            )
-        return ("max" if len(labels) <= 2 else "mean") if chunks is _BY_LABELS else chunks
-
-    @field_validator("length_penalty", "beam")
-    @classmethod
-    def _scores_whole_labels(cls, value: float | None, other: ValidationInfo) -> float | None:
-        if value and other.data.get("scoring") == "first_token":
-            raise ValueError("a first token has neither length nor beams; write scoring: full")
-        return value
-
-    @field_validator("top_k")
-    @classmethod
-    def _fits_a_struct(cls, top_k: int | None, other: ValidationInfo) -> int | None:
-        labels = len(other.data.get("labels", ()))
-        if top_k is None and labels > MOST_COLUMNS:
-            raise ValueError(
-                f"{labels:,} labels are too many for a column each; keep the likeliest: top_k: 10"
-            )
-        return top_k
-
-    @field_validator("separator")
-    @classmethod
-    def _occurs(cls, separator: str | None, other: ValidationInfo) -> str | None:
-        labels = other.data.get("labels", ())
-        if separator and labels and not any(separator in label for label in labels):
-            raise ValueError("no label contains it; write the text between the levels of a label")
-        return separator
+    def _follows_from_the_labels(cls, chunks: object, other: ValidationInfo) -> object:
+        by_labels = "max" if len(other.data.get("labels", ())) <= 2 else "mean"
+        return by_labels if chunks is _BY_LABELS else chunks
 
     @field_validator("calibration", mode="before")
     @classmethod
@@ -325,40 +264,82 @@ class TaskSpec(Frozen):
             )
         return calibration
 
-    @field_validator("cascade")
-    @classmethod
-    def _has_whole_stages(
-        cls, cascade: CascadeSpec | None, other: ValidationInfo
-    ) -> CascadeSpec | None:
-        task = other.data
-        if cascade is None or "labels" not in task:
-            return cascade
-        labels = list(task["labels"])
-        if len(labels) != 2:
-            raise ValueError(
-                f"a cascade decides between two labels, and the task has {len(labels)}"
-            )
-        is_default = not any(task.get(key) for key in ("length_penalty", "beam"))
-        is_default = is_default and task.get("scoring") == "auto"
-        for number, stage in enumerate(cascade.stages, 1):
-            if stage.labels is not None and list(stage.labels) != labels:
-                raise ValueError(
-                    f"stage {number} has the labels {list(stage.labels)}; write those of the task "
-                    f"in the same order, {labels}"
-                )
-            for key, fix in _READS_NO_TOKENS.items():
-                if getattr(stage, key) is not None and not is_default:
-                    raise ValueError(f"stage {number}: {fix}")
-        return cascade
+    @model_validator(mode="after")
+    def _does_not_contradict_itself(self) -> TaskSpec:
+        if mistakes := [((key,), fix) for key, fix in _contradictions(self)]:
+            raise mistakes_error(mistakes)
+        return self
 
-    @field_validator("explain")
-    @classmethod
-    def _has_an_answer_to_continue(
-        cls, explain: ExplainSpec | None, other: ValidationInfo
-    ) -> ExplainSpec | None:
-        if explain is not None and other.data.get("question") is None:
-            raise ValueError(
-                "a continuation follows the question and its answer, and the task has no question; "
-                "write one, or remove this"
+
+def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
+    """The keys of a task that contradict another of its keys, and the fix of each."""
+    if task.classifier is not None and task.readout is not None:
+        yield "classifier", _BESIDE_A_CLASSIFIER["readout"]
+    elif task.classifier is not None and task.question is not None:
+        yield "question", _BESIDE_A_CLASSIFIER["question"]
+    if task.chunks == "max" and len(task.labels) > 2:
+        yield (
+            "chunks",
+            "the largest probability is that of one label, and the task has "
+            f"{len(task.labels)}; write chunks: mean, or leave it out",
+        )
+    for key in _scoring_keys(task):
+        if fix := _reads_no_tokens(task):
+            yield key, fix
+        elif key != "scoring" and task.scoring == "first_token":
+            yield key, "a first token has neither length nor beams; write scoring: full"
+    if task.top_k is None and len(task.labels) > MOST_COLUMNS:
+        yield (
+            "top_k",
+            f"{len(task.labels):,} labels are too many for a column each; keep the likeliest: "
+            "top_k: 10",
+        )
+    if task.separator is not None and not any(task.separator in label for label in task.labels):
+        yield "separator", "no label contains it; write the text between the levels of a label"
+    if task.calibration is not None and task.top_k is not None:
+        yield (
+            "calibration",
+            "a calibration changes the probabilities of all labels, and top_k keeps only the "
+            "likeliest; remove one of the two",
+        )
+    if task.cascade is not None and (fix := _stages_fix(task)):
+        yield "cascade", fix
+    if task.explain is not None and task.question is None:
+        yield (
+            "explain",
+            "a continuation follows the question and its answer, and the task has no question; "
+            "write one, or remove this",
+        )
+
+
+def _scoring_keys(task: TaskSpec) -> list[str]:
+    """The keys of a task that choose how the tokens of labels are scored."""
+    defaults = {"scoring": "auto", "length_penalty": 0, "beam": None}
+    return [key for key, default in defaults.items() if getattr(task, key) != default]
+
+
+def _reads_no_tokens(asked: TaskSpec | StageSpec) -> str | None:
+    """The fix of a choice of scoring beside a readout or a classifier; None without these."""
+    for key in ("readout", "classifier"):
+        if getattr(asked, key) is not None:
+            return f"a {key} reads no label's tokens; remove this, or the {key}"
+    return None
+
+
+def _stages_fix(task: TaskSpec) -> str | None:
+    """The fix of a task whose stages cannot answer it; None if they can."""
+    for key in ("question", "readout", "classifier", "calibration", "top_k", "separator"):
+        if getattr(task, key) is not None:
+            return f"its stages answer; remove the task's {key}"
+    labels = list(task.labels)
+    if len(labels) != 2:
+        return f"a cascade decides between two labels, and the task has {len(labels)}"
+    for number, stage in enumerate(task.stages, 1):
+        if stage.labels is not None and list(stage.labels) != labels:
+            return (
+                f"stage {number} has the labels {list(stage.labels)}; write those of the task "
+                f"in the same order, {labels}"
             )
-        return explain
+        if _scoring_keys(task) and (fix := _reads_no_tokens(stage)):
+            return f"stage {number}: {fix}"
+    return None

@@ -10,12 +10,12 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_fixtures import wet_record
 from fsspec.implementations.memory import MemoryFile
 from whole_shards import all_documents
 
@@ -28,22 +28,24 @@ Write = Callable[[str, bytes], InputObject]
 ROWS = 2_000
 
 
-def texts() -> list[str]:
-    """Texts that do not compress, so that a place in the file is a place among the rows."""
-    source = random.Random(3)
-    return [source.randbytes(100).hex() for _ in range(ROWS)]
+# Texts that do not compress, so that a place in the file is a place among the rows.
+TEXTS = [random.Random(row).randbytes(100).hex() for row in range(ROWS)]
 
 
-def parquet(**options: Any) -> bytes:
+def data_of(name: str) -> bytes:
+    """A file of these texts in the format of its name."""
+    table = pa.table({"text": TEXTS, "id": [f"d{i}" for i in range(ROWS)]})
     sink = io.BytesIO()
-    table = pa.table({"text": texts(), "id": [f"d{i}" for i in range(ROWS)]})
-    pq.write_table(table, sink, use_dictionary=False, data_page_size=20_000, **options)
+    if name.endswith("parquet"):
+        options = {"use_dictionary": False, "data_page_size": 20_000, "write_batch_size": 10}
+        pq.write_table(table, sink, **options)
+    elif name.endswith("arrow"):
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+    else:
+        lines = "\n".join(map(json.dumps, table.to_pylist())).encode()
+        return gzip.compress(lines) if name.endswith("gz") else lines
     return sink.getvalue()
-
-
-def lines_gz() -> bytes:
-    lines = [json.dumps({"text": text, "id": f"d{i}"}) for i, text in enumerate(texts())]
-    return gzip.compress("\n".join(lines).encode(), mtime=0)
 
 
 def broken(data: bytes, share: float) -> bytes:
@@ -86,12 +88,21 @@ RECORDS = [
     (b"6,", "6", "empty"),
     (b'7,"never closed\n8,ok', NOTHING, "error:a quote is not closed"),
 ]
+WET = [
+    (gzip.compress(wet_record(b"\xff", id="1")), "1", "error:invalid UTF-8"),
+    (gzip.compress(wet_record(b"fine", id="2")), "2", "ok"),
+]
 
 
 @pytest.mark.parametrize("target_bytes", [1, 10**6])
 @pytest.mark.parametrize(
     ("name", "separator", "rows"),
-    [("a.jsonl", b"\n", LINES), ("a.json", b",", ELEMENTS), ("a.csv", b"\n", RECORDS)],
+    [
+        ("a.jsonl", b"\n", LINES),
+        ("a.json", b",", ELEMENTS),
+        ("a.csv", b"\n", RECORDS),
+        ("a.warc.wet.gz", b"", WET),
+    ],
 )
 def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
     write: Write,
@@ -106,11 +117,6 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
     assert [(row["doc_id"], row["status"]) for row in documents] == [row[1:] for row in rows]
 
 
-def wet(content: bytes, length: int) -> bytes:
-    head = f"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: {length}\r\n\r\n"
-    return gzip.compress(head.encode() + content + b"\r\n\r\n", mtime=0)
-
-
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
@@ -122,8 +128,10 @@ def wet(content: bytes, length: int) -> bytes:
         ("a.json", b'[{"text": "a"}, {"text": "b"}', "its JSON array is not closed"),
         ("a.json", b'[{"text": "a"}][{"text": "b"}]', "something follows its JSON array"),
         ("a.json", '[{"text": "a"}]'.encode("utf-16"), "not a JSON array"),
-        ("a.warc.wet.gz", wet(b"content", 1), "a WARC record"),
-        ("a.warc.wet.gz", wet(b"content", 500), "a WARC record"),
+        *(
+            ("a.warc.wet.gz", gzip.compress(wet_record(b"content", length=n)), "a WARC record")
+            for n in (1, 500)
+        ),
         *(
             (f"a.{format}", b"these are plain words, of no format at all " * 50, "")
             for reader in READERS
@@ -147,7 +155,7 @@ def test_a_file_that_violates_its_format_is_one_line(
 def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
     write: Write, id_column: str | None
 ) -> None:
-    data = parquet(write_batch_size=10)
+    data = data_of("a.parquet")
     input_object = write("a.parquet", data)
     shards = cut(input_object, Columns("text", id_column), 100_000)
     assert len(shards) > 4
@@ -158,8 +166,7 @@ def test_rows_behind_a_break_are_named_by_their_place_and_say_why(
     read = [place for place, row in enumerate(documents) if row["status"] == "ok"]
     unread = [place for place, row in enumerate(documents) if row["status"] != "ok"]
     assert read and unread and len(read) + len(unread) == ROWS
-    expected = texts()
-    assert [documents[place]["text"] for place in read] == [expected[place] for place in read]
+    assert [documents[place]["text"] for place in read] == [TEXTS[place] for place in read]
     for place in unread:
         row = documents[place]
         assert row["doc_id"] == f"a.parquet:{place}"
@@ -184,8 +191,7 @@ def test_rows_that_only_the_footer_counts_say_why(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.jsonl"])
 def test_a_file_that_is_gone_ends_the_run(write: Write, name: str) -> None:
-    data = parquet() if name.endswith("parquet") else lines_gz()
-    input_object = write(name, gzip.decompress(data) if name == "a.jsonl" else data)
+    input_object = write(name, data_of(name))
     (shard, *_) = cut(input_object, Columns("text", None), 10**7)
     Path(input_object.path).unlink()
     with pytest.raises(StorageError, match="No such file") as raised:
@@ -199,17 +205,8 @@ def test_a_store_that_refuses_to_go_on_ends_the_run(
     name: str, bytes_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client's error without a number, as some are: nothing but its origin tells what it is."""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, pa.schema([("text", pa.string())])) as writer:
-        writer.write_table(pa.table({"text": texts()}), max_chunksize=100)
-    data = {
-        "a.parquet": parquet(),
-        "a.jsonl.gz": lines_gz(),
-        "a.jsonl": gzip.decompress(lines_gz()),
-        "a.arrow": sink.getvalue(),
-    }
     memory = fsspec.filesystem("memory")
-    memory.pipe(f"/refusing/{name}", data[name])
+    memory.pipe(f"/refusing/{name}", data_of(name))
     read_bytes = 0
 
     def read(self: MemoryFile, size: int = -1) -> bytes:

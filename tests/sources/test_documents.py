@@ -75,10 +75,6 @@ def test_without_an_id_the_content_is_the_id() -> None:
     assert document["doc_id"] == document["content_hash"]
 
 
-def test_no_rows_give_the_same_columns() -> None:
-    assert documents_from([]).schema == SCHEMA
-
-
 @pytest.mark.parametrize("identifier", ["i" * (MAX_ID_CHARS + 1), TooLong()], ids=["str", "held"])
 def test_an_id_that_is_too_long_is_not_kept(identifier: object) -> None:
     document = only_row(RawRow("text", identifier))
@@ -103,5 +99,6 @@ def test_slices_are_the_documents_and_each_is_bounded(
         assert sum(lengths[:-1]) < max_chars
 
 
-def test_no_row_makes_no_slice() -> None:
+def test_no_rows_are_an_empty_table_and_no_slice() -> None:
+    assert documents_from([]).equals(SCHEMA.empty_table())
     assert list(slices_from(iter([]))) == []

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_fixtures import wet_record
 from transformers import PreTrainedTokenizerFast
 from whole_shards import all_documents
 
@@ -149,31 +150,26 @@ def zeros(file: BinaryIO, megabytes: int) -> None:
         file.write(block)
 
 
-@pytest.mark.slow
-def test_a_gzip_bomb_of_one_endless_line_is_a_row_that_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.jsonl.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(b'{"text": "before"}\n{"text": "')
-        zeros(file, 700)
-        file.write(b'"}\n{"text": "behind"}\n')
-    measured = read_apart(path)
-    assert measured["status"] == {"ok": 2, "error:longer than 268,435,456 bytes": 1}
-    assert measured["grown_mb"] < 500
-
-
-def wet_head(length: int) -> bytes:
-    return f"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: {length}\r\n\r\n".encode()
+WET_BOMB = wet_record(b"", length=700 * MEGABYTE).removesuffix(b"\r\n\r\n")
 
 
 @pytest.mark.slow
-def test_a_web_page_above_the_limit_is_a_row_that_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.warc.wet.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(wet_head(700 * MEGABYTE))
+@pytest.mark.parametrize(
+    ("name", "before", "behind", "rows"),
+    [
+        ("a.jsonl.gz", b'{"text": "one"}\n{"text": "', b'"}\n{"text": "behind"}\n', 2),
+        ("a.warc.wet.gz", WET_BOMB, b"\r\n\r\n" + wet_record(b"behind"), 1),
+    ],
+)
+def test_a_gzip_bomb_of_one_endless_text_is_a_row_that_says_so(
+    tmp_path: Path, name: str, before: bytes, behind: bytes, rows: int
+) -> None:
+    with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
+        file.write(before)
         zeros(file, 700)
-        file.write(b"\r\n\r\n" + wet_head(6) + b"behind\r\n\r\n")
-    measured = read_apart(path)
-    assert measured["status"] == {"ok": 1, "error:longer than 268,435,456 bytes": 1}
+        file.write(behind)
+    measured = read_apart(tmp_path / name)
+    assert measured["status"] == {"ok": rows, "error:longer than 268,435,456 bytes": 1}
     assert measured["grown_mb"] < 500
 
 

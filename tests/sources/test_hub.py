@@ -44,18 +44,17 @@ def texts_of(url: str, cache_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", ["/data/*.parquet", "/data", "", "/**/*.parquet", "/data/a.parquet"]
+    "path", ["/data/*.parquet", "/data", "", "@main/**/*.parquet", "@main/data/a.parquet"]
 )
-@pytest.mark.parametrize("revision", ["", "@main"])
 def test_a_branch_becomes_its_commit_in_every_path(
-    hub: FakeHub, tmp_path: Path, path: str, revision: str, caplog: pytest.LogCaptureFixture
+    hub: FakeHub, tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit = hub.branches[REPO]["main"]
     caplog.set_level(logging.INFO)
-    (found,) = find_objects(f"hf://{REPO}{revision}{path}", tmp_path / "cache")
+    (found,) = find_objects(f"hf://{REPO}{path}", tmp_path / "cache")
     assert found.path == f"hf://{REPO}@{commit}/data/a.parquet"
     assert f"main is commit {commit}" in caplog.text
-    assert texts_of(f"hf://{REPO}{revision}{path}", tmp_path / "cache") == ["one", "two"]
+    assert texts_of(f"hf://{REPO}{path}", tmp_path / "cache") == ["one", "two"]
 
 
 def test_a_moved_branch_is_another_version_and_the_old_shards_stay_readable(

@@ -23,6 +23,7 @@ SPEC: dict[str, Any] = {
         {"name": "b", "question": "B?", "labels": ["p", "q"]},
     ],
 }
+EXAMPLE = {"document": "d", "question": "q", "answer": "X"}
 WEIGHTS = {"model.safetensors": "1", "tokenizer.json": "2"}
 
 
@@ -34,8 +35,9 @@ def fp(of: JobSpec, *, weights: dict[str, str] = WEIGHTS, dtype: str = "float32"
     return fingerprints(of, weights=weights, dtype=dtype)["a"].id
 
 
-def with_task(**changes: Any) -> JobSpec:
-    return spec(tasks=[{**SPEC["tasks"][0], **changes}, SPEC["tasks"][1]])
+def with_task(documents: Any = SPEC["documents"], **changes: Any) -> JobSpec:
+    """The spec with changes of its first task."""
+    return spec(documents=documents, tasks=[{**SPEC["tasks"][0], **changes}, SPEC["tasks"][1]])
 
 
 @pytest.mark.parametrize(
@@ -47,12 +49,7 @@ def with_task(**changes: Any) -> JobSpec:
         spec(prompt={"instruction": "Read well."}),
         spec(prompt={"instruction": "Read.", "system": "s"}),
         spec(prompt={"instruction": "Read.", "document": "{document}"}),
-        spec(
-            prompt={
-                "instruction": "Read.",
-                "examples": [{"document": "d", "question": "q", "answer": "X"}],
-            }
-        ),
+        spec(prompt={"instruction": "Read.", "examples": [EXAMPLE]}),
         spec(documents={"max_tokens": 101}),
         spec(documents={"max_tokens": 100, "too_long": "tail"}),
         spec(model={"path": "m", "quantize": "int8_dynamic"}),
@@ -76,9 +73,11 @@ def test_what_changes_a_task_changes_no_other(more: dict[str, Any]) -> None:
     assert before["a"].id != after["a"].id and before["b"].id == after["b"].id
 
 
-def test_other_weights_and_another_number_format_change_it() -> None:
-    assert fp(spec(), weights={**WEIGHTS, "tokenizer.json": "3"}) != fp(spec())
-    assert fp(spec(), dtype="bfloat16") != fp(spec())
+@pytest.mark.parametrize(
+    "other", [{"weights": WEIGHTS | {"tokenizer.json": "3"}}, {"dtype": "bfloat16"}]
+)
+def test_other_weights_and_another_number_format_change_it(other: dict[str, Any]) -> None:
+    assert fp(spec(), **other) != fp(spec())
 
 
 @pytest.mark.parametrize(
@@ -109,26 +108,19 @@ def test_fingerprints_of_earlier_versions_still_stand() -> None:
     trained = {"name": "a", "question": None, "labels": ["x", "y"], "readout": "r"}
     at_8 = spec(tasks=[trained], exit={"layer": 8})
     readouts = {"a": "hash"}
-    found = fingerprints(at_8, weights=WEIGHTS, dtype="float32", readouts=readouts)
-    assert found["a"].id == "b37daf90aee8c4dd"
+    versions = fingerprints(at_8, weights=WEIGHTS, dtype="float32", readouts=readouts)
+    assert versions["a"].id == "b37daf90aee8c4dd"
 
 
 def test_chunks_matter_where_documents_are_chunked() -> None:
     chunk = {"max_tokens": 100, "too_long": "chunk", "overlap_tokens": 5}
-    base = spec(documents=chunk)
-    assert fp(base) != fp(spec(documents={**chunk, "overlap_tokens": 6}))
-    mean = [{**SPEC["tasks"][0], "chunks": "mean"}, SPEC["tasks"][1]]
-    assert fp(base) != fp(spec(documents=chunk, tasks=mean))
-
-
-def test_the_default_of_chunks_is_max_for_two_labels_as_before_and_mean_for_more() -> None:
-    chunk = {"max_tokens": 100, "too_long": "chunk", "overlap_tokens": 5}
-    two, three = (
-        {**SPEC["tasks"][0], "labels": labels} for labels in (["x", "y"], ["x", "y", "z"])
-    )
-    for task, default in ((two, "max"), (three, "mean")):
-        written = spec(documents=chunk, tasks=[{**task, "chunks": default}])
-        assert fp(spec(documents=chunk, tasks=[task])) == fp(written)
+    base = with_task(documents=chunk)
+    assert fp(base) != fp(with_task(documents={**chunk, "overlap_tokens": 6}))
+    assert fp(base) != fp(with_task(documents=chunk, chunks="mean"))
+    # — the default is `max` for two labels, as in all versions, and `mean` for more
+    assert fp(base) == fp(with_task(documents=chunk, chunks="max"))
+    three = {"documents": chunk, "labels": ["x", "y", "z"]}
+    assert fp(with_task(**three)) == fp(with_task(**three, chunks="mean"))
 
 
 def test_continuations_are_others_only_where_keys_and_values_were_rounded_before() -> None:
@@ -160,12 +152,3 @@ def test_each_calibration_is_another_version_of_its_task_alone() -> None:
     assert len(set(ids)) == 4 and ids[1] == ids[4]
     assert len({version["b"].id for version in versions}) == 1
     assert {version["a"].raw.id for version in versions} == {ids[0]}
-
-
-def test_the_content_of_a_task_without_choices_is_as_before_there_were_any() -> None:
-    content = fingerprints(spec(), weights=WEIGHTS, dtype="float32")["a"].content
-    assert content["task"] == {
-        "question": "A?",
-        "labels": [["x", ["X"]], ["y", ["Y"]]],
-        "scoring": "first_token",
-    }

@@ -28,7 +28,10 @@ tasks: [{{name: a, question: Why, labels: [x, y]}}]
     [
         ("{}", {}),
         ("{anon: true, use_ssl: false}", {"anon": True, "use_ssl": False}),
-        ("{endpoint_url: http://store:9000, profile: me}", None),
+        (
+            "{endpoint_url: http://store:9000, profile: me}",
+            {"endpoint_url": "http://store:9000", "profile": "me"},
+        ),
         (
             "{config_kwargs: {retries: {max_attempts: 3}, s3: {addressing_style: path}}}",
             {"config_kwargs": {"retries": {"max_attempts": 3}, "s3": {"addressing_style": "path"}}},
@@ -37,12 +40,11 @@ tasks: [{{name: a, question: Why, labels: [x, y]}}]
     ],
 )
 def test_options_are_what_fsspec_takes_at_each_path(
-    written: str, options: dict[str, object] | None
+    written: str, options: dict[str, object]
 ) -> None:
     spec = spec_with(written)
-    wanted = {"endpoint_url": "http://store:9000", "profile": "me"} if options is None else options
-    assert spec.input.storage_options == spec.model.storage_options == wanted
-    assert spec.storage_options == wanted
+    assert spec.input.storage_options == spec.model.storage_options == options
+    assert spec.storage_options == options
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 

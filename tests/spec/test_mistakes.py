@@ -148,7 +148,7 @@ STAGES = [
     (stages({**ASKED, "exit": {"layer": 1}}, ASKED), "stages.0.exit", "only a readout"),
     (stages({**ASKED, "model": ENCODER}, ASKED), "stages.0.question", "name a decoder"),
     (stages(ASKED, {**ASKED, "labels": {"x/1": ["A"], "y": ["A"]}}), "stages.1.labels", "twice"),
-    (stages(ASKED, {"readout": "r"}, beam=8), "", "stage 2: a trained readout reads no label's"),
+    (stages(ASKED, {"readout": "r"}, beam=8), "", "stage 2: a readout reads no label's"),
     (stages(ASKED, ASKED, question="Why?"), "", "remove the task's question"),
     (stages(ASKED, ASKED, calibration=BATCH), "", "remove the task's calibration"),
     (stages(ASKED, ASKED, labels=["a", "b", "c"]), "", "the task has 3"),

@@ -84,13 +84,6 @@ def test_the_prefix_is_the_same_whatever_is_asked(render: Render | None) -> None
     assert alone.suffixes["second"] == both.suffixes["second"]
 
 
-@pytest.mark.parametrize("render", [None, chat])
-def test_an_example_answers_as_a_label_would(render: Render | None) -> None:
-    text = prompt_text(PromptSpec(examples=EXAMPLES[:1]), TASKS[:1], render=render)
-    answer = "Answer: Yes" if render is None else "<assistant>Yes"
-    assert answer in text.prefix
-
-
 def test_a_template_that_trims_white_space_changes_nothing() -> None:
     def trimmed(messages: Sequence[Message]) -> str:
         return chat([{**m, "content": m["content"].strip()} for m in messages])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from pipeline.errors import SpecError
 from pipeline.spec import schema
-from pipeline.spec.parse import load_spec, parse_spec
+from pipeline.spec.model import NO_MODEL
+from pipeline.spec.parse import parse_spec, spec_of
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import TaskSpec
 
 DESIGN_EXAMPLE = r"""
 name: toxicity
@@ -43,92 +44,73 @@ filter:
   keep: "toxic.p.toxic < 0.5"        # SQL over the task columns, used by `assay filter`
 """
 
-QWEN = "Qwen/Qwen2.5-1.5B-Instruct"
-AUTO, SHARDS = {"dtype": "auto", "device": "auto"}, {"image": None, "shard_bytes": "auto"}
-PARQUET = "s3://corpus/2026-11/**/*.parquet"
-NONE = dict.fromkeys(
-    ("classifier", "readout", "beam", "top_k", "separator", "calibration", "cascade", "explain")
-)
-INSULTS = "Does this text contain insults, threats, slurs or sexual content? Answer yes or no."
-
-HEAD = """
+SMALLEST = """
 name: job
 model: {path: some/model}
 input: {path: in.jsonl}
 output: out
+tasks:
+- {name: a, question: Why, labels: [x, y]}
 """
-SMALLEST = HEAD + "tasks:\n- {name: a, question: Why, labels: [x, y]}\n"
-
-
-def with_labels(labels: str) -> str:
-    """The smallest job with these labels in YAML."""
-    return f"{HEAD}tasks:\n- {{name: a, question: Why, labels: {labels}}}\n"
-
-
-def labels_of(text: str) -> dict[str, tuple[str, ...]]:
-    return parse_spec(text).tasks[0].labels
-
-
-def lines_of(text: str) -> list[str]:
-    with pytest.raises(SpecError) as caught:
-        parse_spec(text)
-    assert caught.value.exit_code == 2
-    return str(caught.value).splitlines()
+DEFAULTS: dict[str, Any] = {
+    "model": {
+        "kind": "decoder",
+        "storage_options": {},
+        "revision": None,
+        "dtype": "auto",
+        "device": "auto",
+        "gpus": 1,
+        "threads": "auto",
+        "quantize": "none",
+        "kv": "none",
+    },
+    "input": {
+        "storage_options": {},
+        "text": "text",
+        "image": None,
+        "id": None,
+        "shard_bytes": "auto",
+    },
+    "storage_options": {},
+    "prompt": {
+        "system": None,
+        "instruction": "Read the text, then answer the question.",
+        "examples": [],
+        "document": "Text:\n{document}",
+    },
+    "documents": {"max_tokens": 2048, "too_long": "head", "overlap_tokens": 128},
+    "exit": None,
+    "max_error_rate": None,
+    "filter": None,
+}
+ABSENT = [
+    "classifier",
+    "readout",
+    "cascade",
+    "beam",
+    "top_k",
+    "separator",
+    "calibration",
+    "explain",
+]
+TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "scoring": "auto", "length_penalty": 0}
 
 
 def test_the_example_of_the_design_parses_with_its_values() -> None:
-    assert parse_spec(DESIGN_EXAMPLE).model_dump() == {
-        "name": "toxicity",
-        "model": {
-            "path": QWEN,
-            "kind": "decoder",
-            "storage_options": {},
-            "revision": None,
-            "gpus": 1,
-            "quantize": "none",
-            "kv": "none",
-            "threads": "auto",
-        }
-        | AUTO,
-        "input": {"path": PARQUET, "storage_options": {}, "text": "text", "id": "id"} | SHARDS,
-        "output": "s3://labels/corpus",
-        "storage_options": {},
-        "prompt": {
-            "system": None,
-            "instruction": "Read the text, then answer the question.",
-            "examples": (),
-            "document": "Text:\n{document}",
-        },
-        "documents": {"max_tokens": 2048, "too_long": "head", "overlap_tokens": 128},
-        "tasks": (
-            {
-                "name": "toxic",
-                "question": INSULTS,
-                "labels": {"toxic": ("Yes", "yes"), "clean": ("No", "no")},
-                "chunks": "max",
-                **NONE | {"scoring": "auto", "length_penalty": 0},
-            },
-        ),
-        "exit": None,
-        "filter": {
-            "keep": "toxic.p.toxic < 0.5",
-            "drop_top": None,
-            "thresholds": None,
-            "policy": None,
-            "on_error": "fail",
-            "storage_options": None,
-        },
-        "max_error_rate": None,
-    }
+    written = parse_spec(DESIGN_EXAMPLE).model_dump(mode="json", exclude_unset=True)
+    assert written == yaml.safe_load(DESIGN_EXAMPLE)
 
 
-def test_what_is_left_out_has_the_defaults_of_the_design() -> None:
-    spec, example = parse_spec(SMALLEST), parse_spec(DESIGN_EXAMPLE)
-    assert spec.prompt == example.prompt
-    assert spec.documents == example.documents
-    assert (spec.model.dtype, spec.model.device, spec.model.revision) == ("auto", "auto", None)
-    assert (spec.input.text, spec.input.id, spec.input.shard_bytes) == ("text", None, "auto")
-    assert (spec.tasks[0].chunks, spec.tasks[0].readout, spec.filter) == ("max", None, None)
+def test_what_is_left_out_has_the_documented_default() -> None:
+    read = parse_spec(SMALLEST).model_dump(mode="json")
+    written = yaml.safe_load(SMALLEST)
+    (task,) = read.pop("tasks")
+    asked = {"name": "a", "question": "Why", "labels": {"x": ["x"], "y": ["y"]}}
+    assert task == TASK_DEFAULTS | asked
+    for section in ("model", "input"):
+        written[section] |= DEFAULTS[section]
+    del written["tasks"]
+    assert read == DEFAULTS | written
 
 
 @pytest.mark.parametrize(
@@ -152,28 +134,9 @@ def test_what_is_left_out_has_the_defaults_of_the_design() -> None:
 def test_labels_are_read_as_they_are_written(
     labels: str, meaning: dict[str, tuple[str, ...]]
 ) -> None:
-    read = labels_of(with_labels(labels))
+    read = parse_spec(SMALLEST.replace("[x, y]", labels)).tasks[0].labels
     assert read == meaning
     assert list(read) == list(meaning)
-
-
-@pytest.mark.parametrize("text", ["", "- a\n", "text", "3", "null"])
-def test_a_spec_that_is_no_mapping_is_refused(text: str) -> None:
-    expected = r"^job\.yaml: write a mapping of keys to values( \(got |$)"
-    with pytest.raises(SpecError, match=expected):
-        parse_spec(text, place="job.yaml")
-
-
-def test_a_missing_key_is_named_where_it_belongs() -> None:
-    (line,) = lines_of(HEAD)
-    assert line.startswith("tasks: missing; add it in ")
-
-
-@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
-def test_a_file_means_what_its_text_means(mark: str, tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(mark + DESIGN_EXAMPLE, encoding="utf-8")
-    assert load_spec(path) == parse_spec(DESIGN_EXAMPLE)
 
 
 def test_a_spec_is_frozen() -> None:
@@ -187,11 +150,6 @@ def test_a_spec_survives_its_own_json() -> None:
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_a_task_made_in_python_takes_a_plain_list_too() -> None:
-    task = TaskSpec.model_validate({"name": "a", "question": "q", "labels": ["x", "y"]})
-    assert task.labels == {"x": ("x",), "y": ("y",)}
-
-
 def test_every_key_has_a_description_for_the_manual() -> None:
     models = [
         model
@@ -201,3 +159,42 @@ def test_every_key_has_a_description_for_the_manual() -> None:
     assert schema.JobSpec in models
     fields = [field for model in models for field in model.model_fields.items()]
     assert [name for name, field in fields if not field.description] == []
+
+
+def test_a_spec_whose_stages_bring_their_own_models_needs_none() -> None:
+    classifier = {"classifier": {"kind": "fasttext", "path": "c"}}
+    asked = {"question": "one", "model": {"path": "m"}}
+    task = {"name": "a", "labels": ["yes", "no"]}
+    content = {"name": "job", "input": {"path": "i"}, "output": "o"}
+    cascade = {"stages": [classifier, asked], "file": "f"}
+    spec = spec_of({**content, "tasks": [{**task, "cascade": cascade}]})
+    assert spec.model == NO_MODEL
+    rounds = [[spec.model.path for spec in specs] for specs in spec.stage_specs()]
+    assert rounds == [[""], ["m"]]
+    for stages in ([classifier, {"question": "one"}], "none"):
+        with pytest.raises(SpecError, match="model: missing; add it"):
+            spec_of({**content, "tasks": [{**task, "cascade": {**cascade, "stages": stages}}]})
+
+
+def test_stages_of_one_model_are_answered_together_and_the_first_with_the_other_tasks() -> None:
+    layer = {"readout": "r", "exit": {"layer": 4}}
+    asked, of_own = {"question": "one"}, {"question": "two", "model": {"path": "own"}}
+    classifier = {"classifier": {"kind": "onnx", "path": "c"}}
+    tasks: list[dict[str, Any]] = [{"name": "plain", "question": "three"}]
+    for name, stages in {
+        "a": [asked, of_own],
+        "b": [layer, asked],
+        "c": [classifier, layer, of_own],
+    }.items():
+        tasks.append({"name": name, "cascade": {"stages": stages, "file": "f"}})
+    labelled = [{"labels": ["yes", "no"], **task} for task in tasks]
+    spec = spec_of({**yaml.safe_load(SMALLEST), "model": {"path": "m"}, "tasks": labelled})
+    rounds = [
+        [(s.model.path, s.exit and s.exit.layer, [task.name for task in s.tasks]) for s in specs]
+        for specs in spec.stage_specs()
+    ]
+    assert rounds == [
+        [("m", None, ["plain", "a", "c"]), ("m", 4, ["b"])],
+        [("m", None, ["b"]), ("own", None, ["a"]), ("m", 4, ["c"])],
+        [("own", None, ["c"])],
+    ]

@@ -102,20 +102,22 @@ def _arrow(new_writer: Callable[..., Any], rows: Sequence[Row]) -> bytes:
 
 def _wet(rows: Sequence[Row]) -> bytes:
     """Each record its own gzip member, as Common Crawl writes them."""
-    information = _record("warcinfo", "info", b"software: toy\r\n")
-    records = [_record("conversion", identifier, text.encode()) for identifier, text in rows]
+    information = wet_record(b"software: toy\r\n", kind="warcinfo")
+    records = [wet_record(text.encode(), id=identifier) for identifier, text in rows]
     return b"".join(gzip.compress(record) for record in [information, *records])
 
 
-def _record(kind: str, identifier: str, content: bytes) -> bytes:
+def wet_record(
+    content: bytes, *, kind: str = "conversion", id: str = "row", length: int | None = None
+) -> bytes:
+    """A record of a WET file, with any Content-Length."""
     headers = [
         "WARC/1.0",
         f"WARC-Type: {kind}",
         "WARC-Target-URI: http://example.org/",
         "WARC-Date: 2026-11-01T00:00:00Z",
-        f"WARC-Record-ID: {identifier}",
-        "Content-Type: text/plain",
-        f"Content-Length: {len(content)}",
+        f"WARC-Record-ID: {id}",
+        f"Content-Length: {len(content) if length is None else length}",
     ]
     return "\r\n".join([*headers, "", ""]).encode() + content + b"\r\n\r\n"
 

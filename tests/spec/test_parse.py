@@ -1,0 +1,185 @@
+"""A spec's file: what cannot be read is one line, and a mistake names its line and its task."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import Problem, SpecError
+from pipeline.spec.parse import load_spec, located, parse_spec
+
+SMALLEST = """
+name: job
+model: {path: some/model}
+input: {path: in}
+output: out
+tasks:
+- {name: a, question: Why, labels: [x, y]}
+"""
+
+
+def lines_of(text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
+def test_a_file_means_what_its_text_means(mark: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(mark + SMALLEST, encoding="utf-8")
+    assert load_spec(path) == parse_spec(SMALLEST)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "text", "3", "null"])
+def test_a_spec_that_is_no_mapping_is_refused(text: str) -> None:
+    expected = r"^job\.yaml: write a mapping of keys to values( \(got |$)"
+    with pytest.raises(SpecError, match=expected):
+        parse_spec(text, place="job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fix"),
+    [
+        ("no.yaml", None, "there is no such file; write the path of the spec"),
+        ("", None, "is a folder; write the path of the spec"),
+        ("latin.yaml", "name: é\n".encode("latin-1"), "is not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line_that_names_it(
+    name: str, content: bytes | None, fix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    (problem,) = caught.value.problems
+    assert problem.place == str(path) and problem.fix.startswith(fix)
+
+
+def test_of_another_file_only_the_start_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "documents.csv"
+    path.write_text("id,text\n" + "1,Some text\n" * 1_000)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: write a mapping of keys to values (got 'id,text 1,Some text ")
+    assert line.endswith("…)") and len(line) < 300 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (SMALLEST + "name: again\n", "'name' occurs twice, line 8; keep one"),
+        (
+            SMALLEST.replace("[x, y]", "{x: [X], x: [Z], y: [Y]}"),
+            "'x' occurs twice, line 7; keep one",
+        ),
+        (SMALLEST.replace("path: some/model", "path: &m some/model"), "anchors are not read"),
+        (SMALLEST + "filter: *f\n", "anchors are not read"),
+        (SMALLEST + "filter: &f {keep: a}\n", "anchors are not read"),
+        (SMALLEST + "prompt: {examples: &e []}\n", "anchors are not read"),
+        (SMALLEST + "filter: [\n", "expected the node content"),
+        (SMALLEST + "---\nname: second\n", "expected a single document"),
+        (SMALLEST + "filter: !!python/object/apply:os.getcwd []\n", "could not determine"),
+        (SMALLEST + "filter: \x00\n", "special characters are not allowed"),
+        (
+            SMALLEST + "prompt:x\n",
+            "no value; write `key: value`, with a space after the colon, line 8",
+        ),
+        (SMALLEST + "prompt:x\nfilter: {}\n", "with a space after the colon, line 8"),
+        (SMALLEST + "prompt:\n\tdocument: a\n", "a tab; indent with spaces, line 9"),
+        (SMALLEST + "prompt: a: b\n", "a second `: `; put a text with a colon in quotes, line 8"),
+        (SMALLEST + "? [a, b]\n: c\n", "a key is one word, line 8"),
+        (SMALLEST + "filter: 0x_\n", "invalid literal for int()"),
+        (SMALLEST + "filter: !!int x\n", "invalid literal for int()"),
+    ],
+)
+def test_yaml_that_is_not_plain_is_one_line_that_names_the_file(text: str, reason: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, place="job.yaml")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("job.yaml: is not plain YAML: ")
+    assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"), [("a: {depth}", 3_000), ("{depth}", 100_000), ("tasks: [{depth}]", 3_000)]
+)
+def test_yaml_of_any_depth_is_one_line(text: str, depth: int) -> None:
+    with pytest.raises(SpecError, match=r"^spec: is nested too deeply to be a spec$"):
+        parse_spec(text.replace("{depth}", "[" * depth + "]" * depth))
+
+
+MISSPELT = """name: job
+model: {path: some/model, dtpe: auto}
+input:
+  path: in.jsonl
+  txt: body
+# no output
+max_tokens: 9
+tasks:
+- name: toxic
+  question: Why
+  labels: [x, y]
+- name: topic
+  question: What
+  lables: [x, y]
+  calibration: {method: batch, fiel: a}
+  scoring: [first]
+"""
+
+
+def test_a_misspelt_key_offers_the_nearest_and_names_the_line_and_the_task(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(MISSPELT)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert str(caught.value).splitlines() == [
+        f"model.dtpe: no such key; write dtype (got 'auto') in {path}, line 2",
+        f"input.txt: no such key; write text (got 'body') in {path}, line 5",
+        f"output: missing; add it in {path}",
+        "tasks.1.scoring: write 'auto', 'first_token' or 'full' (got ['first']) "
+        f"in {path}, line 16, task 'topic'",
+        "tasks.1.calibration.fiel: no such key; write file (got 'a') "
+        f"in {path}, line 15, task 'topic'",
+        "tasks.1.lables: no such key; write labels (got ['x', 'y']) "
+        f"in {path}, line 14, task 'topic'",
+        f"max_tokens: no such key; max_tokens belongs below documents (got 9) in {path}, line 7",
+    ]
+
+
+def test_a_key_that_resembles_none_lists_those_that_exist() -> None:
+    (line,) = lines_of(SMALLEST + "filter: {keep: a, zzz: 1}\n")
+    assert line == (
+        "filter.zzz: no such key; remove it or correct its spelling: the keys are keep, drop_top, "
+        "thresholds, policy, on_error, storage_options (got 1) in spec, line 8"
+    )
+
+
+def test_a_value_of_two_possible_types_is_one_line_that_names_both() -> None:
+    (line,) = lines_of(SMALLEST.replace("path: in", "path: in, shard_bytes: big"))
+    assert line == (
+        "input.shard_bytes: write 'auto' or write a whole number (got 'big') in spec, line 4"
+    )
+
+
+def test_a_mistake_that_is_found_later_has_its_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(SMALLEST)
+    with pytest.raises(SpecError) as caught, located(path):
+        raise SpecError([Problem("tasks.0.labels", "begin alike", 3), Problem("--to", "no", "x")])
+    assert str(caught.value).splitlines() == [
+        f"tasks.0.labels: begin alike (got 3) in {path}, line 7, task 'a'",
+        "--to: no (got 'x')",
+    ]
+
+
+def test_mistakes_of_a_worker_survive_what_others_add_to_the_error() -> None:
+    error = SpecError([Problem("tasks.0.labels", "begin alike", 3)])
+    error.args = (*error.args, "advice of Ray Data")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is SpecError and copy.problems == error.problems
