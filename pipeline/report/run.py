@@ -44,8 +44,8 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
     yield "documents", documents
     yield "labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"
-    if tally.taken_over:
-        yield "reused", f"{tally.taken_over:,} answers of other shards with equal texts"
+    if tally.reused:
+        yield "reused", f"{tally.reused:,} answers of other shards with equal texts"
     if tally.rows:
         cost = tally.cost
         yield "status", _shares(tally.status)
@@ -110,7 +110,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "failed_shards": list(outcome.failed_shards),
         "documents_labelled": tally.rows,
         "documents_read_by_model": tally.asked_rows,
-        "documents_taken_over": tally.taken_over,
+        "documents_reused": tally.reused,
         "objects_created": tally.created,
         "status": dict(tally.status),
         "labels": {task: dict(labels) for task, labels in tally.labels.items()},
@@ -203,7 +203,7 @@ def status_json(status: Status) -> dict[str, Any]:
         "documents": status.documents,
         "snapshot": status.snapshot,
         "tasks": {name: asdict(task) for name, task in status.tasks.items()},
-        "taken_over": dict(status.taken_over),
+        "reused": dict(status.reused),
         "docs_per_s": status.docs_per_s,
         "eta_s": status.eta_s,
     }
@@ -228,7 +228,7 @@ def show_status(status: Status) -> Iterator[Part]:
         *(("left out", reason) for reason in status.unreadable),
     ]
     rows = [
-        (name, *(f"{n:,}" for n in (*asdict(task).values(), status.taken_over[name])))
+        (name, *(f"{n:,}" for n in (*asdict(task).values(), status.reused[name])))
         for name, task in status.tasks.items()
     ]
     yield Grid("", ("task", "done", "missing", "failed", "reused"), rows)

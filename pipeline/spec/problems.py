@@ -54,16 +54,17 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
     problems = []
     # — a value that may be of two types has an error for each of them
     for place, same in groupby(pairs, key=lambda pair: pair[0]):
-        each = [detail for _, detail in same]
-        fix = " or ".join(dict.fromkeys(_fix(detail) for detail in each))
-        problems.append(Problem(place or "spec", fix, _value(each[0])))
+        details_of_place = [detail for _, detail in same]
+        fix = " or ".join(dict.fromkeys(_fix(detail) for detail in details_of_place))
+        problems.append(Problem(place or "spec", fix, _value(details_of_place[0])))
     # — a misspelt key is also missing
     meant = {
         ".".join([*problem.place.split(".")[:-1], problem.fix.removeprefix(_WRITE)])
         for problem in problems
         if problem.fix.startswith(_WRITE)
     }
-    return [each for each in problems if each.place not in meant or each.fix != _FIXES["missing"]]
+    missing = _FIXES["missing"]
+    return [problem for problem in problems if problem.place not in meant or problem.fix != missing]
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> Iterator[int | str]:
@@ -100,7 +101,7 @@ def _other_key(loc: Sequence[int | str]) -> str:
     *above, last = loc
     models: list[type[BaseModel]] = [JobSpec]
     for part in above:  # — indices and names of types are no keys of a model
-        models = [each for model in models for each in _models(model, str(part))] or models
+        models = [inner for model in models for inner in _models(model, str(part))] or models
     key, keys = str(last), [name for model in models for name in model.model_fields]
     sections = [
         name

@@ -150,7 +150,7 @@ def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_of(folder, "drop", RULES["keep"])
-    options = ReportOptions(to="unused.html", by="topic")
+    options = ReportOptions(to="unused.html", by=("topic",))
     whole = report_of(spec, None, options, cache_dir=folder / "cache")
     for module in ("filters.tally", "verbs.corpus_report"):
         monkeypatch.setattr(f"pipeline.{module}.MOST_GROUPS", 2)

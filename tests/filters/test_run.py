@@ -256,7 +256,7 @@ def test_a_folder_inside_the_input_is_refused_before_anything_is_written(folder:
     options = FilterOptions(str(folder / "in" / "to"), on_error="drop")
     with pytest.raises(SpecError) as refused:
         filter_corpus(spec_of(folder), options, cache_dir=folder / "cache")
-    assert [problem.place for problem in refused.value.problems] == ["--to"]
+    assert [problem.place for problem in refused.value.problems] == ["to"]
     assert not state(folder) and not (folder / "in" / "to").exists()
 
 

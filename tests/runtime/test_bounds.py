@@ -45,13 +45,13 @@ def test_the_bound_is_the_smaller_of_time_and_workers_times_price(
 @pytest.mark.parametrize(
     "options, place",
     [
-        ({"max_hours": 0}, "--max-hours: write a number above 0"),
-        ({"max_hours": math.inf}, "--max-hours: write a number above 0"),
-        ({"max_cost": -1, "price": 1}, "--max-cost: write a number above 0"),
-        ({"max_cost": 1, "price": 0}, "--price: write a number above 0"),
-        ({"max_cost": 1}, "--price: missing; --max-cost needs it"),
-        ({"price": 1}, "--max-cost: missing; --price limits nothing alone"),
-        ({"stall_limit": 0}, "--stall-limit: write a number above 0"),
+        ({"max_hours": 0}, "max_hours: write a number above 0"),
+        ({"max_hours": math.inf}, "max_hours: write a number above 0"),
+        ({"max_cost": -1, "price": 1}, "max_cost: write a number above 0"),
+        ({"max_cost": 1, "price": 0}, "price: write a number above 0"),
+        ({"max_cost": 1}, "price: missing; a limit of the cost needs it"),
+        ({"price": 1}, "max_cost: missing; a price limits nothing alone"),
+        ({"stall_limit": 0}, "stall_limit: write a number above 0"),
     ],
 )
 def test_a_wrong_bound_names_the_option(options: dict[str, float], place: str) -> None:
@@ -147,7 +147,7 @@ def test_the_last_line_says_what_is_left_and_how_to_go_on(
     [
         (["--sample", "50"], "--sample: write a share above 0 and below 1"),
         (["--where", "nope = 1"], "--where: the first 1 rows of "),
-        (["--max-hours", "soon"], "--max-hours: write a number"),
+        (["--max-hours", "soon"], "max_hours: write a number"),
         (["--max-cost", "3"], "--price: missing"),
     ],
 )

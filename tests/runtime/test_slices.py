@@ -58,7 +58,7 @@ def test_equal_shares_are_one_slice(text: str, share: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "1", "100%", "50", "-1%", "1e-3", "some", "", "101%", "nan"])
 def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match="--sample: write a share above 0 and below 1"):
+    with pytest.raises(SpecError, match="sample: write a share above 0 and below 1"):
         Slice.parse(text, None)
 
 
@@ -117,7 +117,7 @@ def test_a_wrong_condition_is_refused_before_any_work(
     output: Output, where: str, reason: str
 ) -> None:
     output.write(corpus(40))
-    with pytest.raises(SpecError, match=rf"^--where.*{reason}"):
+    with pytest.raises(SpecError, match=rf"^where.*{reason}"):
         output.run(None, where)
     assert not list((output.folder / "out").rglob("*.parquet"))
     assert not any("slices" in f.read_text() for f in (output.folder / "out").glob("inputs/*"))

@@ -174,7 +174,7 @@ def test_an_existing_target_is_replaced_only_where_asked(folder: Path, to: str) 
     store = LocalStore(folder / "out")
     corpus = Corpus(folder / "in", folder / "cache")
     assert finish(store, corpus.shards(store), toy_fingerprints("2")) == 2
-    with pytest.raises(SpecError, match=r"^--to: .*--overwrite"):
+    with pytest.raises(SpecError, match=r"^to: .*--overwrite"):
         run(folder, f"to/{to}")
     assert before == state(folder / "to")
     old = rows_of(first)
@@ -186,7 +186,7 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
     (folder / "there").mkdir()
     (folder / "there" / "mine.parquet").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(SpecError, match="--to: is a folder with 1 files of other programs"):
+        with pytest.raises(SpecError, match="to: is a folder with 1 files of other programs"):
             run(folder, "there/", overwrite=overwrite)
     (folder / "there" / "mine.parquet").unlink()
     run(folder, "there/")
@@ -199,11 +199,11 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
 @pytest.mark.parametrize(
     "to, options, line",
     [
-        ("a.tsv", {}, "--to: end the name of a file in one of .parquet, .jsonl, .csv, and"),
-        ("a.csv", {"format": "jsonl"}, "--format: --to ends in .csv; leave --format out"),
-        ("in/a.csv", {}, "--to: is in the input"),
-        ("in/0.jsonl", {"overwrite": True}, "--to: is in the input"),
-        ("out/a.csv", {"overwrite": True}, "--to: is inside the output"),
+        ("a.tsv", {}, "to: end the name of a file in one of .parquet, .jsonl, .csv, and"),
+        ("a.csv", {"format": "jsonl"}, "format: --to ends in .csv; leave --format out"),
+        ("in/a.csv", {}, "to: is in the input"),
+        ("in/0.jsonl", {"overwrite": True}, "to: is in the input"),
+        ("out/a.csv", {"overwrite": True}, "to: is inside the output"),
     ],
 )
 def test_a_wrong_target_is_named_and_nothing_is_written(
@@ -241,7 +241,7 @@ def test_texts_of_every_format_are_those_of_the_rows(
 def test_a_glob_that_matches_the_target_is_its_input(folder: Path) -> None:
     spec = spec_of(folder, input={"path": str(folder / "in/*.jsonl"), "id": "id"})
     options = ExportOptions(str(folder / "in/0.jsonl"), overwrite=True)
-    with pytest.raises(SpecError, match="--to: is in the input"):
+    with pytest.raises(SpecError, match="to: is in the input"):
         export(spec, options, cache_dir=folder / "cache")
 
 
@@ -295,7 +295,7 @@ def test_a_bucket_gets_the_same_rows(moto: Server, folder: Path, to: str) -> Non
     found = duckdb.sql(f"select {columns} from read_parquet({copies}) order by path, row")
     assert found.fetchall() == joined(folder, with_text=True)
     if to == "a.parquet":
-        with pytest.raises(SpecError, match="--to: exists"):
+        with pytest.raises(SpecError, match="to: exists"):
             export(spec, options, cache_dir=folder / "cache")
         options = replace(options, overwrite=True)
     assert export(spec, options, cache_dir=folder / "cache").created == (to == "a.parquet")
@@ -306,6 +306,6 @@ def test_any_fsspec_url_is_a_target(folder: Path) -> None:
     result = export(spec_of(folder), options, cache_dir=folder / "cache")
     with fsspec.open(result.to, "rt") as file:
         assert [json.loads(line)["doc_id"] for line in file][:2] == ["0-0", "0-1"]
-    with pytest.raises(SpecError, match="--to: cannot be opened"):
+    with pytest.raises(SpecError, match="to: cannot be opened"):
         run_to = ExportOptions("nosuch://exported/a.jsonl")
         export(spec_of(folder), run_to, cache_dir=folder / "cache")

@@ -144,12 +144,12 @@ def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     "where, line",
     [
-        ("toxic.p.rude > 1", "--where: Binder Error: Could not find key"),
-        ("true; copy x to 'y'", "--where: is not one SQL expression"),
-        ("toxic.label", "--where: is string, not a boolean; compare it with a value"),
+        ("toxic.p.rude > 1", "where: Binder Error: Could not find key"),
+        ("true; copy x to 'y'", "where: is not one SQL expression"),
+        ("toxic.label", "where: is string, not a boolean; compare it with a value"),
     ],
 )
-def test_a_wrong_condition_is_one_line_that_names_the_flag(
+def test_a_wrong_condition_is_one_line_that_names_the_option(
     folder: Path, where: str, line: str
 ) -> None:
     with pytest.raises(SpecError) as refused:
