@@ -119,9 +119,9 @@ def show_judged_run(run: JudgedRun) -> Iterator[Part]:
         yield from ("", *comparison_parts(run.comparison))
     yield ""
     rows = {}
-    for each in run.decisions:
-        value = "undefined" if each.value is None else f"{each.value:.4f}"
-        rows[f"gate {each.gate}"] = f"{value}, {'passes' if each.passed else 'FAILS'}"
+    for decision in run.decisions:
+        value = "undefined" if decision.value is None else f"{decision.value:.4f}"
+        rows[f"gate {decision.gate}"] = f"{value}, {'passes' if decision.passed else 'FAILS'}"
     yield {**rows, "verdict": _verdict(run)}
     yield from (f"  {reason}" for reason in run.rejected)
 
@@ -133,7 +133,7 @@ def judged_run_json(run: JudgedRun) -> dict[str, Any]:
         "snapshot": run.outcome.snapshot,
         "previous": run.previous,
         "reasons": list(run.rejected),
-        "gates": [asdict(each) for each in run.decisions],
+        "gates": [asdict(decision) for decision in run.decisions],
         "diff": comparison_json(run.comparison) if run.comparison else None,
         "run": summary_json(run.outcome),
     }
