@@ -94,9 +94,8 @@ _PLACEHOLDER_OF = {name: shown for shown, names in _PLACEHOLDERS.items() for nam
 
 def flag_of(name: str) -> str:
     """What the command calls an option of the library, by its field or parameter."""
-    if name in _FLAGS:
-        return _FLAGS[name].name[0]
-    return f"--{name.replace('_', '-')}"
+    names = _FLAGS[name].name if name in _FLAGS else ()
+    return next(iter(names or ()), f"--{name.replace('_', '-')}")
 
 
 def with_flags(verb: Verb) -> Verb:
