@@ -31,10 +31,11 @@ from pipeline.report.console import (
     truncate,
     warnings,
 )
-from pipeline.report.corpus_page import page_target, write_report
+from pipeline.report.corpus_page import write_report
 from pipeline.report.doubts import evaluation_doubts
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.named_files import new_file
 from pipeline.verbs.corpus_report import report_of
 from pipeline.verbs.evaluate import Evaluation, evaluate
 
@@ -58,7 +59,7 @@ def demo() -> int:
     source = f"{CORPUS}/gold.jsonl"
     evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
     report = report_of(spec, evaluation, ReportOptions(), cache_dir=cache_dir)
-    page = page_target(PAGE, spec.storage_options, flag="page")
+    page = new_file(PAGE, {}, overwrite=True)
     write_report(report, page, spec_file=SPEC)
     filtered = filter_corpus(spec, FilterOptions(to=FILTERED), cache_dir=cache_dir)
     print_parts(show(spec, evaluation, filtered), console_on(sys.stdout))

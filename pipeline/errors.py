@@ -15,8 +15,9 @@ AssayError
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 
 class AssayError(Exception):
@@ -26,15 +27,36 @@ class AssayError(Exception):
     """Exit code of the command."""
 
 
+class Option(str):
+    """The place of a mistake in an argument: the names of options, and a part of their value.
+
+    A name is that of a field of the library's options, or of a parameter of its functions. The
+    command shows its own names: `gold a.csv, row 3` is `--gold a.csv, row 3` there.
+    """
+
+    names: tuple[str, ...]
+    part: str
+
+    def __new__(cls, *names: str, part: str = "") -> Self:
+        """`names` are joined by commas; `part` follows them."""
+        option = super().__new__(cls, ", ".join(names) + part)
+        option.names, option.part = names, part
+        return option
+
+
 # A value may be a whole file that is no spec.
 _VALUE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a spec: `tasks.1.labels: listed twice; list it once (got 'yes')`."""
+    """One mistake in a spec: `tasks.1.labels: listed twice; list it once (got 'yes')`.
+
+    Other errors have one as their message where an argument is the place.
+    """
 
     place: str
+    """A key of the spec, an `Option`, or a file."""
     fix: str
     value: object = None
     """What the user wrote; None if nothing is there. Errors show its start."""
@@ -46,6 +68,13 @@ class Problem:
         got = "" if self.value is None else repr(self.value)
         shown = got if len(got) <= _VALUE_CHARS else got[:_VALUE_CHARS] + "…"
         return f"{self.place}: {self.fix}{shown and f' (got {shown})'}{where}"
+
+    def renamed(self, name_of: Callable[[str], str]) -> Problem:
+        """The same with other names of the options that are its place."""
+        if not isinstance(self.place, Option):
+            return self
+        names = map(name_of, self.place.names)
+        return replace(self, place=Option(*names, part=self.place.part))
 
 
 class SpecError(AssayError):
@@ -109,11 +138,16 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def require_positive(arguments: Mapping[str, float | None]) -> None:
-    """SpecError that names each argument that is not None and not a finite number above 0."""
+def option_error(name: str, fix: str, value: object = None) -> SpecError:
+    """The error of one wrong option, by the name of its field or parameter."""
+    return SpecError([Problem(Option(name), fix, value)])
+
+
+def require_positive(options: object, *names: str) -> None:
+    """SpecError for each of these fields that is not None and not a finite number above 0."""
     wrong = [
-        Problem(name, "write a number above 0", value)
-        for name, value in arguments.items()
+        Problem(Option(name), "write a number above 0", value)
+        for name, value in ((name, getattr(options, name)) for name in names)
         if value is not None and not (value > 0 and math.isfinite(value))
     ]
     if wrong:

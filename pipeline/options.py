@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import Problem, SpecError, require_positive
+from pipeline.errors import Option, Problem, SpecError, option_error, require_positive
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
 OnError = Literal["fail", "keep", "drop"]
@@ -24,13 +24,15 @@ class InitOptions:
     """What a new spec says; None is proposed from the data."""
 
     to: str = "spec.yaml"
-    """Spec to write. An existing file is not overwritten."""
+    """Spec to write."""
     text: str | None = None
     """Column with the text (default: proposed from names, types and lengths)."""
     id: str | None = None
     """Column with the id (default: proposed from names, types and uniqueness)."""
     model: str = "Qwen/Qwen2.5-1.5B-Instruct"
     """Model: a name on the Hugging Face Hub, a folder or a .gguf file."""
+    overwrite: bool = False
+    """Replace an existing file (default: refuse)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,7 @@ class PlanOptions(WorkOptions):
     """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
 
     def __post_init__(self) -> None:
-        names = ("workers", "price", "rate", "documents")
-        require_positive({f"--{name}": getattr(self, name) for name in names})
+        require_positive(self, "workers", "price", "rate", "documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,13 @@ class RunOptions(WorkOptions):
     """Price of one worker for one hour, in the currency of --max-cost."""
 
     def __post_init__(self) -> None:
-        names = ("stall_limit", "max_hours", "max_cost", "price")
-        require_positive({f"--{name.replace('_', '-')}": getattr(self, name) for name in names})
+        require_positive(self, "stall_limit", "max_hours", "max_cost", "price")
         if self.max_cost is not None and self.price is None:
-            fix = "missing; --max-cost needs it: the price of one worker for one hour"
-            raise SpecError([Problem("--price", fix)])
+            fix = "missing; a limit of the cost needs it: the price of one worker for one hour"
+            raise option_error("price", fix)
         if self.price is not None and self.max_cost is None:
-            fix = "missing; --price limits nothing alone: write the most that the run may cost"
-            raise SpecError([Problem("--max-cost", fix)])
+            fix = "missing; a price limits nothing alone: write the most that the run may cost"
+            raise option_error("max_cost", fix)
 
     def bound(self, workers: int) -> tuple[float, str] | None:
         """The seconds that a run of this many workers may take, and the option that says so."""
@@ -171,6 +171,9 @@ class FitOptions:
     """Number of cross-validation folds."""
     hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
+    overwrite: bool = False
+    """Replace files that exist at --to (default: refuse). The paths that the spec names are always
+    replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,8 @@ class CalibrateOptions:
     """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
     snapshot: int | None = None
     """Number of the snapshot with the answers (default: the last one that has them)."""
+    overwrite: bool = False
+    """Replace an existing file (default: refuse)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,7 @@ class CascadeOptions:
     """Minimum precision, from 0 to 1."""
     confidence: float = 0.95
     """Probability, over samples, that both minima hold."""
-    sample: int = 500
+    documents: int = 500
     """Documents to draw; every stage labels all of them."""
     positive: str | None = None
     """Label that recall and precision are of (default: the label with the task's name, or the first
@@ -211,16 +216,18 @@ class CascadeOptions:
     gold: str | None = None
     """Gold labels that say which documents are positive: documents of the sample without one are
     left out (default: the answers of the last stage)."""
+    overwrite: bool = False
+    """Replace an existing file (default: refuse)."""
 
     def __post_init__(self) -> None:
         fix = "write a number above 0 and below 1"
         shares = {name: getattr(self, name) for name in ("recall", "precision", "confidence")}
         problems = [
-            Problem(f"--{name}", fix, value) for name, value in shares.items() if not 0 < value < 1
+            Problem(Option(name), fix, value) for name, value in shares.items() if not 0 < value < 1
         ]
         if problems:
             raise SpecError(problems)
-        require_positive({"--sample": self.sample})
+        require_positive(self, "documents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +247,7 @@ class FilterOptions:
         """Where the kept documents are written; SpecError without it."""
         if self.to is None:
             fix = "missing; name a folder for the kept documents, or write --dry-run"
-            raise SpecError([Problem("--to", fix)])
+            raise option_error("to", fix)
         return self.to
 
 
@@ -248,8 +255,8 @@ class FilterOptions:
 class AuditOptions:
     """How a sample of a filter's corpus is drawn, or which labelled sample is read."""
 
-    sample: int | None = None
-    """Number of different texts to draw (default: 400)."""
+    documents: int | None = None
+    """Number of documents with different texts to draw (default: 400)."""
     to: str | None = None
     """Draw a sample for people to label, and write it here: FILE.csv, FILE.jsonl or FILE.parquet.
     Use either --to or --gold."""
@@ -258,22 +265,25 @@ class AuditOptions:
     positive: str | None = None
     """Label of documents that should be dropped, whatever the rule is (default: what the rule drops
     when its answers are the labels of people)."""
-    by: str | None = None
-    """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's)."""
+    by: tuple[str, ...] = ()
+    """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's).
+    Repeatable."""
     seed: int = 0
     """Seed of the random choice."""
     half_width: float = 0.05
     """Precision to plan for: with 0.05, the result says how many more labels intervals of +-5
     points need."""
+    overwrite: bool = False
+    """Replace an existing file (default: refuse)."""
 
     def __post_init__(self) -> None:
-        require_positive({"--sample": self.sample, "--half-width": self.half_width})
+        require_positive(self, "documents", "half_width")
 
     def draws(self) -> bool:
         """Whether a sample is drawn, not read; SpecError unless exactly one of both is named."""
         if (self.to is None) == (self.gold is None):
             fix = "write --to to draw a sample, or --gold to estimate from a labelled one"
-            raise SpecError([Problem("--to, --gold", fix)])
+            raise SpecError([Problem(Option("to", "gold"), fix)])
         return self.to is not None
 
 
@@ -282,11 +292,13 @@ class ReportOptions:
     """What a report is written to, and which groups it has."""
 
     to: str = "report.html"
-    """The page, at a local path or a URL; a file that exists is replaced."""
-    by: str | None = None
-    """Groups: a task, or SQL such as doc.source (default: the rule's)."""
+    """The page, at a local path or a URL."""
+    by: tuple[str, ...] = ()
+    """Groups: a task, or SQL such as doc.source (default: the rule's). Repeatable."""
     terms: tuple[str, ...] = ()
     """Also compare the false positives of texts with this word, by the gold labels. Repeatable."""
+    overwrite: bool = False
+    """Replace an existing file (default: refuse)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +321,12 @@ class ExportOptions:
 
     def writes(self) -> bool:
         """Whether a table is written, not example rows shown; SpecError if options contradict."""
-        require_positive({"--head": self.head})
+        require_positive(self, "head")
         if (self.to is None) == (self.head is None):
             fix = "write --to to write the table, or --head N to print example rows"
-            raise SpecError([Problem("--to, --head", fix)])
+            raise SpecError([Problem(Option("to", "head"), fix)])
         if self.where is not None and self.head is None:
-            raise SpecError([Problem("--where", "is for example rows; add --head N", self.where)])
+            raise option_error("where", "is for example rows; add --head N", self.where)
         return self.to is not None
 
 
@@ -328,7 +340,7 @@ class ShowOptions:
     """Number of rows to show at most."""
 
     def __post_init__(self) -> None:
-        require_positive({"--n": self.n})
+        require_positive(self, "n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +353,7 @@ class BenchOptions:
     """Measure one workload with documents of this many tokens (default: the standard five)."""
 
     def __post_init__(self) -> None:
-        require_positive({"--rounds": self.rounds, "--tokens": self.tokens})
+        require_positive(self, "rounds", "tokens")
 
 
 @dataclass(frozen=True, slots=True)

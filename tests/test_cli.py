@@ -24,12 +24,18 @@ from local_cluster import command_line
 from many_rows import assert_every_row_once, has_begun, write_many
 from rich.console import Console
 
+import pipeline
 from pipeline.cli import app, main
 from pipeline.cli.app import _RayReports
+from pipeline.cli.parameters import flag_of
 from pipeline.options import EvalOptions, GoldOptions
 
 DOCUMENTS = 600
 COMMANDS = [name for name in app if not name.startswith("-")]
+FLAGS = {
+    verb: {name for option in app[verb].assemble_argument_collection() for name in option.names}
+    for verb in COMMANDS
+}
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +64,8 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("plan s --workers -3", "--workers: write a number above 0 (got -3)"),
         ("plan s --price x", "--price: write a number (got 'x')"),
         ("plan s --json=3", "--json: write no value (got '3')"),
+        ("run s --max-hours 0", "--max-hours: write a number above 0 (got 0.0)"),
+        ("audit s --to x --sample 0", "--documents: write a number above 0 (got 0)"),
         ("gc s", "--keep: missing; add it: "),
         ("gc s --keep", "--keep: missing; add it: "),
         ("filter s", "--to: missing; name a folder"),
@@ -74,6 +82,19 @@ def test_a_wrong_argument_is_one_line_and_exit_2(
     assert main(words.split()) == 2
     (shown,) = capsys.readouterr().err.splitlines()
     assert shown.startswith(line)
+
+
+def test_each_option_that_an_error_names_has_a_flag() -> None:
+    sources = "".join(path.read_text() for path in Path(*pipeline.__path__).glob("**/*.py"))
+    calls = re.findall(r'\b(?:Option|option_error)\(\s*"(\w+)"(?:, "(\w+)"\))?', sources)
+    names = {name for call in calls for name in call if name}
+    assert {"gold", "columns", "older_than_days", "before"} <= names
+    assert {flag_of(name) for name in names} <= set().union(*FLAGS.values())
+
+
+def test_a_verb_that_writes_a_file_replaces_one_only_with_overwrite() -> None:
+    writing = {verb for verb, flags in FLAGS.items() if "--to" in flags}
+    assert {verb for verb, flags in FLAGS.items() if "--overwrite" in flags} == writing - {"filter"}
 
 
 def test_options_may_be_repeated_and_a_single_value_is_the_last() -> None:

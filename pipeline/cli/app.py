@@ -30,6 +30,7 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
+from pipeline.cli.parameters import flag_of
 from pipeline.errors import AssayError, Problem, SpecError
 from pipeline.report.console import console_on, escape_controls, json_value
 from pipeline.runtime.imports import wait_passively
@@ -163,8 +164,13 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
 
 
 def _shown(error: AssayError) -> str:
-    """The message with controls escaped; it may have names of files and columns of strangers."""
-    lines = error.problems if isinstance(error, SpecError) else str(error).split("\n")
+    """The message with flags in place of the library's names of options.
+
+    Controls are escaped: the message may have names of files and columns of strangers.
+    """
+    parts = error.problems if isinstance(error, SpecError) else error.args
+    problems = [part.renamed(flag_of) for part in parts if isinstance(part, Problem)]
+    lines = problems or str(error).split("\n")
     return "\n".join(escape_controls(str(line)) for line in lines)
 
 
@@ -190,15 +196,15 @@ def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
         raise KeyboardInterrupt
 
     is_main = threading.current_thread() is threading.main_thread()
-    before = {each: signal.getsignal(each) for each in signals if is_main}
-    handled = [each for each, handler in before.items() if handler == signal.SIG_DFL]
-    for each in handled:
-        signal.signal(each, interrupt)
+    before = {number: signal.getsignal(number) for number in signals if is_main}
+    handled = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for each in handled:
-            signal.signal(each, signal.SIG_DFL)
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _configure_process() -> None:

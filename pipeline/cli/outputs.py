@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Group
 
 from pipeline.cache import cache_dir
 from pipeline.cli.app import (
@@ -150,10 +149,13 @@ def report(
         quality.
     """
     from pipeline.report import corpus_page as pages
+    from pipeline.runtime.fitted_files import options_for
+    from pipeline.stores.named_files import new_file
     from pipeline.verbs.corpus_report import corpus_report
 
     with spec_in(spec_file) as spec:
-        target = pages.page_target(options.to, spec.storage_options, flag="--to")
+        storage_options = options_for(options.to, spec)
+        target = new_file(options.to, storage_options, overwrite=options.overwrite)
         report = corpus_report(spec, gold, gold_options, options, cache_dir=cache_dir())
         pages.write_report(report, target, spec_file=spec_file)
     print(f"assay: wrote the page {target.url}", file=sys.stderr)
@@ -163,8 +165,8 @@ def report(
 @verb(USE, 6)
 def diff(
     spec_file: SpecFile,
-    before: Annotated[str, Parameter("A", help="Number of the earlier snapshot.")],
-    after: Annotated[str, Parameter("B", help="Number of the later snapshot.")],
+    before: str,
+    after: str,
     /,
     *,
     as_json: AsJson = False,
@@ -198,7 +200,7 @@ def gc(
     /,
     *,
     keep: int,
-    older_than: float = 7.0,
+    older_than_days: float = 7.0,
     delete: bool = False,
     as_json: AsJson = False,
 ) -> int:
@@ -208,7 +210,7 @@ def gc(
     ----------
     keep
         Number of snapshots of each spec to keep.
-    older_than
+    older_than_days
         Keep everything that is younger than this number of days, such as the work of another spec
         without a snapshot.
     delete
@@ -218,5 +220,5 @@ def gc(
     from pipeline.report.maintenance import show_gc
 
     with spec_in(spec_file) as spec:
-        garbage = collect_garbage(spec, keep=keep, older_than_days=older_than, delete=delete)
+        garbage = collect_garbage(spec, keep=keep, older_than_days=older_than_days, delete=delete)
     return print_result(garbage, show_gc, as_json=as_json)

@@ -14,9 +14,6 @@ from pydantic_core.core_schema import any_schema
 
 SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
 AsJson = Annotated[bool, Parameter("--json", help="Print one JSON value instead of tables.")]
-Data = Annotated[
-    str, Parameter("DATA", help="File, folder or glob of documents, local or at a URL.")
-]
 GoldFile = Annotated[
     str,
     Parameter(help="Gold labels: a CSV, JSON lines or Parquet file, or another run's output."),
@@ -50,22 +47,29 @@ def _distinct_pairs(type_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str],
 
 
 _WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
-# Flags with another name than their field, or with values of another form.
+# Flags with another name than their field, or with values of another form; and arguments without
+# a flag.
 _FLAGS = {
+    "after": Parameter("B", help="Number of the later snapshot."),
+    "before": Parameter("A", help="Number of the earlier snapshot."),
     "columns": Parameter("--column", converter=_distinct_pairs, n_tokens=1),
+    "data": Parameter("DATA", help="File, folder or glob of documents, local or at a URL."),
     "gates": Parameter("--gate"),
     "n": Parameter(("--n", "-n")),
+    "older_than_days": Parameter("--older-than"),
     "scores": Parameter("--score", converter=_distinct_pairs, n_tokens=1),
     "tasks": Parameter("--task"),
     "terms": Parameter("--term"),
     "values": Parameter("--value", converter=_pairs, n_tokens=1),
 }
+# Earlier names of flags, by the class and the field.
+_ALIASES = {("AuditOptions", "documents"): "--sample", ("CascadeOptions", "documents"): "--sample"}
 # What the help shows in place of a value; for a whole number it is N.
 _PLACEHOLDERS = {
     "ADDRESS": ("address",),
     "COLUMN": ("id", "text"),
     "COST": ("max_cost",),
-    "DAYS": ("older_than",),
+    "DAYS": ("older_than_days",),
     "FILE": ("gold",),
     "GATE": ("gates",),
     "GOLD=LABEL": ("values",),
@@ -86,6 +90,12 @@ _PLACEHOLDERS = {
     "X": ("confidence", "max_failing", "max_flip_rate", "max_psi", "precision", "recall"),
 }
 _PLACEHOLDER_OF = {name: shown for shown, names in _PLACEHOLDERS.items() for name in names}
+
+
+def flag_of(name: str) -> str:
+    """What the command calls an option of the library, by its field or parameter."""
+    names = _FLAGS[name].name if name in _FLAGS else ()
+    return next(iter(names or ()), f"--{name.replace('_', '-')}")
 
 
 def with_flags(verb: Verb) -> Verb:
@@ -111,6 +121,9 @@ def _flag(name: str, hint: Any) -> Any:
 def _parsed(options: Any) -> type:
     """A class with the same fields, annotated for the parser; a call of it gives `options`."""
     hints = {name: _flag(name, hint) for name, hint in get_type_hints(options).items()}
+    for (owner, name), alias in _ALIASES.items():
+        if owner == options.__name__:
+            hints[name] = Annotated[hints[name], Parameter(alias=alias)]
     content = {
         "__slots__": (),
         "__annotations__": hints,
@@ -125,7 +138,7 @@ def words_of(options: Any) -> tuple[str, ...]:
     """The options that differ from their defaults, as words of a command line, one for each."""
     words = []
     for field in fields(options):
-        value, flag = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
+        value, flag = getattr(options, field.name), flag_of(field.name)
         if value != field.default:
             words.append(flag if value is True else f"{flag}={value}")
     return tuple(words)

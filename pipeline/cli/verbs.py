@@ -26,7 +26,7 @@ from pipeline.cli.app import (
     shown_by,
     spec_in,
 )
-from pipeline.cli.parameters import AsJson, Data, SpecFile, Verb, with_flags, words_of
+from pipeline.cli.parameters import AsJson, SpecFile, Verb, with_flags, words_of
 from pipeline.errors import Problem, SpecError
 from pipeline.options import (
     BenchOptions,
@@ -56,7 +56,7 @@ def verb(group: Group, sort_key: int, name: str | None = None) -> Callable[[Verb
 
 
 @verb(LABEL, 0)
-def init(data: Data, /, *, options: InitOptions = InitOptions(), as_json: AsJson = False) -> int:
+def init(data: str, /, *, options: InitOptions = InitOptions(), as_json: AsJson = False) -> int:
     """Look at files of documents, and write a commented spec to start from.
 
     The columns with the text and the id are proposed from the first rows. The task in the spec is

@@ -12,7 +12,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.errors import RefusedError
+from pipeline.errors import Option, Problem, RefusedError
 
 _TIMEOUT_S = 20
 # The list of jobs: who may read it may also submit a job.
@@ -28,21 +28,25 @@ def requires_token(address: str, *, insecure: bool = False) -> bool:
     """
     parts = urlsplit(address)
     if parts.username or parts.password:
-        raise RefusedError(
-            "--address: a name or password in it would be written to logs; remove it; Ray takes "
-            "its token from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+        raise _refused(
+            "a name or password in it would be written to logs; remove it; Ray takes its token "
+            "from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         )
     status = _status(address.rstrip("/") + _JOBS, address)
     if status in _CLOSED:
         return True
     if status != _OPEN:
-        raise RefusedError(f"--address: no Ray Job API answers at {address}: status {status}")
+        raise _refused(f"no Ray Job API answers at {address}: status {status}")
     if not insecure and not is_loopback(address):
-        raise RefusedError(
-            f"--address: {address} accepts jobs without a token from anyone who reaches it; start "
-            f"the cluster with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
+        raise _refused(
+            f"{address} accepts jobs without a token from anyone who reaches it; start the cluster "
+            f"with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
         )
     return False
+
+
+def _refused(reason: str) -> RefusedError:
+    return RefusedError(Problem(Option("address"), reason))
 
 
 def is_loopback(address: str) -> bool:
@@ -70,4 +74,4 @@ def _status(url: str, address: str) -> int:
         with error:
             return int(error.code)
     except (OSError, HTTPException, ValueError) as error:
-        raise RefusedError(f"--address: no Ray cluster answers at {address}: {error}") from error
+        raise _refused(f"no Ray cluster answers at {address}: {error}") from error

@@ -28,7 +28,7 @@ from pipeline.cluster.bundle import (
     runtime_environment,
     write_bundle,
 )
-from pipeline.errors import RefusedError, UnavailableError
+from pipeline.errors import Option, Problem, RefusedError, UnavailableError
 from pipeline.runtime.connection import refused_token
 from pipeline.spec.schema import JobSpec
 
@@ -72,9 +72,10 @@ def connect(address: str) -> JobSubmissionClient:
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:
-        raise RefusedError(refused_token(address)) from error
+        raise refused_token(address) from error
     except (ConnectionError, RuntimeError, OSError) as error:
-        raise RefusedError(f"--address: no Ray cluster answers at {address}: {error}") from error
+        reason = f"no Ray cluster answers at {address}: {error}"
+        raise RefusedError(Problem(Option("address"), reason)) from error
 
 
 def submit(

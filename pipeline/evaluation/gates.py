@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, Scores
 
-PLACE = "--gate"
+PLACE = Option("gates")
 RAW, CALIBRATED = "raw", "calibrated"
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _GATE = re.compile(
@@ -69,7 +69,7 @@ def decide(gate: Gate, scores: Scores) -> Decision:
     if gate.label is None:
         value = scores.headlines[gate.metric].value
     else:
-        of_label = next(each for each in scores.labels if each.label == gate.label)
+        of_label = next(metrics for metrics in scores.labels if metrics.label == gate.label)
         value = getattr(of_label, gate.metric)
     passed = value is not None and _COMPARED[gate.sign](value, gate.bound)
     return Decision(gate.written, value, passed)

@@ -215,14 +215,14 @@ def task_metrics(
     labels, AUROC and average precision are those of the first label.
     """
     weights = np.ones(len(p)) if weights is None else weights
-    each = by_label or label_metrics(truth, p, weights)
+    of_labels = by_label or label_metrics(truth, p, weights)
     ranked = slice(1 if p.shape[1] == 2 else None)
     confidence, hits = confidence_and_hits(truth, p)
     return {
         "accuracy": float(np.average(hits, weights=weights)),
-        "f1": float(mean_defined(each["f1"])),
-        "auroc": float(mean_defined(each["auroc"][ranked])),
-        "ap": float(mean_defined(each["ap"][ranked])),
+        "f1": float(mean_defined(of_labels["f1"])),
+        "auroc": float(mean_defined(of_labels["auroc"][ranked])),
+        "ap": float(mean_defined(of_labels["ap"][ranked])),
         "brier": float(np.average(_squared_errors(truth, p), weights=weights)),
         "ece": float(_calibration_errors(confidence, hits, weights[None])[0]),
     }
@@ -247,7 +247,7 @@ def resampled_metrics(
     if rank:
         ranked = range(1 if labels == 2 else labels)
         pairs = [_ranked(truth == label, p[:, label], counts) for label in ranked]
-        auroc, ap = (np.stack(each, axis=1) for each in zip(*pairs, strict=True))
+        auroc, ap = (np.stack(column, axis=1) for column in zip(*pairs, strict=True))
     return {
         "accuracy": counts @ hits / total,
         "f1": mean_defined(f1),
@@ -335,7 +335,7 @@ def reliability_curve(
     ordered_weights = weights[order]
     [bins] = _bins(confidence[order], ordered_weights[None])
     rows, mass = np.bincount(bins), np.bincount(bins, ordered_weights)
-    sums = (np.bincount(bins, ordered_weights * each[order]) for each in (confidence, hits))
+    sums = (np.bincount(bins, ordered_weights * values[order]) for values in (confidence, hits))
     means = ((total[rows > 0] / mass[rows > 0]).tolist() for total in sums)
     return tuple(map(Bin, rows[rows > 0].tolist(), *means))
 

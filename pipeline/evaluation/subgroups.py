@@ -47,7 +47,7 @@ def false_positive_rates(
         own, others = ~truth & inside, ~truth & ~inside
         hits, other_hits = int(predicted[own].sum()), int(predicted[others].sum())
         counts[name] = hits, int(own.sum()), other_hits, int(others.sum())
-    known = {name: each for name, each in counts.items() if each[1]}
+    known = {name: count for name, count in counts.items() if count[1]}
     tables = [[[a, b - a], [c, d - c]] for a, b, c, d in known.values()]
     p_values = [float(fisher_exact(table).pvalue) for table in tables]
     corrected = dict(zip(known, false_discovery_control(p_values) if p_values else (), strict=True))
@@ -62,4 +62,4 @@ def false_positive_rates(
         flagged = p < SIGNIFICANT and of_others is not None and rate > of_others
         low, high = float(interval.low), float(interval.high)
         rates.append(SubgroupRate(name, size, hits, rate, low, high, of_others, p, flagged))
-    return tuple(sorted(rates, key=lambda each: (each.rate is None, -(each.rate or 0), each.name)))
+    return tuple(sorted(rates, key=lambda row: (row.rate is None, -(row.rate or 0), row.name)))

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.policy import Judge, Policy
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.snapshot_rule import ALL, SnapshotRule
 from pipeline.ledger.rows import DOCUMENT_SCHEMA
 from pipeline.sources.shards import Shard
 
-ALL, OTHERS = "all", "others"
+OTHERS = "others"
 MOST_GROUPS = 200  # the largest; the others are counted together
 # What does not fit is written to a temporary folder. Each thread needs some of the memory.
 _BOUNDS: dict[str, str | int | float | list[str]] = {"memory_limit": "512MB", "threads": 4}
@@ -142,8 +142,7 @@ def decisions(
     with scratch() as table:
         for rows, failed in rule.rows(shards):
             added = _decided(judge, rows, failed, on_error)
-            names = groups.names(rows) if groups else [ALL] * len(rows)
-            added["grp"] = pa.array(names, pa.string())
+            added["grp"] = pa.array(groups(rows), pa.string())
             tokens = (pc.struct_field(rows.column(task), "n_tokens") for task in read)
             added["tokens"] = pc.fill_null(pc.max_element_wise(*tokens), 0)
             for name, (task, *fields) in (columns or {}).items():
@@ -210,7 +209,7 @@ def with_thresholds(rule: SnapshotRule, shards: Mapping[str, Shard]) -> Policy:
     tasks = {name: task.fp for name, task in rule.contents.tasks.items() if name in judge.columns}
     if top is None:
         return replace(rule.policy, tasks=tasks)
-    [bound] = [each for each in judge.clauses if each.clause.kind == "drop_top"]
+    [bound] = [clause for clause in judge.clauses if clause.clause.kind == "drop_top"]
     with scratch() as table:
         for rows, failed in rule.rows(shards):
             answered = np.array([not status for status in failed], np.bool_)
@@ -234,5 +233,5 @@ def with_thresholds(rule: SnapshotRule, shards: Mapping[str, Shard]) -> Policy:
         sizes={name: size for name, size, *_ in groups},
         small=tuple(name for name, size, *_ in groups if size < top.smallest),
     )
-    clauses = tuple(done if each is bound.clause else each for each in rule.policy.clauses)
+    clauses = tuple(done if clause is bound.clause else clause for clause in rule.policy.clauses)
     return replace(rule.policy, clauses=clauses, tasks=tasks)

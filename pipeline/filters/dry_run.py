@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.filters.decisions import (
-    ALL,
     Decisions,
     Pairs,
     Size,
@@ -22,7 +21,7 @@ from pipeline.filters.decisions import (
 )
 from pipeline.filters.policy import Clause
 from pipeline.filters.removal import FilterReport, filter_report
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.snapshot_rule import ALL, SnapshotRule
 from pipeline.ledger.rows import refuse_changed
 from pipeline.options import FilterOptions
 from pipeline.spec.schema import JobSpec
@@ -65,7 +64,7 @@ class FilterPreview:
 
 def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterPreview:
     """What the spec's filter would drop; SpecError as the filter itself raises it."""
-    rule = SnapshotRule.of(spec).grouped(None)
+    rule = SnapshotRule.of(spec).grouped()
     contents = rule.contents
     refuse_changed(rule.store, contents, list(contents.tasks))
     shards = rule.input_shards(cache_dir)

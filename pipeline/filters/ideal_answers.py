@@ -76,7 +76,7 @@ def ideal_rows(
     for name, labels in truth.items():
         index = rows.schema.get_field_index(name)
         field = rows.schema.field(index)
-        columns = [each.name for each in field.type]
+        columns = [child.name for child in field.type]
         answers = [
             None if label is None else _ideal(answer or {}, label, tasks[name], columns)
             for answer, label in zip(rows.column(index).to_pylist(), labels, strict=True)
@@ -89,7 +89,7 @@ def _ideal(
     answer: Mapping[str, Any], label: str, task: TaskSpec, columns: Sequence[str]
 ) -> dict[str, Any]:
     """An answer with this label, of which the model is certain."""
-    p = {each: float(each == label) for each in task.labels}
+    p = {other: float(other == label) for other in task.labels}
     best = dict(zip(CALIBRATED_COLUMNS, (label, p, 1.0), strict=True))
     parts = label.split(task.separator) if task.separator else []
     path = [(task.separator or "").join(parts[:end]) for end in range(1, len(parts) + 1)]
@@ -97,7 +97,7 @@ def _ideal(
         **best,
         CALIBRATED: best,
         "top": [{"label": label, "p": 1.0}],
-        "levels": [{"label": each, "p": 1.0} for each in path],
+        "levels": [{"label": part, "p": 1.0} for part in path],
         "mass": 1.0,
         "status": OK,
     }

@@ -67,7 +67,7 @@ def labelled_shards(
                 f"{shard.path}: is gone, or differs from what snapshot {contents.number} "
                 f"labelled; run `assay run` to label the input as it is now"
             )
-    paths = {each.path for each in objects}
+    paths = {item.path for item in objects}
     labelled = {shard.path for shard in contents.shards}
     empty = paths - {shard.path for shard in shards}
     return by_sid, len(paths - labelled - empty)

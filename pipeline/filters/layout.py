@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import short_hash
 from pipeline.ledger.snapshots import NamedShard
@@ -134,7 +134,7 @@ def _fixed_folder(place: str, places: Sequence[str]) -> str:
     place = place.rstrip("/")
     if list(places) == [place]:
         return place.rpartition("/")[0]
-    if all(each.startswith(f"{place}/") for each in places):
+    if all(path.startswith(f"{place}/") for path in places):
         return place
     return re.split(r"[*?\[]", place)[0].rpartition("/")[0]
 
@@ -151,4 +151,4 @@ def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
     is_below = takes_in_folders and f"{target.rstrip('/')}/".startswith(f"{folder}/")
     if is_below or re.match(glob_translate(place), target):
         fix = f"is in the input {path_glob}, and a run would label it; name another folder"
-        raise SpecError([Problem("--to", fix, to)])
+        raise option_error("to", fix, to)

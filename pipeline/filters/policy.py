@@ -74,20 +74,22 @@ class Policy:
 
     @classmethod
     def of_spec(cls, spec: FilterSpec, tasks: Collection[str]) -> Policy:
-        """The policy of a spec. `decisions.with_thresholds` adds the thresholds of `drop_top`.
-
-        A group that is the name of a task is the task's label.
-        """
+        """The policy of a spec. `decisions.with_thresholds` adds the thresholds of `drop_top`."""
         clauses = []
         for kind, own in (("drop_top", spec.drop_top), ("thresholds", spec.thresholds)):
             if own is None:
                 continue
-            by = f"{own.by}.label" if own.by in tasks else own.by
+            by = own.by and group_sql(own.by, tasks)
             if isinstance(own, ThresholdsSpec):
                 clauses.append(Clause(kind, own.of, by, own.otherwise, dict(own.at)))
             elif isinstance(own, DropTopSpec):
                 clauses.append(Clause(kind, own.of, by, math.inf, share=own.share))
         return cls(spec.keep, tuple(clauses))
+
+
+def group_sql(by: str, tasks: Collection[str]) -> str:
+    """A group as SQL: the name of a task means its label."""
+    return f"{by}.label" if by in tasks else by
 
 
 def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
@@ -100,10 +102,10 @@ def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
     for task, fp in policy.tasks.items():
         now = contents.tasks.get(task)
         if now is None or now.fp != fp:
-            what = "no such task" if now is None else f"the version {now.fp}"
+            present = "no such task" if now is None else f"the version {now.fp}"
             fix = (
                 f"its thresholds are of the version {fp} of the task {task!r}, and the snapshot "
-                f"has {what}; label with the same spec, or choose thresholds again"
+                f"has {present}; label with the same spec, or choose thresholds again"
             )
             raise SpecError([Problem("filter.policy", fix, path)])
     return policy
@@ -121,7 +123,7 @@ class Judgements:
 
     @property
     def dropped(self) -> Bools:  # [docs]
-        return np.array([bool(each) for each in self.causes], np.bool_)
+        return np.array([bool(causes) for causes in self.causes], np.bool_)
 
 
 class Judge:
@@ -140,7 +142,7 @@ class Judge:
         for clause in self.clauses:
             bound += clause.expressions
         self.columns = tuple(
-            name for name in schema.names if any(name in each.columns for each in bound)
+            name for name in schema.names if any(name in expression.columns for expression in bound)
         )
         # — the columns with answers, each of which has a status
         self.tasks = tuple(
@@ -161,7 +163,7 @@ class Judge:
         causes = [
             [f"on_error: {status}"] if status and on_error == "drop" else [] for status in failed
         ]
-        words = [list(each) for each in causes]
+        words = [list(reasons) for reasons in causes]
         for verdict, condition, mask in self._keep.broken(rows) if self._keep else ():
             for row in np.flatnonzero(mask & answered).tolist():
                 # — of several conditions, the first one has the verdict
@@ -177,7 +179,7 @@ class Judge:
                 where = f" in {groups[-1][row]}" if groups[-1][row] else ""
                 words[row].append(f"{name} > {limits[row]:.{_DIGITS}g}{where}")
                 causes[row].append(f"{name} is above its threshold")
-        return Judgements(causes, ["; ".join(each) for each in words], scores, groups)
+        return Judgements(causes, ["; ".join(reasons) for reasons in words], scores, groups)
 
 
 class _BoundKeep:
@@ -219,7 +221,7 @@ class BoundClause:
         of, by = clause.places
         self._score = Score(clause.of, schema, place=of)
         self._group = Group(clause.by, schema, place=by) if clause.by else None
-        self.expressions = [each for each in (self._score, self._group) if each is not None]
+        self.expressions = [self._score, *([self._group] if self._group else [])]
 
     def scores(self, rows: pa.RecordBatch) -> Floats:  # [rows]
         """The score of each row; NaN where there is none."""

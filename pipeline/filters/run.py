@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 from pydantic import computed_field
 
-from pipeline.errors import FailedRowsError, StorageError
+from pipeline.errors import FailedRowsError, Option, StorageError
 from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import identity_of, labelled_shards
@@ -102,8 +102,8 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
     todo = [s for s in contents.shards if not existing.issuperset(job.keys(s))]
     created, new_files = 0, 0
     if todo or layout.manifest_key not in existing:
-        check_create_only(job.kept, place="--to")
-        check_create_only(job.dropped, place="--dropped" if job.dropped is not job.kept else "--to")
+        check_create_only(job.kept, place=Option("to"))
+        check_create_only(job.dropped, place=Option("to" if job.dropped is job.kept else "dropped"))
         refuse_changed(job.rule.store, contents, list(contents.tasks))
         shards, new_files = labelled_shards(spec, job.rule.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
@@ -155,10 +155,10 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     )
     target = rule.filter.storage_options
     target_options = spec.storage_options if target is None else target
-    kept = dropped = open_store(to, target_options, place="--to")
+    kept = dropped = open_store(to, target_options, place=Option("to"))
     if options.dropped is not None:
-        dropped = open_store(options.dropped, target_options, place="--dropped")
-    current = open_target(to, target_options, flag="--to").below(CURRENT)
+        dropped = open_store(options.dropped, target_options, place=Option("dropped"))
+    current = open_target(to, target_options).below(CURRENT)
     return _Filter(rule, rule.judge(policy), on_error, layout, kept, dropped, current)
 
 
@@ -220,7 +220,9 @@ def _write(
         *files, counts = filter_shard(job.rule, job.judge, job.on_error, named, shards[named.sid])
         data = *files, canonical_json(COUNTS.dump_python(counts))
         objects = zip(stores, job.keys(named), data, strict=True)
-        return sum(store.create(key, each) for store, key, each in objects if key not in existing)
+        return sum(
+            store.create(key, content) for store, key, content in objects if key not in existing
+        )
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="filter") as pool:
         created = sum(pool.map(write_one, todo))

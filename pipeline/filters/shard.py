@@ -77,7 +77,7 @@ def filter_shard(
     text_bytes, dropped_texts = _texts(shard, options, answers.column("content_hash"), keep)
     tokens = pc.fill_null(answers.column(rule.counted_task(judge)).field("n_tokens"), 0)
     counts = np.ones(len(keep)), text_bytes, tokens.to_numpy()
-    sizes = np.stack([np.asarray(each, np.int64) for each in counts], axis=1)  # [docs, 3]
+    sizes = np.stack([np.asarray(column, np.int64) for column in counts], axis=1)  # [docs, 3]
     kept_inside = np.zeros(shard.rows, np.bool_)  # a slice has some of these rows
     kept_inside[answers.column("row").to_numpy() - shard.piece.start_row] = keep
     kept = kept_rows(shard, options, kept_inside)
@@ -96,7 +96,7 @@ def total(parts: Sequence[Counts]) -> Counts:
         for amounts in ([part.all.kept for part in parts], [part.all.dropped for part in parts])
     )
     return Counts(
-        SplitAmounts(*(Amount(*each) for each in sums)),
+        SplitAmounts(*(Amount(*values) for values in sums)),
         dict(sum((Counter(part.reasons) for part in parts), Counter())),
         sum(part.several for part in parts),
     )

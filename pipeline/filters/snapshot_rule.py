@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
 from pipeline.filters.labelled import current_labels, labelled_shards
-from pipeline.filters.policy import INPUT, Judge, Policy, read_policy
+from pipeline.filters.policy import INPUT, Judge, Policy, group_sql, read_policy
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.runtime.fitted_files import options_for, read_fitted
@@ -24,6 +24,8 @@ from pipeline.sources.shards import Shard
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
+
+ALL = "all"  # the group of a document without groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class SnapshotRule:
     store: Store
     contents: Contents
     policy: Policy  # thresholds of shares are missing
-    by: str | None = None  # SQL of the groups that are counted, which decide nothing
+    by: tuple[str, ...] = ()  # SQL of the groups that are counted, which decide nothing
 
     @classmethod
     def of(cls, spec: JobSpec) -> SnapshotRule:
@@ -55,17 +57,17 @@ class SnapshotRule:
         rule.judge(policy)
         return rule
 
-    def grouped(self, by: str | None) -> SnapshotRule:
-        """The rule with groups: the labels of a task, or SQL (default: the groups of the rule)."""
-        by = by or next((clause.by for clause in self.policy.clauses if clause.by), None)
-        whole = replace(self, by=f"{by}.label" if by in self.contents.tasks else by)
+    def grouped(self, by: Sequence[str] = ()) -> SnapshotRule:
+        """The rule with groups: labels of tasks, or SQL (default: the groups of the rule)."""
+        by = by or [clause.by for clause in self.policy.clauses if clause.by][:1]
+        whole = replace(self, by=tuple(group_sql(sql, self.contents.tasks) for sql in by))
         whole.groups()
         return whole
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns of the input that the rule and the groups read."""
-        by = fields_in(self.by, INPUT, place="--by") if self.by else ()
+        by = [name for sql in self.by for name in fields_in(sql, INPUT, place=Option("by"))]
         return tuple(dict.fromkeys((*self.policy.inputs, *by)))
 
     @property
@@ -88,9 +90,18 @@ class SnapshotRule:
         tasks = list(self.contents.tasks)
         return next((task for task in tasks if task in judge.columns), tasks[0])
 
-    def groups(self) -> Group | None:
-        """The groups, bound to the rows of this snapshot; SpecError if they do not suit them."""
-        return Group(self.by, self.schema, place="--by") if self.by else None
+    def groups(self) -> Callable[[pa.RecordBatch], list[str]]:  # [rows]
+        """A function that gives the group of each row; SpecError if the groups do not suit them.
+
+        Without groups, it gives the same name for all rows.
+        """
+        groups = [Group(sql, self.schema, place=Option("by")) for sql in self.by]
+
+        def names(rows: pa.RecordBatch) -> list[str]:
+            values = zip(*(group.names(rows) for group in groups), strict=True)
+            return [", ".join(of_row) for of_row in values] or [ALL] * len(rows)
+
+        return names
 
     def input_shards(self, cache_dir: Path) -> dict[str, Shard]:
         """The snapshot's shards in the input by id.
@@ -103,7 +114,7 @@ class SnapshotRule:
         read = [shards[named.sid] for named in self.contents.shards]
         options = self.spec.input.storage_options
         check_columns_of(read, options, self.policy.inputs, place="filter")
-        check_columns_of(read, options, self.inputs, place="--by")
+        check_columns_of(read, options, self.inputs, place=Option("by"))
         return shards
 
     def answers(self) -> Iterator[pa.RecordBatch]:

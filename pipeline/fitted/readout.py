@@ -202,12 +202,12 @@ def differences(
     prompt = spec.prompt.model_dump(mode="json")
     for key in sorted({*prompt, *card.prompt}):
         settings[f"prompt.{key}"] = (prompt.get(key), card.prompt.get(key))
-    for what, (own, fitted) in settings.items():
+    for setting, (own, fitted) in settings.items():
         if own != fitted:
             shown = _files_that_differ(own, fitted) if isinstance(own, dict) else repr(fitted)
             fix = (
-                f"task {task.name!r}: the readout {task.readout} was fitted with another {what}: "
-                f"{shown}; fit it again, or change the spec"
+                f"task {task.name!r}: the readout {task.readout} was fitted with another "
+                f"{setting}: {shown}; fit it again, or change the spec"
             )
             yield Problem(f"{place}.readout", fix, None if isinstance(own, dict) else own)
     if spec.exit is not None and spec.exit.layer not in readout.maps:

@@ -125,8 +125,8 @@ def sampling_of(gold: Gold, answers: GoldAnswers, rows: NDArray[np.int64]) -> Sa
     hashes = answers.hashes[rows].tolist()
     texts = gold.design.weights(hashes)
     return Sampling(
-        weights=np.array([texts[each] for each in hashes]) * answers.documents[rows],
-        strata=np.array([gold.design.strata[each] for each in hashes], np.int64),
+        weights=np.array([texts[text_hash] for text_hash in hashes]) * answers.documents[rows],
+        strata=np.array([gold.design.strata[text_hash] for text_hash in hashes], np.int64),
     )
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from pipeline.errors import Problem, SpecError, StorageError, UnreadableError, one_line
+from pipeline.errors import Option, Problem, StorageError, UnreadableError, one_line, option_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.flat import restore_formulas
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, opened
@@ -36,9 +36,10 @@ class GoldRows:
     def rows(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
-    def place(self, row: int) -> str:
+    def place(self, row: int, column: str | None = None) -> Option:
         """A row's place, for errors."""
-        return f"--gold {self.path}, row {row + 1}"
+        of_column = "" if column is None else f", column {column}"
+        return Option("gold", part=f" {self.path}, row {row + 1}{of_column}")
 
 
 def gold_format(path: str) -> str | None:
@@ -53,11 +54,11 @@ def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
         with option_errors("input.storage_options", options):
             return GoldRows(path, _columns(path, format, options))
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
-        raise SpecError([Problem("--gold", f"cannot be opened: {error}", path)]) from error
+        raise option_error("gold", f"cannot be opened: {error}", path) from error
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise SpecError([Problem("--gold", "there is no such file", path)]) from error
-        raise type(error)(f"--gold: {error}") from error
+            raise option_error("gold", "there is no such file", path) from error
+        raise type(error)(Problem(Option("gold"), str(error))) from error
 
 
 def _columns(path: str, format: str, options: Options) -> dict[str, list[object]]:
@@ -70,8 +71,8 @@ def _columns(path: str, format: str, options: Options) -> dict[str, list[object]
             data = b"".join(blocks).removeprefix(codecs.BOM_UTF8)
         return _csv_columns(data) if format.startswith("csv") else _jsonl_columns(path, data)
     except (OSError, EOFError, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
-        what = f"cannot be read as gold labels: {one_line(error)}"
-        raise UnreadableError(f"{path}: {what}") from error
+        reason = f"cannot be read as gold labels: {one_line(error)}"
+        raise UnreadableError(f"{path}: {reason}") from error
 
 
 def _csv_columns(data: bytes) -> dict[str, list[object]]:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
 from pipeline.gold.sample_design import HASH, SampleDesign, find_design
 from pipeline.gold.scores import PLACE, ScoreColumn, are_scores, read_targets, score_columns
@@ -102,7 +102,7 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
     rows = read_gold_rows(source, format, spec.input.storage_options)
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
-        raise SpecError([Problem("--gold", fix, source)])
+        raise option_error("gold", fix, source)
     design = find_design(rows, spec)
     by, keys, texts = _documents(rows, spec, options, is_sample=design is not None)
     columns = _task_columns(spec, options, tuple(rows.columns), source)
@@ -121,17 +121,18 @@ def _check_names(spec: JobSpec, options: GoldOptions) -> None:
     names = [task.name for task in spec.tasks]
     labels = {label for task in spec.tasks for label in task.labels}
     fix = f"the spec has no such task; it has {', '.join(names)}"
-    problems = [Problem("--column", fix, task) for task, _ in options.columns if task not in names]
-    problems += [Problem("--task", fix, task) for task in options.tasks if task not in names]
+    named = [("columns", task) for task, _ in options.columns]
+    named += [("tasks", task) for task in options.tasks]
+    problems = [Problem(Option(option), fix, task) for option, task in named if task not in names]
+    fix = "no task has such a label; write GOLD_VALUE=LABEL"
     problems += [
-        Problem("--value", "no task has such a label; write GOLD_VALUE=LABEL", f"{value}={label}")
+        Problem(Option("values"), fix, f"{value}={label}")
         for value, label in options.values
         if label not in labels
     ]
     if options.id and options.text:
-        problems.append(
-            Problem("--text", "rows are matched by id or by text; name one of them", options.text)
-        )
+        fix = "rows are matched by id or by text; name one of them"
+        problems.append(Problem(Option("text"), fix, options.text))
     if problems:
         raise SpecError(problems)
 
@@ -140,7 +141,7 @@ def _task_columns(
     spec: JobSpec, options: GoldOptions, names: Sequence[str], source: str
 ) -> list[tuple[TaskSpec, str]]:
     """The tasks that have gold labels, with the column of each; SpecError if there are none."""
-    scores = {name: each.column for name, each in score_columns(spec, options).items()}
+    scores = {name: score.column for name, score in score_columns(spec, options).items()}
     named = {**dict(options.columns), **scores}
     chosen = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
     columns = [(task, named.get(task.name, task.name)) for task in chosen]
@@ -148,10 +149,10 @@ def _task_columns(
     shown = ", ".join(names)
     fix = f"{source} has no such column; it has {shown}; write"
     problems = [
-        Problem(PLACE, f"{fix} {PLACE} TASK=COLUMN", column)
+        Problem(PLACE, f"{fix} --score TASK=COLUMN", column)
         if task.name in scores
         else Problem(
-            "--column" if task.name in named else f"--task {task.name}",
+            Option("columns") if task.name in named else Option("tasks", part=f" {task.name}"),
             f"{fix} --column TASK=COLUMN",
             column,
         )
@@ -162,7 +163,7 @@ def _task_columns(
     if not present and not problems:
         fix = f"has no column with the name of a task ({', '.join(task.name for task in chosen)}); "
         fix += f"it has {shown}; write --column TASK=COLUMN"
-        problems = [Problem("--gold", fix, source)]
+        problems = [Problem(Option("gold"), fix, source)]
     if problems:
         raise SpecError(problems)
     return present
@@ -175,7 +176,7 @@ def _label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
     for value, label in options.values:
         if label in names and mapped.setdefault(value, names[label]) != names[label]:
             fix = f"{value!r} is mapped to two labels of task {task.name}; map it to one"
-            raise SpecError([Problem("--value", fix, f"{value}={label}")])
+            raise option_error("values", fix, f"{value}={label}")
     return {**names, **mapped}
 
 
@@ -262,7 +263,7 @@ def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By
     names = " or ".join(dict.fromkeys(column for _, column in choices if column))
     columns = ", ".join(rows.columns)
     fix = f"has no column {names} to match its rows by; it has {columns}; name one: --id"
-    raise SpecError([Problem("--gold", fix, rows.path)])
+    raise option_error("gold", fix, rows.path)
 
 
 def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions) -> GoldTask:
@@ -272,14 +273,14 @@ def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions
     if len(task.labels) == 2 and are_scores(times):
         label = "" if task.name in task.labels else ".LABEL"
         fix = f"the values of {column} are numbers from 0 to 1, and no labels of task {task.name}; "
-        fix += f"if they are scores, assay fit and eval read them with {PLACE} "
+        fix += "if they are scores, assay fit and eval read them with --score "
         fix += shlex.quote(f"{task.name}{label}={column}")
-        raise SpecError([Problem("--gold", fix, rows.path)])
+        raise option_error("gold", fix, rows.path)
     if times:
         raise SpecError(
             [
                 Problem(
-                    f"{rows.place(written.index(value))}, column {column}",
+                    rows.place(written.index(value), column),
                     f"{_not_a_label(task, value)} (rows with it: {times[value]:,})",
                     value,
                 )
@@ -345,7 +346,7 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
             raise
         fix = f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a "
         fix += "snapshot"
-        raise SpecError([Problem("--gold", fix, source)]) from error
+        raise option_error("gold", fix, source) from error
     by: By = "doc_id" if options.id else "content_hash"
     columns = _task_columns(spec, options, tuple(teacher.labels), source)
     table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
@@ -367,7 +368,9 @@ def _teacher_task(
     names = _label_names(task, options)
     unknown = [label for label in teacher_labels if label not in names]
     if unknown:
-        raise SpecError([Problem("--gold", _not_a_label(task, label), label) for label in unknown])
+        raise SpecError(
+            [Problem(Option("gold"), _not_a_label(task, label), label) for label in unknown]
+        )
     answers = column.combine_chunks()
     p = probabilities(answers, versions(answers.type)[-1], teacher_labels)  # [rows, theirs]
     soft = np.zeros((len(p), len(task.labels)))

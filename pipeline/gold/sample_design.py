@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.gold.files import GoldRows
 from pipeline.hashes import canonical_json, parse_versioned_json, sha256_hex, validated
 from pipeline.ledger.keys import audit_key, parse_key
@@ -71,7 +71,9 @@ def find_design(rows: GoldRows, spec: JobSpec) -> SampleDesign | None:
         return _earlier_design(rows) if STRATUM in rows.columns else None
     names = rows.columns[SAMPLE]
     if not rows.rows:
-        raise SpecError([Problem("--gold", "has no rows; draw a sample and label it", rows.path)])
+        raise SpecError(
+            [Problem(Option("gold"), "has no rows; draw a sample and label it", rows.path)]
+        )
     odd = next((row for row, name in enumerate(names) if name != names[0]), None)
     if odd is not None:
         fix = f"the column {SAMPLE} has another value than in row 1; put each sample in its own "
@@ -93,7 +95,7 @@ def _stored_design(path: str, name: str, spec: JobSpec) -> SampleDesign:
     if parse_key(key) is None or not any(stored.key == key for stored in store.list(key)):
         fix = f"{store.url} has no design of this sample ({SAMPLE} {name}); name the spec whose "
         fix += "output the sample was drawn from"
-        raise SpecError([Problem("--gold", fix, path)])
+        raise option_error("gold", fix, path)
     return validated(SampleDesign, parse_versioned_json(store.read(key), FORMAT))
 
 

@@ -1,6 +1,6 @@
 """Scores of a label in a column of a gold file, such as another service's probabilities.
 
-Entry points: `score_columns` for what `--score` names, `read_targets` for the values of a column.
+Entry points: `score_columns` for the columns of the options, `read_targets` for their values.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from math import isnan, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.gold.files import GoldRows
 from pipeline.options import GoldOptions
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
-PLACE = "--score"
+PLACE = Option("scores")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ScoreColumn:
 
 
 def score_columns(spec: JobSpec, options: GoldOptions) -> dict[str, ScoreColumn]:
-    """The columns that `--score` names, by task; SpecError if a task or its label is not clear.
+    """The columns of `options.scores`, by task; SpecError if a task or its label is not clear.
 
     `TASK=COLUMN` has the scores of the label with the task's name, `TASK.LABEL=COLUMN` those of
     another label.
@@ -65,7 +65,7 @@ def _label_problem(task: TaskSpec, label: str, column: str) -> str:
         return f"a score needs a task with two labels; task {task.name} has {len(labels)}"
     if (label or task.name) in labels:
         return ""
-    fix = " or ".join(f"{task.name}.{each}={column}" for each in labels)
+    fix = " or ".join(f"{task.name}.{name}={column}" for name in labels)
     if label:
         return f"task {task.name} has no label {label}; write {fix}"
     return f"no label of task {task.name} has its name; write {fix}"
@@ -92,7 +92,7 @@ def read_targets(
         fix = f"is not a number from 0 to 1 (such rows: {len(wrong):,}); write the score as "
         fix += "one, or leave the value empty if the row has none"
         value = rows.columns[score.column][wrong[0]]
-        raise SpecError([Problem(f"{rows.place(wrong[0])}, column {score.column}", fix, value)])
+        raise SpecError([Problem(rows.place(wrong[0], score.column), fix, value)])
     means = _means(scores, keys)
     targets = np.stack([means, 1 - means], axis=1)
     return targets if score.label == labels[0] else targets[:, ::-1]

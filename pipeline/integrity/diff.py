@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 
-from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.errors import Option, Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import Limits
@@ -70,12 +70,12 @@ class Comparison:
 
 def sides(store: Store, before: str, after: str) -> tuple[Contents, Contents]:
     """The snapshots with these numbers; SpecError that lists those that exist."""
-    written = {"A": before, "B": after}
+    written = {"before": before, "after": after}
     existing = sorted(snapshot_numbers(store))
     known = ", ".join(map(str, existing)) or "none yet; `assay run` publishes them"
     wrong = [
-        Problem(place, f"write the number of a snapshot; {store.url} has {known}", number)
-        for place, number in written.items()
+        Problem(Option(side), f"write the number of a snapshot; {store.url} has {known}", number)
+        for side, number in written.items()
         if not (number.isascii() and number.isdecimal() and int(number) in existing)
     ]
     if wrong:
@@ -87,8 +87,11 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
     """What changed between two snapshots of the store. Each label file is read once."""
     common = [task for task in after.tasks if task in before.tasks]
     if not common:
-        names = (f"{_name(each)} has {', '.join(each.tasks)}" for each in (before, after))
-        raise SpecError([Problem("A and B", "have no task in common", "; ".join(names))])
+        place = Option("before", "after")
+        names = (
+            f"{_name(snapshot)} has {', '.join(snapshot.tasks)}" for snapshot in (before, after)
+        )
+        raise SpecError([Problem(place, "have no task in common", "; ".join(names))])
     with (
         tempfile.TemporaryDirectory(prefix="assay-diff-") as folder,
         # — the tables are in a file, because they may be larger than the memory
@@ -157,9 +160,9 @@ def _change(connection: Connection, task: str, before: Contents, after: Contents
     )
 
 
-def _name(each: Contents) -> str:
-    part = f" ({each.slice})" if each.slice else ""
-    return f"snapshot {each.number:08d}{part}" if each.number else "unpublished"
+def _name(snapshot: Contents) -> str:
+    part = f" ({snapshot.slice})" if snapshot.slice else ""
+    return f"snapshot {snapshot.number:08d}{part}" if snapshot.number else "unpublished"
 
 
 def shares(counts: Counts) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from pipeline.errors import Problem, RefusedError, SpecError
+from pipeline.errors import RefusedError, option_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.attempts import check_not_in_use
 from pipeline.ledger.keys import (
@@ -96,14 +96,14 @@ def collect_garbage(
     """
     if keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"
-        raise SpecError([Problem("--keep", fix, keep)])
+        raise option_error("keep", fix, keep)
     if not older_than_days >= 0:
-        raise SpecError([Problem("--older-than", "write 0 or more days", older_than_days)])
+        raise option_error("older_than_days", "write 0 or more days", older_than_days)
     output = store or open_store(spec.output, spec.storage_options)
     if delete:
         check_not_in_use(output)
     # — listed before the snapshots are read: what is written from now on is not in the list
-    stored = {each.key: each for prefix in DELETION_ORDER for each in output.list(prefix)}
+    stored = {item.key: item for prefix in DELETION_ORDER for item in output.list(prefix)}
     known = {name: key for name in stored if (key := parse_key(name)) is not None}
     oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
     numbers = snapshot_numbers(output)
@@ -118,7 +118,7 @@ def collect_garbage(
         if snapshot_numbers(output) != numbers:
             raise RefusedError(f"{output.url}: a run has just published a snapshot; run gc again")
         for prefix in DELETION_ORDER:
-            output.delete([each.key for each in objects if each.key.startswith(prefix)])
+            output.delete([item.key for item in objects if item.key.startswith(prefix)])
     return GcResult(
         output=output.url,
         kept_snapshots=tuple(snapshots.kept),
@@ -126,7 +126,7 @@ def collect_garbage(
         young=len(known.keys() & kept - named),
         unknown=len(stored) - len(known),
         prefixes=dict(_removed(objects)),
-        keys=tuple(each.key for each in objects),
+        keys=tuple(item.key for item in objects),
     )
 
 

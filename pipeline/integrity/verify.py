@@ -119,10 +119,10 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
         files=sum(1 for _ in snapshot.files),
         rows=snapshot.rows,
         cells=snapshot.rows * len(snapshot.tasks),
-        documents_read_again=sum(each.read_again for each in checked),
-        inputs_changed=len({each.changed for each in checked if each.changed}),
+        documents_read_again=sum(result.read_again for result in checked),
+        inputs_changed=len({result.changed for result in checked if result.changed}),
         damages=tuple(
-            chain(_damaged_specs(store, snapshot.tasks), *(each.damages for each in checked))
+            chain(_damaged_specs(store, snapshot.tasks), *(result.damages for result in checked))
         ),
     )
 
@@ -174,11 +174,11 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     version = origin.version
     columns = Columns(version.text_column, version.id_column, version.image_column)
     now = audit.inputs[shard.path]
-    if not any(each.version(columns) == version for each in now):
+    if not any(item.version(columns) == version for item in now):
         return _CheckedShard(tuple(damages), changed=shard.path)
     compared = [name for name in ("doc_id", "content_hash", ROW) if name in documents.column_names]
     slices = read_inside(origin, audit.options)
-    again = pa.concat_tables(each.select(compared) for each in slices)
+    again = pa.concat_tables(part.select(compared) for part in slices)
     for column in compared:
         if where := _differing(documents.column(column), again.column(column)):
             what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"

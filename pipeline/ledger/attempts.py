@@ -169,7 +169,7 @@ def in_use(store: Store) -> Iterator[None]:
 
 def check_not_in_use(store: Store) -> None:
     """RefusedError while a run writes to the output, and for ten minutes after it was killed."""
-    last_s = max((each.modified_s for each in store.list(IN_USE)), default=-inf)
+    last_s = max((mark.modified_s for mark in store.list(IN_USE)), default=-inf)
     if (silent_s := time.time() - last_s) < ENDED_AFTER_S:
         raise RefusedError(
             f"{store.url}: a run writes to this output (its last sign was {max(0, silent_s):.0f} s "

@@ -123,7 +123,7 @@ class ShardCounts:
     costs: Mapping[str, LabelCost]  # by the number of the reader, of those that were asked
     created: int = 0  # objects
     outside: int = 0  # rows of the input that were read and are not in the slice
-    taken_over: int = 0  # rows with the answers of other shards
+    reused: int = 0  # rows with the answers of other shards
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # Of the tasks' label files that were created, by key.

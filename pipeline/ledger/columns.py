@@ -122,7 +122,7 @@ def _from_top(
     for row, top in enumerate(rows):
         if not top:
             continue
-        known = {index[str(each["label"])]: float(str(each["p"])) for each in top}
+        known = {index[str(ranked["label"])]: float(str(ranked["p"])) for ranked in top}
         rest = max(0.0, 1 - sum(known.values()))
         p[row] = rest / max(1, len(labels) - len(known))
         p[row, list(known)] = list(known.values())

@@ -52,7 +52,7 @@ def load_or_cut(
     """
     log = _Log(store)
     take = log.append if keep else log.take_in
-    versions = {each.version(columns): each for each in objects}
+    versions = {item.version(columns): item for item in objects}
     new = [version for version in versions if version not in log.cuts]
     unreadable: list[str] = []
     unwritten: dict[ObjectVersion, Sequence[Shard]] = {}
@@ -89,7 +89,7 @@ def load_or_cut(
 
 def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -> Cuts:
     """The shards of the objects that are in the log; opens no object and writes nothing."""
-    return _Log(store).cuts_of([each.version(columns) for each in objects])
+    return _Log(store).cuts_of([item.version(columns) for item in objects])
 
 
 def logged_shards(

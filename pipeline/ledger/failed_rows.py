@@ -42,13 +42,13 @@ def is_failed_status(status: str) -> bool:
 def failed_mask(status: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:  # [rows]
     """Which rows of a label file failed, by its column `status`."""
     values = status.cast(pa.string()).to_pylist()
-    return np.array([is_failed_status(each) for each in values], np.bool_)
+    return np.array([is_failed_status(value) for value in values], np.bool_)
 
 
 def counts_of(status: pa.Array | pa.ChunkedArray, metadata: Mapping[str, str]) -> FileCounts:
     """The counts of a label file with this column `status`, and these metadata."""
     by_status = pc.value_counts(status.cast(pa.string())).to_pylist()
-    failed = sum(each["counts"] for each in by_status if is_failed_status(each["values"]))
+    failed = sum(count["counts"] for count in by_status if is_failed_status(count["values"]))
     return FileCounts(failed, sum(json.loads(metadata.get(TAKEN_OVER, "{}")).values()))
 
 

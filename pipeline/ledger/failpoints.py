@@ -22,8 +22,8 @@ def failpoints_set() -> bool:
 
 def failpoint(name: str) -> None:
     """Kills or stops this process if `ASSAY_FAULT` names this point."""
-    point, _, what = os.environ.get(VARIABLE, "").partition("=")
-    action, _, file = what.partition(":")
+    point, _, value = os.environ.get(VARIABLE, "").partition("=")
+    action, _, file = value.partition(":")
     if point != name:
         return
     if file:

@@ -19,7 +19,7 @@ KeyOf = Callable[[int], str]  # the key of a number, such as `snapshot_key`
 
 def numbers(store: Store, key_of: KeyOf) -> list[int]:
     """The numbers of the objects with such keys, in rising order."""
-    listed = [(each.key, parse_key(each.key)) for each in store.list(_folder(key_of))]
+    listed = [(item.key, parse_key(item.key)) for item in store.list(_folder(key_of))]
     return sorted(key.number for name, key in listed if key and name == key_of(key.number))
 
 

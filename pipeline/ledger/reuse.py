@@ -122,8 +122,8 @@ def answered_rows(store: Store, keys: Sequence[str]) -> int:
     """How many rows of a shard these label files of some of its rows answer."""
     files = [read_file(store, key, [ROW, "status"]) for key in keys]
     accepted = pa.array(_ANSWERED)
-    answers = [each.filter(pc.is_in(each["status"].cast(pa.string()), accepted)) for each in files]
-    return len({row for each in answers for row in each[ROW].to_pylist()})
+    answers = [rows.filter(pc.is_in(rows["status"].cast(pa.string()), accepted)) for rows in files]
+    return len({row for rows in answers for row in rows[ROW].to_pylist()})
 
 
 def text_identities(documents: pa.Table) -> pa.StringArray:

@@ -86,7 +86,7 @@ def changed_files(store: Store, files: Collection[NamedFile]) -> dict[str, str]:
     size and the time: if no file has its etag, all were copied, and their sizes are compared.
     """
     folders = {listing_prefix(file.key) for file in files}
-    now = {each.key: each for folder in sorted(folders) for each in store.list(folder)}
+    now = {item.key: item for folder in sorted(folders) for item in store.list(folder)}
     other = [file for file in files if file.key not in now or now[file.key].etag != file.etag]
     all_copied = len(other) == len(files)
     changes = {}
@@ -95,8 +95,8 @@ def changed_files(store: Store, files: Collection[NamedFile]) -> dict[str, str]:
             changes[file.key] = MISSING
         elif not _is_copy(store, file, now[file.key], all_copied=all_copied):
             etag = now[file.key].etag
-            what = f"has the etag {etag} and was published with {file.etag}: it is another file"
-            changes[file.key] = what
+            change = f"has the etag {etag} and was published with {file.etag}: it is another file"
+            changes[file.key] = change
     return changes
 
 

@@ -123,7 +123,7 @@ def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
 
     An object that cannot be read is logged; its shards are added again.
     """
-    indexed = {sid for each in _objects(store, logger.warning) for sid in each.sids}
+    indexed = {sid for item in _objects(store, logger.warning) for sid in item.sids}
     new: dict[str, Hashes] = {}
     entries = 0
     for sid, hashes in _read_texts(store, [sid for sid in sids if sid not in indexed]):
@@ -139,8 +139,8 @@ def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
 def hashes_of(store: Store, sids: Collection[str]) -> dict[str, Hashes]:
     """The hashes of the texts of these shards; documents files are read if no object has them."""
     texts: dict[str, Hashes] = {}
-    for each in _objects(store):
-        texts |= each.texts_of(sids)
+    for item in _objects(store):
+        texts |= item.texts_of(sids)
     texts |= _read_texts(store, [sid for sid in sids if sid not in texts])
     return texts
 
@@ -172,7 +172,7 @@ def candidates(
 
 def shards_of_objects(store: Store) -> dict[str, tuple[str, ...]]:
     """The shards of each object of the index, by key; a damaged object is not in it."""
-    return {each.key: each.sids for each in _objects(store)}
+    return {item.key: item.sids for item in _objects(store)}
 
 
 def _objects(store: Store, log: Callable[..., None] = logger.debug) -> Iterator[IndexObject]:

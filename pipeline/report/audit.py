@@ -24,7 +24,7 @@ def show_drawn_sample(sample: DrawnSample) -> Iterator[Part]:
     """What was drawn, what people have to do, and the next command."""
     words = ["--gold", sample.path]
     words += ["--positive", sample.positive] if sample.positive else []
-    words += ["--by", sample.by] if sample.by else []
+    words += [word for by in sample.by for word in ("--by", by)]
     facts = {
         "sample": f"{sample.drawn:,} of {sample.texts:,} different texts, {sample.strata} strata",
         "snapshot": f"{sample.snapshot:08d}",
@@ -48,7 +48,7 @@ def show_audited(result: AuditResult) -> Iterator[Part]:
     for words, estimates in result.reasons.items():
         if len(result.reasons) > 1 or estimates != whole:
             rows += _rows(f"reason {words}", estimates)
-    largest = sorted(result.groups.items(), key=lambda each: -each[1]["prevalence"].labels)
+    largest = sorted(result.groups.items(), key=lambda group: -group[1]["prevalence"].labels)
     for name, estimates in largest[:SHOWN_GROUPS]:
         rows += _rows(f"group {name}", estimates)
     if len(largest) > SHOWN_GROUPS:

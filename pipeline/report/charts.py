@@ -109,7 +109,7 @@ def curves(task: TaskEvaluation) -> tuple[Chart, Chart]:
     reliability = [
         Line(
             f"{version}, {len(bins)} bins of about equal mass",
-            [(each.confidence, each.accuracy) for each in bins],
+            [(part.confidence, part.accuracy) for part in bins],
             number,
             number > 0,
         )

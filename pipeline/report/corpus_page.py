@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 from jinja2 import Environment, StrictUndefined, Template
 
-from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.tally import THRESHOLDS, ScoreCounts
@@ -38,7 +36,7 @@ from pipeline.report.evaluation_table import (
     score_grids,
     sources,
 )
-from pipeline.stores.named_files import Target, open_target
+from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusReport
 
 SHOWN_GROUPS = 20
@@ -59,25 +57,11 @@ _SECTIONS = {
 }
 
 
-def page_target(url: str, options: Mapping[str, Any], *, flag: str) -> Target:
-    """The file for a page, at a path or any fsspec URL.
-
-    Raises:
-        SpecError: The URL is a folder or cannot be opened.
-    """
-    target = open_target(url, options, flag=flag)
-    is_local = isinstance(target.file_system, LocalFileSystem)
-    if url.endswith("/") or (is_local and Path(target.place).is_dir()):
-        raise SpecError([Problem(flag, "is a folder; name a file", url)])
-    return target
-
-
 def write_report(report: CorpusReport, target: Target, *, spec_file: str) -> None:
     """Replaces the page in one step. StorageError if it cannot be written."""
     written_at = datetime.now(UTC)
     html = page(report, spec_file=spec_file, folder=os.getcwd(), written_at=written_at)
-    with target.replaced() as path:
-        path.write_text(html, encoding="utf-8")
+    target.write(html.encode())
 
 
 def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datetime) -> str:
@@ -209,10 +193,10 @@ def _slider(score: ScoreCounts) -> dict[str, Any]:
 
 
 def _largest_groups(counts: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    largest = sorted(counts.items(), key=lambda each: -sum(each[1]))
-    shown = {escape_controls(name): each for name, each in largest[:SLIDER_GROUPS]}
+    largest = sorted(counts.items(), key=lambda group: -sum(group[1]))
+    shown = {escape_controls(name): cells for name, cells in largest[:SLIDER_GROUPS]}
     if others := largest[SLIDER_GROUPS:]:
-        rest = np.sum([each for _, each in others], axis=0).tolist()
+        rest = np.sum([cells for _, cells in others], axis=0).tolist()
         shown[f"{len(others):,} smaller groups"] = rest
     return shown
 

@@ -97,7 +97,7 @@ def _longest_fence(text: str) -> int:
 
 def _labeller(report: CorpusReport) -> str:
     """The model by its name and the hash of its weights; classifiers alone have no model."""
-    hashes = {hash[:HASH_CHARS] for each in report.tasks for hash in each.weights.values()}
+    hashes = {hash[:HASH_CHARS] for task in report.tasks for hash in task.weights.values()}
     weights = f" (weights {', '.join(sorted(hashes))})" if hashes else ""
     return f"the model {report.model}{weights}" if report.model else f"text classifiers{weights}"
 

@@ -81,8 +81,8 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
     yield from label_doubts({task.task: task.labels for task in report.tasks})
     quality = report.quality
     if quality is not None:
-        for each in quality.tasks:
-            yield from evaluation_doubts(each, quality.gold)
+        for evaluated in quality.tasks:
+            yield from evaluation_doubts(evaluated, quality.gold)
     for of in report.subgroups:
         for rate in of.rates:
             if rate.flagged and rate.rate is not None and rate.rate_of_others is not None:

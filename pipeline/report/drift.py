@@ -118,9 +118,9 @@ def show_judged_run(run: JudgedRun) -> Iterator[Part]:
         yield from ("", *comparison_parts(run.comparison))
     yield ""
     rows = {}
-    for each in run.decisions:
-        value = "undefined" if each.value is None else f"{each.value:.4f}"
-        rows[f"gate {each.gate}"] = f"{value}, {'passes' if each.passed else 'FAILS'}"
+    for decision in run.decisions:
+        value = "undefined" if decision.value is None else f"{decision.value:.4f}"
+        rows[f"gate {decision.gate}"] = f"{value}, {'passes' if decision.passed else 'FAILS'}"
     yield {**rows, "verdict": _verdict(run)}
     yield from (f"  {reason}" for reason in run.rejected)
 

@@ -129,7 +129,7 @@ def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
     yield Grid(
         f"{task.task}, with 95 % intervals",
         ("", *task.versions),
-        [(_NAMES[n], *(interval(each.headlines[n]) for each in scores)) for n in HEADLINES],
+        [(_NAMES[n], *(interval(scored.headlines[n]) for scored in scores)) for n in HEADLINES],
     )
     for name, version in task.versions.items():
         which = f" ({name})" if len(task.versions) > 1 else ""
@@ -144,16 +144,16 @@ def _labels(version: VersionScores, which: str) -> Grid:
         ("label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted"),
         [
             (
-                each.label,
+                label.label,
                 *(
-                    interval(Figure(value, *each.intervals.get(name, (None, None))))
-                    for name, value in (("precision", each.precision), ("recall", each.recall))
+                    interval(Figure(value, *label.intervals.get(name, (None, None))))
+                    for name, value in (("precision", label.precision), ("recall", label.recall))
                 ),
-                *map(number, (each.f1, each.auroc, each.ap)),
-                f"{each.support:,}",
-                f"{each.predicted:,}",
+                *map(number, (label.f1, label.auroc, label.ap)),
+                f"{label.support:,}",
+                f"{label.predicted:,}",
             )
-            for each in version.scores.labels
+            for label in version.scores.labels
         ],
     )
 
@@ -204,7 +204,7 @@ def confusion_grid(task: TaskEvaluation) -> Grid:
 def issue_grid(task: TaskEvaluation, most: int, *, texts: bool = False) -> Grid:
     """The first `most` label issues, with the documents' texts if asked for and known."""
     shown = task.label_issues[:most]
-    with_texts = texts and any(each.text is not None for each in shown)
+    with_texts = texts and any(issue.text is not None for issue in shown)
     left_out = len(task.label_issues) - len(shown)
     rest = f"; {left_out:,} more in --json" if left_out else ""
     return Grid(
@@ -212,14 +212,14 @@ def issue_grid(task: TaskEvaluation, most: int, *, texts: bool = False) -> Grid:
         ("document", "gold", "answer", *["text"] * with_texts, "p of gold", "p of answer"),
         [
             (
-                each.doc_id,
-                each.gold,
-                each.likely,
-                *[truncate(each.text or "", _TEXT_CHARS)] * with_texts,
-                number(each.p_gold),
-                number(each.p_likely),
+                issue.doc_id,
+                issue.gold,
+                issue.likely,
+                *[truncate(issue.text or "", _TEXT_CHARS)] * with_texts,
+                number(issue.p_gold),
+                number(issue.p_likely),
             )
-            for each in shown
+            for issue in shown
         ],
         texts=3 + with_texts,
     )

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
-from pipeline.filters.decisions import ALL
 from pipeline.filters.removal import stop_words
+from pipeline.filters.snapshot_rule import ALL
 from pipeline.report.console import Grid, Part, printed, truncate
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _WRITTEN = ("", "documents", "text bytes", "tokens")
 def show_filter_preview(preview: FilterPreview) -> Iterator[Part]:
     """What is kept and dropped, by group, and what other shares would drop."""
     rows = [*_pair("all", preview.kept, preview.dropped)]
-    largest = sorted(preview.groups.items(), key=lambda each: -sum(s.documents for s in each[1]))
+    largest = sorted(preview.groups.items(), key=lambda group: -sum(s.documents for s in group[1]))
     for name, (kept, dropped) in largest[:SHOWN_GROUPS]:
         rows += _pair(name, kept, dropped)
     if len(largest) > SHOWN_GROUPS:
@@ -61,8 +61,8 @@ def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
     The groups are those of the first clause with groups; without one, all documents are one group.
     """
     whole = {"": (preview.kept, preview.dropped)}
-    clauses = [each.clause for each in preview.clauses]
-    clause = next((each for each in clauses if each["by"]), clauses[0] if clauses else None)
+    clauses = [part.clause for part in preview.clauses]
+    clause = next((named for named in clauses if named["by"]), clauses[0] if clauses else None)
     by = clause["by"] if clause else None
     groups = [
         {

@@ -56,16 +56,16 @@ def _layers(task: TaskFit) -> Grid:
     both = [", ".join(task.layers[0].auroc_by_pooling)] if several else []
     states = f"; the last column is the AUROC of each state: {both[0]}" if several else ""
     rows = []
-    for each in task.layers:
-        aurocs = (number(value).removeprefix("0") for value in each.auroc_by_pooling.values())
+    for layer in task.layers:
+        aurocs = (number(value).removeprefix("0") for value in layer.auroc_by_pooling.values())
         rows.append(
             (
-                f"{'→ ' if each.layer == task.layer else ''}{each.layer}",
-                f"{each.seconds_per_document:.3f}",
-                interval(each.scores["auroc"]),
-                interval(each.scores["f1"]),
-                number(each.scores["ece"].value),
-                f"{number(each.loss)} ±{number(each.loss_standard_error).removeprefix('0')}",
+                f"{'→ ' if layer.layer == task.layer else ''}{layer.layer}",
+                f"{layer.seconds_per_document:.3f}",
+                interval(layer.scores["auroc"]),
+                interval(layer.scores["f1"]),
+                number(layer.scores["ece"].value),
+                f"{number(layer.loss)} ±{number(layer.loss_standard_error).removeprefix('0')}",
                 *([", ".join(aurocs)] if several else []),
             )
         )
@@ -77,7 +77,7 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     state = "last token" if task.pooling == "last" else "mean of the document's tokens"
     yield "readout", f"{task.readout}: layer {task.layer}, {state}"
     if len(task.layers) > 1:
-        best = min(task.layers, key=lambda each: each.loss)
+        best = min(task.layers, key=lambda layer: layer.loss)
         rule = f"of at most {number(task.loss_limit)}, the smallest plus one standard error"
         yield "layer", f"{task.layer} is the cheapest with a loss {rule} (layer {best.layer})"
     shown = ", ".join(f"{name} {interval(task.scores[key])}" for key, name in _NAMES.items())

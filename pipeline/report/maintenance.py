@@ -35,7 +35,7 @@ def show_status(status: Status) -> Iterator[Part]:
         *(("left out", reason) for reason in status.unreadable),
     ]
     rows = [
-        (name, *(f"{n:,}" for n in (*astuple(task), status.taken_over[name])))
+        (name, *(f"{n:,}" for n in (*astuple(task), status.reused[name])))
         for name, task in status.tasks.items()
     ]
     yield Grid("", ("task", "done", "missing", "failed", "reused"), rows)

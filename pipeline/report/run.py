@@ -41,8 +41,8 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
     yield "documents", documents
     yield "labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"
-    if tally.taken_over:
-        yield "reused", f"{tally.taken_over:,} answers of other shards with equal texts"
+    if tally.reused:
+        yield "reused", f"{tally.reused:,} answers of other shards with equal texts"
     if tally.rows:
         cost = tally.cost
         yield "status", _shares(tally.status)
@@ -107,7 +107,7 @@ def summary_json(outcome: Outcome) -> dict[str, Any]:
         "failed_shards": outcome.failed_shards,
         "documents_labelled": tally.rows,
         "documents_read_by_model": tally.asked_rows,
-        "documents_taken_over": tally.taken_over,
+        "documents_reused": tally.reused,
         "objects_created": tally.created,
         "status": tally.status,
         "labels": tally.labels,

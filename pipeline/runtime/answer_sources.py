@@ -98,7 +98,7 @@ def plan_reuse(
         unstored = IndexObject.of(hashes_of(store, documents.keys()))
     versions = _versions(job, store, planned, documents)
     first = [version for version in versions if version.is_asked_first]
-    files = {key for each in first for work in asking for key in each.files_of(work.shard.id)}
+    files = {key for version in first for work in asking for key in version.files_of(work.shard.id)}
     count = partial(answered_rows, store) if len(files) <= SMALL_INPUT_SHARDS else None
     with_sources: dict[int, WorkItem] = {}
     ends = accumulate(work.shard.rows for work in asking)
@@ -192,7 +192,7 @@ def _versions(
     versions = []
     first = {task.name for task in job.readers[0].spec.model_tasks}
     for number, (reader, fps) in enumerate(_fps_of_readers(job, store, planned)):
-        listed = [committed(store, each, None, documents=documents) for each in fps if each]
+        listed = [committed(store, fp, None, documents=documents) for fp in fps if fp]
         for task in fps[0]:
             files = [done for done in listed if task in done.fp]
             cells = {cell for done in files for cell in done.labels[task]}

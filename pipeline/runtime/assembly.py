@@ -184,7 +184,7 @@ def continuation_engine(
         ends = tokenizer.eos_token_id
     engine = ContinuationEngine(
         model,
-        stop_ids=ends if isinstance(ends, list) else [each for each in (ends,) if each is not None],
+        stop_ids=ends if isinstance(ends, list) else [end for end in (ends,) if end is not None],
         max_batch_tokens=decoded_tokens(
             model,
             free_bytes=_free_bytes(model) // _engines_here(job),

@@ -22,9 +22,10 @@ from pipeline.inference.classifiers import (
     load_classifier,
 )
 from pipeline.ledger.keys import spec_key
-from pipeline.runtime.fitted_files import options_for, read_fitted, write_fitted
+from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.named_files import open_target
 from pipeline.stores.store import Store
 
 _MADE_BY = {"fasttext": "fasttext supervised", "onnx": "skl2onnx.to_onnx"}
@@ -124,5 +125,5 @@ def _local_file(spec: JobSpec, task: TaskSpec, cache_dir: Path, place: str) -> P
     copy = cache_dir / "classifiers" / sha256_hex(data)
     if not copy.is_file():
         copy.parent.mkdir(parents=True, exist_ok=True)
-        write_fitted(str(copy), data, {})
+        open_target(str(copy), {}).write(data)
     return copy

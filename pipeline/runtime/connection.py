@@ -26,7 +26,14 @@ import ray
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.client import ray as client
 
-from pipeline.errors import Problem, RefusedError, SpecError, UnavailableError
+from pipeline.errors import (
+    Option,
+    Problem,
+    RefusedError,
+    SpecError,
+    UnavailableError,
+    option_error,
+)
 from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.placement import Placement, Resources, nodes_at_largest
 from pipeline.runtime.ray_processes import kill_all, own_services, processes_of_ray
@@ -71,12 +78,12 @@ def remote_ray(address: str | None) -> Iterator[list[Resources]]:
             "Ray Data does not run through Ray's client; write http://HEAD:8265 to submit the run, "
             "or run it on a node of the cluster with auto"
         )
-        raise SpecError([Problem("--address", fix, address)])
+        raise option_error("address", fix, address)
     if ray.is_initialized():
         fix = (
             "this process is connected to a Ray already, which the run uses; leave the address out"
         )
-        raise SpecError([Problem("--address", fix, address)])
+        raise option_error("address", fix, address)
     with token_mode(), _variables(_FOR_PROCESSES), _connect(address):
         _warn_if_open()
         yield node_resources()
@@ -88,7 +95,7 @@ def _warn_if_open() -> None:
     is_local = place.startswith(("127.", "localhost:", "[::1]:"))
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token" and not is_local:
         fix = "whoever reaches it can run programs there; start it with RAY_AUTH_MODE=token"
-        logger.warning("--address: %s asks for no token: %s", place, fix)
+        logger.warning("the Ray cluster at %s asks for no token: %s", place, fix)
 
 
 def _connect(address: str) -> Any:
@@ -110,21 +117,18 @@ def _connect(address: str) -> Any:
             return ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, ValueError, RayError) as error:
         if _refuses_token(error):
-            raise RefusedError(refused_token(named)) from error
+            raise refused_token(named) from error
         fix = "correct the address, or start a cluster with `ray start --head`"
         if address == "auto" and place == os.environ.get("RAY_ADDRESS"):
             fix = "RAY_ADDRESS names it; unset the variable, or correct it"
-        raise RefusedError(
-            f"--address: no Ray cluster answers at {named}: {error}; {fix}"
-        ) from error
+        reason = f"no Ray cluster answers at {named}: {error}; {fix}"
+        raise RefusedError(Problem(Option("address"), reason)) from error
 
 
-def refused_token(address: str) -> str:
+def refused_token(address: str) -> RefusedError:
     """The error of a cluster that asks for a token and got another one, or none."""
-    return (
-        f"--address: {address} refuses the token, or got none; set RAY_AUTH_TOKEN or "
-        f"RAY_AUTH_TOKEN_PATH to the cluster's own"
-    )
+    fix = f"{address} refuses the token, or got none; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to "
+    return RefusedError(Problem(Option("address"), f"{fix}the cluster's own"))
 
 
 def _refuses_token(error: BaseException | None) -> bool:
@@ -185,9 +189,9 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
         # — on GPUs, documents are read and committed beside the engines. Ray starts this many
         # workers at once, and the mailbox and Ray Data take two before an engine does
         started = _start(
-            num_cpus=1 + max(2, *(each.cores for each in placements)),
+            num_cpus=1 + max(2, *(placement.cores for placement in placements)),
             # — by its own count Ray misses what torch sees, such as MIG devices
-            num_gpus=max(each.actors * each.gpus for each in placements),
+            num_gpus=max(placement.actors * placement.gpus for placement in placements),
         )
         services, orphans = own_services(), list[psutil.Process]()
         try:

@@ -74,4 +74,4 @@ def least_work(
     first, *others = jobs_for_each_dtype(spec, cache_dir)
     planned = plan(first, store, keep=False, part=part)
     plans = [(first, planned), *((job, list_missing(job, store, planned.cuts)) for job in others)]
-    return min(plans, key=lambda each: each[1].missing_rows)
+    return min(plans, key=lambda pair: pair[1].missing_rows)

@@ -1,7 +1,7 @@
 """Files of readouts, calibrations and thresholds, named in a spec by a local path or an fsspec URL.
 
 Entry points: `find_readouts`, `load_calibrations` and `load_thresholds` in the driver,
-`load_readouts` on a worker, and `read_fitted` and `write_fitted` for the bytes of any such file.
+`load_readouts` on a worker, and `read_fitted` for the bytes of any such file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.file_systems import file_system_at
-from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
@@ -71,12 +70,6 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
         fix = f"the file cannot be read: {reason}; `{made_by}` makes one"
         raise SpecError([Problem(place, fix, path)]) from error
     return data
-
-
-def write_fitted(path: str, data: bytes, options: Options) -> None:
-    """Writes the whole file or nothing; replaces an older one."""
-    with open_target(path, options, flag="--to").replaced() as file:
-        file.write_bytes(data)
 
 
 def find_readouts(
@@ -137,7 +130,7 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
             )
         return file
 
-    paths = [each.calibration.file if each.calibration else None for each in spec.tasks]
+    paths = [task.calibration.file if task.calibration else None for task in spec.tasks]
     return _of_each_file(spec, "calibration.file", paths, load)
 
 
@@ -173,7 +166,7 @@ def load_thresholds(
             raise ValueError("it is for other stages, or for another version of these")
         return own
 
-    paths = [each.cascade.file if each.cascade else None for each in spec.tasks]
+    paths = [task.cascade.file if task.cascade else None for task in spec.tasks]
     return _of_each_file(spec, "cascade.file", paths, load)
 
 

@@ -295,7 +295,7 @@ def plan(job: Job, store: Store, *, keep: bool = True, part: Slice | None = None
     objects = _objects(job.spec, store, Path(job.cache_dir))
     target = source.shard_bytes
     if target == "auto":
-        largest = max(each.files.size_bytes for each in job.with_stages)
+        largest = max(stage.files.size_bytes for stage in job.with_stages)
         target = shard_bytes(job.placement.device, largest)
     cuts = load_or_cut(store, objects, source.columns, target, keep=keep)
     if part is not None and part.where is not None:
@@ -314,14 +314,14 @@ def check_places(spec: JobSpec, cache_dir: Path) -> None:
     """
     store, source = open_store(spec.output, spec.storage_options), spec.input
     objects = _objects(spec, store, cache_dir)
-    if sum(each.size_bytes for each in objects) <= SMALL_INPUT_BYTES:
+    if sum(item.size_bytes for item in objects) <= SMALL_INPUT_BYTES:
         load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False)
 
 
 def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
     """The input's files; SpecError if there are none, or if some are in the output."""
     objects = find_objects(spec.input.path, cache_dir, spec.input.storage_options)
-    inside = [each.path for each in objects if each.path.startswith(f"{store.url}/")]
+    inside = [item.path for item in objects if item.path.startswith(f"{store.url}/")]
     if inside:  # a run would label its own results
         fix = f"{len(inside)} of its files are in the output {store.url}; name another output"
         raise SpecError([Problem("input.path", fix, inside[0])])

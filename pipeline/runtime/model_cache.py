@@ -90,8 +90,8 @@ def _is_whole(folder: Path) -> bool:
         logger.warning("%s: the model is made again: %s", folder, error)
         return False
     if recorded != present:
-        what = differing(recorded, present)
-        logger.warning("%s: %s is not what was written; the model is made again", folder, what)
+        names = differing(recorded, present)
+        logger.warning("%s: %s is not what was written; the model is made again", folder, names)
         return False
     _whole.add(folder)
     return True

@@ -97,9 +97,9 @@ class Tally:
     def _add_rows(self, counts: ShardCounts) -> None:
         before = self._shards.get(counts.sid)
         if before is not None:
-            taken_over = max(before.taken_over, counts.taken_over)
+            reused = max(before.reused, counts.reused)
             worst = before if failed_rows(before) > failed_rows(counts) else counts
-            counts = replace(worst, taken_over=taken_over)
+            counts = replace(worst, reused=reused)
             self.status -= Counter(before.status)
             self.rows -= before.rows
         self._shards[counts.sid] = counts
@@ -147,9 +147,9 @@ class Tally:
         return max((cost["asked_rows"] for cost in self.costs.values()), default=0)
 
     @property
-    def taken_over(self) -> int:
+    def reused(self) -> int:
         """Rows with the answers of other shards: of the task that has most of them."""
-        return sum(counts.taken_over for counts in self._shards.values())
+        return sum(counts.reused for counts in self._shards.values())
 
     def _check(self, failed: int, of_rows: int | None = None) -> None:
         limit, rows = self.max_error_rate, self.input_rows if of_rows is None else of_rows

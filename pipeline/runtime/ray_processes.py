@@ -29,20 +29,22 @@ class Services:
 
         Ray waits for the answer of a stopped service without an end.
         """
-        statuses = [(name, each.pid, _status(each)) for name, each in self.processes.items()]
+        statuses = [
+            (name, process.pid, _status(process)) for name, process in self.processes.items()
+        ]
         return {pid: name for name, pid, status in statuses if status == psutil.STATUS_STOPPED}
 
 
 def own_services() -> Services:
     """The services of the Ray that this process started; none of a cluster's."""
-    named = [(_name(each), each) for each in processes_of_ray()]
-    return Services({name: each for name, each in named if name in _SERVICES})
+    named = [(_name(process), process) for process in processes_of_ray()]
+    return Services({name: process for name, process in named if name in _SERVICES})
 
 
 def processes_of_ray() -> list[psutil.Process]:
     """The processes of the Ray that this process started, and of no other program."""
     processes = psutil.Process().children(recursive=True)
-    return [each for each in processes if _name(each).startswith(_NAMES)]
+    return [process for process in processes if _name(process).startswith(_NAMES)]
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:

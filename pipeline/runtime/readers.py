@@ -136,7 +136,7 @@ class Reader:
             if not own:
                 continue
             of_rows = [
-                each if is_asked else () for each, is_asked in zip(chunks, rows, strict=True)
+                pieces if is_asked else () for pieces, is_asked in zip(chunks, rows, strict=True)
             ]
             shard = ShardAnswers(of_rows, own, identities)
             if shard.asked_rows:
@@ -183,7 +183,7 @@ class Reader:
             read += len(rows)
             usage += Usage(
                 prefix_tokens_computed=sum(map(len, prompts)),
-                question_tokens_computed=sum(len(each.token_ids) for each in decoded if each),
+                question_tokens_computed=sum(len(answer.token_ids) for answer in decoded if answer),
             )
         return answers, read, usage
 
@@ -213,7 +213,7 @@ def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
     if images is None:
         return rows
     pairs = zip(rows, images, strict=True)
-    return [[as_document(each, image.as_py()) for each in row] for row, image in pairs]
+    return [[as_document(piece, image.as_py()) for piece in row] for row, image in pairs]
 
 
 def _continued(

@@ -44,6 +44,6 @@ def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     """Commits the documents file of a shard; the number of rows, and whether the file is new."""
     store = open_store(job.spec.output, job.spec.storage_options)
     slices = read_slices(job, store, work)
-    documents = pa.concat_tables([each.select(DOCUMENTS_FILE_COLUMNS) for _, each in slices])
+    documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for _, part in slices])
     created = commit_shard(store, work.shard, documents, [])
     return ShardCounts(work.shard.id, documents.num_rows, {}, {}, {}, len(created))

@@ -162,7 +162,7 @@ def _labelled(
             if planned.work_items:
                 job = _spread(job, machine, len(planned.work_items))
                 watch.enter(STARTING_RAY, planned)
-                with local_ray([each.placement for each in job.with_stages]):
+                with local_ray([stage.placement for stage in job.with_stages]):
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
@@ -177,9 +177,9 @@ def _labelled(
 def _check_tasks(job: Job, store: Store) -> None:
     """SpecError unless the conditions and the classifiers of the tasks can be used."""
     conditions(job.spec)
-    for each in job.with_stages:
-        with placed_in_stage(job.spec, each.spec, each.stage):
-            check_classifiers(each.spec, each.fp, store, Path(job.cache_dir))
+    for stage in job.with_stages:
+        with placed_in_stage(job.spec, stage.spec, stage.stage):
+            check_classifiers(stage.spec, stage.fp, store, Path(job.cache_dir))
 
 
 def _most_workers(spec: JobSpec, machine: Machine) -> int:
@@ -195,15 +195,15 @@ def _most_workers(spec: JobSpec, machine: Machine) -> int:
 def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     """The job with as many engines as it has work for, and its stages likewise."""
 
-    def spread_one(each: Job) -> Job:
-        with placed_in_stage(job.spec, each.spec, each.stage):
-            placement = replace(place(each.spec.model, machine), dtype=each.placement.dtype)
+    def spread_one(stage: Job) -> Job:
+        with placed_in_stage(job.spec, stage.spec, stage.stage):
+            placement = replace(place(stage.spec.model, machine), dtype=stage.placement.dtype)
             if not placement.gpus:
-                needs = engine_bytes(each.spec, each.files, placement.dtype)
+                needs = engine_bytes(stage.spec, stage.files, placement.dtype)
                 placement = spread(
-                    placement, each.spec.model, machine, work_items=work_items, needs=needs
+                    placement, stage.spec.model, machine, work_items=work_items, needs=needs
                 )
-        return replace(each, placement=placement, ends=job.ends)
+        return replace(stage, placement=placement, ends=job.ends)
 
     return replace(spread_one(job), stages=tuple(map(spread_one, job.stages)))
 
@@ -216,8 +216,8 @@ def _label_missing(
     # — on GPUs, each engine has a process that tokenises and one that commits
     workers = placement.actors * (3 if placement.gpus else 1)
     with watch.mailbox(job.spec.name, planned, workers) as mailbox:
-        for each in job.with_stages:
-            record_specs(store, each.fp, {n: f.json() for n, f in each.fingerprints.items()})
+        for stage in job.with_stages:
+            record_specs(store, stage.fp, {n: f.json() for n, f in stage.fingerprints.items()})
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
         try:

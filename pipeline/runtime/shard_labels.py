@@ -227,7 +227,7 @@ class ShardLabels:
             labels=labels,
             costs={stage: LabelCost(**cost) for stage, cost in self._costs.items()},
             outside=int((~inside).sum()),
-            taken_over=max(reused, default=0),
+            reused=max(reused, default=0),
             stages=stages,
             not_continued=sum(int(mask.sum()) for mask in failed),
         )
@@ -236,6 +236,6 @@ class ShardLabels:
 def _worse(status: pa.StringArray, other: pa.StringArray) -> pa.StringArray:
     """[docs] the status, or the other one where only that says that the document failed."""
     failed = pa.array(
-        [each for each in pc.unique(other).to_pylist() if is_failed_status(each)], pa.string()
+        [reason for reason in pc.unique(other).to_pylist() if is_failed_status(reason)], pa.string()
     )
     return pc.if_else(pc.is_in(other, value_set=failed), other, status)

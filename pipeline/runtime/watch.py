@@ -210,8 +210,8 @@ class Watch:
 
     def _progress(self) -> Progress:
         counts = self._committed
-        for each in self._at_work.values():
-            counts = _added(counts, (each.answered, each.failed, each.read, each.work_done))
+        for engine in self._at_work.values():
+            counts = _added(counts, (engine.answered, engine.failed, engine.read, engine.work_done))
         answered, failed, read, work_done = counts
         return Progress(
             self._phase,

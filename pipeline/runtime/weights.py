@@ -194,7 +194,7 @@ def in_output(
         ]
         if files.hashes in stored:
             continue
-        for weights in sorted(stored, key=lambda each: bool(each != files.older)):
+        for weights in sorted(stored, key=lambda identity: bool(identity != files.older)):
             if is_same_model(weights, files, cache_dir):
                 named[task] = Fingerprint({**own.content, "weights": weights})
                 break
@@ -308,9 +308,9 @@ def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
     commit, known = folder.name, {}
     try:
         listed = [
-            each
-            for each in HfApi().list_repo_tree(repo, revision=commit)
-            if isinstance(each, RepoFile) and fnmatchcase(each.path, _WEIGHTS)
+            entry
+            for entry in HfApi().list_repo_tree(repo, revision=commit)
+            if isinstance(entry, RepoFile) and fnmatchcase(entry.path, _WEIGHTS)
         ]
     except HUB_ERRORS as reason:  # the Hub does not answer: a model that was downloaded is used
         _from_hub(repo, commit, _FILES)
@@ -318,9 +318,9 @@ def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
         if not size_bytes:
             raise _not_on_hub(repo, revision, reason) from reason
     else:
-        size_bytes = sum(each.size for each in listed)
-        known = {each.path: each.lfs.sha256 for each in listed if each.lfs is not None}
-        if plain := [each.path for each in listed if each.lfs is None]:
+        size_bytes = sum(entry.size for entry in listed)
+        known = {entry.path: entry.lfs.sha256 for entry in listed if entry.lfs is not None}
+        if plain := [entry.path for entry in listed if entry.lfs is None]:
             _from_hub(repo, commit, plain)
         if not listed:
             fix = "the repository on the Hub holds no .safetensors file; name a repository with"

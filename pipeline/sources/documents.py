@@ -101,7 +101,7 @@ def images_of(documents: pa.Table) -> Iterator[bytes | None]:
     """The image of each document, one at a time; None where there is none."""
     if IMAGE_FIELD.name not in documents.column_names:
         return repeat(None, documents.num_rows)
-    return (each.as_py() for each in documents.column(IMAGE_FIELD.name))
+    return (image.as_py() for image in documents.column(IMAGE_FIELD.name))
 
 
 def _next_slice(documents: Iterator[_Document]) -> Iterator[_Document]:

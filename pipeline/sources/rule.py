@@ -54,7 +54,7 @@ PROBE_ROWS = 256
 class Expression:
     """An expression that parses and binds to the columns; SpecError if it does not.
 
-    `place` is the key or the flag that the user wrote, for errors.
+    `place` is the key or the option that the user wrote, for errors.
     """
 
     def __init__(self, text: str, schema: pa.Schema, *, place: str) -> None:
@@ -299,7 +299,7 @@ def _query(sql: str, *parameters: str) -> Any:
 def _without_places(node: Any) -> Any:
     """A parse tree without the positions in the text."""
     if isinstance(node, list):
-        return [_without_places(each) for each in node]
+        return [_without_places(child) for child in node]
     if isinstance(node, dict):
         return {k: _without_places(v) for k, v in node.items() if not k.startswith("query_loc")}
     return node

@@ -12,7 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.hashes import canonical_json, short_hash
 
 MAX_SHARD_BYTES = 64 * 1024 * 1024
@@ -92,7 +92,7 @@ class Slice:
             return None
         if where is not None and not where.strip():
             fix = "write a condition on the input's columns, such as \"date >= '2026-11-01'\""
-            raise SpecError([Problem("--where", fix, where)])
+            raise option_error("where", fix, where)
         share = None if sample is None else _share(sample)
         return cls(share, None if where is None else where.strip())
 
@@ -131,7 +131,7 @@ def _share(text: str) -> str:
     share = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
     if not 0 < share < 1:
         fix = "write a share above 0 and below 1, such as 1% or 0.01; leave it out to label all"
-        raise SpecError([Problem("--sample", fix, text)])
+        raise option_error("sample", fix, text)
     return format(share.normalize(), "f")
 
 

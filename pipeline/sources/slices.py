@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.sources.documents import TooLong, id_text
 from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.rule import Rule, names_in
@@ -22,7 +22,7 @@ from pipeline.sources.source import read_documents, read_rows
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
-PLACE = "--where"
+PLACE = Option("where")
 
 
 class SliceMask:
@@ -92,7 +92,7 @@ def _where_mask(
 ) -> NDArray[np.bool_]:  # [rows]
     """Which rows of the shard satisfy the condition; with `rows`, of its first rows."""
     count = shard.rows if rows is None else rows
-    place = f"{PLACE}, on {shard.path}"
+    place = Option("where", part=f", on {shard.path}")
     if shard.version.format in TABLES:
         verdicts = _table_verdicts(shard, where, options, place, count)
     else:

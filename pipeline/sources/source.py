@@ -85,7 +85,7 @@ def find_objects(
     if texts:
         state = text_state(file_system, texts, cache_dir)
         objects.append(InputObject(file_path(file_system, place), *state, "txt", options))
-    return sorted(objects, key=lambda each: each.path)
+    return sorted(objects, key=lambda item: item.path)
 
 
 def find_files(
@@ -144,7 +144,7 @@ def cut(source: InputObject, columns: Columns, target_bytes: int) -> list[Shard]
     """
     reader = reader_of(source.format)
     if columns.image is not None and not reader.has_images:
-        others = ", ".join(each.formats[0] for each in READERS if each.has_images)
+        others = ", ".join(other.formats[0] for other in READERS if other.has_images)
         fix = f"{source.path}: .{reader.formats[0]} files have no images; use {others}"
         raise SpecError([Problem("input.image", fix, columns.image)])
     if source.irregular is not None:

@@ -75,7 +75,9 @@ def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
         count, image = table.schema.names.count, shard.version.image_column
         read = list(dict.fromkeys(names or ()))
         if names is None:
-            read = [each.name for each in table.schema if _is_shown(each) and count(each.name) == 1]
+            read = [
+                field.name for field in table.schema if _is_shown(field) and count(field.name) == 1
+            ]
         for batch in table.batches(read):
             named = zip(read, map(batch.column, read), strict=True)
             columns = [

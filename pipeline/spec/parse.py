@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.spec.problems import problems_of
 from pipeline.spec.schema import JobSpec
 
@@ -155,7 +155,8 @@ def _with_lines(
         above = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
         line = next((lines[place] for place in above if place in lines), None)
         known = line is not None or parts[0] in JobSpec.model_fields
-        if not known or problem.where.startswith(file):
+        is_option = isinstance(problem.place, Option)  # — `tasks` is also a key
+        if is_option or not known or problem.where.startswith(file):
             located.append(problem)
             continue
         where = file if line is None else f"{file}, line {line}"

@@ -64,7 +64,8 @@ def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Prob
         for problem in problems
         if problem.fix.startswith(_WRITE)
     }
-    return [each for each in problems if each.place not in meant or each.fix != _FIXES["missing"]]
+    missing = _FIXES["missing"]
+    return [problem for problem in problems if problem.place not in meant or problem.fix != missing]
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str, Any]:
@@ -72,12 +73,13 @@ def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str,
 
     Parts of pydantic's place that are names of types are left out.
     """
-    place, value = list[str](), content
+    place: list[str] = []
+    value: Any = content
     for index, part in enumerate(loc):
         in_list = isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
         if in_list or (isinstance(value, Mapping) and part in value):
             place.append(str(part))
-            value = value[part]  # type: ignore[index]
+            value = value[part]
         elif part == "[key]":  # — the key itself is wrong
             value = loc[index - 1]
         elif isinstance(value, Mapping) and index == len(loc) - 1:
@@ -105,7 +107,7 @@ def _other_key(loc: Sequence[int | str]) -> str:
     *above, last = loc
     models: list[type[BaseModel]] = [JobSpec]
     for part in above:  # — indices and names of types are no keys of a model
-        models = [each for model in models for each in _models(model, str(part))] or models
+        models = [inner for model in models for inner in _models(model, str(part))] or models
     key, keys = str(last), [name for model in models for name in model.model_fields]
     sections = [
         name

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # What the Hub's HTTP client raises. The base class is of another package in each version.
 HubClientError: type[Exception] = next(
-    each for each in HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"
+    base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError"
 )
 NOT_THERE = (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError)  # gated ones, too
 HUB_ERRORS = (

@@ -1,7 +1,7 @@
 """Files under names that users choose, at any fsspec URL: each is written whole, in one step.
 
-Entry points: `open_target` and `Target.replaced`. A reader sees the old file or the new one, never
-a part. Ledgers do not use this: their objects are created once (`stores.store`).
+Entry points: `new_file`, `open_target` and `Target.replaced`. A reader sees the old file or the new
+one, never a part. Ledgers do not use this: their objects are created once (`stores.store`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import option_error
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import RetryPolicy, option_errors, retry, storage_errors
 
@@ -60,6 +60,11 @@ class Target:
             self.file_system.invalidate_cache()  # forgets what it listed before
             return retry(partial(method, self.place), RetryPolicy())
 
+    def write(self, data: bytes) -> None:
+        """Replaces the file by one with this content."""
+        with self.replaced() as path:
+            path.write_bytes(data)
+
     @contextmanager
     def replaced(self) -> Iterator[Path]:
         """Gives a path to write to. At the end, the file that was written there is put in place.
@@ -89,12 +94,27 @@ class Target:
                 retry(upload, RetryPolicy())
 
 
-def open_target(url: str, options: Mapping[str, Any], *, flag: str) -> Target:
-    """The place that a flag names, opened with fsspec options; SpecError if that fails."""
+def open_target(url: str, options: Mapping[str, Any]) -> Target:
+    """The place that the option `to` names, opened with fsspec options; SpecError if that fails."""
     with storage_errors(url, "opened"), option_errors("storage_options", options):
         try:
             file_system, place = file_system_at(url, options)
         except (ValueError, ImportError) as error:  # no such protocol, or package not installed
-            raise SpecError([Problem(flag, f"cannot be opened: {error}", url)]) from error
+            raise option_error("to", f"cannot be opened: {error}", url) from error
     shown = place if isinstance(file_system, LocalFileSystem) else url
     return Target(shown, file_system, place.rstrip("/"))
+
+
+def new_file(url: str, options: Mapping[str, Any], *, overwrite: bool) -> Target:
+    """The file that the option `to` names, which is not written yet.
+
+    SpecError if it is a folder, or if it exists and `overwrite` is not set.
+    """
+    target = open_target(url, options)
+    is_local = isinstance(target.file_system, LocalFileSystem)
+    if url.endswith("/") or (is_local and Path(target.place).is_dir()):
+        raise option_error("to", "is a folder; name a file", url)
+    if not overwrite and target.exists():
+        fix = "exists; write another name, or add --overwrite to replace it"
+        raise option_error("to", fix, url)
+    return target

@@ -120,8 +120,8 @@ _ADVICE = {
 
 def cause_of(error: BaseException) -> Cause:
     """Why the request failed: by the server's error code, else its status, else the exception."""
-    for each in _chain(error):
-        cause = _CODES.get(_code(each)) or _STATUSES.get(_status(each))
+    for linked in _chain(error):
+        cause = _CODES.get(_code(linked)) or _STATUSES.get(_status(linked))
         if cause is not None:
             return cause
     return next((cause for cause, types in _TYPES if isinstance(error, types)), Cause.OTHER)
@@ -194,7 +194,7 @@ def as_storage_error(
 
 def _reason(error: BaseException) -> str:
     """The server's code and message, or the exception's, on one line."""
-    code = next((_code(each) for each in _chain(error) if _code(each)), "")
+    code = next((_code(linked) for linked in _chain(error) if _code(linked)), "")
     strerror = getattr(error, "strerror", None)
     text = " ".join(str(strerror or error).split()) or type(error).__name__
     return text if not code or code.isdigit() or code in text else f"{code}: {text}"
@@ -202,10 +202,10 @@ def _reason(error: BaseException) -> str:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """The error and its causes: s3fs keeps botocore's error there."""
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__
+    linked: BaseException | None = error
+    while linked is not None:
+        yield linked
+        linked = linked.__cause__
 
 
 def _code(error: BaseException) -> str:

@@ -59,7 +59,7 @@ class Store(Protocol):
 def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -> Store:
     """The store at a URL, opened with fsspec options.
 
-    `place` is the key or the flag that named the URL, for errors. RefusedError for another kind of
+    `place` is the key or the option that has the URL, for errors. RefusedError for another kind of
     URL, and SpecError for a local path that is a file.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
@@ -74,15 +74,14 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
 
         return open_gcs(url, options)
     if protocol != "file":
-        raise RefusedError(
-            f"{place}: {protocol}:// is not a supported store; write {SUPPORTED} (got {url!r})"
-        )
+        fix = f"{protocol}:// is not a supported store; write {SUPPORTED}"
+        raise RefusedError(Problem(place, fix, url))
     from pipeline.stores.local import LocalStore
 
     path = Path(url[scheme.end() :]) if scheme else Path(os.path.abspath(Path(url).expanduser()))
     if not path.is_absolute():
-        raise RefusedError(f"{place}: write file:///absolute/path, three slashes (got {url!r})")
-    existing = next((each for each in (path, *path.parents) if os.path.exists(each)), path)
+        raise RefusedError(Problem(place, "write file:///absolute/path, three slashes", url))
+    existing = next((folder for folder in (path, *path.parents) if os.path.exists(folder)), path)
     if os.path.exists(existing) and not os.path.isdir(existing):
         which = "is a file" if existing == path else f"{existing} is a file"
         raise SpecError([Problem(place, f"{which}; name a folder, or a new one", url)])
@@ -92,7 +91,7 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
 def check_create_only(store: Store, *, place: str = "output", key: str = PROBE_KEY) -> None:
     """RefusedError if a second create of a key succeeds: such a store loses results.
 
-    `place` is the key or the flag that named the store, for errors.
+    `place` is the key or the option that named the store, for errors.
     """
     try:
         # — runs share one key, so that no keys accumulate
@@ -101,12 +100,11 @@ def check_create_only(store: Store, *, place: str = "output", key: str = PROBE_K
         again = store.create(key, b"a second create: " + uuid.uuid4().bytes)
         kept = store.read(key) == before
     except (RefusedError, StorageError) as error:
-        raise type(error)(f"{place}: {error}") from error
+        raise type(error)(Problem(place, str(error))) from error
     if again or not kept:
-        raise RefusedError(
-            f"{place}: {store.url}: a second create of {key} was not refused, so one run could "
-            f"overwrite another's results; use a store that honours conditional create"
-        )
+        fix = f"{store.url}: a second create of {key} was not refused, so one run could overwrite "
+        fix += "another's results; use a store that honours conditional create"
+        raise RefusedError(Problem(place, fix))
 
 
 def check_key(key: str) -> None:

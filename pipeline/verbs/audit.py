@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, Labelled, estimate
 from pipeline.gold.files import GoldRows, gold_format, read_gold_rows
 from pipeline.gold.labels import UNLABELLED, read_gold
@@ -104,8 +104,8 @@ class _Documents:
 
     def of_reason(self, number: int) -> _Judged:
         """The decisions of one reason."""
-        own = (each.take(number, axis=1) for each in (self.by_reason, self.should, self.known))
-        return _Judged(self.hashes, *(np.asarray(each, np.bool_) for each in own))
+        own = (column.take(number, axis=1) for column in (self.by_reason, self.should, self.known))
+        return _Judged(self.hashes, *(np.asarray(column, np.bool_) for column in own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def audit(
         _refuse_stratum_without_label(sheet, whole)
     everywhere = np.ones(len(documents.hashes), np.bool_)
     groups = {name: documents.groups == number for number, name in enumerate(documents.names)}
-    in_corpus, counted = (np.isin(sheet.texts, each) for each in (documents.hashes, whole.texts))
+    in_corpus, counted = (np.isin(sheet.texts, texts) for texts in (documents.hashes, whole.texts))
     gone = int((sheet.has_label & ~in_corpus).sum())
     return AuditResult(
         **_estimates(sheet, whole, everywhere, options),
@@ -197,17 +197,17 @@ def audit(
 
 def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _Sheet:
     """The labels of the file, by text; SpecError if it is no sample of the spec's output."""
-    for flag, column in (("--id", options.id), ("--text", options.text)):
+    for name, column in (("id", options.id), ("text", options.text)):
         if column is not None:
             fix = f"the rows of a sample are matched by their {HASH}; leave this option out"
-            raise SpecError([Problem(flag, fix, column)])
+            raise SpecError([Problem(Option(name), fix, column)])
     spec, format = audited.rule.spec, gold_format(source)
     rows = read_gold_rows(source, format, spec.input.storage_options) if format else None
     design = find_design(rows, spec) if rows else None
     if rows is None or design is None:
         fix = f"was not drawn by `assay audit --to`: it has no column {SAMPLE}; draw a sample, and "
         fix += "label it"
-        raise SpecError([Problem("--gold", fix, source)])
+        raise option_error("gold", fix, source)
     named = {task for task, _ in options.columns}.union(n.split(".")[0] for n, _ in options.scores)
     tasks = [task for task in audited.tasks if task in rows.columns or task in named]
     columns = options.columns, options.values, options.scores, tuple(tasks or audited.tasks)
@@ -225,8 +225,8 @@ def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _She
 def _refuse_fitted(sheet: _Sheet, fitted: Hashes) -> None:
     if both := int(np.isin(sheet.texts, fitted).sum()):
         fix = f"a readout of the filter was fitted to {both:,} of its {len(sheet.texts):,} texts, "
-        fix += "so they are no evidence; draw other documents: --sample"
-        raise SpecError([Problem("--gold", fix, sheet.rows.path)])
+        fix += "so they are no evidence; draw other documents: assay audit --to"
+        raise option_error("gold", fix, sheet.rows.path)
 
 
 def _refuse_stratum_without_label(sheet: _Sheet, whole: _Judged) -> None:
@@ -239,7 +239,7 @@ def _refuse_stratum_without_label(sheet: _Sheet, whole: _Judged) -> None:
         shown = ", ".join(rows[:_SHOWN_ROWS]) + ", ..." * (len(rows) > _SHOWN_ROWS)
         fix = "a part of the sample has no row with the labels that the rule needs; label one or "
         fix += f"more of its rows: {shown}"
-        raise SpecError([Problem("--gold", fix, sheet.rows.path)])
+        raise option_error("gold", fix, sheet.rows.path)
 
 
 def _documents(audited: AuditedRule, sheet: _Sheet) -> _Documents:
@@ -254,7 +254,9 @@ def _documents(audited: AuditedRule, sheet: _Sheet) -> _Documents:
         at = np.searchsorted(sheet.texts, documents.hashes[inside])
         known, should = audited.by_labels(rows, {t: own[at] for t, own in sheet.labels.items()})
         columns = documents.hashes, documents.groups, documents.dropped
-        parts.append((*(each[inside] for each in columns), audited.by_reason(rows), known, should))
+        parts.append(
+            (*(column[inside] for column in columns), audited.by_reason(rows), known, should)
+        )
     columns_of_all = map(np.concatenate, zip(*parts, strict=True))
     return _Documents(np.concatenate(answered), tuple(groups), *columns_of_all)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.survey import Population, allocate, strata
 from pipeline.filters.excerpts import excerpts
 from pipeline.filters.ideal_answers import dropping_labels
@@ -21,8 +21,9 @@ from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, keep_design
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.options import AuditOptions
+from pipeline.runtime.fitted_files import options_for
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.named_files import open_target
+from pipeline.stores.named_files import new_file
 from pipeline.verbs.audited_rule import AuditedRule, Numbers, fitted_texts
 from pipeline.verbs.export import WRITERS, format_and_kind
 
@@ -38,7 +39,7 @@ class DrawnSample:
     tasks: Mapping[str, tuple[str, ...]]  # the columns to fill in, and what to write there
     reasons: tuple[str, ...]  # of the rule, to drop a document; each is estimated
     positive: str | None  # the task and label of documents that should be dropped, if it was named
-    by: str | None  # the groups that were asked for
+    by: tuple[str, ...]  # the groups that were asked for
     texts: int
     drawn: int
     strata: int
@@ -68,19 +69,18 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
     """
     to = options.to or ""
     format, is_folder = format_and_kind(to, None)
-    target = open_target(to, spec.storage_options, flag="--to")
-    if is_folder or target.exists():
-        fix = "is a folder" if is_folder else "exists, and may have labels"
-        raise SpecError([Problem("--to", f"{fix}; name a new file", to)])
+    if is_folder:
+        raise option_error("to", "is a folder; name a file", to)
+    target = new_file(to, options_for(to, spec), overwrite=options.overwrite)
     audited = AuditedRule.of(spec, options)
     frame = _frame(audited.with_thresholds(cache_dir))
     texts = len(frame.rows)
-    sample = min(TEXTS if options.sample is None else options.sample, texts)
-    codes = strata(frame.population, sample)
-    drawn = allocate(frame.population, codes, sample)
-    if drawn.sum() > sample:
+    size = min(TEXTS if options.documents is None else options.documents, texts)
+    codes = strata(frame.population, size)
+    drawn = allocate(frame.population, codes, size)
+    if drawn.sum() > size:
         fix = f"has no room for two documents of each of {len(drawn)} strata; "
-        raise SpecError([Problem("--sample", fix + f"write {drawn.sum()} or more", sample)])
+        raise option_error("documents", fix + f"write {drawn.sum()} or more", size)
     random = np.random.default_rng(options.seed)
     chosen = np.concatenate(
         [
@@ -100,7 +100,7 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
     return DrawnSample(
         path=target.url,
         tasks=audited.tasks,
-        reasons=tuple(each.words for each in audited.reasons if each.tasks),
+        reasons=tuple(reason.words for reason in audited.reasons if reason.tasks),
         positive=audited.positive,
         by=options.by,
         texts=texts,
@@ -158,7 +158,7 @@ def _sheet(audited: AuditedRule, chosen: Numbers) -> pa.Table:
     [batch] = rows.to_batches()
     options = rule.spec.input.storage_options
     shown = excerpts(rule.store, rule.contents, batch, options, chars=TEXT_CHARS)
-    texts = pa.array([each.text for each in shown], pa.large_string())
+    texts = pa.array([excerpt.text for excerpt in shown], pa.large_string())
     back = pa.array(np.argsort(order))  # from the order of the snapshot to that of `chosen`
     return pa.table(
         {

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.ideal_answers import Reason, condition, ideal_rows, reasons_of
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
@@ -107,18 +107,17 @@ class AuditedRule:
 
         A document without a group has an answer all the same.
         """
-        judge, by, first = self.rule.judge(self.rule.policy), self.rule.groups(), 0
+        judge, groups_of, first = self.rule.judge(self.rule.policy), self.rule.groups(), 0
         read = self.read_tasks
         for batch, _ in self.rule.rows(self.shards):
             failed = failed_status(batch, read)
             answered = np.array([not status for status in failed], np.bool_)
             rows = batch.filter(pa.array(answered))
-            hashes = rows.column(HASH).to_pylist()
-            names = by.names(rows) if by else [""] * len(rows)
+            hashes, names = rows.column(HASH).to_pylist(), groups_of(rows)
             yield AnsweredDocuments(
                 rows,
                 first + np.flatnonzero(answered),
-                np.array([text_number(each) for each in hashes], np.uint64),
+                np.array([text_number(text) for text in hashes], np.uint64),
                 np.array([groups.setdefault(name, len(groups)) for name in names], np.int64),
                 judge.decide(rows, [""] * len(rows), "drop").dropped,
             )
@@ -160,12 +159,12 @@ class AuditedRule:
 
 
 def _task_and_label(rule: SnapshotRule, positive: str) -> tuple[str, str]:
-    """The task and the label of `--positive`."""
+    """The task and the label that `positive` names."""
     pairs = {f"{t.name}.{label}": (t.name, label) for t in rule.spec.tasks for label in t.labels}
     if positive not in pairs:
         shown = ", ".join(list(pairs)[:SHOWN_LABELS]) + ", ..." * (len(pairs) > SHOWN_LABELS)
         fix = f"the spec has no such task and label; write one of {shown}"
-        raise SpecError([Problem("--positive", fix, positive)])
+        raise option_error("positive", fix, positive)
     return pairs[positive]
 
 

@@ -21,7 +21,7 @@ import psutil
 import torch
 from pydantic import computed_field
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.inference.alternatives import expand, per_label, per_question, tree_flops
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
@@ -136,13 +136,13 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
         whole = tokenise_prompt(tokenizer, spec.prompt, spec.model_tasks)
         trained = label_engine(job, model, whole)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
-    possible = [each for each in workloads if fits(each, prompt, model.context_tokens)]
+    possible = [workload for workload in workloads if fits(workload, prompt, model.context_tokens)]
     if not possible:
         room = max(prompt.room(model.context_tokens) - 1, 0)
         fix = f"the model's context has {room:,} beside the questions; write at most that"
-        raise SpecError([Problem("--tokens", fix, tokens)])
+        raise option_error("tokens", fix, tokens)
     if options.rounds is not None:
-        possible = [replace(each, rounds=options.rounds) for each in possible]
+        possible = [replace(workload, rounds=options.rounds) for workload in possible]
     stream = [token for sample in samples for token in sample.token_ids]
     measured = [_measure(model, prompt, stream, workload, trained) for workload in possible]
     machine = Machine(

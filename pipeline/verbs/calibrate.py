@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from sklearn.isotonic import IsotonicRegression
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.metrics import Floats, Ints
 from pipeline.evaluation.readout_fitting import log_losses
 from pipeline.fitted.calibration import (
@@ -31,10 +31,11 @@ from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import CalibrateOptions, GoldColumns
-from pipeline.runtime.fitted_files import options_for, write_fitted
+from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.named_files import new_file
 from pipeline.stores.store import Store, open_store
 
 # Beyond these limits, answers are nearly one-hot or nearly uniform.
@@ -60,9 +61,10 @@ def calibrate(
 
     The same answers and gold labels give the same bytes. Gold rows with a text that the task's
     readout was fitted to are left out. SpecError if the task, the method or the snapshot is wrong,
-    or the gold has too few other labels.
+    the file exists, or the gold has too few other labels.
     """
     task = _task(spec, options)
+    target = new_file(options.to, options_for(options.to, spec), overwrite=options.overwrite)
     store = open_store(spec.output, spec.storage_options)
     snapshot = _snapshot(spec, store, options, cache_dir)
     source: dict[str, object] = {"snapshot": snapshot.number}
@@ -75,7 +77,7 @@ def calibrate(
         source |= source_texts(gold_hash(gold, task.name), hashes)
     version = stored_version(store, task.name, snapshot.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, version.raw.id, source, rows)
-    write_fitted(options.to, file.json(), options_for(options.to, spec))
+    target.write(file.json())
     return Calibrated(options.to, file)
 
 
@@ -84,11 +86,11 @@ def _task(spec: JobSpec, options: CalibrateOptions) -> TaskSpec:
     problems = []
     if (options.method == "batch") != (options.gold is None):
         fix = "temperature and isotonic need --gold, batch does not: add --gold or take it out"
-        problems.append(Problem("--gold", fix, options.gold))
+        problems.append(Problem(Option("gold"), fix, options.gold))
     tasks = [task for task in spec.tasks if task.name == options.task]
     if not tasks:
         fix = f"the spec has no such task; it has {', '.join(task.name for task in spec.tasks)}"
-        problems.append(Problem("--task", fix, options.task))
+        problems.append(Problem(Option("task"), fix, options.task))
     if problems:
         raise SpecError(problems)
     return tasks[0]
@@ -112,7 +114,7 @@ def _snapshot(spec: JobSpec, store: Store, options: CalibrateOptions, cache_dir:
         f"{store.url} has no answers to the question that task {options.task!r} has now; take its "
         f"calibration out of the spec and run `assay run` first"
     )
-    raise SpecError([Problem("--snapshot", fix, options.snapshot)])
+    raise option_error("snapshot", fix, options.snapshot)
 
 
 def _batch(spec: JobSpec, task: TaskSpec, snapshot: Contents) -> tuple[Calibration, int]:
@@ -127,7 +129,7 @@ def _batch(spec: JobSpec, task: TaskSpec, snapshot: Contents) -> tuple[Calibrati
         answered = p[~np.isnan(p).any(axis=1)]
         total, rows = total + answered.sum(axis=0), rows + len(answered)
     if not rows:
-        raise SpecError([Problem("--task", "no document has an answer to this task", task.name)])
+        raise option_error("task", "no document has an answer to this task", task.name)
     return Calibration("batch", labels, mean_prior((total / rows)[None])), rows
 
 
@@ -148,7 +150,7 @@ def _fitted(
         fix = f"{usable.sum():,} of its {gold.rows:,} rows have a label and an answer in the output"
         if seen.any():
             fix += f", beside {seen.sum():,} that the readout has seen; {LEAST_ROWS} are needed"
-        raise SpecError([Problem("--gold", fix, gold.source)])
+        raise option_error("gold", fix, gold.source)
     rows = np.flatnonzero(usable)
     sampling = sampling_of(gold, answers, rows)
     weights = np.ones(len(rows)) if sampling is None else sampling.weights
@@ -159,7 +161,7 @@ def _fitted(
     absent = [label for index, label in enumerate(labels) if index not in truth]
     if absent:
         fix = "no gold row has these labels, so isotonic curves would never predict them; add some"
-        raise SpecError([Problem("--gold", fix, absent)])
+        raise option_error("gold", fix, absent)
     return Calibration(method, labels, fit_isotonic(p, truth, weights)), hashes
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
 from pipeline.evaluation.cascade_guarantee import Promise, choose
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
@@ -25,7 +25,7 @@ from pipeline.ledger.label_files import read_file
 from pipeline.ledger.rows import read_documents_file
 from pipeline.options import CascadeOptions, GoldColumns, RunOptions
 from pipeline.runtime.dry_run import least_work
-from pipeline.runtime.fitted_files import options_for, write_fitted
+from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import in_format
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
@@ -33,6 +33,7 @@ from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.named_files import new_file
 from pipeline.stores.store import open_store
 
 Floats = NDArray[np.float64]
@@ -77,10 +78,11 @@ def choose_thresholds(
     nothing, so they are left out.
 
     Raises:
-        SpecError: The task has no cascade, or the sample is too small for the promise.
+        SpecError: The task has no cascade, the file exists, or the sample is too small.
         StorageError: Some documents of the sample could not be labelled; run again.
     """
     name, labels, stages = _stages(spec, options)
+    target = new_file(options.to, options_for(options.to, spec), overwrite=options.overwrite)
     gold = None
     if options.gold is not None:
         gold = read_gold(options.gold, spec, gold_options.of_task(name))
@@ -97,8 +99,8 @@ def choose_thresholds(
         fix += f"needs {promise.positives_needed}: "
         needed = ceil(promise.positives_needed * len(truth) / max(positives, 1))
         lower = "lower --recall and --precision"
-        enough = lower if sample.is_whole else f"write --sample {needed}, or {lower}"
-        raise SpecError([Problem("--sample", fix + enough, options.sample)])
+        enough = lower if sample.is_whole else f"write --documents {needed}, or {lower}"
+        raise option_error("documents", fix + enough, options.documents)
     chosen = choose(scores, last, truth, promise)
     if chosen is None:
         right = (last & truth).sum()
@@ -106,7 +108,7 @@ def choose_thresholds(
         fix += f"{right / max(last.sum(), 1):.3f}, too close to these to prove them with this "
         fix += "sample; lower them, or enlarge the sample"
         promised = f"recall {promise.recall:g}, precision {promise.precision:g}"
-        raise SpecError([Problem("--recall, --precision", fix, promised)])
+        raise SpecError([Problem(Option("recall", "precision"), fix, promised)])
     source: dict[str, object] = {
         **asdict(promise),
         "documents": len(truth),
@@ -115,7 +117,7 @@ def choose_thresholds(
     }
     source |= source_texts(gold_hash(gold, name) if gold is not None else None, sample.hashes)
     file = Thresholds(name, labels, positive, sample.fp, *chosen, source)
-    write_fitted(options.to, file.json(), options_for(options.to, spec))
+    target.write(file.json())
     return _effect(options.to, file, sample, of_label)
 
 
@@ -136,12 +138,12 @@ def _stages(spec: JobSpec, options: CascadeOptions) -> tuple[str, tuple[str, str
     named = {task.name: task for task in spec.cascades}
     if options.task not in named:
         fix = f"the spec has no such task with a cascade; it has {', '.join(named) or 'none'}"
-        raise SpecError([Problem("--task", fix, options.task)])
+        raise option_error("task", fix, options.task)
     task = named[options.task]
     first, second = task.labels
     if options.positive not in (None, first, second):
         fix = f"the task has no such label; it has {first}, {second}"
-        raise SpecError([Problem("--positive", fix, options.positive)])
+        raise option_error("positive", fix, options.positive)
     alone = spec.model_copy(update={"tasks": (task,)})
     dtype = place(spec.model, this_machine()).dtype
     return task.name, (first, second), [in_format(own, dtype) for (own,) in alone.stage_specs()]
@@ -179,11 +181,11 @@ def _sample(
     seen = usable & np.isin(hashes.to_pylist(), list(_fitted(spec, options.task)))
     usable &= ~seen
     if usable.sum() < (LEAST_ROWS if seen.any() else 1):
-        what = "have an answer of every stage" + (" and a gold label" if gold else "")
-        fix = f"{usable.sum():,} different texts of it {what}"
+        needed = "have an answer of every stage" + (" and a gold label" if gold else "")
+        fix = f"{usable.sum():,} different texts of it {needed}"
         if seen.any():
             fix += f", beside {seen.sum():,} that a readout was fitted to; {LEAST_ROWS} are needed"
-        raise SpecError([Problem("--sample", fix, options.sample)])
+        raise option_error("documents", fix, options.documents)
     return Sample(
         fp=tuple(own for own, _, _ in by_stage),
         p=p[:, usable],
@@ -210,7 +212,7 @@ def _labelled(
             if not by_stage:
                 store = open_store(spec.output, spec.storage_options)
                 rows = least_work(stage, store, cache_dir)[1].rows
-                share = f"{options.sample / rows:.9f}" if options.sample < rows else None
+                share = f"{options.documents / rows:.9f}" if options.documents < rows else None
             with label(
                 stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce
             ) as labelled:

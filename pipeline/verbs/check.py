@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.errors import Problem, RefusedError, SpecError, StorageError
+from pipeline.errors import RefusedError, StorageError, option_error
 from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
@@ -114,7 +114,7 @@ def check(
     `announce` is called with the report of each phase.
     """
     if documents is not None and documents < 0:
-        raise SpecError([Problem("--documents", "write a number, or 0 for none", documents)])
+        raise option_error("documents", "write a number, or 0 for none", documents)
     store = open_store(spec.output, spec.storage_options)
     _prove_create_only(store)
     announce(WorkerReport(LISTING))

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import option_error
 from pipeline.evaluation.subgroups import SubgroupRate, false_positive_rates
 from pipeline.filters.decisions import (
     MOST_GROUPS,
@@ -141,16 +141,16 @@ def corpus_report(
     """
     if options.terms and gold is None:
         fix = "false positives need gold labels; write --gold FILE"
-        raise SpecError([Problem("--term", fix, options.terms[0])])
+        raise option_error("terms", fix, options.terms[0])
     if gold is None:
         return report_of(spec, None, options, cache_dir=cache_dir)
     quality = evaluate(spec, gold, gold_options, EvalOptions(), cache_dir=cache_dir)
     if options.terms and quality.gold.texts is None:
         fix = "terms are looked for in the gold's texts; name their column: --text COLUMN"
-        raise SpecError([Problem("--term", fix, options.terms[0])])
+        raise option_error("terms", fix, options.terms[0])
     if options.terms and not any(len(task.labels) == 2 for task in quality.tasks):
         fix = "no task with gold labels has two labels; false positives need such a task"
-        raise SpecError([Problem("--term", fix, options.terms[0])])
+        raise option_error("terms", fix, options.terms[0])
     return report_of(spec, quality, options, cache_dir=cache_dir)
 
 
@@ -190,7 +190,7 @@ def report_of(
             tasks=tasks,
             scores=tuple(score_counts(table, scored, limits)),
             filter=filter_report(rule.judge(policy), on_error, table) if spec.filter else None,
-            by=rule.by,
+            by=", ".join(rule.by) or None,
             groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
             files=table.sizes("path", MOST_GROUPS),
             lengths=table.sizes(BY_LENGTH),
@@ -203,7 +203,7 @@ def report_of(
 
 def _group_of(rule: SnapshotRule, quality: Evaluation | None, table: Decisions) -> dict[str, str]:
     """The groups of the documents of the gold, by key."""
-    if quality is None or rule.by is None:
+    if quality is None or not rule.by:
         return {}
     table.add("gold", pa.table({"key": pa.array(quality.gold.keys, pa.string())}))
     key = quality.gold.by
@@ -267,8 +267,8 @@ def _pace(
 def _with_texts(rule: SnapshotRule, examples: Sequence[Example]) -> tuple[ShownExample, ...]:
     places = pa.record_batch(
         {
-            "path": pa.array([each.path for each in examples], pa.string()),
-            "row": pa.array([each.row for each in examples], pa.int64()),
+            "path": pa.array([example.path for example in examples], pa.string()),
+            "row": pa.array([example.row for example in examples], pa.int64()),
         }
     )
     options = rule.spec.input.storage_options

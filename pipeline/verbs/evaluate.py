@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
 from pipeline.evaluation.metrics import Scores, score
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
@@ -172,14 +172,14 @@ def evaluate(
 
 
 def _check_options(options: EvalOptions) -> None:
-    shares = {"--precision": options.precision, "--recall": options.recall}
+    shares = {"precision": options.precision, "recall": options.recall}
     problems = [
-        Problem(place, "write a share above 0, up to 1", share)
-        for place, share in shares.items()
+        Problem(Option(name), "write a share above 0, up to 1", share)
+        for name, share in shares.items()
         if share is not None and not 0 < share <= 1
     ]
     if options.resamples < 1:
-        problems.append(Problem("--resamples", "write 1 or more", options.resamples))
+        problems.append(Problem(Option("resamples"), "write 1 or more", options.resamples))
     if problems:
         raise SpecError(problems)
 
@@ -187,7 +187,7 @@ def _check_options(options: EvalOptions) -> None:
 def parse_gates(written: Sequence[str], gold: Gold, spec: JobSpec) -> list[Gate]:
     """The gates; SpecError if one is malformed, or the gold has no labels for its task."""
     labels = {task.name: tuple(task.labels) for task in spec.tasks}
-    gates = [parse_gate(each, labels) for each in written]
+    gates = [parse_gate(text, labels) for text in written]
     fix = f"{gold.source} has no labels for this task"
     problems = [Problem(PLACE, fix, gate.written) for gate in gates if gate.task not in gold.tasks]
     if problems:

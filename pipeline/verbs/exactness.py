@@ -206,8 +206,8 @@ def _answers(
     compared = choose_compared(prompt, documents, tree) if compared is None else compared
     independent = [
         answer
-        for each in compared
-        for answer in answers_alone(model, each.prompt, each.document, readouts=readouts)
+        for item in compared
+        for answer in answers_alone(model, item.prompt, item.document, readouts=readouts)
     ]
     return _ModelAnswers(memory, tree, nothing, compared, independent)
 
@@ -239,7 +239,7 @@ def compared_answers(compared: Sequence[ComparedDocument], answers: LogProbs) ->
     """The tree's answers that are compared, by document and question."""
     by_question = [list(of_question) for of_question in answers]
     return [
-        by_question[q][row][kept] for row, each in enumerate(compared) for q, kept in each.indices
+        by_question[q][row][kept] for row, item in enumerate(compared) for q, kept in item.indices
     ]
 
 

@@ -19,7 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import computed_field
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import option_error
 from pipeline.filters.labelled import (
     current_labels,
     identity_of,
@@ -45,7 +45,7 @@ from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import ExportOptions, TableFormat
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.named_files import Target, open_target
+from pipeline.stores.named_files import Target, new_file, open_target
 from pipeline.stores.store import Store, open_store
 
 FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
@@ -114,11 +114,12 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     contents = current_labels(spec, store)
     rows_schema = wide_schema(contents, list(contents.tasks))
     columns = flat_columns(with_text_schema(rows_schema) if options.with_text else rows_schema)
-    target = open_target(options.to, spec.storage_options, flag="--to")
+    target = open_target(options.to, spec.storage_options)
+    if not is_folder:
+        new_file(options.to, spec.storage_options, overwrite=options.overwrite)
     if f"{target.url}/".startswith(f"{store.url}/"):
-        raise SpecError(
-            [Problem("--to", f"is inside the output {store.url}; name another folder", options.to)]
-        )
+        fix = f"is inside the output {store.url}; name another folder"
+        raise option_error("to", fix, options.to)
     job = _Export(spec, options, store, contents, rows_schema, columns, format, target)
     created, new_files = (_write_folder if is_folder else _write_file)(job, cache_dir)
     return ExportResult(
@@ -146,18 +147,15 @@ def format_and_kind(to: str, format: TableFormat | None) -> tuple[TableFormat, b
     if by_suffix is None:
         endings = ", ".join(f".{each}" for each in FORMATS)
         fix = f"end the name of a file in one of {endings}, and the name of a folder in /"
-        raise SpecError([Problem("--to", fix, to)])
+        raise option_error("to", fix, to)
     if format not in (None, by_suffix):
         fix = f"--to ends in .{suffix}; leave --format out, or change the name"
-        raise SpecError([Problem("--format", fix, format)])
+        raise option_error("format", fix, format)
     return by_suffix, False
 
 
 def _write_file(job: _Export, cache_dir: Path) -> tuple[int, int]:
     """Writes one file. Returns the number of written files, and of new files in the input."""
-    if not job.options.overwrite and job.target.exists():
-        fix = "exists; write another name, or add --overwrite to replace it"
-        raise SpecError([Problem("--to", fix, job.target.url)])
     shards, new_files = _shards_with_text(job, cache_dir)
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -183,7 +181,7 @@ def _write_folder(job: _Export, cache_dir: Path) -> tuple[int, int]:
     if todo or not finished:
         refuse_changed(job.store, job.contents, list(job.contents.tasks))
         inputs, new_files = _shards_with_text(job, cache_dir)
-        _write_json(file, manifest)
+        file.write(canonical_json(manifest))
 
         def write_one(named: NamedShard) -> None:
             schema, tasks = job.rows_schema, list(job.contents.tasks)
@@ -194,7 +192,7 @@ def _write_folder(job: _Export, cache_dir: Path) -> tuple[int, int]:
         with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="export") as pool:
             for _ in pool.map(write_one, todo):
                 pass
-        _write_json(file, {**manifest, "finished": True})
+        file.write(canonical_json({**manifest, "finished": True}))
     return len(todo), new_files
 
 
@@ -222,11 +220,6 @@ def _manifest(job: _Export, names: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _write_json(file: Target, content: Mapping[str, Any]) -> None:
-    with file.replaced() as path:
-        path.write_bytes(canonical_json(content))
-
-
 def _existing_files(job: _Export, id: str) -> set[str]:
     """The names of the folder's files, which all belong to the export with this id.
 
@@ -238,7 +231,7 @@ def _existing_files(job: _Export, id: str) -> set[str]:
         return set()
     if MANIFEST not in existing:
         fix = f"is a folder with {len(existing):,} files of other programs; name another folder"
-        raise SpecError([Problem("--to", fix, target.url)])
+        raise option_error("to", fix, target.url)
     manifest = json.loads(target.below(MANIFEST).read())
     if manifest["id"] == id:
         return existing
@@ -246,7 +239,7 @@ def _existing_files(job: _Export, id: str) -> set[str]:
         other = f"{manifest['file_format']}, snapshot {manifest['snapshot']} of {manifest['spec']}"
         fix = f"holds another export ({other}{', with text' if manifest['with_text'] else ''}); "
         fix += "name another folder, or add --overwrite to replace its files"
-        raise SpecError([Problem("--to", fix, target.url)])
+        raise option_error("to", fix, target.url)
     names = {file["name"] for file in manifest["files"]} & existing
     for name in (*sorted(names), MANIFEST):
         target.below(name).delete()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from threadpoolctl import threadpool_limits
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.intervals import Figure, number_or_none
 from pipeline.evaluation.metrics import score, task_metrics
 from pipeline.evaluation.readout_fitting import (
@@ -27,11 +27,12 @@ from pipeline.evaluation.readout_fitting import (
 from pipeline.fitted.readout import readout_file
 from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
 from pipeline.options import FitOptions, GoldOptions
-from pipeline.runtime.fitted_files import options_for, write_fitted
+from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.named_files import new_file, open_target
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
 SUFFIX = ".safetensors"
@@ -114,20 +115,20 @@ def fit_readouts(
         raise SpecError([Problem("tasks", fix, list(gold.tasks))])
     questions = {t.name: None if options.document else t.question for t in tasks}
     counts = {
-        name: [int((each.truth == label).sum()) for label in range(len(each.labels))]
-        for name, each in gold.tasks.items()
+        name: [int((gold_task.truth == label).sum()) for label in range(len(gold_task.labels))]
+        for name, gold_task in gold.tasks.items()
         if name in questions
     }
     _check_counts(counts, gold, options)
-    paths = _paths(tasks, options.to)
+    paths = _paths(spec, tasks, options)
     job = make_job(_without_files(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(
         job, gold, questions, layers=options.layers, hold_out=options.hold_out, announce=announce
     )
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
     texts = {
-        name: [len(np.unique(each.groups[each.truth == n])) for n in range(each.targets.shape[1])]
-        for name, each in states.items()
+        name: [len(np.unique(part.groups[part.truth == n])) for n in range(part.targets.shape[1])]
+        for name, part in states.items()
     }
     _check_counts(texts, gold, options)
     # — for small products, several BLAS threads wait for each other
@@ -167,14 +168,18 @@ def readout_path(task: str, *, named: str | None, to: str | None) -> str:
     return to if to.endswith(SUFFIX) else f"{to.rstrip('/')}/{task}{SUFFIX}"
 
 
-def _paths(tasks: Sequence[TaskSpec], to: str | None) -> list[str]:
+def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> list[str]:
+    """The path of each task's readout; SpecError if `options.to` may not be written."""
+    to = options.to
     if len(tasks) > 1 and to is not None and to.endswith(SUFFIX):
         fix = f"is one file for {len(tasks)} tasks; write a folder, or name one task with --task"
-        raise SpecError([Problem("--to", fix, to)])
+        raise option_error("to", fix, to)
     paths = [readout_path(task.name, named=task.readout, to=to) for task in tasks]
     if repeated := sorted({path for path in paths if paths.count(path) > 1}):
         fix = "is the readout of several tasks; give each task its own file"
         raise SpecError([Problem("tasks.readout", fix, repeated[0])])
+    for path in paths if to is not None else ():
+        new_file(path, options_for(path, spec), overwrite=options.overwrite)
     return paths
 
 
@@ -196,13 +201,13 @@ def _labelled(gold: GoldTask, read: ReadGold) -> NDArray[np.intp]:
 def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitOptions) -> None:
     """SpecError unless every fold can have a document of every label; `counts` is by task."""
     folds = options.folds
-    problems = [] if folds >= 2 else [Problem("--folds", "write 2 or more", folds)]
+    problems = [] if folds >= 2 else [Problem(Option("folds"), "write 2 or more", folds)]
     if not 0 <= options.hold_out < 1:
-        problems.append(Problem("--hold-out", "write a share, as in 0.2", options.hold_out))
+        problems.append(Problem(Option("hold_out"), "write a share, as in 0.2", options.hold_out))
     for task, of_task in counts.items():
         for lack in _lacks(task, gold.tasks[task], of_task, folds):
             fix = f"{lack}; add some, or name only the other tasks with --task"
-            problems.append(Problem("--gold", fix, gold.source))
+            problems.append(Problem(Option("gold"), fix, gold.source))
     if problems:
         raise SpecError(problems)
 
@@ -251,7 +256,7 @@ def _fit_task(
         scored=gold_task.scored,
         readout=path,
         loss_limit=loss_limit(fitted.best_choices),
-        labels={each.label: each.support for each in scores.labels},
+        labels={label.label: label.support for label in scores.labels},
         scores=scores.headlines,
         agreement=_agreement(gold, fitted) if gold_task.scored else None,
         layers=_layer_fits(task, gold, fitted, read),
@@ -259,7 +264,8 @@ def _fit_task(
     maps = dict(zip(read.layers, fitted.maps, strict=True))
     card = _card(job, task_fit, question, options)
     texts = [read.hashes[row] for row in _labelled(gold_task, read)]
-    write_fitted(path, readout_file(maps, {**card, "texts": texts}), options_for(path, job.spec))
+    data = readout_file(maps, {**card, "texts": texts})
+    open_target(path, options_for(path, job.spec)).write(data)
     return task_fit
 
 
@@ -306,12 +312,12 @@ def _card(job: Job, fitted: TaskFit, question: str | None, options: FitOptions) 
         "labels": list(fitted.labels),
         "question": question,
         "layers": {
-            str(each.layer): {
-                **{name: figure.value for name, figure in each.scores.items()},
-                "strength": each.strength,
-                "share": each.share,
+            str(layer.layer): {
+                **{name: figure.value for name, figure in layer.scores.items()},
+                "strength": layer.strength,
+                "share": layer.share,
             }
-            for each in fitted.layers
+            for layer in fitted.layers
         },
         "folds": options.folds,
         "hold_out": options.hold_out,

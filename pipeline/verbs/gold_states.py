@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.errors import ModelError, Problem, SpecError
+from pipeline.errors import ModelError, option_error
 from pipeline.gold.fitted_texts import is_held_out
 from pipeline.gold.labels import UNLABELLED, Gold
 from pipeline.hashes import short_hash
@@ -85,7 +85,7 @@ def read_gold_states(
     asked = [task for task in job.spec.tasks if task.name in questions]
     # — without labels, because a readout needs no label tokens
     updates = [{"question": questions[task.name] or "", "labels": {}} for task in asked]
-    tasks = [task.model_copy(update=each) for task, each in zip(asked, updates, strict=True)]
+    tasks = [task.model_copy(update=update) for task, update in zip(asked, updates, strict=True)]
     folder, tokenizer, prompt = job_prompt(job, tasks)
     reader = DocumentReader.of_job(job, folder, tokenizer)
     contents = _contents(job, gold)
@@ -162,7 +162,7 @@ def chosen_layers(written: str | None, layers: int) -> tuple[int, ...]:
     known = {str(layer): layer for layer in range(1, layers + 1)}
     if wrong := [number for number in numbers if number not in known]:
         fix = f"write all, or numbers from 1 to {layers} as in 1,{layers}; not {', '.join(wrong)}"
-        raise SpecError([Problem("--layers", fix, written)])
+        raise option_error("layers", fix, written)
     return tuple(sorted({known[number] for number in numbers}))
 
 
@@ -194,7 +194,7 @@ def _documents(
             left_out[CHUNKED if chunks else chunk_status] += 1
     if not documents:
         fix = f"no document of the gold can be read: {dict(left_out)}"
-        raise SpecError([Problem("--gold", fix, gold.source)])
+        raise option_error("gold", fix, gold.source)
     return documents, left_out
 
 
@@ -258,7 +258,7 @@ def _in_file(folder: Path, shape: tuple[int, int, int, int]) -> NDArray[np.float
             f"{needed / 1e9:,.1f} GB, and {folder} has {free / 1e9:,.1f} GB free; name fewer "
             "layers, or another folder in ASSAY_CACHE"
         )
-        raise SpecError([Problem("--layers", fix, shape[0])])
+        raise option_error("layers", fix, shape[0])
     with tempfile.TemporaryFile(dir=folder) as file:
         return np.memmap(file, np.float32, "w+", shape=shape)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, option_error
 from pipeline.options import InitOptions
 from pipeline.sources.delimited import wrong_delimiter
 from pipeline.sources.documents import TooLong
@@ -20,6 +20,7 @@ from pipeline.sources.listing import irregularity
 from pipeline.sources.source import find_files, first_rows
 from pipeline.sources.text_files import file_path
 from pipeline.spec.parse import parse_spec
+from pipeline.stores.named_files import new_file
 
 # Usual names of text columns and of id columns, the most likely first.
 TEXT_NAMES = (
@@ -108,22 +109,20 @@ def init(data: str, options: InitOptions) -> Proposal:
         What was found, proposed and written.
 
     Raises:
-        SpecError: The spec exists or cannot be written; or there are no documents, no text column,
-            or not the columns that the caller names.
-        StorageError: The files cannot be read.
+        SpecError: The spec exists; or there are no documents, no text column, or not the columns
+            that the caller names.
+        StorageError: The files cannot be read, or the spec cannot be written.
 
     Examples:
         >>> init("data", InitOptions(to="new.yaml")).text
         'text'
     """
-    if Path(options.to).exists():
-        fix = "this file exists and is not overwritten; name another file"
-        raise SpecError([Problem("--to", fix, options.to)])
-    file_system, place, listed = find_files(data, key="DATA")
+    target = new_file(options.to, {}, overwrite=options.overwrite)
+    file_system, place, listed = find_files(data, key=Option("data"))
     infos = [info for info in listed if irregularity(file_system, info) is None]
     if not infos:
         kind = irregularity(file_system, listed[0])
-        raise SpecError([Problem("DATA", f"is {kind} and not a file", str(listed[0]["name"]))])
+        raise option_error("data", f"is {kind} and not a file", str(listed[0]["name"]))
     formats = {str(format_of(info["name"])) for info in infos}
     first = min(str(info["name"]) for info in infos)
     format = str(format_of(first))
@@ -131,11 +130,11 @@ def init(data: str, options: InitOptions) -> Proposal:
     values = _sample(file_path(file_system, place if format == "txt" else first), format)
     is_delimited = format.startswith(("csv", "tsv"))
     if is_delimited and values and (other := wrong_delimiter([*values])):
-        raise SpecError([Problem("DATA", other, first)])
+        raise option_error("data", other, first)
     if not values:
-        raise SpecError([Problem("DATA", "the file has no row; name a file with rows", first)])
+        raise option_error("data", "the file has no row; name a file with rows", first)
     columns = tuple(_column(name, sample) for name, sample in values.items())
-    text = _named(columns, options.text, "--text") or _text_column(columns, data)
+    text = _named(columns, options.text, "text") or _text_column(columns, data)
     name = _job_name(data)
     is_local = isinstance(file_system, LocalFileSystem)
     proposal = Proposal(
@@ -147,11 +146,13 @@ def init(data: str, options: InitOptions) -> Proposal:
         sample_rows=max(map(len, values.values()), default=0),
         columns=columns,
         text=text,
-        id=_named(columns, options.id, "--id") or _id_column(columns, text),
+        id=_named(columns, options.id, "id") or _id_column(columns, text),
         model=options.model,
         output=_output(name, data) if is_local else f"out/{name}",
     )
-    _write(_spec(proposal, name), options.to)
+    content = _spec(proposal, name)
+    parse_spec(content, place=options.to)
+    target.write(content.encode())
     return proposal
 
 
@@ -173,16 +174,6 @@ def _as_text(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return None if isinstance(value, TooLong | list | dict) else value
-
-
-def _write(spec: str, to: str) -> None:
-    """Writes a new file; SpecError if it exists, or if assay would not accept the spec."""
-    parse_spec(spec, place=to)
-    try:
-        with Path(to).open("x", encoding="utf-8") as file:
-            file.write(spec)
-    except OSError as error:
-        raise SpecError([Problem("--to", f"cannot be written: {error}", to)]) from error
 
 
 def _column(name: str, values: Sequence[object]) -> Column:
@@ -207,10 +198,10 @@ def _is_prose(text: str) -> bool:
     return any(char.isspace() for char in text.strip()) or not text.isascii()
 
 
-def _named(columns: Sequence[Column], name: str | None, flag: str) -> str | None:
+def _named(columns: Sequence[Column], name: str | None, option: str) -> str | None:
     """The column that the caller names; SpecError if there is none."""
     if name is not None and name not in {column.name for column in columns}:
-        raise SpecError([Problem(flag, f"no such column; {_listed(columns)}", name)])
+        raise option_error(option, f"no such column; {_listed(columns)}", name)
     return name
 
 
@@ -231,7 +222,7 @@ def _text_column(columns: Sequence[Column], data: str) -> str:
     ]
     if not texts:
         fix = f"no column seems to hold texts; name one with --text; {_listed(columns)}"
-        raise SpecError([Problem("DATA", fix, data)])
+        raise option_error("data", fix, data)
     return max(texts, key=score).name
 
 

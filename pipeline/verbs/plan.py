@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.shard_answers import ShardAnswers
@@ -106,7 +106,7 @@ def estimate(
         seconds = dict.fromkeys(missing, 1 / options.rate)
     elif staged := [t.name for t in spec.cascades if any(t.name in tasks for tasks in missing)]:
         fix = f"the time of the cascade of {staged[0]} is not measured; give the documents a second"
-        raise SpecError([Problem("--rate", f"{fix} of one worker", None)])
+        raise option_error("rate", f"{fix} of one worker", None)
     elif missing:
         measured, seconds = _measure(spec, planned, missing, options, cache_dir, announce)
     parts = tuple(
@@ -133,7 +133,7 @@ def _measure(
         placement = place(spec.model, machine)
     except SpecError as error:
         fix = "or give the documents a second of one worker; the summary of a run shows them"
-        raise SpecError([*error.problems, Problem("--rate", fix, None)]) from error
+        raise SpecError([*error.problems, Problem(Option("rate"), fix, None)]) from error
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
     folder, tokenizer, prompt = job_prompt(job, send=announce)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import option_error
 from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
@@ -54,12 +54,12 @@ def judged_run(
     """
     if options.publish_partial:
         fix = "publishes labels that were not judged; leave it out, or the gates and limits"
-        raise SpecError([Problem("--publish-partial", fix)])
+        raise option_error("publish_partial", fix)
     if limits.gates and gold is None:
-        raise SpecError([Problem("--gold", "missing; a gate needs gold labels: --gold FILE")])
+        raise option_error("gold", "missing; a gate needs gold labels: --gold FILE")
     if gold is not None:
         if not limits.gates:
-            raise SpecError([Problem("--gate", "missing; --gold judges nothing without a gate")])
+            raise option_error("gates", "missing; gold judges nothing without a gate")
         parse_gates(limits.gates, read_gold(gold, spec, gold_options), spec)
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:
@@ -88,10 +88,10 @@ def judge(labelled: Outcome, gate: Gate | None, limits: Limits) -> JudgedRun:
         if set(before.tasks) & set(candidate.tasks):
             comparison = compare(labelled.store, before, candidate)
     rejected = tuple(
-        f"gate {each.gate} fails: the value is "
-        f"{'undefined' if each.value is None else format(each.value, '.4f')}"
-        for each in decisions
-        if not each.passed
+        f"gate {decision.gate} fails: the value is "
+        f"{'undefined' if decision.value is None else format(decision.value, '.4f')}"
+        for decision in decisions
+        if not decision.passed
     )
     if comparison:
         rejected += exceeded(comparison, limits)

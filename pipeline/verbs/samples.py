@@ -53,10 +53,10 @@ def take_samples(
         documents = next(read_documents(shards[0], spec.input.storage_options))
         text, status = (documents.column(name)[0].as_py() for name in ("text", "status"))
         _, reason = reader.chunks(text, status, next(images_of(documents)))
-        what, key, column = "readable text", "input.text", spec.input.text
+        content, key, column = "readable text", "input.text", spec.input.text
         if spec.input.image is not None:
-            what, key, column = "a readable image", "input.image", spec.input.image
-        fix = f"no document has {what} in this column (the first row: "
+            content, key, column = "a readable image", "input.image", spec.input.image
+        fix = f"no document has {content} in this column (the first row: "
         fix += f"{reason.removeprefix('error:')}); name another column, or correct the files"
         raise SpecError([Problem(key, fix, column)])
     return samples
@@ -70,4 +70,4 @@ def _readable(shard: Shard, reader: DocumentReader, spec: JobSpec) -> Iterator[S
                 continue
             pieces, _ = reader.chunks(text.as_py(), OK, image)
             if pieces:  # otherwise a run writes a row with the reason
-                yield Sample(doc_id.as_py(), tuple(as_document(each, image) for each in pieces))
+                yield Sample(doc_id.as_py(), tuple(as_document(piece, image) for piece in pieces))

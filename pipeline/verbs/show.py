@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from pipeline.errors import Option
 from pipeline.filters.excerpts import excerpts
 from pipeline.filters.labelled import current_labels, with_text
 from pipeline.ledger.rows import aligned_batches, wide_schema
@@ -39,10 +40,10 @@ def show(spec: JobSpec, options: ShowOptions) -> Examples:
     store = open_store(spec.output, spec.storage_options)
     contents = current_labels(spec, store)
     schema = wide_schema(contents, list(contents.tasks))
-    rule = None if options.where is None else Rule(options.where, schema, place="--where")
+    rule = None if options.where is None else Rule(options.where, schema, place=Option("where"))
     rows = _chosen(store, contents, schema, rule, options.n)
     shown = excerpts(store, contents, rows, spec.input.storage_options, chars=TEXT_CHARS)
-    texts = pa.array([each.text for each in shown], pa.large_string())
+    texts = pa.array([excerpt.text for excerpt in shown], pa.large_string())
     return Examples(spec.name, contents.number, contents.rows, with_text(rows, texts))
 
 

@@ -61,7 +61,7 @@ class Status:
     snapshot: int | None  # the spec's last
     slice: ForPeople[Slice | None]  # the documents that this snapshot is limited to
     tasks: Mapping[str, TaskStatus]
-    taken_over: Mapping[str, int]  # by task: documents with an answer of another shard's equal text
+    reused: Mapping[str, int]  # by task: documents with an answer of another shard's equal text
     docs_per_s: float | None  # None: nothing was committed recently
     eta_s: float | None  # 0 if nothing is missing; None without a rate
 
@@ -103,7 +103,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         snapshot=None if last is None else last["number"],
         slice=Slice(**last["slice"]) if last is not None and "slice" in last else None,
         tasks={task: _task_status(store, planned, task, counts) for task in keys},
-        taken_over={
+        reused={
             task: sum(counts[key].taken_over for key in of_task) for task, of_task in keys.items()
         },
         docs_per_s=rate,
@@ -195,4 +195,4 @@ def _commits(store: Store, planned: Plan, fp: Mapping[str, str]) -> Sequence[Com
 
 def label_times(store: Store, task: str, fp: str) -> dict[str, float]:
     """When each label file of the task was created, by key."""
-    return {each.key: each.modified_s for each in store.list(label_folders(task, fp)[0])}
+    return {item.key: item.modified_s for item in store.list(label_folders(task, fp)[0])}

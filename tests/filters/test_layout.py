@@ -133,5 +133,5 @@ def test_what_would_be_labelled_again_is_refused(
     if not is_refused:
         refuse_own_input(source, target, {})
         return
-    with pytest.raises(SpecError, match="--to: is in the input"):
+    with pytest.raises(SpecError, match="to: is in the input"):
         refuse_own_input(source, target, {})

@@ -160,7 +160,7 @@ def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Pa
 def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, options = spec_of(folder, **RULES["keep"]), ReportOptions(to="unused.html", by="topic")
+    spec, options = spec_of(folder, **RULES["keep"]), ReportOptions(to="unused.html", by=("topic",))
     whole = report_of(spec, None, options, cache_dir=folder / "cache")
     for module in ("filters.tally", "verbs.corpus_report"):
         monkeypatch.setattr(f"pipeline.{module}.MOST_GROUPS", 2)

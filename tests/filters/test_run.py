@@ -209,7 +209,7 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
 def test_a_folder_inside_the_input_is_refused_before_anything_is_written(folder: Path) -> None:
     with pytest.raises(SpecError) as refused:
         filtered_with(folder, "in/to", keep=KEEP)
-    assert [problem.place for problem in refused.value.problems] == ["--to"]
+    assert [problem.place for problem in refused.value.problems] == ["to"]
     assert not state(folder) and not (folder / "in" / "to").exists()
 
 

@@ -25,7 +25,7 @@ def test_values_that_are_not_labels_are_listed_with_the_labels(
     for problem, (value, row, rows) in zip(
         refused.value.problems, [("Art", 1, 1), ("7", 2, 2)], strict=True
     ):
-        assert problem.place == f"--gold {gold}, row {row}, column topic" and problem.value == value
+        assert problem.place == f"gold {gold}, row {row}, column topic" and problem.value == value
         for part in ("art, law, sport", f"--value {value}=LABEL", "--task", f"it: {rows})"):
             assert part in problem.fix
 

@@ -108,7 +108,7 @@ def test_a_value_that_is_no_score_names_row_column_value_and_fix(
     with pytest.raises(SpecError) as refused:
         read_gold(file, spec, options("toxic=s"))
     (problem,) = refused.value.problems
-    assert (problem.place, problem.value) == (f"--gold {file}, row 2, column s", value)
+    assert (problem.place, problem.value) == (f"gold {file}, row 2, column s", value)
     assert f"(such rows: {rows})" in problem.fix
 
 
@@ -143,7 +143,7 @@ def test_what_is_not_clear_is_an_error_in_one_line(
     with pytest.raises(SpecError) as refused:
         read_gold(str(tmp_path) if chosen.id else file, spec, chosen)
     (problem,) = refused.value.problems
-    assert (problem.place, problem.value) == ("--score", value) and fix in problem.fix
+    assert (problem.place, problem.value) == ("scores", value) and fix in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_numbers_in_a_column_of_labels_propose_the_option(
     with pytest.raises(SpecError) as refused:
         read_gold(file, spec)
     (problem,) = refused.value.problems
-    assert (problem.place, problem.value) == ("--gold", file)
+    assert (problem.place, problem.value) == ("gold", file)
     assert problem.fix.endswith(f"--score {written}")
 
 

@@ -174,7 +174,7 @@ def test_counts_are_read_as_they_were_written() -> None:
         labels={"t": {"yes": 1}},
         costs={"0": COST, "2": LabelCost()},
         stages={"t": {"1": 2}},
-        taken_over=1,
+        reused=1,
     )
     (row,) = counts.to_table().to_pylist()
     assert ShardCounts.from_row(row) == counts

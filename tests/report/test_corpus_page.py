@@ -19,11 +19,11 @@ from pipeline.integrity.diff import Comparison, TaskChange
 from pipeline.report.charts import BARS, LEAST_SHARE, histogram, histograms
 from pipeline.report.corpus_page import (
     corpus_report_json,
-    page_target,
     show_corpus_report,
     write_report,
 )
 from pipeline.report.doubts import report_doubts
+from pipeline.stores.named_files import new_file
 from pipeline.verbs.corpus_report import SubgroupReport
 
 
@@ -157,7 +157,7 @@ def test_only_labels_with_something_to_show_have_a_figure_and_few_of_them() -> N
 
 def test_a_page_is_written_to_a_url_and_replaces_the_one_before() -> None:
     for name in ("one", "二"):
-        target = page_target("memory://pages/report.html", {}, flag="--to")
+        target = new_file("memory://pages/report.html", {}, overwrite=True)
         write_report(replace(REPORT, spec=name), target, spec_file="spec.yaml")
         written = fsspec.filesystem("memory").cat("/pages/report.html").decode()
         assert f"<title>{name}: report</title>" in written and written.endswith("</html>")
@@ -167,7 +167,7 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "new" / "folder" / "report.html"
-    write_report(REPORT, page_target(str(path), {}, flag="--to"), spec_file="spec.yaml")
+    write_report(REPORT, new_file(str(path), {}, overwrite=True), spec_file="spec.yaml")
     before = path.read_text()
 
     def full(*_: object) -> None:
@@ -175,11 +175,11 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(StorageError, match=r"report\.html: cannot be written: .*the disk is full"):
-        write_report(REPORT, page_target(str(path), {}, flag="--to"), spec_file="spec.yaml")
+        write_report(REPORT, new_file(str(path), {}, overwrite=True), spec_file="spec.yaml")
     assert path.read_text() == before and list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("url", ["memory://pages/", "{folder}", "{folder}/sub/"])
 def test_a_folder_is_no_page(url: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"--to: is a folder; name a file \(got '"):
-        page_target(url.format(folder=tmp_path), {}, flag="--to")
+    with pytest.raises(SpecError, match=r"to: is a folder; name a file \(got '"):
+        new_file(url.format(folder=tmp_path), {}, overwrite=True)

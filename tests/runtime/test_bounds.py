@@ -42,13 +42,13 @@ def test_the_bound_is_the_smaller_of_time_and_workers_times_price(
 @pytest.mark.parametrize(
     "options, place",
     [
-        ({"max_hours": 0}, "--max-hours"),
-        ({"max_hours": math.inf}, "--max-hours"),
-        ({"max_cost": -1, "price": 1}, "--max-cost"),
-        ({"max_cost": 1, "price": 0}, "--price"),
-        ({"max_cost": 1}, "--price"),
-        ({"price": 1}, "--max-cost"),
-        ({"stall_limit": 0}, "--stall-limit"),
+        ({"max_hours": 0}, "max_hours"),
+        ({"max_hours": math.inf}, "max_hours"),
+        ({"max_cost": -1, "price": 1}, "max_cost"),
+        ({"max_cost": 1, "price": 0}, "price"),
+        ({"max_cost": 1}, "price"),
+        ({"price": 1}, "max_cost"),
+        ({"stall_limit": 0}, "stall_limit"),
     ],
 )
 def test_a_wrong_bound_names_the_option(options: dict[str, float], place: str) -> None:

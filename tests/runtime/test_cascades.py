@@ -198,7 +198,7 @@ def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Corpus) -> None:
     write_shared(staged)
     staged.decide(0.2, 0.8)
     spec, cache = staged.spec, staged.cache
-    with pytest.raises(SpecError, match="--rate: the time of the cascade of toxic is not measured"):
+    with pytest.raises(SpecError, match="rate: the time of the cascade of toxic is not measured"):
         estimate(spec, PlanOptions(), cache_dir=cache)
     found = estimate(spec, PlanOptions(rate=2.0), cache_dir=cache)
     assert [part.tasks for part in found.parts] == [("toxic",)] and found.seconds > 0

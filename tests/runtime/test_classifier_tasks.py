@@ -135,7 +135,7 @@ def test_a_moved_and_repeated_text_is_not_classified_again(
 
     monkeypatch.setattr("pipeline.runtime.classifier_files.load_classifier", refuse)
     moved = corpus.run()
-    assert moved.complete and corpus.rows() == before and moved.tally.taken_over == 9
+    assert moved.complete and corpus.rows() == before and moved.tally.reused == 9
 
 
 def test_a_failed_question_costs_no_classified_row(corpus: Corpus, decoder: dict[str, Any]) -> None:

@@ -208,7 +208,9 @@ def test_a_cluster_that_others_reach_without_a_token_is_named(
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with remote_ray(place) as nodes:
         assert nodes == []
-    line = f"--address: {place} asks for no token: whoever reaches it can run programs there"
+    line = (
+        f"the Ray cluster at {place} asks for no token: whoever reaches it can run programs there"
+    )
     assert [line in message for message in caplog.messages] == [True] * warned
 
 

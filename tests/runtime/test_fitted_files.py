@@ -17,11 +17,11 @@ from pipeline.runtime.fitted_files import (
     options_for,
     read_fitted,
     warn_of_stale_calibrations,
-    write_fitted,
 )
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.named_files import open_target
 
 PLACES = ["{folder}/new/c.json", "file://{folder}/new/c.json", "memory://{folder}/new/c.json"]
 LABELS = ("yes", "no")
@@ -46,8 +46,8 @@ def read(path: str) -> bytes:
 @pytest.mark.parametrize("place", PLACES)
 def test_the_last_that_was_written_is_read(place: str, tmp_path: Path) -> None:
     path = place.format(folder=tmp_path)
-    write_fitted(path, b"first, and longer", {})
-    write_fitted(path, b"second", {})
+    open_target(path, {}).write(b"first, and longer")
+    open_target(path, {}).write(b"second")
     assert read(path) == b"second"
 
 
@@ -55,7 +55,7 @@ def test_a_file_in_the_home_folder_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    write_fitted("~/c.json", b"{}", {})
+    open_target("~/c.json", {}).write(b"{}")
     assert (tmp_path / "c.json").read_bytes() == read("~/c.json") == b"{}"
 
 
@@ -70,7 +70,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StorageError, match=f"{path}: cannot be written: .*No space left"):
-        write_fitted(str(path), b"after", {})
+        open_target(str(path), {}).write(b"after")
     assert os.listdir(tmp_path) == ["c.json"] and path.read_bytes() == b"before"
 
 
@@ -140,7 +140,7 @@ def test_another_tasks_calibration_is_refused(
     reason: str,
 ) -> None:
     path = str(tmp_path / "c.json")
-    write_fitted(path, FILE.json(), {})
+    open_target(path, {}).write(FILE.json())
     assert load_calibrations(make_spec("batch", path)) == {"rude": FILE}
     with pytest.raises(SpecError) as refused:
         load_calibrations(make_spec(method, path, labels))

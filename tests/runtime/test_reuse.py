@@ -214,9 +214,9 @@ def test_equal_texts_are_read_once_in_a_shard_and_not_again_in_a_later_run(
     assert (planned.rows_for_model, tally.asked_rows, corpus.asked.total()) == (0, 0, 0)
     counted = status(corpus.spec, cache_dir=corpus.cache)
     assert counted.tasks["toxic"].done == 200
-    assert counted.taken_over == dict.fromkeys(("toxic", "topic"), tally.taken_over)
+    assert counted.reused == dict.fromkeys(("toxic", "topic"), tally.reused)
     sources = [taken_over(corpus, outcome, name) for name in ("toxic", "topic")]
-    assert sources[0] == sources[1] and sum(sources[0].values()) == tally.taken_over == 100
+    assert sources[0] == sources[1] and sum(sources[0].values()) == tally.reused == 100
     again = corpus.run()
     assert (again.tally.created, again.snapshot) == (0, outcome.snapshot) and not corpus.asked
 
@@ -253,7 +253,7 @@ def test_a_shard_whose_texts_are_in_many_others_reads_few_of_their_files(
     outcome = corpus.run()
     # — of the sources, of the shard itself, and in the checks of the run
     assert reads["labels"] <= LEAST_SOURCES + 2
-    assert outcome.tally.taken_over == LEAST_SOURCES
+    assert outcome.tally.reused == LEAST_SOURCES
     assert corpus.asked.total() == 31 - LEAST_SOURCES
     corpus.check()
 

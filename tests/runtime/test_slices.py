@@ -65,7 +65,7 @@ def test_equal_shares_are_one_slice(text: str, share: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "1", "100%", "50", "-1%", "1e-3", "some", "", "101%", "nan"])
 def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match="--sample: write a share above 0 and below 1"):
+    with pytest.raises(SpecError, match="sample: write a share above 0 and below 1"):
         Slice.parse(text, None)
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_condition_is_refused_before_any_work(
     plain: Corpus, where: str, reason: str
 ) -> None:
     write(plain, "a", 40)
-    with pytest.raises(SpecError, match=rf"^--where.*{reason}"):
+    with pytest.raises(SpecError, match=rf"^where.*{reason}"):
         plain.run(where=where)
     assert not [*plain.store.root.rglob("*.parquet")]
     assert not any("slices" in file.read_text() for file in plain.store.root.glob("inputs/*"))

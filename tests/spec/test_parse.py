@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.spec.parse import load_spec, located, parse_spec
 
 SMALLEST = """
@@ -171,10 +171,12 @@ def test_a_mistake_that_is_found_later_has_its_line_too(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(SMALLEST)
     with pytest.raises(SpecError) as caught, located(path):
-        raise SpecError([Problem("tasks.0.labels", "begin alike", 3), Problem("--to", "no", "x")])
+        raise SpecError(
+            [Problem("tasks.0.labels", "begin alike", 3), Problem(Option("to"), "no", "x")]
+        )
     assert str(caught.value).splitlines() == [
         f"tasks.0.labels: begin alike (got 3) in {path}, line 7, task 'a'",
-        "--to: no (got 'x')",
+        "to: no (got 'x')",
     ]
 
 

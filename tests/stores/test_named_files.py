@@ -8,7 +8,7 @@ import pytest
 from servers import Server
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.stores.named_files import Target, open_target
+from pipeline.stores.named_files import Target, new_file, open_target
 
 
 @pytest.fixture(params=["disk", "moto", "memory"])
@@ -16,9 +16,9 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     """A file two folders below one that does not exist."""
     if request.param == "moto":
         server: Server = request.getfixturevalue("moto")
-        return open_target(f"{server.new_url()}/a/b.txt", server.options, flag="--to")
+        return open_target(f"{server.new_url()}/a/b.txt", server.options)
     url = f"memory://{tmp_path}" if request.param == "memory" else str(tmp_path)
-    return open_target(f"{url}/to/a/b.txt", {}, flag="--to")
+    return open_target(f"{url}/to/a/b.txt", {})
 
 
 def write(target: Target, data: bytes) -> None:
@@ -50,8 +50,22 @@ def test_after_an_error_the_file_is_as_before(target: Target) -> None:
 def test_an_error_names_the_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=f"{tmp_path}/file/a: cannot be written"):
-        write(open_target(str(tmp_path / "file" / "a"), {}, flag="--to"), b"")
+        write(open_target(str(tmp_path / "file" / "a"), {}), b"")
     with pytest.raises(StorageError, match=f"{tmp_path}/none: cannot be read"):
-        open_target(str(tmp_path / "none"), {}, flag="--to").read()
-    with pytest.raises(SpecError, match="--to: cannot be opened"):
-        open_target("nosuch://a", {}, flag="--to")
+        open_target(str(tmp_path / "none"), {}).read()
+    with pytest.raises(SpecError, match="to: cannot be opened"):
+        open_target("nosuch://a", {})
+
+
+@pytest.mark.parametrize("protocol", ["", "memory:/"])
+def test_a_file_that_exists_is_refused_unless_it_may_be_overwritten(
+    protocol: str, tmp_path: Path
+) -> None:
+    url = f"{protocol}{tmp_path}/a.txt"
+    new_file(url, {}, overwrite=False).write(b"one")
+    with pytest.raises(SpecError) as refused:
+        new_file(url, {}, overwrite=False)
+    (problem,) = refused.value.problems
+    assert (problem.place, problem.value) == ("to", url) and "--overwrite" in problem.fix
+    new_file(url, {}, overwrite=True).write(b"two")
+    assert open_target(url, {}).read() == b"two"

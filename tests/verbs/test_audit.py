@@ -110,11 +110,11 @@ def documents(folder: Path) -> pa.Table:
 
 
 def test_a_sample_of_all_texts_gives_what_scikit_learn_counts(folder: Path) -> None:
-    drawn = draw(folder, sample=1_000)
+    drawn = draw(folder, documents=1_000)
     told = documents(folder)
     assert drawn.drawn == drawn.texts == len(set(told["content_hash"].to_pylist()))
     fill(folder)
-    result = judge(folder, by="topic")
+    result = judge(folder, by=("topic",))
     y, d = (told[name].to_numpy(zero_copy_only=False) for name in ("positive", "dropped"))
     topics = np.array([t or "null" for t in told["topic"].to_pylist()])
     for estimates, rows in (
@@ -132,11 +132,11 @@ def test_a_sample_of_all_texts_gives_what_scikit_learn_counts(folder: Path) -> N
 
 
 def test_the_same_options_draw_the_same_sample_which_shows_no_decision(folder: Path) -> None:
-    drawn = draw(folder, sample=40)
+    drawn = draw(folder, documents=40)
     first = (folder / "sample.csv").read_text()
-    draw(folder, "again.csv", sample=40)
+    draw(folder, "again.csv", documents=40)
     assert (folder / "again.csv").read_text() == first
-    draw(folder, "other.csv", sample=40, seed=1)
+    draw(folder, "other.csv", documents=40, seed=1)
     assert (folder / "other.csv").read_text() != first
     rows = fill(folder)
     assert list(rows[0]) == ["doc_id", "_text", "toxic", "content_hash", "_sample"]
@@ -151,8 +151,8 @@ def test_the_same_options_draw_the_same_sample_which_shows_no_decision(folder: P
 
 @pytest.mark.parametrize("name", ["s.jsonl", "s.parquet"])
 def test_other_formats_hold_the_same_rows(name: str, folder: Path) -> None:
-    draw(folder, sample=30)
-    draw(folder, name, sample=30)
+    draw(folder, documents=30)
+    draw(folder, name, documents=30)
     columns = "doc_id, _text, content_hash, _sample"
     csv_rows, others = (
         duckdb.sql(f"select {columns} from '{folder / each}'").fetchall()
@@ -162,7 +162,7 @@ def test_other_formats_hold_the_same_rows(name: str, folder: Path) -> None:
 
 
 def test_one_sample_judges_another_threshold(folder: Path) -> None:
-    draw(folder, sample=1_000)
+    draw(folder, documents=1_000)
     fill(folder)
     looser = spec_of(folder, filter={"keep": "toxic.p.toxic < 0.9"})
     first, second = judge(folder), judge(folder, looser)
@@ -171,7 +171,7 @@ def test_one_sample_judges_another_threshold(folder: Path) -> None:
 
 
 def test_rows_without_a_label_and_texts_that_are_gone_are_counted(folder: Path) -> None:
-    draw(folder, sample=60)
+    draw(folder, documents=60)
     rows = fill(folder)
     rows[0]["toxic"] = ""
     gone, rows[1]["content_hash"] = rows[1]["content_hash"], "0" * 32
@@ -195,12 +195,12 @@ def with_readout(folder: Path, texts: list[str]) -> JobSpec:
 
 
 def test_texts_that_a_readout_was_fitted_to_are_not_drawn_and_no_evidence(folder: Path) -> None:
-    draw(folder, sample=40)
+    draw(folder, documents=40)
     hashes = [row["content_hash"] for row in fill(folder)]
     spec = with_readout(folder, hashes[:5])
     with pytest.raises(SpecError, match=r"fitted to 5 of its 40 texts"):
         judge(folder, spec)
-    options = AuditOptions(to=str(folder / "new.csv"), sample=1_000)
+    options = AuditOptions(to=str(folder / "new.csv"), documents=1_000)
     drawn = draw_sample(spec, options, cache_dir=folder / "cache")
     assert drawn.left_out["answers were fitted to"] == 5
     rows = fill(folder, "new.csv")
@@ -227,16 +227,16 @@ def test_a_rule_without_an_answer_to_judge_is_refused(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"sample": 3}, "--sample: has no room for two documents of each of"),
+        ({"documents": 3}, "documents: has no room for two documents of each of"),
         (
             {"positive": "toxic.rude"},
-            "--positive: the spec has no such task and label; write one of toxic.toxic",
+            "positive: the spec has no such task and label; write one of toxic.toxic",
         ),
-        ({"by": "doc.nothing"}, "--by: the first 100 rows of "),
-        ({"by": "nothing +"}, "--by: is not one SQL expression"),
-        ({"to": "x.txt"}, "--to: end the name of a file"),
-        ({"to": "folder/"}, "--to: is a folder; name a new file"),
-        ({"to": "in/0.jsonl"}, "--to: exists, and may have labels; name a new file"),
+        ({"by": ("doc.nothing",)}, "by: the first 100 rows of "),
+        ({"by": ("topic", "nothing +")}, "by: is not one SQL expression"),
+        ({"to": "x.txt"}, "to: end the name of a file"),
+        ({"to": "folder/"}, "to: is a folder; name a file"),
+        ({"to": "in/0.jsonl"}, "to: exists; write another name, or add --overwrite"),
     ],
 )
 def test_wrong_options_are_one_line_and_nothing_is_written(
@@ -265,7 +265,7 @@ def test_wrong_options_are_one_line_and_nothing_is_written(
     ],
 )
 def test_a_changed_sample_is_refused(change: Any, line: str, folder: Path) -> None:
-    draw(folder, sample=60)
+    draw(folder, documents=60)
     rows = fill(folder)
     for row in rows:
         change(row)
@@ -276,7 +276,7 @@ def test_a_changed_sample_is_refused(change: Any, line: str, folder: Path) -> No
 
 
 def test_a_part_of_the_sample_without_labels_is_named_by_its_rows(folder: Path) -> None:
-    draw(folder, sample=60)
+    draw(folder, documents=60)
     rows = fill(folder)
     strata = design_of(folder, rows[0]["_sample"])["strata"]
     empty = [n for n, row in enumerate(rows, 1) if strata[row["content_hash"]] == 1]
@@ -296,7 +296,7 @@ def test_a_file_without_rows_is_refused(folder: Path) -> None:
 def test_a_sample_of_an_earlier_version_is_read_with_the_design_in_its_columns(
     folder: Path,
 ) -> None:
-    draw(folder, sample=60)
+    draw(folder, documents=60)
     rows = fill(folder)
     now = judge(folder)
     design = design_of(folder, rows[0]["_sample"])
@@ -315,12 +315,12 @@ def test_a_sample_of_an_earlier_version_is_read_with_the_design_in_its_columns(
 
 @pytest.mark.parametrize(
     ("columns", "place"),
-    [(GoldColumns(id="doc_id"), "--id: "), (GoldColumns(text="_text"), "--text: ")],
+    [(GoldColumns(id="doc_id"), "id: "), (GoldColumns(text="_text"), "text: ")],
 )
 def test_rows_of_a_sample_are_matched_by_their_own_key_alone(
     columns: GoldColumns, place: str, folder: Path
 ) -> None:
-    draw(folder, sample=60)
+    draw(folder, documents=60)
     fill(folder)
     with pytest.raises(SpecError, match="are matched by their content_hash") as refused:
         judge(folder, gold=columns)
@@ -328,7 +328,7 @@ def test_rows_of_a_sample_are_matched_by_their_own_key_alone(
 
 
 def test_labels_have_other_columns_and_names_or_are_scores(folder: Path) -> None:
-    draw(folder, sample=60)
+    draw(folder, documents=60)
     rows = fill(folder)
     expected = judge(folder)
     other = {"toxic": "yes", "clean": "no"}
@@ -340,7 +340,7 @@ def test_labels_have_other_columns_and_names_or_are_scores(folder: Path) -> None
     columns = GoldColumns(columns=(("toxic", "rude"),), values=(("yes", "toxic"), ("no", "clean")))
     assert judge(folder, gold=columns) == expected
     assert judge(folder, gold=GoldColumns(scores=(("toxic", "s"),))) == expected
-    with pytest.raises(SpecError, match="--column"):
+    with pytest.raises(SpecError, match="columns"):
         judge(folder, gold=GoldColumns(columns=(("toxic", "nothing"),)))
 
 

@@ -75,7 +75,7 @@ def assert_exact(found: Mapping[str, Estimate], dropped: Bools, should: Bools) -
 
 def test_of_the_demos_rule_all_labels_give_what_scikit_learn_counts(known: Known) -> None:
     spec = known.spec(**DEMO)
-    drawn = known.draw(spec, sample=1_000)
+    drawn = known.draw(spec, documents=1_000)
     assert drawn.drawn == drawn.texts == TEXTS
     assert drawn.tasks == LABELS and drawn.reasons == (TOXIC, SPAM, ENGLISH)
     known.label()
@@ -148,9 +148,9 @@ def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> N
         ),
     }[rule]
     spec = known.spec(**content)
-    known.draw(spec, sample=1_000)
+    known.draw(spec, documents=1_000)
     known.label()
-    result = known.audit(spec, by="doc.source")
+    result = known.audit(spec, by=("doc.source",))
     assert_exact(estimates(result)[""], *whole)
     assert len(result.reasons) == len(reasons)
     for found, (dropped, should) in zip(result.reasons.values(), reasons.values(), strict=True):
@@ -171,7 +171,7 @@ def test_the_intervals_of_the_rule_and_of_each_reason_hold_the_truth(
     truth = {"": shares(*any_of(parts)), **{name: shares(*part) for name, part in parts.items()}}
     held: dict[tuple[str, str], int] = {}
     for seed in range(samples):
-        known.draw(spec, sample=150, seed=seed)
+        known.draw(spec, documents=150, seed=seed)
         known.label()
         for part, found in estimates(known.audit(spec)).items():
             for name, of in found.items():
@@ -186,7 +186,7 @@ def test_the_intervals_of_the_rule_and_of_each_reason_hold_the_truth(
 def test_a_row_counts_where_its_labels_are_enough(known: Known) -> None:
     """One label that drops it is enough for the whole rule; a reason needs its own label."""
     spec = known.spec(**DEMO)
-    known.draw(spec, sample=300)
+    known.draw(spec, documents=300)
     known.label(seed=1)
     result = known.audit(spec)
     with (known.folder / "sample.csv").open(newline="") as file:
@@ -209,7 +209,7 @@ def test_a_reason_whose_column_nobody_filled_in_has_no_estimate(
 ) -> None:
     """Nor has the whole rule: the only rows that count would be those that should be dropped."""
     spec = known.spec(**DEMO)
-    known.draw(spec, sample=1_000)
+    known.draw(spec, documents=1_000)
     known.label(("toxic", "spam"))
     result = known.audit(spec)
     for part in ("", ENGLISH):
@@ -224,7 +224,7 @@ def test_a_reason_whose_column_nobody_filled_in_has_no_estimate(
 
 def test_a_condition_on_the_input_decides_without_a_label(known: Known) -> None:
     spec = known.spec(keep=f"{TOXIC} and doc.source = 'web'")
-    known.draw(spec, sample=1_000)
+    known.draw(spec, documents=1_000)
     known.label(seed=2)
     result = known.audit(spec)
     with (known.folder / "sample.csv").open(newline="") as file:
@@ -264,7 +264,7 @@ def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_inte
     snapshot = contents(LocalStore(known.folder / "out"), 1)
     inside, tries = 0, 0
     for seed in range(20):
-        known.draw(spec, sample=150, seed=seed)
+        known.draw(spec, documents=150, seed=seed)
         known.label()
         evaluation = evaluate(
             spec,
@@ -289,7 +289,7 @@ def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_inte
 
 def test_a_sample_of_all_texts_evaluates_to_the_corpus(known: Known) -> None:
     spec = known.spec(**DEMO)
-    known.draw(spec, sample=1_000)
+    known.draw(spec, documents=1_000)
     known.label()
     source, options = str(known.folder / "sample.csv"), EvalOptions(resamples=1)
     snapshot = contents(LocalStore(known.folder / "out"), 1)

@@ -75,6 +75,8 @@ class Output:
         path = self.folder / "files" / f"{name}.json"
         words = ["calibrate", str(self.spec()), "--task", "toxic", "--to", str(path)]
         assert main([*words, *options]) == 0
+        assert main([*words, *options]) == 2, "the file exists"
+        assert main([*words, *options, "--overwrite"]) == 0
         return path
 
     def rows(self, task: str = "toxic") -> list[dict[str, Any]]:

@@ -21,8 +21,14 @@ TEXTS = [f"text number {row}" for row in range(400)]
 
 
 def run_verb(staged: Corpus, **changes: Any) -> ChosenThresholds:
-    options = {"task": "toxic", "recall": 0.6, "precision": 0.6, "confidence": 0.9, "sample": 200}
-    options["to"] = str(staged.folder / "thresholds")
+    options = {
+        "task": "toxic",
+        "recall": 0.6,
+        "precision": 0.6,
+        "confidence": 0.9,
+        "documents": 200,
+    }
+    options |= {"to": str(staged.folder / "thresholds"), "overwrite": True}
     return choose_thresholds(
         staged.spec, CascadeOptions(**{**options, **changes}), cache_dir=staged.cache
     )
@@ -62,14 +68,14 @@ def test_gold_labels_say_what_is_positive(staged: Corpus) -> None:
         for row, text in enumerate(TEXTS[:300])
     }
     gold.write_text("\n".join(json.dumps({"id": n, "toxic": y}) for n, y in labels.items()))
-    chosen = run_verb(staged, sample=1_000, gold=str(gold))
+    chosen = run_verb(staged, documents=1_000, gold=str(gold))
     assert chosen.file.source["documents"] == 300
     assert chosen.file.source["truth"] == "gold labels"
     rows = list(labels.items())
     flipped = {"toxic": "clean", "clean": "toxic"}
     gold.write_text("\n".join(json.dumps({"id": n, "toxic": flipped[y]}) for n, y in rows))
-    (line,) = lines_of(staged, sample=1_000, gold=str(gold))
-    assert line.startswith("--recall, --precision: the last stage alone has recall 0.000")
+    (line,) = lines_of(staged, documents=1_000, gold=str(gold))
+    assert line.startswith("recall, precision: the last stage alone has recall 0.000")
 
 
 def test_texts_that_a_readout_of_a_stage_was_fitted_to_prove_nothing(
@@ -90,25 +96,28 @@ def test_texts_that_a_readout_of_a_stage_was_fitted_to_prove_nothing(
     )
     (line,) = lines_of(staged)
     assert line.startswith(
-        "--sample: 0 different texts of it have an answer of every stage, beside"
+        "documents: 0 different texts of it have an answer of every stage, beside"
     )
 
 
 def test_bad_options_are_named_and_nothing_is_written(staged: Corpus) -> None:
     staged.write("a", TEXTS)
     cases = {
-        "--task: the spec has no such task with a cascade; it has toxic": {"task": "topic"},
-        "--positive: the task has no such label; it has clean, toxic": {"positive": "bad"},
-        "--recall: write a number above 0 and below 1": {"recall": 1.0},
-        "--confidence: write a number above 0 and below 1": {"confidence": 0},
-        "--sample: write a number above 0": {"sample": 0},
+        "task: the spec has no such task with a cascade; it has toxic": {"task": "topic"},
+        "positive: the task has no such label; it has clean, toxic": {"positive": "bad"},
+        "recall: write a number above 0 and below 1": {"recall": 1.0},
+        "confidence: write a number above 0 and below 1": {"confidence": 0},
+        "documents: write a number above 0": {"documents": 0},
     }
     for start, changes in cases.items():
         (line,) = lines_of(staged, **changes)
         assert line.startswith(start), line
-    (line,) = lines_of(staged, recall=0.99, precision=0.99, sample=100)
-    assert "sampled texts are toxic; this guarantee needs 302: write --sample " in line
+    (line,) = lines_of(staged, recall=0.99, precision=0.99, documents=100)
+    assert "sampled texts are toxic; this guarantee needs 302: write --documents " in line
     assert not (staged.folder / "thresholds").exists()
+    (staged.folder / "thresholds").write_text("of an earlier choice")
+    (line,) = lines_of(staged, overwrite=False)
+    assert line.startswith("to: exists; write another name, or add --overwrite")
 
 
 def test_thresholds_of_other_stages_are_refused(staged: Corpus) -> None:

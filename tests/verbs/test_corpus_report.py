@@ -116,7 +116,8 @@ def report(
 ) -> tuple[dict[str, Any], str]:
     """The JSON and the page."""
     page = folder / "report.html"
-    assert main(["report", spec, "--to", str(page), *words, "--json"]) == 0
+    words = (*words, "--overwrite", "--json")
+    assert main(["report", spec, "--to", str(page), *words]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result, page.read_text()
 
@@ -256,6 +257,11 @@ def test_groups_do_not_change_the_thresholds_of_the_rule(
     plain, _ = report(spec(filter=rule), folder, capsys)
     grouped, _ = report(spec(filter=rule), folder, capsys, "--by", "topic")
     assert grouped["whole"] == plain["whole"] and "null" in grouped["groups"]
+    words = ("--by", "topic", "--by", "doc.source")
+    grouped, page = report(spec(filter=rule), folder, capsys, *words)
+    pairs = counted(folder, "select distinct coalesce(topic.label, 'null'), source from t")
+    assert set(grouped["groups"]) == {f"{topic}, {source}" for topic, source in pairs}
+    assert grouped["by"] == "topic.label, doc.source" and grouped["by"] in page
 
 
 def test_a_rule_that_stops_at_missing_answers_says_so(
@@ -282,6 +288,7 @@ def test_a_rule_that_stops_at_missing_answers_says_so(
         (["--gold", "nowhere.csv"], "--gold: "),
         (["--to", "ftpp://host/x.html"], "--to: cannot be opened: "),
         (["--to", "."], "--to: is a folder; name a file (got '.')"),
+        (["--to", "spec.yaml"], "--to: exists; write another name, or add --overwrite"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_no_page_is_written(

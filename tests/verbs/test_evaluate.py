@@ -269,7 +269,7 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
     renamed = {"toxic": GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"])}["toxic"]
     with pytest.raises(
         SpecError,
-        match=r"--gold: is not a label of task toxic, which .* --value art=LABEL, or leave",
+        match=r"gold: is not a label of task toxic, which .* --value art=LABEL, or leave",
     ):
         read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
     mapping = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))

@@ -158,7 +158,7 @@ def test_an_existing_target_is_replaced_only_where_asked(folder: Path, to: str) 
     store = LocalStore(folder / "out")
     corpus = Corpus(folder / "in", folder / "cache")
     assert finish(store, corpus.shards(store), toy_fingerprints("2")) == 2
-    with pytest.raises(SpecError, match=r"^--to: .*--overwrite"):
+    with pytest.raises(SpecError, match=r"^to: .*--overwrite"):
         run(folder, f"to/{to}")
     assert before == state(folder / "to")
     old = rows_of(first)
@@ -170,7 +170,7 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
     (folder / "there").mkdir()
     (folder / "there" / "mine.parquet").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(SpecError, match="--to: is a folder with 1 files of other programs"):
+        with pytest.raises(SpecError, match="to: is a folder with 1 files of other programs"):
             run(folder, "there/", overwrite=overwrite)
     (folder / "there" / "mine.parquet").unlink()
     run(folder, "there/")
@@ -183,11 +183,11 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
 @pytest.mark.parametrize(
     "to, options, line",
     [
-        ("a.tsv", {}, "--to: end the name of a file in one of .parquet, .jsonl, .csv, and"),
-        ("a.csv", {"format": "jsonl"}, "--format: --to ends in .csv; leave --format out"),
-        ("in/a.csv", {}, "--to: is in the input"),
-        ("in/0.jsonl", {"overwrite": True}, "--to: is in the input"),
-        ("out/a.csv", {"overwrite": True}, "--to: is inside the output"),
+        ("a.tsv", {}, "to: end the name of a file in one of .parquet, .jsonl, .csv, and"),
+        ("a.csv", {"format": "jsonl"}, "format: --to ends in .csv; leave --format out"),
+        ("in/a.csv", {}, "to: is in the input"),
+        ("in/0.jsonl", {"overwrite": True}, "to: is in the input"),
+        ("out/a.csv", {"overwrite": True}, "to: is inside the output"),
     ],
 )
 @pytest.mark.parametrize("input_path", ["in", "in/*.*"])
@@ -275,7 +275,7 @@ def test_a_bucket_gets_the_same_rows(moto: Server, folder: Path, to: str) -> Non
     found = duckdb.sql(f"select {columns} from read_parquet({copies}) order by path, row")
     assert found.fetchall() == joined(folder, with_text=True)
     if to == "a.parquet":
-        with pytest.raises(SpecError, match="--to: exists"):
+        with pytest.raises(SpecError, match="to: exists"):
             export(spec, options, cache_dir=folder / "cache")
         options = replace(options, overwrite=True)
     assert export(spec, options, cache_dir=folder / "cache").created == (to == "a.parquet")

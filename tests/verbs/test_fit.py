@@ -245,6 +245,7 @@ def test_scores_that_cannot_be_fitted_are_one_line(
         (["--folds", "1"], "--folds: write 2 or more"),
         (["--folds", "16"], "--gold: label 'toxic' of task toxic has 15 documents, and one is"),
         (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 tasks"),
+        (["--to", "{folder}"], "--to: exists; write another name, or add --overwrite"),
     ],
 )
 def test_each_problem_is_one_line_and_exit_code_2(
@@ -255,7 +256,9 @@ def test_each_problem_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     gold = write_gold(tmp_path, ["text", "toxic"])
-    assert main(["fit", str(spec_file), "--gold", str(gold), *arguments]) == 2
+    (tmp_path / "toxic.safetensors").write_bytes(b"of an earlier fit")
+    words = [word.format(folder=tmp_path) for word in arguments]
+    assert main(["fit", str(spec_file), "--gold", str(gold), *words]) == 2
     errors = [e for e in capsys.readouterr().err.splitlines() if "(got " in e]
     assert len(errors) == 1 and errors[0].startswith(line), errors
 

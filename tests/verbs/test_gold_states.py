@@ -96,5 +96,5 @@ def test_states_of_many_rows_and_tasks_are_read_and_fitted_without_all_of_them_i
         tracemalloc.stop()
     disk = shutil.disk_usage(tmp_path)._replace(free=states.nbytes - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: disk)
-    with pytest.raises(SpecError, match=r"--layers: the states of 600 documents after 2 layers"):
+    with pytest.raises(SpecError, match=r"layers: the states of 600 documents after 2 layers"):
         document_states(model, [], questions, documents, folder=tmp_path, **options)

@@ -101,10 +101,9 @@ def test_the_caller_names_columns_and_model() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("data.parquet --to old.yaml", "--to: this file exists and is not overwritten; name "),
+        ("data.parquet --to old.yaml", "--to: exists; write another name, or add --overwrite"),
         ("data.parquet --text body", "--text: no such column; the columns are: text"),
         ("data.parquet --id key", "--id: no such column; the columns are: text"),
-        ("data.parquet --to no/where.yaml", "--to: cannot be written: "),
         ("nothing.csv", "DATA: names no file; supported are "),
         ("old.yaml", "DATA: this kind of file is not supported; supported are .parquet "),
         (

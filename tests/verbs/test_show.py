@@ -141,8 +141,8 @@ def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.startswith("no document satisfies --where\n0 of 90 documents")
 
 
-def test_a_wrong_condition_is_one_line_that_names_the_flag(folder: Path) -> None:
-    with pytest.raises(SpecError, match=r"^--where: .*got 'toxic\.label'\)$"):
+def test_a_wrong_condition_is_one_line_that_names_the_option(folder: Path) -> None:
+    with pytest.raises(SpecError, match=r"^where: .*got 'toxic\.label'\)$"):
         rows_of(folder, where="toxic.label")
 
 

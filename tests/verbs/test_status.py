@@ -59,7 +59,7 @@ def test_before_the_first_run_every_document_is_missing_and_nothing_is_written(
         "documents": DOCS,
         "snapshot": None,
         "tasks": {"toxic": counts, "topic": counts},
-        "taken_over": {"toxic": 0, "topic": 0},
+        "reused": {"toxic": 0, "topic": 0},
         "docs_per_s": None,
         "eta_s": None,
     }
