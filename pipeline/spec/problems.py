@@ -72,12 +72,13 @@ def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str,
 
     Parts of pydantic's place that are names of types are left out.
     """
-    place, value = list[str](), content
+    place: list[str] = []
+    value: Any = content
     for index, part in enumerate(loc):
         in_list = isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
         if in_list or (isinstance(value, Mapping) and part in value):
             place.append(str(part))
-            value = value[part]  # type: ignore[index]
+            value = value[part]
         elif part == "[key]":  # — the key itself is wrong
             value = loc[index - 1]
         elif isinstance(value, Mapping) and index == len(loc) - 1:
