@@ -45,7 +45,7 @@ class WorkOptions:
     """Label only documents whose input columns satisfy this condition, as in "year >= 2020"
     (default: all)."""
     retry_failed: bool = False
-    """Try failed and quarantined rows again."""
+    """Ask again about documents with the status error: or quarantined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ class RunOptions(WorkOptions):
     """What a run labels and publishes, and when it ends if that is not done."""
 
     publish_partial: bool = False
-    """Publish a snapshot of the complete shards even if others are missing, and of a slice even if
-    the current snapshot shows more documents."""
+    """Publish what is labelled, even if documents are missing or the current snapshot has more."""
     stall_limit: float = STALL_LIMIT_S
     """Replace a worker without a sign of life for this many seconds, or for 10 times its slowest
     batch if that is longer; end the run if no worker can go on."""
@@ -239,9 +238,10 @@ class FilterOptions:
     dropped: str | None = None
     """Folder or URL for the documents that are dropped (default: below --to)."""
     on_error: OnError | None = None
-    """What happens to documents without an answer (default: the spec's filter.on_error)."""
+    """What happens to documents without an answer; fail stops the filter, and writes nothing
+    (default: the spec's filter.on_error)."""
     dry_run: bool = False
-    """Print what would be dropped, also at other shares, and write nothing."""
+    """Print what would be dropped, and what other shares would drop; write nothing."""
 
     def folder(self) -> str:
         """Where the kept documents are written; SpecError without it."""
@@ -263,16 +263,16 @@ class AuditOptions:
     gold: str | None = None
     """A labelled sample, to estimate from. Use either --to or --gold."""
     positive: str | None = None
-    """Label of documents that should be dropped, whatever the rule is (default: what the rule drops
-    when its answers are the labels of people)."""
+    """TASK.LABEL of documents that should be dropped, whatever the rule is (default: what the rule
+    drops when its answers are the labels of people)."""
     by: tuple[str, ...] = ()
     """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's).
     Repeatable."""
     seed: int = 0
     """Seed of the random choice."""
     half_width: float = 0.05
-    """Precision to plan for: with 0.05, the result says how many more labels intervals of +-5
-    points need."""
+    """Half-width of the intervals to plan for: with 0.05, the result says how many more labels
+    intervals of +-5 points need."""
     overwrite: bool = False
     """Replace an existing file (default: refuse)."""
 
@@ -364,13 +364,12 @@ class Limits:
     """Publish only if this requirement holds, such as 'toxic.f1 >= 0.8'; needs --gold. Repeatable.
     The exit code is 1 if it fails."""
     max_psi: float | None = None
-    """Publish only if no task's label shares have a larger population stability index than this,
-    compared with the last snapshot."""
+    """Publish only if the label shares of each task have at most this population stability index,
+    compared with the last snapshot; 0.1 is a usual limit."""
     max_flip_rate: float | None = None
-    """Publish only if no larger share than this of the texts of both snapshots has another
-    answer."""
+    """Publish only if at most this share of the texts in both snapshots changed their answer."""
     max_failing: float | None = None
-    """Publish only if no larger share than this of all rows had an answer before and has none."""
+    """Publish only if at most this share of all rows lost their answer."""
 
 
 # A PSI below 0.1 conventionally means no shift (`integrity.diff.psi`).

@@ -33,7 +33,7 @@ USE = Group("Use and maintain an output", sort_key=3)
 def show(
     spec_file: SpecFile, /, *, options: ShowOptions = ShowOptions(), as_json: AsJson = False
 ) -> int:
-    """Show example rows, as `assay export --head 10` does: id, text, and each task's label.
+    """Show example rows: id, start of the text, and the label of each task.
 
     The rows come from the last snapshot. The same snapshot always gives the same rows.
     """

@@ -62,6 +62,12 @@ _FLAGS = {
     "terms": Parameter("--term"),
     "values": Parameter("--value", converter=_pairs, n_tokens=1),
 }
+# The title above the options of a class in a help text (default: Parameters).
+_TITLES = {
+    "GoldColumns": "How gold labels are read",
+    "GoldOptions": "How gold labels are read",
+    "Limits": "When a run publishes",
+}
 # Earlier names of flags, by the class and the field.
 _ALIASES = {("AuditOptions", "documents"): "--sample", ("CascadeOptions", "documents"): "--sample"}
 # What the help shows in place of a value; for a whole number it is N.
@@ -110,7 +116,8 @@ def with_flags(verb: Verb) -> Verb:
 
 def _flag(name: str, hint: Any) -> Any:
     if is_dataclass(hint):
-        return Annotated[_parsed(hint), Parameter("*")]
+        title = _TITLES.get(hint.__name__, "Parameters")
+        return Annotated[_parsed(hint), Parameter("*", group=title)]
     if int in (hint, *get_args(hint)):
         hint = Annotated[hint, _WHOLE]
     elif name in _PLACEHOLDER_OF:

@@ -55,7 +55,7 @@ def fit(
     options: FitOptions = FitOptions(),
     as_json: AsJson = False,
 ) -> int:
-    """Fit trained readouts to gold labels, and write their files.
+    """Train readouts, small classifiers of the model's states, from gold labels.
 
     The figures come from rows that were held out by cross-validation. Of the layers that are as
     good as the best one, up to one standard error, the cheapest is chosen.
@@ -81,7 +81,7 @@ def calibrate(
     gold_options: GoldColumns = GoldColumns(),
     as_json: AsJson = False,
 ) -> int:
-    """Write the calibration file of a task, from its answers in the output.
+    """Fit the probabilities of a task to how often they are right.
 
     Gold rows that the task's readout was fitted to are left out.
     """
@@ -102,7 +102,7 @@ def cascade(
     gold_options: GoldColumns = GoldColumns(),
     as_json: AsJson = False,
 ) -> int:
-    """Choose the thresholds between the stages of a cascade, from a sample.
+    """Choose from a sample when a cheap stage of a cascade decides alone.
 
     Every stage answers the sample. With the stated confidence, the cascade then has the recall and
     the precision, compared with the last stage alone, or with gold labels.

@@ -57,7 +57,7 @@ def verb(group: Group, sort_key: int, name: str | None = None) -> Callable[[Verb
 
 @verb(LABEL, 0)
 def init(data: str, /, *, options: InitOptions = InitOptions(), as_json: AsJson = False) -> int:
-    """Look at files of documents, and write a commented spec to start from.
+    """Look at your files, and write a first spec: the file that says what to label.
 
     The columns with the text and the id are proposed from the first rows. The task in the spec is
     an example to edit.
@@ -103,9 +103,9 @@ def run(
 ) -> int:
     """Label every document that has no answer yet, then publish a snapshot.
 
-    After a crash, or when the corpus has grown, run the same command again. Exit
-    code 3 means that some shards are still missing. With gates or limits, the snapshot is published
-    only if all of them hold; otherwise the last one stays current, and the exit code is 1.
+    After a crash, or when the corpus has grown, run the same command again. Exit code 3 means that
+    some documents are not labelled yet. With gates or limits, the snapshot is published only if all
+    of them hold; otherwise the last one stays current, and the exit code is 1.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def run(
     insecure_cluster
         Submit the job even if anyone who reaches the cluster can run programs on it.
     installed
-        Submit the job without pinned package versions: the cluster has assay's dependencies.
+        Submit the job without pinned package versions: the cluster has what assay needs.
     dry_run
         Print what would be computed, and compute nothing.
     gold
