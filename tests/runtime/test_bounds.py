@@ -147,7 +147,7 @@ def test_the_last_line_says_what_is_left_and_how_to_go_on(
     [
         (["--sample", "50"], "--sample: write a share above 0 and below 1"),
         (["--where", "nope = 1"], "--where: the first 1 rows of "),
-        (["--max-hours", "soon"], "max_hours: write a number"),
+        (["--max-hours", "soon"], "--max-hours: write a number"),
         (["--max-cost", "3"], "--price: missing"),
     ],
 )
