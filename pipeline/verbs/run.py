@@ -59,7 +59,7 @@ def judged_run(
         raise option_error("gold", "missing; a gate needs gold labels: --gold FILE")
     if gold is not None:
         if not limits.gates:
-            raise option_error("gates", "missing; gold judges nothing without a gate")
+            raise option_error("gates", "missing; --gold judges nothing without a gate")
         parse_gates(limits.gates, read_gold(gold, spec, gold_options), spec)
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:

@@ -93,7 +93,9 @@ def test_rows_that_newly_fail_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["latest", "fp:toxic", "-1", "²", ""])
 def test_a_side_that_is_not_a_number_is_refused(store: LocalStore, number: str) -> None:
-    with pytest.raises(SpecError, match=r"^A: write the number of a snapshot; .* has none yet"):
+    with pytest.raises(
+        SpecError, match=r"^before: write the number of a snapshot; .* has none yet"
+    ):
         sides(store, number, number)
 
 
@@ -102,7 +104,7 @@ def test_for_a_snapshot_that_does_not_exist_those_that_do_are_listed(finished: L
     with pytest.raises(SpecError) as refused:
         sides(finished, "1", "2")
     assert str(refused.value) == (
-        f"B: write the number of a snapshot; {finished.url} has 1 (got '2')"
+        f"after: write the number of a snapshot; {finished.url} has 1 (got '2')"
     )
 
 

@@ -59,7 +59,7 @@ def test_an_entry_that_is_no_file_is_named_and_the_files_beside_it_are_read(
     folder = tmp_path / "in"
     folder.mkdir()
     path = make(folder, kind, format)
-    with pytest.raises(SpecError, match=r"DATA: is a .* and not a file"):
+    with pytest.raises(SpecError, match=r"data: is a .* and not a file"):
         init(f"{folder}/*", InitOptions(to=str(tmp_path / "spec.yaml")))
     (folder / f"good.{format}").write_text('{"text": "a", "id": "1"}\n')
     objects = find_objects(f"{folder}/*", tmp_path / "cache")
