@@ -76,7 +76,7 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
     monkeypatch.setattr("pipeline.runtime.dry_run.dry_run", lambda *_, **__: planned)
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    folder = labelled(tmp_path / "corpus")
+    folder = labelled(tmp_path / "corpus", ["en", "de", None])
     for name, output in (("labelled", "out"), ("new", "none")):
         rule = {"keep": KEEP, "on_error": "drop"}
         content = toy_spec(folder, filter=rule, output=str(folder / output))
