@@ -115,7 +115,7 @@ def with_flags(verb: Verb) -> Verb:
 
 
 def _flag(name: str, hint: Any) -> Any:
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         title = _TITLES.get(hint.__name__, "Parameters")
         return Annotated[_parsed(hint), Parameter("*", group=title)]
     if int in (hint, *get_args(hint)):
