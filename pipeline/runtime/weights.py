@@ -19,8 +19,8 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
-from huggingface_hub.hf_api import RepoFile
 
 from pipeline.errors import AssayError, ModelError, Problem, SpecError, StorageError
 from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
@@ -307,20 +307,21 @@ def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
     folder = _from_hub(repo, revision, _FILES[1:])
     commit, known = folder.name, {}
     try:
-        listed = [
-            entry
-            for entry in HfApi().list_repo_tree(repo, revision=commit)
-            if isinstance(entry, RepoFile) and fnmatchcase(entry.path, _WEIGHTS)
-        ]
+        # — `list_repo_tree` tries for 23 s to reach the Hub
+        info = HfApi().model_info(
+            repo, revision=commit, files_metadata=True, timeout=HF_HUB_ETAG_TIMEOUT
+        )
+        in_root = [file for file in info.siblings or () if "/" not in file.rfilename]
+        listed = [file for file in in_root if fnmatchcase(file.rfilename, _WEIGHTS)]
     except HUB_ERRORS as reason:  # the Hub does not answer: a model that was downloaded is used
         _from_hub(repo, commit, _FILES)
         size_bytes = _weights_bytes(folder)
         if not size_bytes:
             raise _not_on_hub(repo, revision, reason) from reason
     else:
-        size_bytes = sum(entry.size for entry in listed)
-        known = {entry.path: entry.lfs.sha256 for entry in listed if entry.lfs is not None}
-        if plain := [entry.path for entry in listed if entry.lfs is None]:
+        size_bytes = sum(file.size or 0 for file in listed)
+        known = {file.rfilename: file.lfs.sha256 for file in listed if file.lfs is not None}
+        if plain := [file.rfilename for file in listed if file.lfs is None]:
             _from_hub(repo, commit, plain)
         if not listed:
             fix = "the repository on the Hub holds no .safetensors file; name a repository with"

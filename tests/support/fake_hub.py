@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from huggingface_hub import HfFileSystem, constants
-from huggingface_hub.utils import _http, close_session
+from huggingface_hub.utils import close_session
 from servers import serving
 
 _API = re.compile(
@@ -62,6 +61,13 @@ def _entry(path: str, data: bytes) -> dict[str, Any]:
         digest = hashlib.sha256(data).hexdigest()
         own["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 134}
     return own
+
+
+def _sibling(path: str, data: bytes) -> dict[str, Any]:
+    """The same file as the Hub describes it with its repository."""
+    entry = _entry(path, data)
+    lfs = {**entry["lfs"], "sha256": entry["lfs"]["oid"]} if "lfs" in entry else None
+    return {"rfilename": path, "size": len(data), "blobId": entry["oid"], "lfs": lfs}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -118,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if p not in files and any(each.startswith(f"{p}/") for each in files)
             ]
         else:
-            siblings = [{"rfilename": p, "size": len(d)} for p, d in files.items()]
+            siblings = [_sibling(p, d) for p, d in files.items()]
             value = {"id": repo.partition("/")[2], "sha": commit, "siblings": siblings, "tags": []}
         self._send(200, json.dumps(value).encode())
 
@@ -165,8 +171,6 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + template)
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(HfFileSystem, "_cache", {})  # instances that know another endpoint
-    # — one that does not answer is asked again without the pauses of 23 s in all
-    monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda _: None))
 
 
 @pytest.fixture
