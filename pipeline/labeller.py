@@ -21,7 +21,7 @@ from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.readers import Reader, readable
+from pipeline.runtime.readers import JobReader, readable
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec
@@ -61,7 +61,7 @@ class Labeller:
         cache = cache_dir or default_cache_dir()
         job = make_job(self.spec, where, cache, resumes=False)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
-        self._reader = Reader(job, ignore)
+        self._reader = JobReader(job, ignore)
         self._calibrations = job.calibrations
         if self.spec.model_tasks:
             self._reader.load()

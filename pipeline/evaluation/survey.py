@@ -115,7 +115,7 @@ def _fill(drawn: Numbers, sizes: Numbers, targets: Floats, left: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledSample:
     """The labelled texts of a sample."""
 
     codes: Numbers  # [labelled]: the stratum
@@ -142,7 +142,7 @@ class Estimate:
 NO_ESTIMATE = Estimate(None, None, None, 0)
 
 
-def estimate(sample: Labelled, half_width: float) -> dict[str, Estimate]:
+def estimate(sample: LabelledSample, half_width: float) -> dict[str, Estimate]:
     """Precision, recall and prevalence of the filter on the corpus, with 95 % intervals.
 
     Precision is the share of dropped documents that should be dropped, recall the share of
@@ -174,7 +174,7 @@ class _Share(NamedTuple):
     if_so: tuple[Numbers, Numbers]
 
 
-def _ratio(sample: Labelled, of: _Share, half_width: float) -> Estimate:
+def _ratio(sample: LabelledSample, of: _Share, half_width: float) -> Estimate:
     """The ratio of the two sums over the corpus."""
     (part_if_not, whole_if_not), (part_if, whole_if) = of
     strata_, places = np.unique(sample.codes, return_inverse=True)

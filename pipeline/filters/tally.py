@@ -43,7 +43,7 @@ class ScoreCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ShownDocument:
     """One document that a report shows."""
 
     kind: str  # sure | borderline: of a label; kept | dropped: by the filter
@@ -101,18 +101,18 @@ def score_counts(
         yield ScoreCounts(task, label, limit, counts, tuple(sizes.tolist()))
 
 
-def examples(table: Decisions, tasks: Mapping[str, SnapshotTask]) -> Iterator[Example]:
+def examples(table: Decisions, tasks: Mapping[str, SnapshotTask]) -> Iterator[ShownDocument]:
     """The documents to show: by the filter's decision, then of each label. Equal texts are one."""
     for kind, condition in ((KEPT, "not dropped"), (DROPPED, "dropped")):
         for document in _first(table, f"status = 'ok' and {condition}", "0"):
-            yield Example(kind, None, None, *document[:3], None, document[-1])
+            yield ShownDocument(kind, None, None, *document[:3], None, document[-1])
     for task, named in tasks.items():
         margin = f"{task}_margin"
         where = f"{task}_label = ? and isfinite({margin})"
         for label in named.labels[:SHOWN_LABELS]:
             for kind, order in ((SURE, f"-{margin}"), (BORDERLINE, margin)):
                 for doc_id, path, row, place, reason in _first(table, where, order, label):
-                    yield Example(kind, task, label, doc_id, path, row, abs(place), reason)
+                    yield ShownDocument(kind, task, label, doc_id, path, row, abs(place), reason)
 
 
 def _first(

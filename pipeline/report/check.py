@@ -13,7 +13,7 @@ from pipeline.verbs.exactness import FLOAT32_MAX, Difference, Exactness
 
 if TYPE_CHECKING:
     from pipeline.inference.memory import MemoryPlan
-    from pipeline.verbs.bench import Bench, Row
+    from pipeline.verbs.bench import Bench, Measurement
     from pipeline.verbs.check import Findings, ReadoutFacts
 
 SHOWN_LABELS = 64  # of a task; the JSON form has all of them
@@ -142,7 +142,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
     }
 
 
-_COLUMNS: dict[str, Callable[[Row], str]] = {
+_COLUMNS: dict[str, Callable[[Measurement], str]] = {
     "method": lambda row: row.method,
     "s / document": lambda row: f"{row.seconds_per_document:.2f}",
     "docs / s": lambda row: f"{row.docs_per_s:.3f}",

@@ -17,7 +17,7 @@ from pipeline.report.progress import REUSE
 if TYPE_CHECKING:
     from pipeline.runtime.job import Plan
     from pipeline.runtime.outcome import Outcome
-    from pipeline.verbs.plan import Estimate
+    from pipeline.verbs.plan import RunEstimate
 
 
 @printed
@@ -158,7 +158,7 @@ def _plan(planned: Plan) -> dict[str, str]:
     return rows
 
 
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
+def estimate_json(estimate: RunEstimate) -> dict[str, Any]:
     """The counts, and the time and the cost of the labelling."""
     same = ("worker_seconds", "workers", "seconds", "price", "cost")
     return {
@@ -171,7 +171,7 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
 
 
 @printed
-def show_estimate(estimate: Estimate) -> Iterator[Part]:
+def show_estimate(estimate: RunEstimate) -> Iterator[Part]:
     """The same for people."""
     rows = _plan(estimate.plan)
     if not estimate.parts:

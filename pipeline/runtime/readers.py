@@ -1,6 +1,6 @@
 """The models and classifiers that answer the tasks of a job, one reader for each model.
 
-Entry point: `Reader`. Imports torch.
+Entry point: `JobReader`. Imports torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CONTINUED = pa.struct([("label", pa.string()), *EXPLANATION_TYPE, ("status", pa
 Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with an image
 
 
-class Reader:
+class JobReader:
     """What answers the tasks of one job: a model, or a model that continues answers; classifiers.
 
     Each is loaded when it is needed first. `send` takes reports of the progress.

@@ -32,7 +32,7 @@ from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import LabelProgress
-from pipeline.runtime.readers import Chunks, Reader, answered, readable, token_chunks
+from pipeline.runtime.readers import Chunks, JobReader, answered, readable, token_chunks
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
@@ -51,7 +51,7 @@ class ShardLabels:
     def __init__(
         self,
         job: Job,
-        readers: Sequence[Reader],
+        readers: Sequence[JobReader],
         staged: Mapping[str, StagedTask],
         shard: TokenisedShard,
     ) -> None:
@@ -123,7 +123,7 @@ class ShardLabels:
                     self._decide(task.name, stages[task.name], waiting)
 
     def _ask_model(
-        self, number: int, reader: Reader, by_model: Mapping[str, Bools], progress: LabelProgress
+        self, number: int, reader: JobReader, by_model: Mapping[str, Bools], progress: LabelProgress
     ) -> None:
         """Adds what a reader's model answers, or continues, about [docs] by task."""
         chunks, status = self._chunks, self._shard.status

@@ -22,7 +22,7 @@ from pipeline.ledger.reuse import StoredAnswers
 from pipeline.runtime.cascades import StagedTask, conditions
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import READING, LabelProgress, Send, ignore, work_report
-from pipeline.runtime.readers import Reader, answered, readable
+from pipeline.runtime.readers import JobReader, answered, readable
 from pipeline.runtime.reading import read_slices
 from pipeline.runtime.shard_labels import ShardLabels
 from pipeline.sources.slices import SliceMask
@@ -43,7 +43,7 @@ class Tokenise:
         self._send = send
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._stored = StoredAnswers(self._store)
-        self._reader = Reader(job.readers[0], send)
+        self._reader = JobReader(job.readers[0], send)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for work in work_items_of(block):
@@ -176,7 +176,7 @@ class LabelDocuments:
         self.job = job
         self._progress = LabelProgress(send)
         self._store = open_store(job.spec.output, job.spec.storage_options)
-        self._readers = [Reader(reader, send) for reader in job.readers]
+        self._readers = [JobReader(reader, send) for reader in job.readers]
         if asks and job.readers[0].spec.model_tasks:
             self._readers[0].load()
         calibrations = {task: file.calibration for task, file in job.calibrations.items()}

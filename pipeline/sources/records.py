@@ -29,7 +29,7 @@ _STRUCTURE = re.compile(rb'"%b|[\[\]{},]' % _IN_STRING.pattern, re.DOTALL)
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
 
 
-class Segment(NamedTuple):
+class StreamPart(NamedTuple):
     """Consecutive bytes of a stream, within one record or between two."""
 
     data: bytes
@@ -37,7 +37,7 @@ class Segment(NamedTuple):
     blank: bool  # whether the bytes are no part of a record
 
 
-def file_segments(stream: Stream, format: str) -> Iterator[Segment]:
+def file_segments(stream: Stream, format: str) -> Iterator[StreamPart]:
     """The records of the whole stream; OSError where they are not of the format."""
     scan_file, _ = _scanners(format)
     return scan_file(stream)
@@ -52,7 +52,7 @@ def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
         yield from records_of(scan_piece(_blocks(stream, piece.end_byte - piece.start_byte)))
 
 
-def units_of(segments: Iterable[Segment]) -> Iterator[Unit]:
+def units_of(segments: Iterable[StreamPart]) -> Iterator[Unit]:
     """One unit for each record. No record is held, so any record takes the memory of one block."""
     start = position = 0
     blank = True
@@ -67,12 +67,12 @@ def units_of(segments: Iterable[Segment]) -> Iterator[Unit]:
         yield Unit(1, position - start, start, position)
 
 
-def records_of(segments: Iterable[Segment]) -> Iterator[bytes | TooLong]:
+def records_of(segments: Iterable[StreamPart]) -> Iterator[bytes | TooLong]:
     """The bytes of each record; one is held at a time, and none that is too long."""
     parts: list[bytes] = []
     size_bytes, blank = 0, True
     # — the last record may have no end
-    for segment in chain(segments, [Segment(b"", ends=True, blank=True)]):
+    for segment in chain(segments, [StreamPart(b"", ends=True, blank=True)]):
         size_bytes += len(segment.data)
         if size_bytes > MAX_ROW_BYTES:
             parts.clear()
@@ -93,30 +93,30 @@ def _taken(parts: list[bytes]) -> bytes:
     return record
 
 
-def _line_segments(blocks: Iterable[bytes]) -> Iterator[Segment]:
+def _line_segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
     """The lines in the blocks, which begin at the start of a line."""
     for block in blocks:
         start = 0
         while newline := block.find(b"\n", start) + 1:
             line = block[start:newline]
-            yield Segment(line, ends=True, blank=line.isspace())
+            yield StreamPart(line, ends=True, blank=line.isspace())
             start = newline
         if start < len(block):
-            yield Segment(block[start:], ends=False, blank=block[start:].isspace())
+            yield StreamPart(block[start:], ends=False, blank=block[start:].isspace())
 
 
-def _array_segments(blocks: Iterator[bytes]) -> Iterator[Segment]:
+def _array_segments(blocks: Iterator[bytes]) -> Iterator[StreamPart]:
     """The elements of the array that fills the blocks; OSError if they hold something else."""
     head = next(blocks, b"")
     opened = _ARRAY.match(head)
     if opened is not None:
-        yield Segment(opened[0], ends=True, blank=True)
+        yield StreamPart(opened[0], ends=True, blank=True)
         yield from _element_segments(chain([head[opened.end() :]], blocks), closed=True)
     elif head.strip():
         raise OSError("not a JSON array; write [{...}, {...}] in UTF-8, or name JSON lines .jsonl")
 
 
-def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Segment]:
+def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[StreamPart]:
     """The elements from the first byte on, up to the array's end, or (not closed) to the last byte.
 
     A comma between two elements is a blank segment, so an element has exactly its own bytes.
@@ -134,12 +134,12 @@ def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Segm
             elif depth == 0 and sign in b",]":
                 element = data[start : match.start()]
                 empty = empty and sign == b"]" and not element.strip()
-                yield Segment(element, ends=True, blank=empty)
+                yield StreamPart(element, ends=True, blank=empty)
                 if sign == b"]":
                     if any(rest.strip() for rest in chain([data[position:]], blocks)):
                         raise OSError("something follows its JSON array; write one array a file")
                     return
-                yield Segment(sign, ends=True, blank=True)
+                yield StreamPart(sign, ends=True, blank=True)
                 start = position
             else:
                 depth += 1 if sign in b"[{" else -1 if sign in b"]}" else 0
@@ -147,24 +147,24 @@ def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Segm
         held = data[position:] if in_string else b""
         if rest := data[start : len(data) - len(held)]:
             empty = empty and not rest.strip()
-            yield Segment(rest, ends=False, blank=empty)
+            yield StreamPart(rest, ends=False, blank=empty)
     if closed:
         raise OSError("its JSON array is not closed; the file may be incomplete")
-    yield Segment(held, ends=True, blank=False)
+    yield StreamPart(held, ends=True, blank=False)
 
 
-def _delimited_file(stream: Stream, sign: re.Pattern[bytes]) -> Iterator[Segment]:
+def _delimited_file(stream: Stream, sign: re.Pattern[bytes]) -> Iterator[StreamPart]:
     """The records of the whole stream, without its byte order mark."""
     head = stream.read(len(codecs.BOM_UTF8))
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise OSError("its text is UTF-16; save it as UTF-8")
     if head == codecs.BOM_UTF8:
-        yield Segment(head, ends=True, blank=True)
+        yield StreamPart(head, ends=True, blank=True)
         head = b""
     yield from _delimited_segments(chain([head], _blocks(stream)), sign)
 
 
-def _delimited_segments(blocks: Iterator[bytes], sign: re.Pattern[bytes]) -> Iterator[Segment]:
+def _delimited_segments(blocks: Iterator[bytes], sign: re.Pattern[bytes]) -> Iterator[StreamPart]:
     """The records in the blocks, which begin at the start of a record.
 
     `sign` matches the end of a record, or a quote at the start of a field: elsewhere, a quote is
@@ -188,13 +188,13 @@ def _delimited_segments(blocks: Iterator[bytes], sign: re.Pattern[bytes]) -> Ite
                 in_quotes = match[0] == b'"'
                 if not in_quotes:
                     record = data[start:position]
-                    yield Segment(record, ends=True, blank=not record.strip(b"\r\n"))
+                    yield StreamPart(record, ends=True, blank=not record.strip(b"\r\n"))
                     start = position
             else:
                 break
         end = max(position, end)
         if start < end:
-            yield Segment(data[start:end], ends=False, blank=False)
+            yield StreamPart(data[start:end], ends=False, blank=False)
         before, held = data[end - 1 : end], data[end:]
 
 
@@ -209,7 +209,7 @@ def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
 _CSV, _TSV = (re.compile(rb'\r\n?|\n|(?<=[%b\r\n])"' % delimiter) for delimiter in (b",", b"\t"))
 # The scanner of a whole stream, and that of the bytes of a piece.
 _Scanners = tuple[
-    Callable[[Stream], Iterator[Segment]], Callable[[Iterator[bytes]], Iterator[Segment]]
+    Callable[[Stream], Iterator[StreamPart]], Callable[[Iterator[bytes]], Iterator[StreamPart]]
 ]
 # By the first part of a format.
 _SCANNERS: Mapping[str, _Scanners] = {

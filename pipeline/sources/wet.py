@@ -14,7 +14,7 @@ from warcio.exceptions import ArchiveLoadFailed
 from warcio.recordloader import ArcWarcRecord
 
 from pipeline.sources.documents import Names, Row, TooLong
-from pipeline.sources.records import Segment, records_of
+from pipeline.sources.records import StreamPart, records_of
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
 
@@ -72,7 +72,7 @@ def _records(
 
 
 def _text(record: ArcWarcRecord) -> bytes | TooLong:
-    segments = (Segment(block, ends=False, blank=False) for block in _blocks(record))
+    segments = (StreamPart(block, ends=False, blank=False) for block in _blocks(record))
     return next(records_of(segments), b"")
 
 

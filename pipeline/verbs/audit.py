@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, Labelled, estimate
+from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, LabelledSample, estimate
 from pipeline.gold.files import GoldRows, gold_format, read_gold_rows
 from pipeline.gold.labels import UNLABELLED, read_gold
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, find_design
@@ -122,7 +122,7 @@ class _Judged:
         """The texts all of whose documents are known, rising."""
         return np.setdiff1d(self.hashes, self.hashes[~self.known])
 
-    def labelled(self, design: SampleDesign, inside: Bools) -> Labelled:
+    def labelled(self, design: SampleDesign, inside: Bools) -> LabelledSample:
         """These texts, with the counts of their documents that are `inside`."""
         texts = self.texts
         own = np.isin(self.hashes, texts)
@@ -132,7 +132,7 @@ class _Judged:
             return np.bincount(at[chosen[own]], minlength=len(texts))
 
         strata = {text_number(key): stratum for key, stratum in design.strata.items()}
-        return Labelled(
+        return LabelledSample(
             codes=np.array([strata[text] for text in texts.tolist()], np.int64),
             documents=count(inside),
             dropped=count(inside & self.dropped),

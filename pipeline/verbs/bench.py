@@ -69,7 +69,7 @@ STANDARD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeasuredMachine:
     """The machine and the number format of the measurements."""
 
     processor: str
@@ -81,7 +81,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Measurement:
     """One method on one workload."""
 
     workload: str
@@ -108,9 +108,9 @@ class Row:
 class Bench:
     """All measurements of one bench."""
 
-    machine: Machine
+    machine: MeasuredMachine
     matmul_flops: float  # FLOP a second, the best of all workloads
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
 
 
 def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
@@ -145,7 +145,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
         possible = [replace(workload, rounds=options.rounds) for workload in possible]
     stream = [token for sample in samples for token in sample.token_ids]
     measured = [_measure(model, prompt, stream, workload, trained) for workload in possible]
-    machine = Machine(
+    machine = MeasuredMachine(
         processor=processor(),
         threads=torch.get_num_threads(),
         device=placement.device,
@@ -179,7 +179,7 @@ def _measure(
     stream: Sequence[int],
     workload: Workload,
     trained: LabelEngine | None,
-) -> tuple[float, list[Row]]:
+) -> tuple[float, list[Measurement]]:
     """The machine's rate while it was measured, and one row a method."""
     asked = shaped(prompt, workload, stream)
     documents = equally_long(stream, workload.tokens, workload.documents)
@@ -194,7 +194,7 @@ def _measure(
     labels = sum(len(question.labels) for question in asked.questions)
     floor_seconds = tree_flops(model, asked, workload.tokens) / rate
     rows = [
-        Row(
+        Measurement(
             workload=f"{workload.tokens:,} tokens x {len(asked.questions)} questions, {labels} "
             f"labels, {len(asked.prefix):,} before",
             method=method,

@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StageAnswers:
     """What all stages answered about some documents, whose texts differ."""
 
     fp: tuple[str, ...]  # of each stage
@@ -121,7 +121,7 @@ def choose_thresholds(
     return _effect(options.to, file, sample, of_label)
 
 
-def _effect(path: str, file: Thresholds, sample: Sample, of_label: int) -> ChosenThresholds:
+def _effect(path: str, file: Thresholds, sample: StageAnswers, of_label: int) -> ChosenThresholds:
     decided = np.array([file.decides(p) for p in sample.p[:-1]] + [np.ones(len(sample.truth))])
     by = decided.argmax(axis=0)  # [docs]: the first stage that decides
     answers = sample.p[by, np.arange(len(by))].argmax(axis=1) == of_label
@@ -156,7 +156,7 @@ def _sample(
     gold: Gold | None,
     cache_dir: Path,
     announce: Callable[[Progress], None],
-) -> Sample:
+) -> StageAnswers:
     """Labels the sample with every stage; texts that a stage cannot answer are left out."""
     by_stage, is_whole = _labelled(spec, options, stages, cache_dir, announce)
     # — of a stage that has labelled the whole input, these are more than the sample's
@@ -186,7 +186,7 @@ def _sample(
         if seen.any():
             fix += f", beside {seen.sum():,} that a readout was fitted to; {LEAST_ROWS} are needed"
         raise option_error("documents", fix, options.documents)
-    return Sample(
+    return StageAnswers(
         fp=tuple(own for own, _, _ in by_stage),
         p=p[:, usable],
         truth=truth[usable],

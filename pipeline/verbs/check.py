@@ -31,7 +31,7 @@ from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.exactness import Proof, prove
-from pipeline.verbs.samples import Sample, take_samples
+from pipeline.verbs.samples import SampledDocument, take_samples
 
 DEFAULT_DOCUMENTS = 4
 READ_IDS = 10_000  # at least; fewer if the input has fewer rows
@@ -243,7 +243,10 @@ def _label_tokens(
 
 
 def _prompt(
-    tokenizer: PreTrainedTokenizerBase, prompt: PromptTokens, sample: Sample, question: Question
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: PromptTokens,
+    sample: SampledDocument,
+    question: Question,
 ) -> Prompt:
     token_ids = (*prompt.prefix, *sample.token_ids, *question.token_ids)
     text = str(tokenizer.decode(list(token_ids)))

@@ -35,8 +35,8 @@ from pipeline.filters.removal import FilterReport, filter_report, limited_probab
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
-    Example,
     ScoreCounts,
+    ShownDocument,
     examples,
     score_counts,
     scored_labels,
@@ -75,7 +75,7 @@ class TaskReport:
 class ShownExample:
     """A document, with the start of its text and its picture."""
 
-    example: Example
+    example: ShownDocument
     text: str | None
     picture: str | None  # a small PNG, in base64
 
@@ -264,7 +264,7 @@ def _pace(
     return pace_of_last_run(commits) or (None, None)
 
 
-def _with_texts(rule: SnapshotRule, examples: Sequence[Example]) -> tuple[ShownExample, ...]:
+def _with_texts(rule: SnapshotRule, examples: Sequence[ShownDocument]) -> tuple[ShownExample, ...]:
     places = pa.record_batch(
         {
             "path": pa.array([example.path for example in examples], pa.string()),

@@ -58,7 +58,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RunEstimate:
     """A plan, and the time that labelling takes, without the start of the workers."""
 
     plan: Plan
@@ -88,7 +88,7 @@ class Estimate:
 
 def estimate(
     spec: JobSpec, options: PlanOptions, *, cache_dir: Path, announce: Send = ignore
-) -> Estimate:
+) -> RunEstimate:
     """The plan of a run and its time; writes nothing.
 
     The model is loaded only if documents are missing and no rate is given. SpecError as in a run.
@@ -112,7 +112,7 @@ def estimate(
     parts = tuple(
         Part(tasks, documents, seconds[tasks]) for tasks, documents in missing.most_common()
     )
-    return Estimate(planned, parts, measured, options.workers, options.price)
+    return RunEstimate(planned, parts, measured, options.workers, options.price)
 
 
 def _measure(

@@ -20,7 +20,7 @@ from pipeline.spec.schema import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledDocument:
     """A document as the model reads it: one piece, or the chunks of a long document."""
 
     doc_id: str
@@ -34,7 +34,7 @@ class Sample:
 
 def take_samples(
     shards: Sequence[Shard], reader: DocumentReader, spec: JobSpec, count: int
-) -> list[Sample]:
+) -> list[SampledDocument]:
     """Up to `count` readable documents, from shards at even distances over the corpus.
 
     Shards are opened until there are enough documents, and no more of a shard is read than is
@@ -43,7 +43,7 @@ def take_samples(
     step = max(1, len(shards) // max(1, count))
     spread = shards[::step]
     rest = [shard for place, shard in enumerate(shards) if place % step]
-    samples: list[Sample] = []
+    samples: list[SampledDocument] = []
     for place, shard in enumerate([*spread, *rest]):
         if len(samples) >= count:
             break
@@ -62,7 +62,7 @@ def take_samples(
     return samples
 
 
-def _readable(shard: Shard, reader: DocumentReader, spec: JobSpec) -> Iterator[Sample]:
+def _readable(shard: Shard, reader: DocumentReader, spec: JobSpec) -> Iterator[SampledDocument]:
     for documents in read_documents(shard, spec.input.storage_options):
         columns = (documents.column(name) for name in ("doc_id", "text", "status"))
         for doc_id, text, status, image in zip(*columns, images_of(documents), strict=True):
@@ -70,4 +70,6 @@ def _readable(shard: Shard, reader: DocumentReader, spec: JobSpec) -> Iterator[S
                 continue
             pieces, _ = reader.chunks(text.as_py(), OK, image)
             if pieces:  # otherwise a run writes a row with the reason
-                yield Sample(doc_id.as_py(), tuple(as_document(piece, image) for piece in pieces))
+                yield SampledDocument(
+                    doc_id.as_py(), tuple(as_document(piece, image) for piece in pieces)
+                )

@@ -12,7 +12,7 @@ from sklearn.metrics import precision_score, recall_score
 
 from pipeline.evaluation.survey import (
     Estimate,
-    Labelled,
+    LabelledSample,
     Population,
     allocate,
     estimate,
@@ -41,7 +41,9 @@ def missed(texts: int) -> tuple[Population, NDArray[np.bool_]]:
     return Population((sure + dropped) / 2, np.zeros(texts, np.int64), dropped), positive
 
 
-def drawn(population: Population, positive: NDArray[np.bool_], size: int, seed: int) -> Labelled:
+def drawn(
+    population: Population, positive: NDArray[np.bool_], size: int, seed: int
+) -> LabelledSample:
     codes = strata(population, size)
     sizes = np.bincount(codes)
     random = np.random.default_rng(seed)
@@ -49,7 +51,7 @@ def drawn(population: Population, positive: NDArray[np.bool_], size: int, seed: 
     rows = np.concatenate(
         [random.choice(np.flatnonzero(codes == code), n, replace=False) for code, n in each]
     )
-    return Labelled(
+    return LabelledSample(
         codes=codes[rows],
         documents=np.ones(len(rows), np.int64),
         dropped=population.dropped[rows].astype(np.int64),
@@ -107,7 +109,7 @@ def test_its_intervals_are_narrower_than_those_of_a_simple_random_sample() -> No
         stratified = estimate(drawn(population, positive, 200, seed), 0.05)
         rows = np.random.default_rng(seed).choice(10_000, 200, replace=False)
         plain = estimate(
-            Labelled(
+            LabelledSample(
                 codes=np.zeros(200, np.int64),
                 documents=np.ones(200, np.int64),
                 dropped=one.dropped[rows].astype(np.int64),
@@ -133,7 +135,7 @@ def test_the_mean_over_all_samples_is_the_truth() -> None:
     estimates = []
     for first, second in product(combinations(range(3), 2), combinations(range(3, 8), 3)):
         rows = np.array([*first, *second])
-        labelled = Labelled(
+        labelled = LabelledSample(
             codes[rows], np.ones(5, np.int64), np.ones(5, np.int64), positive[rows], {0: 3, 1: 5}
         )
         estimates.append(estimate(labelled, 0.05)["prevalence"].estimate)
@@ -152,7 +154,9 @@ def test_a_sample_of_all_texts_gives_the_truth_with_copies_of_other_decisions() 
     for rows in (slice(None), population.groups == 1):
         inside = np.zeros(500, np.int64)
         inside[rows] = 1
-        of = estimate(Labelled(codes, documents * inside, dropped * inside, positive, sizes), 0.05)
+        of = estimate(
+            LabelledSample(codes, documents * inside, dropped * inside, positive, sizes), 0.05
+        )
         part = np.repeat(inside > 0, documents)
         assert of["precision"].estimate == pytest.approx(precision_score(y[part], d[part]))
         assert of["recall"].estimate == pytest.approx(recall_score(y[part], d[part]))
@@ -166,7 +170,7 @@ def test_of_a_simple_random_sample_the_interval_is_wilsons(positives: int) -> No
     """Of a large corpus; the imagined quarter label and the quantile of t account for 1 %."""
     positive = np.arange(300) < positives
     zeros = np.zeros(300, np.int64)
-    of = estimate(Labelled(zeros, zeros + 1, zeros, positive, {0: 10**9}), 0.05)["prevalence"]
+    of = estimate(LabelledSample(zeros, zeros + 1, zeros, positive, {0: 10**9}), 0.05)["prevalence"]
     wilson = binomtest(positives, 300).proportion_ci(method="wilson")
     assert of.low == pytest.approx(wilson.low, rel=0.01)
     assert of.high == pytest.approx(wilson.high, rel=0.01)
@@ -184,7 +188,7 @@ def test_the_further_labels_reach_the_target_width() -> None:
 
 def test_nothing_dropped_or_positive_is_no_estimate() -> None:
     zeros = np.zeros(20, np.int64)
-    sample = Labelled(zeros, zeros + 1, zeros, zeros > 0, {0: 100})
+    sample = LabelledSample(zeros, zeros + 1, zeros, zeros > 0, {0: 100})
     of = estimate(sample, 0.05)
     assert of["precision"].estimate is None and of["recall"].estimate is None
     assert of["prevalence"].estimate == 0 and (of["prevalence"].high or 0) > 0.05

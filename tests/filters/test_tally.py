@@ -24,7 +24,13 @@ from pipeline.filters.decisions import (
     scratch,
 )
 from pipeline.filters.snapshot_rule import SnapshotRule
-from pipeline.filters.tally import THRESHOLDS, Example, examples, score_counts, tallied_columns
+from pipeline.filters.tally import (
+    THRESHOLDS,
+    ShownDocument,
+    examples,
+    score_counts,
+    tallied_columns,
+)
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
 
@@ -41,7 +47,7 @@ def rule(tmp_path: Path) -> SnapshotRule:
 
 def counted(
     rule: SnapshotRule, batches: list[pa.RecordBatch], monkeypatch: pytest.MonkeyPatch
-) -> tuple[tuple[Size, Size], list[Example], dict[str, int]]:
+) -> tuple[tuple[Size, Size], list[ShownDocument], dict[str, int]]:
     """Sizes, examples and statuses of these shards."""
     rows = [(batch, [""] * batch.num_rows) for batch in batches]
     monkeypatch.setattr(SnapshotRule, "rows", lambda *_: iter(rows))
