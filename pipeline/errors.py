@@ -52,7 +52,7 @@ _VALUE_CHARS = 200
 class Problem:
     """One mistake in a spec: `tasks.1.labels: listed twice; list it once (got 'yes')`.
 
-    Other errors have one as their message where an argument is the place.
+    The message of a StorageError or a RefusedError about an option is a Problem, too.
     """
 
     place: str

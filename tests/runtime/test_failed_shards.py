@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -130,6 +132,25 @@ def test_the_windows_of_a_graph_grow_with_the_engines(plain: Corpus) -> None:
 
     assert sizes(1) == [10_000] * 100
     assert sizes(8_000) == [400_000, 400_000, 200_000]  # and not two shards for each model load
+
+
+def test_no_window_begins_after_the_end_of_the_run(
+    many: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, items = work_of(many)
+    windows: list[int] = []
+
+    def answer_none(window: Sequence[WorkItem], *_: Any) -> Any:
+        windows.append(len(window))
+        clock = SimpleNamespace(time=lambda: time.time() + 3_600)
+        monkeypatch.setattr("pipeline.runtime.job.time", clock)
+        return SimpleNamespace(iter_rows=lambda: iter(()))
+
+    monkeypatch.setattr(graph, "WINDOW_SHARDS", 20)
+    monkeypatch.setattr(graph, "WINDOW_SHARDS_PER_ENGINE", 1)
+    monkeypatch.setattr(graph, "build", answer_none)
+    assert not [*label_items(items, replace(job, ends=time.time() + 1_800))]
+    assert len(items) == SHARDS and windows == [20]
 
 
 def stub(folder: Path, deaths: int) -> type:

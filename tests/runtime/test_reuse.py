@@ -111,8 +111,12 @@ def test_each_change_of_the_spec_costs_what_it_changes(
     step(plain, {"topic": every, "mood": every}, creates=True)
     plain.model = before
     step(plain, {}, creates=False)
+    unlimited = plain.rows("topic")
     plain.settings = {"documents": {"max_tokens": 40}}
     step(plain, {"topic": every, "mood": every}, creates=True)
+    plain.settings = {}
+    step(plain, {}, creates=False)
+    assert plain.rows("topic") == unlimited
 
 
 @pytest.mark.parametrize("part_rows", [1, 7, 1_000])
