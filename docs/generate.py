@@ -1,4 +1,4 @@
-"""Pages that are made from the code: the spec, the command and the Python API.
+"""Pages that are made from the code: the spec, the command, its JSON and the Python API.
 
 Each begins with the file of its name in this folder, so that links to it open without a build, too.
 mkdocs calls `on_files`. `PAGES` maps a page to the function that returns its text, so that a test
@@ -14,8 +14,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from importlib import import_module
+from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -26,6 +32,29 @@ VERB = re.compile(r"^[\s│]+([a-z][a-z-]+)\s{2,}\S", re.MULTILINE)
 # What public functions return. These classes have no public constructor.
 RESULTS = ("LabelDataset", "Outcome", "Plan", "Progress")  # without a public constructor
 PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+LINE_CHARS = 80
+# The types of what each verb prints with `--json`; those after the first need an option.
+OUTPUTS = {
+    "init": ("verbs.init.Proposal",),
+    "pull": ("verbs.pull.Pulled",),
+    "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "runtime.job.PlanCounts"),
+    "check": ("report.check.FindingsJson",),
+    "plan": ("verbs.plan.RunEstimate",),
+    "status": ("verbs.status.Status",),
+    "bench": ("verbs.bench.Bench",),
+    "eval": ("report.evaluation_table.EvaluationJson",),
+    "fit": ("verbs.fit.Fit",),
+    "calibrate": ("verbs.calibrate.Calibrated",),
+    "cascade": ("verbs.cascade.ChosenThresholds",),
+    "show": ("verbs.show.Examples",),
+    "export": ("verbs.export.ExportResult", "verbs.show.Examples"),
+    "filter": ("filters.run.FilterResult", "report.filters.FilterPreviewJson"),
+    "audit": ("verbs.audit.AuditResult", "verbs.audit_sample.DrawnSample"),
+    "report": ("report.corpus_page.CorpusReportJson",),
+    "diff": ("report.drift.ComparisonJson",),
+    "verify": ("integrity.verify.VerifyResult",),
+    "gc": ("integrity.gc.GcResult",),
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -138,6 +167,59 @@ def _help(*verb: str) -> str:
     return "\n".join(line.rstrip() for line in lines).strip()
 
 
+class _Closed(GenerateJsonSchema):
+    """JSON schemas whose objects have all of their keys and no other."""
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        return {**super().dataclass_schema(schema), "additionalProperties": False}
+
+    def dict_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().dict_schema(schema)
+        names = made.get("propertyNames", {}).get("enum")
+        return {**made, "required": names} if names else made
+
+    def float_schema(self, schema: Any) -> JsonSchemaValue:
+        return {"anyOf": [super().float_schema(schema), {"type": "null"}]}  # NaN is null
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return True
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def output_schema(verb: str) -> dict[str, Any]:
+    """The JSON schema of what the verb prints with `--json`."""
+    paths = (path.rpartition(".") for path in OUTPUTS[verb])
+    types = [getattr(import_module(f"pipeline.{module}"), name) for module, _, name in paths]
+    adapter: TypeAdapter[Any] = TypeAdapter(reduce(or_, types))
+    return adapter.json_schema(mode="serialization", schema_generator=_Closed)
+
+
+def json_page() -> str:
+    """The JSON schema of what each verb prints with `--json`."""
+    parts = [(FOLDER / "json.md").read_text()]
+    for verb in OUTPUTS:
+        parts.append(f"## assay {verb}\n\n```json\n{_json(output_schema(verb))}\n```\n")
+    return "\n".join(parts)
+
+
+def _json(value: Any, indent: str = "") -> str:
+    """JSON in which an object or a list that fits is one line."""
+    line, inner = json.dumps(value, ensure_ascii=False), f"{indent}  "
+    if len(indent) + len(line) <= LINE_CHARS or not isinstance(value, dict | list):
+        return line
+    if isinstance(value, list):
+        return _lines("[", [_json(item, inner) for item in value], "]", indent)
+    items = [f"{json.dumps(key)}: {_json(item, inner)}" for key, item in value.items()]
+    return _lines("{", items, "}", indent)
+
+
+def _lines(start: str, items: list[str], end: str, indent: str) -> str:
+    separated = f",\n{indent}  ".join(items)
+    return f"{start}\n{indent}  {separated}\n{indent}{end}"
+
+
 def api_page() -> str:
     """Every public name, then errors, then results. Nothing heavy is imported."""
     import pipeline
@@ -156,5 +238,6 @@ def api_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "spec.md": spec_page,
     "commands.md": command_page,
+    "json.md": json_page,
     "api.md": api_page,
 }

@@ -14,6 +14,7 @@ import torch
 import yaml
 from byte_tokenizer import make_byte_tokenizer
 from hypothesis import settings
+from json_outputs import validate_outputs
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.inference.loading import prepare
@@ -137,6 +138,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_mamba_kernels": False,
     },
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def json_outputs_satisfy_their_schemas() -> Iterator[None]:
+    """What a verb prints with `--json` has the form that the manual shows."""
+    with pytest.MonkeyPatch.context() as patch:
+        validate_outputs(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

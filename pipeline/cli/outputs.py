@@ -37,12 +37,12 @@ def show(
 
     The rows come from the last snapshot. The same snapshot always gives the same rows.
     """
-    from pipeline.report.rows import examples_json, show_examples
+    from pipeline.report.rows import show_examples
     from pipeline.verbs.show import show
 
     with spec_in(spec_file) as spec:
         examples = show(spec, options)
-    return print_result(examples, show_examples, examples_json, as_json=as_json)
+    return print_result(examples, show_examples, as_json=as_json)
 
 
 @verb(USE, 2)

@@ -64,12 +64,12 @@ def fit(
 
     with spec_in(spec_file) as spec, shown_by(fit_progress) as announce:
         with imports_of_torch():
-            from pipeline.report.fit import fit_json, show_fit
+            from pipeline.report.fit import show_fit
             from pipeline.verbs.fit import fit_readouts
         fitted = fit_readouts(
             spec, gold, gold_options, options, cache_dir=cache_dir(), announce=announce
         )
-    return print_result(fitted, partial(show_fit, spec_file=spec_file), fit_json, as_json=as_json)
+    return print_result(fitted, partial(show_fit, spec_file=spec_file), as_json=as_json)
 
 
 @verb(IMPROVE, 3)
@@ -87,10 +87,10 @@ def calibrate(
     """
     with spec_in(spec_file) as spec:
         with imports_of_torch():
-            from pipeline.report.fit import calibrated_json, show_calibrated
+            from pipeline.report.fit import show_calibrated
             from pipeline.verbs.calibrate import calibrate
         calibrated = calibrate(spec, options, gold_options=gold_options, cache_dir=cache_dir())
-    return print_result(calibrated, show_calibrated, calibrated_json, as_json=as_json)
+    return print_result(calibrated, show_calibrated, as_json=as_json)
 
 
 @verb(IMPROVE, 4)
@@ -111,9 +111,9 @@ def cascade(
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with imports_of_torch():
-            from pipeline.report.fit import show_thresholds, thresholds_json
+            from pipeline.report.fit import show_thresholds
             from pipeline.verbs.cascade import choose_thresholds
         chosen = choose_thresholds(
             spec, options, gold_options=gold_options, cache_dir=cache_dir(), announce=announce
         )
-    return print_result(chosen, show_thresholds, thresholds_json, as_json=as_json)
+    return print_result(chosen, show_thresholds, as_json=as_json)

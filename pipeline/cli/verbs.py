@@ -178,14 +178,15 @@ def _judge(
 
 
 def _dry_run(spec_file: str, options: RunOptions, *, as_json: bool) -> int:
-    from pipeline.report.run import plan_json, show_plan
+    from pipeline.report.run import show_plan
     from pipeline.runtime.dry_run import dry_run
 
     with spec_in(spec_file) as spec:
         planned = dry_run(spec, options, cache_dir=cache_dir())
     words = words_of(options)
     bounds = [word for word in words if word.startswith(("--max-hours", "--max-cost"))]
-    return print_result(planned, partial(show_plan, bounds=bounds), plan_json, as_json=as_json)
+    show = partial(show_plan, bounds=bounds)
+    return print_result(planned, show, lambda planned: planned.counts, as_json=as_json)
 
 
 def _submit(
@@ -280,13 +281,13 @@ def plan(
     Nothing is written. The model is loaded only if documents are missing and no rate is given.
     """
     from pipeline.report.progress import phase_progress
-    from pipeline.report.run import estimate_json, show_estimate
+    from pipeline.report.run import show_estimate
 
     with spec_in(spec_file) as spec, shown_by(phase_progress) as announce:
         with imports_of_torch():
             from pipeline.verbs.plan import estimate
         estimated = estimate(spec, options, cache_dir=cache_dir(), announce=announce)
-    return print_result(estimated, show_estimate, estimate_json, as_json=as_json)
+    return print_result(estimated, show_estimate, as_json=as_json)
 
 
 @verb(LABEL, 4)

@@ -5,10 +5,9 @@ The labels are read twice: once for the thresholds of `drop_top`, once for what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.filters.decisions import (
     Decisions,
@@ -44,7 +43,7 @@ class GridRow:
 class ClausePreview:
     """One clause of the policy, and a grid of other shares for its score and groups."""
 
-    clause: Mapping[str, Any]
+    clause: Clause
     grid: tuple[GridRow, ...]
 
 
@@ -80,7 +79,7 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
             dropped=dropped,
             complete=not contents.missing_rows and not contents.missing_files,
             clauses=tuple(
-                ClausePreview(asdict(clause), tuple(_grid(table, clause, number)))
+                ClausePreview(clause, tuple(_grid(table, clause, number)))
                 for number, clause in enumerate(policy.clauses)
             ),
             groups=dict(sorted(table.sizes("grp").items())) if rule.by else {},

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import computed_field
+
 if TYPE_CHECKING:
     from pipeline.inference.model.loaded import LoadedModel
 
@@ -111,6 +113,7 @@ class MemoryPlan:
     shape: ModelShape
     max_batch_tokens: int
 
+    @computed_field
     @property
     def peak_bytes(self) -> int:
         return (

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
+from pipeline.inference.memory import MemoryPlan
 from pipeline.report.console import Grid, Part, printed, warnings
 from pipeline.report.doubts import check_doubts
+from pipeline.verbs.check import AnswerFacts, CheckedModel, Findings, Prompt, ReadoutFacts
 from pipeline.verbs.exactness import FLOAT32_MAX, Difference, Exactness
 
 if TYPE_CHECKING:
-    from pipeline.inference.memory import MemoryPlan
     from pipeline.verbs.bench import Bench, Measurement
-    from pipeline.verbs.check import Findings, ReadoutFacts
 
 SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 
@@ -22,15 +22,15 @@ SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 @printed
 def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
-    weights = "" if findings.quantize == "none" else f", quantize: {findings.quantize}"
-    weights += "" if findings.kv == "none" else f", kv: {findings.kv}"
-    model = f"{findings.model_folder}, {findings.dtype}{weights} on {findings.device}"
-    template = "chat" if findings.has_chat_template else "none: plain text ending in 'Answer:'"
+    model = findings.model
+    weights = "" if model.quantize == "none" else f", quantize: {model.quantize}"
+    weights += "" if model.kv == "none" else f", kv: {model.kv}"
+    template = "chat" if model.chat_template else "none: plain text ending in 'Answer:'"
     rows = [
         ("storage", f"{findings.output}: conditional create works"),
         ("documents", f"{findings.documents:,}"),
-        ("model", model),
-        ("context", f"{findings.context_tokens:,} tokens"),
+        ("model", f"{model.path}, {model.dtype}{weights} on {model.device}"),
+        ("context", f"{model.context_tokens:,} tokens"),
         ("template", template),
         *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
         *((f"  {task}", _readout(facts)) for task, facts in findings.readouts.items()),
@@ -108,38 +108,61 @@ def _tokens(labels: dict[str, list[str]]) -> str:
     return f"{shown} and {left_out:,} more" if left_out else shown
 
 
-def findings_json(findings: Findings) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class ExactnessJson(Difference):
+    """The tree against independent prompts."""
+
+    exact: bool
+    allowed: Mapping[Literal["max_abs_dp", "mean_abs_dp", "max_abs_dp_in_float32"], float | None]
+    in_float32: Difference | None
+    rounding: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingsJson:
+    """The result of a check, for other programs."""
+
+    model: CheckedModel
+    storage: Mapping[Literal["url", "create_only"], str | bool]
+    documents: int
+    repeated_ids: int
+    label_tokens: Mapping[str, Mapping[str, list[str]]]  # by task, by label
+    readouts: Mapping[str, ReadoutFacts]  # by task
+    prompts: tuple[Prompt, ...]
+    memory: MemoryPlan
+    exactness: ExactnessJson
+    quantization: Difference | None
+    answers: Mapping[str, AnswerFacts]  # by task
+    warnings: tuple[str, ...]
+
+
+def findings_json(findings: Findings) -> FindingsJson:
     """The form that other programs read (DESIGN, section 7)."""
     exactness = findings.proof.exactness
-    same = ("dtype", "quantize", "kv", "device", "context_tokens")
-    return {
-        "model": {
-            "path": findings.model_folder,
-            **{name: getattr(findings, name) for name in same},
-            "chat_template": findings.has_chat_template,
-        },
-        "storage": {"url": findings.output, "create_only": True},
-        "documents": findings.documents,
-        "repeated_ids": findings.repeated_ids,
-        "label_tokens": findings.label_tokens,
-        "readouts": findings.readouts,
-        "prompts": [{**asdict(prompt), "scoring": prompt.scoring} for prompt in findings.prompts],
-        "memory": {**asdict(findings.proof.memory), "peak_bytes": findings.proof.memory.peak_bytes},
-        "exactness": {
+    return FindingsJson(
+        model=findings.model,
+        storage={"url": findings.output, "create_only": True},
+        documents=findings.documents,
+        repeated_ids=findings.repeated_ids,
+        label_tokens=findings.label_tokens,
+        readouts=findings.readouts,
+        prompts=findings.prompts,
+        memory=findings.proof.memory,
+        exactness=ExactnessJson(
             **asdict(exactness.difference),
-            "exact": exactness.exact,
-            "allowed": {
+            exact=exactness.exact,
+            allowed={
                 "max_abs_dp": exactness.allowed_max,
                 "mean_abs_dp": exactness.allowed_mean,
                 "max_abs_dp_in_float32": FLOAT32_MAX,
             },
-            "in_float32": exactness.in_float32,
-            "rounding": exactness.rounding,
-        },
-        "quantization": findings.proof.quantization,
-        "answers": findings.answers,
-        "warnings": list(check_doubts(findings)),
-    }
+            in_float32=exactness.in_float32,
+            rounding=exactness.rounding,
+        ),
+        quantization=findings.proof.quantization,
+        answers=findings.answers,
+        warnings=tuple(check_doubts(findings)),
+    )
 
 
 _COLUMNS: dict[str, Callable[[Measurement], str]] = {

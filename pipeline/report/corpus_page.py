@@ -10,7 +10,7 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,9 @@ from pipeline.report.charts import curves, histograms
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.disclosure import dataset_card, filter_text, public_summary
 from pipeline.report.doubts import evaluation_doubts, report_doubts
-from pipeline.report.drift import comparison_json, drift_line, task_grid
+from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
 from pipeline.report.evaluation_table import (
+    EvaluationJson,
     confusion_grid,
     evaluation_json,
     headline,
@@ -37,7 +38,7 @@ from pipeline.report.evaluation_table import (
     sources,
 )
 from pipeline.stores.named_files import Target
-from pipeline.verbs.corpus_report import CorpusReport
+from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport
 
 SHOWN_GROUPS = 20
 SLIDER_GROUPS = 8  # the largest ones
@@ -238,14 +239,26 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
     yield from warnings(report_doubts(report))
 
 
-def corpus_report_json(report: CorpusReport) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusReportJson(CorpusFigures):
     """Every number of the page, and its texts to publish."""
-    bare = asdict(replace(report, quality=None, drift=None))
-    return bare | {
-        "thresholds": THRESHOLDS.tolist(),
-        "quality": None if report.quality is None else evaluation_json(report.quality),
-        "drift": None if report.drift is None else comparison_json(report.drift),
-        "public_summary": public_summary(report),
-        "dataset_card": dataset_card(report),
-        "warnings": list(report_doubts(report)),
-    }
+
+    thresholds: list[float]
+    quality: EvaluationJson | None
+    drift: ComparisonJson | None
+    public_summary: str
+    dataset_card: str
+    warnings: tuple[str, ...]
+
+
+def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
+    """The JSON form of the report."""
+    return CorpusReportJson(
+        **{field.name: getattr(report, field.name) for field in fields(CorpusFigures)},
+        thresholds=THRESHOLDS.tolist(),
+        quality=None if report.quality is None else evaluation_json(report.quality),
+        drift=None if report.drift is None else comparison_json(report.drift),
+        public_summary=public_summary(report),
+        dataset_card=dataset_card(report),
+        warnings=tuple(report_doubts(report)),
+    )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 
+from pipeline.evaluation.gates import Decision
 from pipeline.integrity.diff import Comparison, TaskChange, shares
 from pipeline.options import USUAL_PSI
 from pipeline.report.console import Grid, Part, printed
-from pipeline.report.run import summary_facts, summary_json
+from pipeline.report.run import SummaryJson, summary_facts, summary_json
 from pipeline.verbs.run import JudgedRun
 
 SHOWN_LABELS = 20  # a square of flips for more labels is too large for a terminal and for JSON
@@ -36,18 +38,60 @@ def comparison_parts(comparison: Comparison) -> Iterator[Part]:
 show_comparison = printed(comparison_parts)
 
 
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class TaskChangeJson:
+    """One task, before and after."""
+
+    fps: tuple[str, str]
+    labels: tuple[str, ...]
+    before: list[int]  # rows
+    after: list[int]
+    psi: float
+    jensen_shannon: float
+    flip_rate: float
+    newly_failing: int
+    failing_ids: tuple[str, ...]  # the first of them
+
+
+@dataclass(frozen=True, slots=True)
+class FlipMatrixJson(TaskChangeJson):
+    """With the texts by label before and label after."""
+
+    flips: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FlipsJson(TaskChangeJson):
+    """Of many labels, with the texts by changed label: `from`, `to`, `documents`."""
+
+    flipped: list[Mapping[Literal["from", "to", "documents"], str | int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonJson:
+    """Two snapshots, compared."""
+
+    before: str
+    after: str
+    rows: Mapping[Literal["before", "after"], int]
+    texts: Mapping[Literal["before_alone", "both", "after_alone"], int]
+    only_before: tuple[str, ...]  # tasks
+    only_after: tuple[str, ...]
+    tasks: Mapping[str, FlipMatrixJson | FlipsJson]
+
+
+def comparison_json(comparison: Comparison) -> ComparisonJson:
     """The JSON form of a comparison."""
     alone_before, both, alone_after = comparison.documents
-    return {
-        "before": comparison.before,
-        "after": comparison.after,
-        "rows": {"before": comparison.rows[0], "after": comparison.rows[1]},
-        "texts": {"before_alone": alone_before, "both": both, "after_alone": alone_after},
-        "only_before": comparison.only_before,
-        "only_after": comparison.only_after,
-        "tasks": {task.task: _task_json(task) for task in comparison.tasks},
-    }
+    return ComparisonJson(
+        before=comparison.before,
+        after=comparison.after,
+        rows={"before": comparison.rows[0], "after": comparison.rows[1]},
+        texts={"before_alone": alone_before, "both": both, "after_alone": alone_after},
+        only_before=comparison.only_before,
+        only_after=comparison.only_after,
+        tasks={task.task: _task_json(task) for task in comparison.tasks},
+    )
 
 
 def task_grid(task: TaskChange) -> Grid:
@@ -88,26 +132,26 @@ def drift_line(task: TaskChange) -> str:
     return f"{line} · {task.newly_failing:,} newly failing: {shown}{more}"
 
 
-def _task_json(task: TaskChange) -> dict[str, Any]:
-    flips: dict[str, Any]
+def _task_json(task: TaskChange) -> FlipMatrixJson | FlipsJson:
+    change = TaskChangeJson(
+        fps=task.fps,
+        labels=task.labels,
+        before=task.before.tolist(),
+        after=task.after.tolist(),
+        psi=task.psi,
+        jensen_shannon=task.jensen_shannon,
+        flip_rate=task.flip_rate,
+        newly_failing=task.newly_failing,
+        failing_ids=task.failing_ids,
+    )
     if len(task.labels) <= SHOWN_LABELS:
-        flips = {"flips": task.flips.tolist()}
-    else:  # only the cells of changed labels
-        cells = [(x, y) for x, y in np.argwhere(task.flips) if x != y]
-        names = [(task.labels[x], task.labels[y], int(task.flips[x, y])) for x, y in cells]
-        flips = {"flipped": [{"from": a, "to": b, "documents": n} for a, b, n in names]}
-    return {
-        "fps": task.fps,
-        "labels": task.labels,
-        "before": task.before.tolist(),
-        "after": task.after.tolist(),
-        "psi": task.psi,
-        "jensen_shannon": task.jensen_shannon,
-        **flips,
-        "flip_rate": task.flip_rate,
-        "newly_failing": task.newly_failing,
-        "failing_ids": task.failing_ids,
-    }
+        return FlipMatrixJson(**asdict(change), flips=task.flips.tolist())
+    # only the cells of changed labels
+    cells = [(x, y) for x, y in np.argwhere(task.flips) if x != y]
+    names = [(task.labels[x], task.labels[y], int(task.flips[x, y])) for x, y in cells]
+    return FlipsJson(
+        **asdict(change), flipped=[{"from": a, "to": b, "documents": n} for a, b, n in names]
+    )
 
 
 @printed
@@ -125,17 +169,30 @@ def show_judged_run(run: JudgedRun) -> Iterator[Part]:
     yield from (f"  {reason}" for reason in run.rejected)
 
 
-def judged_run_json(run: JudgedRun) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class JudgedRunJson:
+    """A run with gates or limits, for other programs."""
+
+    published: bool
+    snapshot: int | None
+    previous: int | None  # the snapshot that it was compared with
+    reasons: tuple[str, ...]  # not published if there are any
+    gates: tuple[Decision, ...]
+    diff: ComparisonJson | None
+    run: SummaryJson
+
+
+def judged_run_json(run: JudgedRun) -> JudgedRunJson:
     """The JSON form of a run and its judgement."""
-    return {
-        "published": run.published,
-        "snapshot": run.outcome.snapshot,
-        "previous": run.previous,
-        "reasons": run.rejected,
-        "gates": run.decisions,
-        "diff": comparison_json(run.comparison) if run.comparison else None,
-        "run": summary_json(run.outcome),
-    }
+    return JudgedRunJson(
+        published=run.published,
+        snapshot=run.outcome.snapshot,
+        previous=run.previous,
+        reasons=run.rejected,
+        gates=run.decisions,
+        diff=comparison_json(run.comparison) if run.comparison else None,
+        run=summary_json(run.outcome),
+    )
 
 
 def _verdict(run: JudgedRun) -> str:

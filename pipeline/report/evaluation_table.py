@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.intervals import Figure
-from pipeline.evaluation.metrics import BINS, HEADLINES
+from pipeline.evaluation.metrics import BINS, HEADLINES, Scores
 from pipeline.gold.fitted_texts import LEAST_ROWS
-from pipeline.gold.labels import Gold
+from pipeline.gold.labels import By, Gold, Kind
 from pipeline.ledger.columns import RAW
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts
-from pipeline.verbs.evaluate import Evaluation, TaskEvaluation, VersionScores
+from pipeline.sources.shards import fields_of
+from pipeline.verbs.evaluate import (
+    Cut,
+    Evaluation,
+    LabelIssue,
+    RowCounts,
+    TaskEvaluation,
+    VersionScores,
+)
 
 SHOWN_ISSUES = 10
 FITTED_BY = {RAW: "the readout or the cascade", "calibrated": "the calibration"}
@@ -225,44 +233,98 @@ def issue_grid(task: TaskEvaluation, most: int, *, texts: bool = False) -> Grid:
     )
 
 
-def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
-    """The JSON form of an evaluation, with every label issue."""
+@dataclass(frozen=True, slots=True)
+class GoldJson:
+    """The gold labels of an evaluation."""
+
+    source: str
+    joined_by: By
+    documents: int
+    in_corpus: int
+    repeated: int
+    contradictory: int
+    repeated_in_corpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionJson(Scores):
+    """The scores of one version of a task's probabilities."""
+
+    ece_bins: str
+    thresholds: tuple[Cut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvaluationJson:
+    """The scores of one task's answers, with every label issue."""
+
+    labels: tuple[str, ...]
+    rows: RowCounts
+    versions: Mapping[str, VersionJson]
+    gold: Kind
+    fitted: Mapping[str, int]
+    represented: float | None
+    at_chance: bool
+    swapped: bool
+    mislabelled: tuple[LabelIssue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJson:
+    """An evaluation, for other programs."""
+
+    spec: str
+    output: str
+    snapshot: int
+    newest_snapshot: int
+    slice: str | None
+    corpus_rows: int
+    gold: GoldJson
+    tasks: Mapping[str, TaskEvaluationJson]
+    without_gold: tuple[str, ...]  # tasks
+    gates: tuple[Decision, ...]
+    passed: bool
+
+
+def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
+    """The JSON form of an evaluation."""
     gold = evaluation.gold
-    same = ("spec", "output", "snapshot", "newest_snapshot", "slice", "corpus_rows")
-    return {
-        **{name: getattr(evaluation, name) for name in same},
-        "gold": {
-            "source": gold.source,
-            "joined_by": gold.by,
-            "documents": gold.rows,
-            "in_corpus": evaluation.in_corpus,
-            "repeated": gold.repeated,
-            "contradictory": gold.contradictory,
-            "repeated_in_corpus": evaluation.repeated_in_corpus,
-        },
-        "tasks": {task.task: _task_json(task, gold) for task in evaluation.tasks},
-        "without_gold": evaluation.without_gold,
-        "gates": evaluation.decisions,
-        "passed": evaluation.passed,
-    }
+    return EvaluationJson(
+        spec=evaluation.spec,
+        output=evaluation.output,
+        snapshot=evaluation.snapshot,
+        newest_snapshot=evaluation.newest_snapshot,
+        slice=evaluation.slice,
+        corpus_rows=evaluation.corpus_rows,
+        gold=GoldJson(
+            source=gold.source,
+            joined_by=gold.by,
+            documents=gold.rows,
+            in_corpus=evaluation.in_corpus,
+            repeated=gold.repeated,
+            contradictory=gold.contradictory,
+            repeated_in_corpus=evaluation.repeated_in_corpus,
+        ),
+        tasks={task.task: _task_json(task, gold) for task in evaluation.tasks},
+        without_gold=evaluation.without_gold,
+        gates=evaluation.decisions,
+        passed=evaluation.passed,
+    )
 
 
-def _task_json(task: TaskEvaluation, gold: Gold) -> dict[str, Any]:
-    return {
-        "labels": task.labels,
-        "rows": task.rows,
-        "versions": {
-            name: {
-                **asdict(version.scores),
-                "ece_bins": f"{BINS}, equal mass",
-                "thresholds": version.cuts,
-            }
+def _task_json(task: TaskEvaluation, gold: Gold) -> TaskEvaluationJson:
+    bins = f"{BINS}, equal mass"
+    return TaskEvaluationJson(
+        labels=task.labels,
+        rows=task.rows,
+        versions={
+            name: VersionJson(**fields_of(version.scores), ece_bins=bins, thresholds=version.cuts)
             for name, version in task.versions.items()
         },
-        "gold": gold.kind(task.task),
-        "fitted": task.fitted,
-        "represented": task.represented,
-        "at_chance": task.at_chance,
-        "swapped": task.swapped,
-        "mislabelled": task.label_issues,
-    }
+        gold=gold.kind(task.task),
+        fitted=task.fitted,
+        represented=task.represented,
+        at_chance=task.at_chance,
+        swapped=task.swapped,
+        mislabelled=task.label_issues,
+    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, astuple
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, astuple, dataclass
+from typing import TYPE_CHECKING, Literal
 
-from pipeline.filters.removal import stop_words
+from pipeline.filters.decisions import Size
+from pipeline.filters.dry_run import ClausePreview, FilterPreview
+from pipeline.filters.removal import FilterReport, stop_words
 from pipeline.filters.snapshot_rule import ALL
 from pipeline.report.console import Grid, Part, printed, truncate
 
 if TYPE_CHECKING:
-    from pipeline.filters.decisions import Size
-    from pipeline.filters.dry_run import ClausePreview, FilterPreview
     from pipeline.filters.run import FilterResult
     from pipeline.filters.shard import Amount
 
@@ -55,33 +55,66 @@ def _causes(reasons: Mapping[str, int], several: int, removes: str) -> dict[str,
     return facts
 
 
-def filter_preview_json(preview: FilterPreview) -> dict[str, Any]:
+Sizes = Mapping[Literal["kept", "dropped"], Size]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJson:
+    """What a filter would do to one group of documents."""
+
+    group: Mapping[str, str]  # empty: all documents
+    documents: int
+    dropped: int
+    threshold: float | None
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class FilterPreviewJson(FilterReport):
+    """What a filter would do, for other programs."""
+
+    snapshot: int
+    keep: str | None
+    documents: int
+    kept: int
+    dropped: int
+    complete: bool
+    sizes: Sizes
+    groups: list[GroupJson]
+    clauses: tuple[ClausePreview, ...]
+
+
+def filter_preview_json(preview: FilterPreview) -> FilterPreviewJson:
     """The same for other programs: numbers of documents in all and by group, and every size.
 
     The groups are those of the first clause with groups; without one, all documents are one group.
     """
     whole = {"": (preview.kept, preview.dropped)}
     clauses = [part.clause for part in preview.clauses]
-    clause = next((named for named in clauses if named["by"]), clauses[0] if clauses else None)
-    by = clause["by"] if clause else None
+    clause = next((named for named in clauses if named.by), clauses[0] if clauses else None)
+    by = clause.by if clause else None
     groups = [
-        {
-            "group": {by.removesuffix(".label"): name} if by else {},
-            "documents": (kept + dropped).documents,
-            "dropped": dropped.documents,
-            "threshold": clause["at"].get(name, clause["otherwise"]) if clause else None,
-            "sizes": {"kept": kept, "dropped": dropped},
-        }
+        GroupJson(
+            group={by.removesuffix(".label"): name} if by else {},
+            documents=(kept + dropped).documents,
+            dropped=dropped.documents,
+            threshold=clause.at.get(name, clause.otherwise) if clause else None,
+            sizes={"kept": kept, "dropped": dropped},
+        )
         for name, (kept, dropped) in (preview.groups or whole).items()
     ]
-    flat = asdict(preview)
-    return {**flat.pop("filter"), **flat} | {
-        "documents": (preview.kept + preview.dropped).documents,
-        "kept": preview.kept.documents,
-        "dropped": preview.dropped.documents,
-        "sizes": {"kept": preview.kept, "dropped": preview.dropped},
-        "groups": groups,
-    }
+    return FilterPreviewJson(
+        **asdict(preview.filter),
+        snapshot=preview.snapshot,
+        keep=preview.keep,
+        documents=(preview.kept + preview.dropped).documents,
+        kept=preview.kept.documents,
+        dropped=preview.dropped.documents,
+        complete=preview.complete,
+        sizes={"kept": preview.kept, "dropped": preview.dropped},
+        groups=groups,
+        clauses=preview.clauses,
+    )
 
 
 @printed
@@ -126,4 +159,4 @@ def _other_shares(preview: ClausePreview, shown: Collection[str]) -> Grid:
         if row.group in shown
     ]
     names = ("group", "share", "threshold", *_NAMES[1:])
-    return Grid(f"dropped at other shares, by {preview.clause['of']}", names, rows)
+    return Grid(f"dropped at other shares, by {preview.clause.of}", names, rows)

@@ -1,12 +1,9 @@
-"""Fitted readouts and calibrations as tables for a terminal, and as JSON."""
+"""Fitted readouts, calibrations and thresholds as tables for a terminal."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.report.console import Grid, Part, interval, number, printed, warnings
@@ -41,12 +38,12 @@ def _next_steps(fit: Fit, spec_file: str) -> Iterator[tuple[str, str]]:
 
 def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
     gold = fit.gold
-    yield "gold", f"{gold.source}, {gold.rows:,} documents"
+    yield "gold", f"{gold.source}, {gold.documents:,} documents"
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
     if gold.contradictory:
         yield "contradictory", f"{gold.contradictory:,} gold rows of documents with two labels"
-    for reason, documents in fit.left_out.items():
+    for reason, documents in gold.left_out.items():
         yield "left out", f"{documents:,} documents: {reason}"
     yield "scores", f"of held-out rows in {fit.folds} folds, with 95 % intervals"
 
@@ -97,38 +94,16 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
         yield "balanced", "labels are uneven: the fit weights them, and calibration corrects that"
 
 
-def fit_json(fit: Fit) -> dict[str, Any]:
-    """The JSON form of the readouts."""
-    return {
-        "spec": fit.spec,
-        "gold": {
-            "source": fit.gold.source,
-            "documents": fit.gold.rows,
-            "repeated": fit.gold.repeated,
-            "contradictory": fit.gold.contradictory,
-            "left_out": fit.left_out,
-        },
-        "folds": fit.folds,
-        "tasks": fit.tasks,
-    }
-
-
-def calibrated_json(calibrated: Calibrated) -> dict[str, Any]:
-    """The content of the calibration file, and its path."""
-    content: dict[str, Any] = json.loads(calibrated.file.json())
-    return {"path": calibrated.path, **content}
-
-
 @printed
 def show_calibrated(calibrated: Calibrated) -> Iterator[Part]:
     """The calibration, and the answers and gold labels that it was made from."""
-    file = calibrated.file
-    of_gold = f", gold {file.source['gold']}" if "gold" in file.source else ""
+    source = calibrated.source
+    of_gold = f", gold {source['gold']}" if "gold" in source else ""
     yield {
         "file": calibrated.path,
-        "task": file.task,
-        "made from": f"{file.rows:,} documents of snapshot {file.source['snapshot']}{of_gold}",
-        file.calibration.method: _parameters(file.calibration),
+        "task": calibrated.task,
+        "made from": f"{calibrated.rows:,} documents of snapshot {source['snapshot']}{of_gold}",
+        calibrated.method: _parameters(calibrated),
     }
 
 
@@ -145,18 +120,19 @@ def _parameters(calibration: Calibration) -> str:
 @printed
 def show_thresholds(chosen: ChosenThresholds) -> Iterator[Part]:
     """The thresholds, what they promise, and how far the sample's documents go."""
-    file, source = chosen.file, chosen.file.source
+    source, sample = chosen.source, chosen.in_sample
     total = source["documents"]
     rows = {
         "file": chosen.path,
-        "task": file.task,
-        "sample": f"{total:,} documents, of which {source['positives']:,} are {file.positive}",
+        "task": chosen.task,
+        "sample": f"{total:,} documents, of which {source['positives']:,} are {chosen.positive}",
         "promise": f"recall {source['recall']:g} and precision {source['precision']:g} of "
-        f"{file.positive}, compared with {source['truth']}, with confidence "
+        f"{chosen.positive}, compared with {source['truth']}, with confidence "
         f"{source['confidence']:g}",
-        f"p({file.positive})": f"a stage decides {_threshold(file.low, 'below')}, and "
-        f"{_threshold(file.high, 'above')}",
-        "in the sample": f"recall {chosen.recall:.3f}, precision {chosen.precision:.3f}",
+        f"p({chosen.positive})": f"a stage decides {_threshold(chosen.low, 'below')}, and "
+        f"{_threshold(chosen.high, 'above')}",
+        "in the sample": f"recall {number(sample['recall'])}, "
+        f"precision {number(sample['precision'])}",
     }
     if chosen.fitted:
         rows["left out"] = f"{chosen.fitted:,} documents that a readout was fitted to"
@@ -169,10 +145,3 @@ def show_thresholds(chosen: ChosenThresholds) -> Iterator[Part]:
 
 def _threshold(p: float, side: str) -> str:
     return f"at {p:.4f} or {side}" if 0 <= p <= 1 else f"nothing {side} .5"
-
-
-def thresholds_json(chosen: ChosenThresholds) -> dict[str, Any]:
-    """The same figures for other programs."""
-    file = asdict(chosen.file)
-    sample = {"recall": chosen.recall, "precision": chosen.precision}
-    return {"path": chosen.path, **file, "decided": chosen.decided, "in_sample": sample}

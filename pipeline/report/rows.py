@@ -1,4 +1,4 @@
-"""The reports of `show` and `export`, for people and as JSON values."""
+"""The reports of `show` and `export`, for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.ledger.columns import EXPLANATION
-from pipeline.ledger.flat import flat_columns, flatten, json_rows
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.report.console import Part, printed, truncate
 
@@ -54,17 +53,6 @@ def _answer(answer: Mapping[str, Any]) -> str:
         return f"-{status}"
     p = answer["p"][label] if "p" in answer else answer["top"][0]["p"]
     return f"{label} {p:.2f}{status}"
-
-
-def examples_json(examples: Examples) -> dict[str, Any]:
-    """The same for other programs: flat columns, and the first characters of each text."""
-    rows = flatten(examples.rows, flat_columns(examples.rows.schema))
-    return {
-        "spec": examples.spec,
-        "snapshot": examples.snapshot,
-        "documents": examples.documents,
-        "rows": list(json_rows(rows)),
-    }
 
 
 @printed

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report.console import Part, duration, printed, warnings
@@ -89,54 +90,72 @@ def _shares(counted: Counter[str]) -> str:
     return ", ".join(shares)
 
 
-def summary_json(outcome: Outcome) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class SummaryJson:
+    """How a run ended, for other programs."""
+
+    complete: bool
+    documents: int
+    shards: int
+    missing_shards: int
+    missing_documents: int
+    stopped: str | None  # the option that ended the run before it was complete
+    slice: Mapping[str, str] | None
+    documents_in_slice: int | None
+    kept_snapshot: int | None  # stays current, because it shows more documents than the slice
+    unreadable: tuple[str, ...]
+    failed_shards: tuple[str, ...]  # reasons
+    documents_labelled: int
+    documents_read_by_model: int
+    documents_reused: int
+    objects_created: int
+    status: Mapping[str, int]
+    labels: Mapping[str, Mapping[str, int]]  # by task
+    decided_by_stage: Mapping[str, Mapping[int, int]]  # by task with a cascade
+    warnings: tuple[str, ...]
+    seconds: float
+    label_seconds: float  # of all workers
+    prefix_tokens_computed: int
+    question_tokens_computed: int
+    output: str
+    snapshot: int | None
+
+
+def summary_json(outcome: Outcome) -> SummaryJson:
     """The same figures for other programs."""
-    tally = outcome.tally
-    measured = ("label_seconds", "prefix_tokens_computed", "question_tokens_computed")
-    return {
-        "complete": outcome.complete,
-        "documents": outcome.rows,
-        "shards": outcome.shards,
-        "missing_shards": outcome.missing_shards,
-        "missing_documents": outcome.missing_rows,
-        "stopped": outcome.stopped,
-        "slice": None if outcome.slice is None else outcome.slice.to_json(),
-        "documents_in_slice": outcome.slice_rows,
-        "kept_snapshot": outcome.kept,
-        "unreadable": outcome.unreadable,
-        "failed_shards": outcome.failed_shards,
-        "documents_labelled": tally.rows,
-        "documents_read_by_model": tally.asked_rows,
-        "documents_reused": tally.reused,
-        "objects_created": tally.created,
-        "status": tally.status,
-        "labels": tally.labels,
-        "decided_by_stage": tally.decided,
-        "warnings": list(label_doubts(tally.labels)),
-        "seconds": outcome.seconds,
-        **{name: getattr(tally.cost, name) for name in measured},
-        "output": outcome.output,
-        "snapshot": outcome.snapshot,
-    }
-
-
-def plan_json(planned: Plan) -> dict[str, int | None]:
-    """Counts of all documents and shards, and of the missing ones."""
-    return {
-        "documents": planned.rows,
-        "shards": len(planned.shards),
-        "missing_documents": planned.missing_rows,
-        "missing_shards": planned.missing_shards,
-        "distinct_texts": planned.distinct,
-        "missing_cells": sum(
-            planned.rows_of(work) * len(work.tasks) for work in planned.work_items
-        ),
-    }
+    tally, cost = outcome.tally, outcome.tally.cost
+    return SummaryJson(
+        complete=outcome.complete,
+        documents=outcome.rows,
+        shards=outcome.shards,
+        missing_shards=outcome.missing_shards,
+        missing_documents=outcome.missing_rows,
+        stopped=outcome.stopped,
+        slice=None if outcome.slice is None else outcome.slice.to_json(),
+        documents_in_slice=outcome.slice_rows,
+        kept_snapshot=outcome.kept,
+        unreadable=outcome.unreadable,
+        failed_shards=outcome.failed_shards,
+        documents_labelled=tally.rows,
+        documents_read_by_model=tally.asked_rows,
+        documents_reused=tally.reused,
+        objects_created=tally.created,
+        status=tally.status,
+        labels=tally.labels,
+        decided_by_stage=tally.decided,
+        warnings=tuple(label_doubts(tally.labels)),
+        seconds=outcome.seconds,
+        label_seconds=cost.label_seconds,
+        prefix_tokens_computed=cost.prefix_tokens_computed,
+        question_tokens_computed=cost.question_tokens_computed,
+        output=outcome.output,
+        snapshot=outcome.snapshot,
+    )
 
 
 @printed
 def show_plan(planned: Plan, *, bounds: Sequence[str] = ()) -> Iterator[Part]:
-    """The same counts for people, and the options that may end the run before all is labelled."""
+    """The counts of the plan, and the options that may end the run before all is labelled."""
     rows = _plan(planned)
     if bounds:
         rows["may end before"] = f"{', '.join(bounds)}: exit code 3; the same command continues"
@@ -147,7 +166,7 @@ def _plan(planned: Plan) -> dict[str, str]:
     names = {"missing_cells": "answers to compute", "missing_shards": "shards to label"}
     names["missing_documents"] = "documents to label"
     names["distinct_texts"] = "different texts in these"
-    counts = plan_json(planned).items()
+    counts = asdict(planned.counts).items()
     rows = {names.get(name, name): f"{value:,}" for name, value in counts if value is not None}
     # — shards whose documents in the slice are not known count with all of their rows
     unknown = {work.shard.id for work in planned.work_items} - planned.inside.keys()
@@ -158,21 +177,9 @@ def _plan(planned: Plan) -> dict[str, str]:
     return rows
 
 
-def estimate_json(estimate: RunEstimate) -> dict[str, Any]:
-    """The counts, and the time and the cost of the labelling."""
-    same = ("worker_seconds", "workers", "seconds", "price", "cost")
-    return {
-        **plan_json(estimate.plan),
-        "documents_for_model": estimate.documents,
-        "parts": estimate.parts,
-        "measured": estimate.measured,
-        **{name: getattr(estimate, name) for name in same},
-    }
-
-
 @printed
 def show_estimate(estimate: RunEstimate) -> Iterator[Part]:
-    """The same for people."""
+    """The counts of the plan, and the time and the cost of the labelling."""
     rows = _plan(estimate.plan)
     if not estimate.parts:
         yield rows | {"time": "no document needs the model"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -14,6 +16,7 @@ from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.metrics import Floats, Ints
 from pipeline.evaluation.readout_fitting import log_losses
 from pipeline.fitted.calibration import (
+    FORMAT,
     Calibration,
     CalibrationFile,
     Curve,
@@ -33,6 +36,7 @@ from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import CalibrateOptions, GoldColumns
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import jobs_for_each_dtype
+from pipeline.sources.shards import fields_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file
@@ -42,12 +46,16 @@ from pipeline.stores.store import Store, open_store
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class Calibrated:
-    """A calibration, and the path of its file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated(Calibration):
+    """The path of a calibration file, and its content. Also the JSON form."""
 
     path: str
-    file: CalibrationFile
+    format: int = FORMAT
+    task: str
+    fingerprint: str
+    source: Mapping[str, Any]
+    rows: int
 
 
 def calibrate(
@@ -78,7 +86,14 @@ def calibrate(
     version = stored_version(store, task.name, snapshot.tasks[task.name].fp)
     file = CalibrationFile(task.name, calibration, version.raw.id, source, rows)
     target.write(file.json())
-    return Calibrated(options.to, file)
+    return Calibrated(
+        **fields_of(calibration),
+        path=options.to,
+        task=file.task,
+        fingerprint=file.fingerprint,
+        source=source,
+        rows=rows,
+    )
 
 
 def _task(spec: JobSpec, options: CalibrateOptions) -> TaskSpec:

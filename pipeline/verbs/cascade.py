@@ -5,10 +5,11 @@ Entry point: `choose_thresholds`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,10 +32,12 @@ from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
+from pipeline.sources.shards import fields_of
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import new_file
 from pipeline.stores.store import open_store
+from pipeline.verbs import ForPeople
 
 Floats = NDArray[np.float64]
 
@@ -51,16 +54,16 @@ class StageAnswers:
     is_whole: bool  # whether it is the whole input
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenThresholds:
-    """The thresholds of a cascade, and what they do to the sample."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenThresholds(Thresholds):
+    """The thresholds of a cascade, and what they do to the sample. Also the JSON form."""
 
     path: str
-    file: Thresholds
     decided: tuple[int, ...]  # documents of the sample, by the stage that decides
-    fitted: int  # documents that were left out, because a readout was fitted to them
-    recall: float  # of the cascade in the sample; NaN: nothing is positive
-    precision: float
+    # Documents that were left out, because a readout was fitted to them.
+    fitted: ForPeople[int]
+    # Of the cascade; None: no document is positive, or answered so.
+    in_sample: Mapping[Literal["recall", "precision"], float | None]
 
 
 def choose_thresholds(
@@ -128,9 +131,17 @@ def _effect(path: str, file: Thresholds, sample: StageAnswers, of_label: int) ->
     truth = sample.truth == of_label
     right = float((answers & truth).sum())
     counts = np.bincount(by, minlength=len(sample.p)).tolist()
-    with np.errstate(invalid="ignore"):
-        shares = np.float64(right) / truth.sum(), np.float64(right) / answers.sum()
-    return ChosenThresholds(path, file, tuple(counts), sample.fitted, *map(float, shares))
+    positives, answered = int(truth.sum()), int(answers.sum())
+    return ChosenThresholds(
+        **fields_of(file),
+        path=path,
+        decided=tuple(counts),
+        fitted=sample.fitted,
+        in_sample={
+            "recall": right / positives if positives else None,
+            "precision": right / answered if answered else None,
+        },
+    )
 
 
 def _stages(spec: JobSpec, options: CascadeOptions) -> tuple[str, tuple[str, str], list[JobSpec]]:

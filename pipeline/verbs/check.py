@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import computed_field
 from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 
@@ -49,6 +50,7 @@ class Prompt:
     labels: dict[str, list[int]]  # first tokens
     verbalizers: dict[str, list[list[int]]] | None  # all tokens, if full labels are scored
 
+    @computed_field
     @property
     def scoring(self) -> str:
         """How labels are scored: by their first or all tokens, or by a trained readout."""
@@ -80,18 +82,25 @@ class AnswerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """The model, and how it is computed."""
+
+    path: str  # folder
+    dtype: str
+    quantize: str
+    kv: str
+    device: str
+    context_tokens: int
+    chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """The result of `check`."""
 
     output: str
     documents: int
-    model_folder: str
-    device: str
-    dtype: str
-    quantize: str
-    kv: str
-    context_tokens: int
-    has_chat_template: bool
+    model: CheckedModel
     label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
     readouts: dict[str, ReadoutFacts]  # by task, for tasks with a trained readout
     prompts: tuple[Prompt, ...]
@@ -134,13 +143,15 @@ def check(
     return Findings(
         output=store.url,
         documents=planned.rows,
-        model_folder=str(folder),
-        device=placement.device,
-        dtype=placement.dtype,
-        quantize=spec.model.quantize,
-        kv=spec.model.kv,
-        context_tokens=context_tokens(folder),
-        has_chat_template=bool(tokenizer.chat_template),
+        model=CheckedModel(
+            path=str(folder),
+            dtype=placement.dtype,
+            quantize=spec.model.quantize,
+            kv=spec.model.kv,
+            device=placement.device,
+            context_tokens=context_tokens(folder),
+            chat_template=bool(tokenizer.chat_template),
+        ),
         label_tokens=label_tokens,
         readouts={
             task: ReadoutFacts(

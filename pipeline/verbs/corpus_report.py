@@ -89,9 +89,9 @@ class SubgroupReport:
     rates: tuple[SubgroupRate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusReport:
-    """All numbers of a report."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFigures:
+    """All numbers of a report, without those of gold labels and of the snapshot before."""
 
     spec: str
     model: str
@@ -113,8 +113,14 @@ class CorpusReport:
     files: Pairs
     lengths: Pairs
     examples: tuple[ShownExample, ...]
-    quality: Evaluation | None
     subgroups: tuple[SubgroupReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusReport(CorpusFigures):
+    """All numbers of a report."""
+
+    quality: Evaluation | None
     drift: Comparison | None  # with the snapshot before
 
 

@@ -33,6 +33,7 @@ from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file, open_target
+from pipeline.verbs import ForPeople
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
 SUFFIX = ".safetensors"
@@ -82,15 +83,26 @@ class TaskFit:
 
 
 @dataclass(frozen=True, slots=True)
+class GoldCounts:
+    """The gold that readouts were fitted to."""
+
+    source: str
+    documents: int
+    repeated: int  # rows
+    contradictory: int  # rows
+    left_out: Mapping[str, int]  # documents that could not be read, by reason
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
-    """The readouts that were fitted to one gold file."""
+    """The readouts that were fitted to one gold file. Also its JSON form."""
 
     spec: str
-    gold: Gold
-    left_out: Mapping[str, int]  # gold documents that could not be read, by reason
+    gold: GoldCounts
     folds: int
     tasks: tuple[TaskFit, ...]
-    not_in_spec: tuple[str, ...]  # tasks whose readout the spec does not name, or reads otherwise
+    # Tasks whose readout the spec does not name, or reads otherwise.
+    not_in_spec: ForPeople[tuple[str, ...]]
 
 
 def fit_readouts(
@@ -151,7 +163,10 @@ def fit_readouts(
         for task, path in zip(tasks, paths, strict=True)
         if (task.readout, task.question) != (path, questions[task.name])
     )
-    return Fit(spec.name, gold, read.left_out, options.folds, fits, not_in_spec)
+    counts_of_gold = GoldCounts(
+        gold.source, gold.rows, gold.repeated, gold.contradictory, read.left_out
+    )
+    return Fit(spec.name, counts_of_gold, options.folds, fits, not_in_spec)
 
 
 def _without_files(spec: JobSpec) -> JobSpec:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from pydantic import computed_field
 
 from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.inference.engine import DocumentIds, LabelEngine
@@ -18,7 +20,7 @@ from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, label_engine
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import Plan, make_job
+from pipeline.runtime.job import Plan, PlanCounts, make_job
 from pipeline.runtime.placement import engine_bytes, place, spread, this_machine
 from pipeline.runtime.progress import (
     LISTING,
@@ -30,6 +32,7 @@ from pipeline.runtime.progress import (
 )
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
+from pipeline.verbs import ForPeople
 from pipeline.verbs.samples import take_samples
 
 # A batch on a CPU has one or two documents, a batch on a GPU 65,536 tokens.
@@ -57,30 +60,34 @@ class Measured:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunEstimate:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEstimate(PlanCounts):
     """A plan, and the time that labelling takes, without the start of the workers."""
 
-    plan: Plan
+    plan: ForPeople[Plan]
     parts: tuple[Part, ...]  # the largest first
     measured: Measured | None  # None if a rate was given, or no document needs the model
     workers: int
     price: float | None
 
+    @computed_field
     @property
-    def documents(self) -> int:
+    def documents_for_model(self) -> int:
         """Upper bound of the documents that the model reads."""
         return sum(part.documents for part in self.parts)
 
+    @computed_field
     @property
     def worker_seconds(self) -> float:
         return sum(part.documents * part.seconds_per_document for part in self.parts)
 
+    @computed_field
     @property
     def seconds(self) -> float:
         """The duration, if all workers have work until the end."""
         return self.worker_seconds / self.workers
 
+    @computed_field
     @property
     def cost(self) -> float | None:
         return None if self.price is None else self.worker_seconds / 3600 * self.price
@@ -112,7 +119,14 @@ def estimate(
     parts = tuple(
         Part(tasks, documents, seconds[tasks]) for tasks, documents in missing.most_common()
     )
-    return RunEstimate(planned, parts, measured, options.workers, options.price)
+    return RunEstimate(
+        **asdict(planned.counts),
+        plan=planned,
+        parts=parts,
+        measured=measured,
+        workers=options.workers,
+        price=options.price,
+    )
 
 
 def _measure(

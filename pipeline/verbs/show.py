@@ -6,12 +6,15 @@ The choice is stable: it depends on the hashes of shards and texts alone, and is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import pyarrow as pa
+from pydantic import InstanceOf, PlainSerializer
 
 from pipeline.errors import Option
 from pipeline.filters.excerpts import excerpts
 from pipeline.filters.labelled import current_labels, with_text
+from pipeline.ledger.flat import flat_columns, flatten, json_rows
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import ShowOptions
@@ -22,14 +25,19 @@ from pipeline.stores.store import Store, open_store
 TEXT_CHARS = 500  # of each text; a text may be very long
 
 
+def _flat_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    return list(json_rows(flatten(rows, flat_columns(rows.schema))))
+
+
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Some rows of a snapshot, in the input's order."""
+    """Some rows of a snapshot, in the input's order. The JSON form has flat columns."""
 
     spec: str
     snapshot: int
     documents: int  # of the snapshot
-    rows: pa.RecordBatch  # of `open_labels`, with the start of each text
+    # Of `open_labels`, with the start of each text.
+    rows: Annotated[InstanceOf[pa.RecordBatch], PlainSerializer(_flat_rows)]
 
 
 def show(spec: JobSpec, options: ShowOptions) -> Examples:

@@ -13,9 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TypeVar
-
-from pydantic import Field
 
 from pipeline.ledger.cells import CONCURRENT_LISTS
 from pipeline.ledger.columns import ROW
@@ -28,6 +25,7 @@ from pipeline.runtime.job import Plan
 from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
+from pipeline.verbs import ForPeople
 
 # The rate is of this time. A shard takes about a minute of one worker, so it has several commits.
 WINDOW_S = 900.0
@@ -37,8 +35,6 @@ SHORTEST_S = 5.0
 IDLE_S = 3600.0
 
 Commit = tuple[float, int]  # seconds since the epoch, documents
-Value = TypeVar("Value")
-ForPeople = Annotated[Value, Field(exclude=True)]  # not in the JSON form
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import builtins
 import csv
 import doctest
-import importlib.util
 import inspect
 import json
 import math
@@ -25,7 +24,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import duckdb
@@ -34,11 +32,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from command import SLOW_ON_RAY
+from json_outputs import generate
 from stages import run_without_ray
 
 import pipeline
 from pipeline import errors
-from pipeline.cli import main
+from pipeline.cli import app, main
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
@@ -328,16 +327,7 @@ def test_the_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
 
 
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", REPOSITORY / "docs" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_generated_pages_are_complete(generate: ModuleType) -> None:
+def test_the_generated_pages_are_complete() -> None:
     keys = generate.spec_page()
     assert all(f"| `{key}` |" in keys for key in JobSpec.model_fields)
     assert not [line for line in keys.splitlines() if line.endswith("|  |")]  # has a purpose
@@ -345,3 +335,5 @@ def test_the_generated_pages_are_complete(generate: ModuleType) -> None:
     assert all(f"## assay {verb}\n" in command for verb in ("run", "check", "eval", "fit", "gc"))
     names = generate.api_page()
     assert all(f".{name}\n" in names for name in pipeline.__all__)
+    schemas = generate.json_page()
+    assert all(f"## assay {verb}\n" in schemas for verb in app if not verb.startswith("-"))

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from json_outputs import generate
 from whole_shards import all_documents
 
 from pipeline.cli import app, main, outputs
@@ -56,7 +57,11 @@ def verse(module_of: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def words_verb(module_of: Callable[[str], ModuleType]) -> Iterator[None]:
+def words_verb(
+    module_of: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    (line,) = re.findall(r'`("words": .*?)`', PAGE.read_text())
+    monkeypatch.setattr(generate, "OUTPUTS", eval(f"{{{line}}}"))
     module_of("pipeline/verbs/words.py")
     exec(CODE["at the end of pipeline/cli/outputs.py"], dict(vars(outputs)))
     yield

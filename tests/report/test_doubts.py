@@ -52,7 +52,7 @@ def test_a_run_prints_the_doubt_after_its_summary() -> None:
     outcome = toy_outcome(tally, rows=60)
     line = "warning: t: 60 of 60 documents have the label '[b]'."
     assert line in printed(show_summary, outcome)
-    assert summary_json(outcome)["warnings"] == list(label_doubts(tally.labels))
+    assert list(summary_json(outcome).warnings) == list(label_doubts(tally.labels))
 
 
 def evaluated(p_of_truth: float) -> TaskEvaluation:

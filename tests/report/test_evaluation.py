@@ -202,7 +202,7 @@ def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     rows = RowCounts(3, 0, 3, {}, 0, 0)
     nothing = replace(whole, tasks=(replace(whole.tasks[0], rows=rows, versions={}),))
     assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
-    assert evaluation_json(nothing)["tasks"]["toxic"]["versions"] == {}
+    assert evaluation_json(nothing).tasks["toxic"].versions == {}
 
 
 def test_the_json_form_has_numbers_or_null() -> None:

@@ -14,7 +14,7 @@ from finished import commit_all
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.report.console import console_on
-from pipeline.report.run import plan_json, show_plan, summary_json
+from pipeline.report.run import show_plan, summary_json
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import SMALL_INPUT_SHARDS, make_job, plan
 from pipeline.runtime.placement import Placement
@@ -121,16 +121,16 @@ def test_a_dry_run_predicts_what_the_run_does_for_every_option(
     before = set(folder.rglob("*"))
     plan = grown.plan(**options)
     assert set(folder.rglob("*")) == before
-    shown = plan_json(plan)
+    shown = plan.counts
     outcome = grown.run(**options)
     result = summary_json(outcome)
-    assert outcome.complete and shown["missing_documents"] == result["documents_labelled"] > 0
-    assert shown["missing_cells"] == sum(sum(n.values()) for n in result["labels"].values())
-    assert (shown["documents"], shown["shards"]) == (result["documents"], result["shards"])
+    assert outcome.complete and shown.missing_documents == result.documents_labelled > 0
+    assert shown.missing_cells == sum(sum(n.values()) for n in result.labels.values())
+    assert (shown.documents, shown.shards) == (result.documents, result.shards)
     new = set(folder.rglob("*.parquet")) - before
     labelled = {path.stem for path in new if path.parts[-5] == "labels"}
     retried = {path.parent.name for path in new if path.parts[-5] == "retries"}
-    assert shown["missing_shards"] == len(labelled | retried)
+    assert shown.missing_shards == len(labelled | retried)
     # — a slice is made of other shards, in which the failed rows are missing
     assert bool(retried) == (options.get("retry_failed", False) and outcome.slice is None)
     again = grown.plan(**options)

@@ -71,7 +71,7 @@ def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
         f"{many.input}/{name}.jsonl: rows 0 to 3: changed while the job ran"
         for name in ("f03", "f44")
     ]
-    assert sorted(summary_json(outcome)["failed_shards"]) == reasons
+    assert sorted(summary_json(outcome).failed_shards) == reasons
     assert "failed shards (2): " in outcome.left and all(each in outcome.left for each in reasons)
     shown = "a shard failed, and the others go on: "
     throttled = f"{shown}{many.input}/f17.jsonl: rows 0 to 3: too many requests"

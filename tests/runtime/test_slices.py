@@ -94,10 +94,10 @@ def test_a_snapshot_of_a_slice_says_so_and_is_never_complete(plain: Corpus) -> N
     assert snapshot["slice"] == {"where": "year = 2003"} and snapshot["complete"] is False
     assert (snapshot["rows"], snapshot["missing_rows"]) == (outcome.slice_rows, 18) == (2, 18)
     summary = summary_json(outcome)
-    assert summary["slice"] == {"where": "year = 2003"} and summary["documents_in_slice"] == 2
-    assert (summary["snapshot"], summary["documents_read_by_model"]) == (1, 2)
+    assert summary.slice == {"where": "year = 2003"} and summary.documents_in_slice == 2
+    assert (summary.snapshot, summary.documents_read_by_model) == (1, 2)
     whole = summary_json(plain.run())
-    assert (whole["documents_read_by_model"], whole["slice"]) == (18, None)
+    assert (whole.documents_read_by_model, whole.slice) == (18, None)
 
 
 def test_a_column_that_only_later_rows_have_is_null_before(plain: Corpus) -> None:

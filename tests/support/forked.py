@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from json_outputs import validate_outputs
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["forked", "toy_assay"])
@@ -87,4 +88,5 @@ def _call(
     for stream, file in ((sys.stdout, out), (sys.stderr, err)):
         with file.open("wb") as opened:
             os.dup2(opened.fileno(), stream.fileno())
+    validate_outputs(pytest.MonkeyPatch())
     sys.exit(main(words))

@@ -76,7 +76,7 @@ class Output:
         words = ["calibrate", str(self.spec()), "--task", "toxic", "--to", str(path)]
         assert main([*words, *options]) == 0
         assert main([*words, *options]) == 2, "the file exists"
-        assert main([*words, *options, "--overwrite"]) == 0
+        assert main([*words, *options, "--overwrite", "--json"]) == 0
         return path
 
     def rows(self, task: str = "toxic") -> list[dict[str, Any]]:

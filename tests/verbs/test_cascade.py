@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from changing_corpus import Corpus, p_of
+from json_outputs import validator
 
 from pipeline.errors import SpecError
 from pipeline.evaluation.cascade_guarantee import Promise, choose
-from pipeline.fitted.cascade_file import parse_thresholds
+from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
 from pipeline.options import CascadeOptions
 from pipeline.verbs.cascade import ChosenThresholds, choose_thresholds
 
@@ -40,6 +41,11 @@ def lines_of(staged: Corpus, **changes: Any) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def thresholds(chosen: ChosenThresholds) -> Thresholds:
+    """What the file of the thresholds has of these."""
+    return Thresholds(**{name: getattr(chosen, name) for name in Thresholds.__slots__})
+
+
 def test_the_thresholds_follow_from_the_answers_of_the_sample(staged: Corpus) -> None:
     staged.write("a", TEXTS)
     chosen = run_verb(staged)
@@ -47,17 +53,17 @@ def test_the_thresholds_follow_from_the_answers_of_the_sample(staged: Corpus) ->
     assert staged.asked == Counter({(q, t): 1 for t in sample for q in ("first", "second")})
     assert 150 < len(sample) < 250 and sum(chosen.decided) == len(sample)
     first, second = (np.array([p_of(q, t) for t in sample]) for q in ("first", "second"))
-    assert chosen.file.positive == "toxic", "the label with the task's name"
+    assert chosen.positive == "toxic", "the label with the task's name"
     promise = Promise(0.6, 0.6, 0.9)
     expected = choose(first[None], second > 0.5, second > 0.5, promise)
-    assert expected == pytest.approx((chosen.file.low, chosen.file.high), abs=1e-6)
+    assert expected == pytest.approx((chosen.low, chosen.high), abs=1e-6)
     file = parse_thresholds((staged.folder / "thresholds").read_bytes())
-    assert file == chosen.file and file.source["documents"] == len(sample)
+    assert file == thresholds(chosen) and file.source["documents"] == len(sample)
     staged.run()
     assert {text for question, text in staged.asked if question == "first"} == {*TEXTS} - {*sample}
     assert not {("second", text) for text in sample} & set(staged.asked)
     again = run_verb(staged)
-    assert again.file == chosen.file
+    assert thresholds(again) == file
 
 
 def test_gold_labels_say_what_is_positive(staged: Corpus) -> None:
@@ -69,8 +75,8 @@ def test_gold_labels_say_what_is_positive(staged: Corpus) -> None:
     }
     gold.write_text("\n".join(json.dumps({"id": n, "toxic": y}) for n, y in labels.items()))
     chosen = run_verb(staged, documents=1_000, gold=str(gold))
-    assert chosen.file.source["documents"] == 300
-    assert chosen.file.source["truth"] == "gold labels"
+    assert chosen.source["documents"] == 300
+    assert chosen.source["truth"] == "gold labels"
     rows = list(labels.items())
     flipped = {"toxic": "clean", "clean": "toxic"}
     gold.write_text("\n".join(json.dumps({"id": n, "toxic": flipped[y]}) for n, y in rows))
@@ -83,16 +89,16 @@ def test_texts_that_a_readout_of_a_stage_was_fitted_to_prove_nothing(
 ) -> None:
     staged.write("a", TEXTS)
     everything = run_verb(staged)
-    seen = frozenset(everything.file.source["texts"][:50])
+    seen = frozenset(everything.source["texts"][:50])
     assert everything.fitted == 0 and len(seen) == 50
     monkeypatch.setattr("pipeline.verbs.cascade.readout_texts", lambda _spec, _task: seen)
     chosen = run_verb(staged)
     assert chosen.fitted == 50
-    assert {*chosen.file.source["texts"]} == {*everything.file.source["texts"]} - seen
-    assert chosen.file.source["documents"] == everything.file.source["documents"] - 50
+    assert {*chosen.source["texts"]} == {*everything.source["texts"]} - seen
+    assert chosen.source["documents"] == everything.source["documents"] - 50
     monkeypatch.setattr(
         "pipeline.verbs.cascade.readout_texts",
-        lambda _spec, _task: frozenset(everything.file.source["texts"]),
+        lambda _spec, _task: frozenset(everything.source["texts"]),
     )
     (line,) = lines_of(staged)
     assert line.startswith(
@@ -140,24 +146,25 @@ def test_thresholds_of_other_stages_are_refused(staged: Corpus) -> None:
 def test_the_report_says_what_each_stage_decides(
     staged: Corpus, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from pipeline.report.console import console_on
-    from pipeline.report.fit import show_thresholds, thresholds_json
+    from pipeline.report.console import console_on, json_value
+    from pipeline.report.fit import show_thresholds
 
     staged.write("a", TEXTS)
     chosen = run_verb(staged)
     with (tmp_path / "report").open("w") as file:
         show_thresholds(chosen, console_on(file))
     shown = (tmp_path / "report").read_text()
-    first, second = chosen.decided
+    (first, second), in_sample = chosen.decided, chosen.in_sample
     for part in (
-        f"{first + second} documents, of which {chosen.file.source['positives']} are",
+        f"{first + second} documents, of which {chosen.source['positives']} are",
         "recall 0.6 and precision 0.6",
         "confidence 0.9",
-        f"at {chosen.file.low:.4f} or below, and at {chosen.file.high:.4f} or above",
-        f"recall {chosen.recall:.3f}, precision {chosen.precision:.3f}",
+        f"at {chosen.low:.4f} or below, and at {chosen.high:.4f} or above",
+        f"recall {in_sample['recall']:.3f}, precision {in_sample['precision']:.3f}",
         f"stage 1        decides {first} ({first / (first + second):.0%})",
         f"stage 2        decides {second} ({second / (first + second):.0%})",
     ):
         assert part in shown, shown
-    value = json.loads(json.dumps(thresholds_json(chosen)))
-    assert value["decided"] == list(chosen.decided) and value["low"] == chosen.file.low
+    value = json_value(chosen)
+    validator("cascade").validate(value)
+    assert value["decided"] == list(chosen.decided) and value["low"] == chosen.low

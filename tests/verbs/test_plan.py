@@ -68,7 +68,7 @@ def test_time_and_cost_are_those_of_the_documents_that_are_missing(
     Clock(monkeypatch)
     found = estimate(spec, PlanOptions(workers=4, price=3.0, documents=5), cache_dir=tmp_path)
     (part,) = found.parts
-    assert part.tasks == ("toxic", "topic") and part.documents == found.documents == ROWS
+    assert part.tasks == ("toxic", "topic") and part.documents == found.documents_for_model == ROWS
     assert part.seconds_per_document == 2.0
     assert found.measured is not None and found.measured.documents == 5
     assert (found.worker_seconds, found.seconds) == (24.0, 6.0)

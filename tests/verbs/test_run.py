@@ -16,6 +16,7 @@ from pipeline.ledger.cuts import Cuts
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import USUAL_LIMITS, EvalOptions, GoldOptions, Limits
+from pipeline.report.console import json_value
 from pipeline.report.drift import judged_run_json
 from pipeline.runtime.job import list_missing
 from pipeline.runtime.outcome import Outcome, Tally
@@ -45,7 +46,7 @@ def labelled(
 ) -> Outcome:
     """What `run.label` gives of these shards."""
     job = toy_job(store.root, LABELS, fingerprints)
-    return Outcome(job, store, list_missing(job, store, Cuts(shards, {})), Tally(), 0.0)
+    return Outcome(job, store, list_missing(job, store, Cuts(shards, ())), Tally(), 0.0)
 
 
 def done(
@@ -125,7 +126,7 @@ def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
     assert reason.startswith("the answers of topic flipped: ")
     assert current(store) == 1 and not ended.published
     assert judge(candidate, None, replace(USUAL_LIMITS, max_psi=1e9)).rejected == ended.rejected
-    written = json.loads(json.dumps(judged_run_json(ended)))
+    written = json_value(judged_run_json(ended))
     assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
     assert judge(candidate, None, ANYTHING).outcome.snapshot == current(store) == 2
 
