@@ -25,7 +25,7 @@ from pipeline.inference.labels.answers import (
 )
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.proof import proved_at
+from pipeline.inference.proof import prove_layers
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import Usage, count_tokens, pack
 
@@ -79,7 +79,8 @@ class LabelEngine:
             hidden = model.network.config.get_text_config().hidden_size
             check_readouts(readouts, layers=model.layers, hidden=hidden)
             layers = {layer_of(each, readouts, model.layers) for each in prompt.questions}
-            model, deepest = proved_at(model, layers), max(layers)
+            prove_layers(model, layers)
+            deepest = max(layers)
         self.model = model
         self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
 

@@ -29,9 +29,8 @@ from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import Kernel, flash_kernel
 from pipeline.inference.images import ImageReader
-from pipeline.inference.memory import MLP_ROWS
 from pipeline.inference.model.int8_products import round_linear
-from pipeline.inference.model.llama_form import use_llama_form, use_row_blocks
+from pipeline.inference.model.llama_layer import use_family_layers, use_llama_layers
 from pipeline.inference.model.loaded import (
     LoadedModel,
     decoder_of,
@@ -250,16 +249,14 @@ def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> L
     nn.Module.eval(network).requires_grad_(False)
     set_attention(network, hook.IMPLEMENTATION)
     decoder = decoder_of(network) if images else network.base_model
-    use_llama_form(decoder)
-    if network.device.type == "cpu":
-        use_row_blocks(decoder, rows=MLP_ROWS)
+    is_llama = use_llama_layers(decoder)
     # Some families keep the window on the attention module, others only in the configuration.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
     whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
         context_tokens=_longest_prompt(config),
-        cuts_last_layer=True,
+        cuts_last_layer=is_llama,
         # Layers that carry a state from token to token need the staged schedule.
         schedule="fused" if _RECURRENT.isdisjoint(_layer_types(config)) else "staged",
         images=images,
@@ -267,6 +264,8 @@ def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> L
     if images is not None and whole.schedule == "staged":
         raise ModelError(f"{_family(network.config)} has recurrent layers, and {_NO_IMAGES}")
     for model in _variants(whole):
+        if is_llama and not model.cuts_last_layer:
+            use_family_layers(decoder)
         try:
             error = tree_error(model)
         except _BROKEN as reason:
@@ -286,9 +285,9 @@ def _variants(whole: LoadedModel) -> list[LoadedModel]:
     """The ways to run the model, the fastest first."""
     if whole.schedule == "staged":
         return [whole]
-    plain = [whole, replace(whole, cuts_last_layer=False)]
-    kernel = fused_kernel(whole.network)
-    return [*(replace(model, kernel=kernel) for model in plain if kernel), *plain]
+    kernels = dict.fromkeys([fused_kernel(whole.network), None])
+    layers = dict.fromkeys([whole.cuts_last_layer, False])
+    return [replace(whole, cuts_last_layer=cuts, kernel=k) for cuts in layers for k in kernels]
 
 
 def fused_kernel(network: PreTrainedModel) -> Kernel | None:

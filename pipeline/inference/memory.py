@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 # 1,000-token documents took 2.5 s each in batches of one, 2.8 s in batches of two or four.
 CPU_BATCH_TOKENS = 1_280
 ENCODER_BATCH_TOKENS = 4_096  # on a CPU
-# Rows that a feed-forward reads at once on a CPU: a longer document costs its attention alone. A
-# batch of short documents is never above it.
-MLP_ROWS = 2_048
+# Families whose layers have the Llama form, which `LlamaLayer` computes.
+LLAMA_FORM = {"llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text"}
+# Rows that its feed-forward reads at once: a longer document costs its attention alone. A batch of
+# short documents is never above it.
+BLOCK_ROWS = 2_048
 # Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
 LOGIT_ROWS = 128
 # Tokens of rounded keys and values that share one step.
@@ -46,10 +48,10 @@ class ModelShape:
     layers: int
     vocab: int
     item_bytes: int  # of the number format
-    mlp_rows: int | None = None  # rows that a feed-forward reads at once; None: all
+    block_rows: int | None = None  # that a feed-forward reads at once; None: all
 
     @classmethod
-    def of(cls, config: Any, *, item_bytes: int, mlp_rows: int | None) -> ModelShape:
+    def of(cls, config: Any, *, item_bytes: int, on_cpu: bool) -> ModelShape:
         """The shape that a model's text configuration states; AttributeError if it states none."""
 
         def largest(name: str) -> int:  # of all layers; 0 if it is not stated
@@ -61,6 +63,7 @@ class ModelShape:
         if of_expert := largest("moe_intermediate_size"):
             # — a mixture of experts copies a token for each chosen expert
             inner = max(1, largest("num_experts_per_tok")) * (3 * of_expert + 2 * hidden)
+        in_blocks = getattr(config, "model_type", None) in LLAMA_FORM
         return cls(
             hidden=hidden,
             dim=largest("head_dim") or hidden // heads,
@@ -70,7 +73,7 @@ class ModelShape:
             layers=config.num_hidden_layers,
             vocab=config.vocab_size,
             item_bytes=item_bytes,
-            mlp_rows=mlp_rows,
+            block_rows=BLOCK_ROWS if on_cpu and in_blocks else None,
         )
 
     @property
@@ -93,7 +96,7 @@ class ModelShape:
         and its inner states, those of a block of rows at a time.
         """
         attention = 3 * self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
-        rows = min(tokens, self.mlp_rows or tokens)
+        rows = min(tokens, self.block_rows or tokens)
         feed_forward = tokens * 5 * self.hidden + rows * (self.inner - self.hidden)
         layer = tokens * 2 * self.dim + max(tokens * attention, feed_forward)
         return max(layer * self.item_bytes, self.logits_bytes)
@@ -165,7 +168,7 @@ def shape_of(model: LoadedModel) -> ModelShape:
     return ModelShape.of(
         model.network.config.get_text_config(),
         item_bytes=model.network.dtype.itemsize,
-        mlp_rows=MLP_ROWS if model.device.type == "cpu" else None,
+        on_cpu=model.device.type == "cpu",
     )
 
 

@@ -1,6 +1,6 @@
 """Proofs on short prompts that a model gives the same answers under the tree as alone.
 
-Entry points: `tree_error`, and `proved_at` for states between its layers.
+Entry points: `tree_error`, and `prove_layers` for states between its layers.
 """
 
 from __future__ import annotations
@@ -108,24 +108,20 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:  # both [rows, d
     return float((actual.float() - expected.float()).norm() / expected.float().norm())
 
 
-def proved_at(model: LoadedModel, layers: Collection[int]) -> LoadedModel:
-    """The model after a short forward has proved its states at the layers, whole if necessary.
+def prove_layers(model: LoadedModel, layers: Collection[int]) -> None:
+    """ModelError unless a short forward gives the states that transformers has after these layers.
 
-    ModelError where neither gives them: layers of some families read more than the layer before.
+    Layers of some families read more than the layer before.
     """
     depths = sorted(set(layers))
-    variants = [model, replace(model, cuts_last_layer=False)]
-    errors = []
-    for variant in variants:
-        # — rounding of what is kept is no difference between the layers
-        errors.append(_depth_error(replace(variant, kv="none"), depths))
-        if errors[-1] <= tolerance(model.network):
-            return variant
-    raise ModelError(
-        f"model family {model.network.config.model_type!r} has other states between its layers "
-        f"than transformers computes: they differ by {min(errors):.1g} of their norm after the "
-        f"layers {depths}; use readouts of its last layer"
-    )
+    # — rounding of what is kept is no difference between the layers
+    error = _depth_error(replace(model, kv="none"), depths)
+    if error > tolerance(model.network):
+        raise ModelError(
+            f"model family {model.network.config.model_type!r} has other states between its layers "
+            f"than transformers computes: they differ by {error:.1g} of their norm after the "
+            f"layers {depths}; use readouts of its last layer"
+        )
 
 
 @torch.inference_mode()

@@ -17,7 +17,6 @@ from pipeline.errors import Problem, SpecError
 from pipeline.inference.memory import (
     CPU_BATCH_TOKENS,
     ENCODER_BATCH_TOKENS,
-    MLP_ROWS,
     ModelShape,
 )
 from pipeline.runtime.limits import available_bytes, usable_cores, usable_gpus
@@ -109,7 +108,7 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
             shape = ModelShape.of(
                 SimpleNamespace(**config),
                 item_bytes=item_bytes,
-                mlp_rows=None if encoder else MLP_ROWS,
+                on_cpu=True,
             )
             own += shape.engine_bytes(prefix_tokens=prefix, tokens=tokens)
         except (AttributeError, OSError, ValueError):

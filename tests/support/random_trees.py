@@ -49,11 +49,6 @@ class DefinedTree:
         """The definition: a row sees its path, or only the last `window` keys of it."""
         return self.paths[row] if self.window is None else self.paths[row][-self.window :]
 
-    @property
-    def ends(self) -> list[int]:
-        """The last row of each span, in a copy of the branches."""
-        return [span.stop - 1 for span in self.tree.spans]
-
 
 def _nodes(depth: int) -> Any:
     children = st.lists(_nodes(depth - 1), max_size=3) if depth else st.just([])

@@ -69,20 +69,36 @@ class Attention(Protocol):
         ...
 
 
+Plans = Mapping[int | None, CompiledPlan]  # by the window of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRows:
+    """The only rows at which the deepest layer is computed; all others give keys and values."""
+
+    layer: int  # from 0
+    first: int  # the first row of the branches; this one and all below it are queries
+    rows: Tensor  # [answers] int64: rows of the batch
+    plans: Plans  # of these queries
+
+
 @dataclass(frozen=True, slots=True)
 class TreeAttention:
     """Attention over a packed tree."""
 
-    plans: Mapping[int | None, CompiledPlan]  # by the layer's window; or of segments alone
+    plans: Plans
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
-    computed: Mapping[int, LayerKV] | None = None  # read in place of a layer's own keys and values
-    only_keep: bool = False  # raise StopForward once the layer's keys and values are kept
+    answers: AnswerRows | None = None
+
+    def answers_at(self, layer: int) -> AnswerRows | None:
+        """The rows at which this layer is computed; None: all rows."""
+        return self.answers if self.answers and self.answers.layer == layer else None
 
     def attend(
         self,
         layer: int,
-        q: Tensor,  # [1, tokens, heads, dim]
+        q: Tensor,  # [1, tokens, heads, dim], or of the branches alone, as `answers` says
         own: LayerKV,  # [1, tokens, kv_heads, dim]
         *,
         scale: float,
@@ -92,16 +108,9 @@ class TreeAttention:
         packed = LayerKV(k=own.k[0], v=own.v[0])
         if self.keep is not None:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
-            if self.only_keep:
-                raise StopForward
-        source = packed if self.computed is None else self.computed[layer]
         prefix = self.prefix.layer(layer) if self.prefix else None
-        plan = self.plans[window]
-        return attend_tree(q[0], source, prefix, plan, scale=scale, softcap=softcap)
-
-
-class StopForward(Exception):
-    """Leaves a forward once everything that is needed of it is computed."""
+        plan = (self.answers_at(layer) or self).plans[window]
+        return attend_tree(q[0], packed, prefix, plan, scale=scale, softcap=softcap)
 
 
 def _interface(

@@ -1,8 +1,7 @@
 """Plan a layer's attention over a tree: which rows attend to which rows.
 
-Entry points: `plan_attention` for a layer that is computed at every row, `plan_ends` for a layer
-that is computed at a few rows only. A segment joins rows of queries and rows of keys; the segments
-of later levels are merged by log-sum-exp into those of the first, which holds every row. So a
+Entry point: `plan_attention`. A segment joins rows of queries and rows of keys; the segments of
+later levels are merged by log-sum-exp into those of the first, which holds every row. So a
 document's keys are read once for all its questions, as in Hydragen (Juravsky et al., 2024).
 """
 
@@ -60,43 +59,22 @@ Level = tuple[Segment, ...]  # no row is a query twice
 AttentionPlan = tuple[Level, ...]
 
 
-def plan_attention(tree: Tree, *, window: int | None) -> AttentionPlan:
-    """The segments for layers that see `window` positions back; None: all positions."""
-    queries = tuple(Range(span.start, span.tokens, span.position) for span in tree.spans)
-    rows = tuple(span.start for span in tree.spans)
-    layout = _Layout(tree, queries, rows, tree.document_rows, tree.branch_rows)
-    documents = _documents(tree)
-    every_span = (*documents, *(layout.all_copies(each) for each in queries)) if documents else ()
-    own = [
-        Segment(each, each, causal=True, window=window if window and each.tokens > window else None)
-        for each in every_span
-    ]
-    return _plan(own, layout, documents, window)
+def plan_attention(tree: Tree, *, window: int | None, branches_only: bool = False) -> AttentionPlan:
+    """The segments for layers that see `window` positions back; None: all positions.
 
-
-def plan_ends(tree: Tree, ends: Sequence[int], *, window: int | None) -> AttentionPlan:
-    """The segments for a layer that is computed at the last rows of some spans only.
-
-    `ends` are ascending rows of one copy. The query tensor has these rows only, document by
-    document: row `document * len(ends) + i`. The keys are all of the tree's, in the tree's rows.
+    With `branches_only`, the queries are the rows of the branches, which begin at query row 0.
     """
-    span_at = {span.stop - 1: span for span in tree.spans}
-    spans = [span_at[row] for row in ends]
-    queries = tuple(Range(i, 1, span.position + span.tokens - 1) for i, span in enumerate(spans))
-    layout = _Layout(tree, queries, tuple(ends), first=0, stride=len(ends))
+    layout = _Layout(tree, first=0 if branches_only else tree.document_rows)
+    documents = [] if branches_only else _documents(tree)
+    themselves = [(document, document) for document in documents]
+    if tree.documents:
+        pairs = zip(layout.queries, tree.spans, strict=True)
+        themselves += [(layout.all_copies(queries), _keys(tree, span)) for queries, span in pairs]
     own = [
-        segment
-        for each, span in zip(queries, spans, strict=True)
-        for segment in _in_window(layout.all_copies(each), _keys(tree, span), window)
+        Segment(q, k, causal=True, window=window if window and k.tokens > window else None)
+        for q, k in themselves
     ]
-    return _plan(own, layout, [], window)
-
-
-def _plan(
-    own: Sequence[Segment], layout: _Layout, documents: Sequence[Range], window: int | None
-) -> AttentionPlan:
-    """`documents` are those whose own rows are queries, before the rows of the branches."""
-    over_spans = (_over_span(layout, span, window) for span in layout.tree.spans)
+    over_spans = (_over_span(layout, span, window) for span in tree.spans)
     above = (_over_prefix(layout, documents, window), _over_documents(layout, window), *over_spans)
     levels = (tuple(level) for level in (own, *above))
     return tuple(level for level in levels if level)
@@ -104,24 +82,24 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the branches' queries are in the query tensor."""
+    """Where the queries of the branches are in the query tensor."""
 
     tree: Tree
-    # Of each copy of the branches: whole spans, or the last rows of some. Rows count from the first
-    # query row of the copy, positions from the document's end.
-    queries: tuple[Range, ...]
-    rows: tuple[int, ...]  # of the first query of each in the tree, counted from the copy's first
     first: int  # row where the first copy begins
-    stride: int  # rows of a copy
+
+    @property
+    def queries(self) -> tuple[Range, ...]:
+        """The spans of one copy: rows from its first one, positions from the document's end."""
+        return tuple(Range(span.start, span.tokens, span.position) for span in self.tree.spans)
 
     def all_copies(self, queries: Range) -> Range:
         """These queries below every document."""
         copies, start = len(self.tree.documents), self.first + queries.start
-        return replace(queries, start=start, copies=copies, stride=self.stride)
+        return replace(queries, start=start, copies=copies, stride=self.tree.branch_rows)
 
     def one_copy(self, queries: Range, document: int) -> Range:
         """These queries below one document, at their positions from the root."""
-        start = self.first + document * self.stride + queries.start
+        start = self.first + document * self.tree.branch_rows + queries.start
         end = self.tree.prefix_tokens + self.tree.documents[document]
         return Range(start, queries.tokens, end + queries.position)
 
@@ -146,7 +124,7 @@ def _over_prefix(
     prefix = Range(0, tree.prefix_tokens)
     farthest = tree.prefix_tokens + max(tree.documents) + tree.depth - 1
     if window is None or farthest < window:
-        rows = layout.first + len(tree.documents) * layout.stride
+        rows = layout.first + len(tree.documents) * tree.branch_rows
         yield Segment(Range(0, rows), prefix, from_prefix=True)
         return
     below = (
@@ -159,17 +137,17 @@ def _over_prefix(
 
 
 def _over_documents(layout: _Layout, window: int | None) -> Iterator[Segment]:
-    for number, document in enumerate(_documents(layout.tree) if layout.queries else ()):
+    branch_rows = layout.tree.branch_rows
+    for number, document in enumerate(_documents(layout.tree) if branch_rows else ()):
         if window is None or document.tokens + layout.tree.depth - 1 < window:
-            yield Segment(Range(layout.first + number * layout.stride, layout.stride), document)
+            yield Segment(Range(layout.first + number * branch_rows, branch_rows), document)
             continue
         for queries in layout.queries:
             yield from _in_window(layout.one_copy(queries, number), document, window)
 
 
 def _over_span(layout: _Layout, span: Span, window: int | None) -> Iterator[Segment]:
-    pairs = zip(layout.queries, layout.rows, strict=True)
-    below = [queries for queries, row in pairs if span.stop <= row < span.subtree_stop]
+    below = [each for each in layout.queries if span.stop <= each.start < span.subtree_stop]
     if not below or not layout.tree.documents:
         return
     keys = _keys(layout.tree, span)

@@ -16,8 +16,8 @@ All copies have the same layout, so one attention segment covers question 0 of e
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
 
 import numpy as np
@@ -162,16 +162,3 @@ class Tree:
     def rows_at(self, ends: Sequence[int]) -> NDArray[np.int64]:  # [docs * ends]
         """These rows of every copy of the branches, document by document."""
         return np.add.outer(self.branch_starts, np.array(ends, np.int64)).ravel()
-
-    def cut_after(self, ends: Sequence[int]) -> Tree:
-        """The same rows, with a span's end after each of these ascending rows of a copy."""
-        spans = (part for span in self.spans for part in _cut(span, ends))
-        return replace(self, spans=tuple(spans))
-
-
-def _cut(span: Span, ends: Sequence[int]) -> Iterator[Span]:
-    """The span as a chain of spans."""
-    first, last = bisect_left(ends, span.start), bisect_left(ends, span.stop - 1)
-    stops = [*(end + 1 for end in ends[first:last]), span.stop]
-    for start, stop in pairwise([span.start, *stops]):
-        yield replace(span, start=start, stop=stop, position=span.position + start - span.start)

@@ -6,7 +6,6 @@ read files: `loading` builds a LoadedModel.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ class LoadedModel:
     network: PreTrainedModel
     windows: frozenset[int | None]  # how many positions back its layers see; None: all
     context_tokens: int
-    cuts_last_layer: bool  # whether the last layer may be run at the answers alone
+    cuts_last_layer: bool  # whether the deepest layer may be computed at the answers alone
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
     kernel: Kernel | None = None  # None where plans run segment by segment
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
@@ -106,23 +105,3 @@ def plain_attention(network: PreTrainedModel, implementation: str) -> Iterator[N
         yield
     finally:
         set_attention(network, hook.IMPLEMENTATION)
-
-
-def layer_alone(decoder: nn.Module, number: int) -> nn.Module:
-    """A shallow copy of the decoder with one of its layers, which shares its weights.
-
-    Only the last layer is followed by the norm, so the states are transformers'
-    `hidden_states[number + 1]`.
-    """
-    alone = copy.copy(decoder)
-    alone._modules = dict(decoder._modules)
-    layers: Any = decoder.layers
-    config: Any = copy.copy(decoder.config)  # — some families read it
-    alone.layers = nn.ModuleList([layers[number]])
-    config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[number]]
-    alone.config = config
-    if number < len(layers) - 1:
-        alone.norm = nn.Identity()
-    return alone

@@ -1,6 +1,6 @@
-"""Forwards of a decoder: over a packed tree, at some rows of its last layer, up to some layer.
+"""Forwards of a decoder: over a packed tree, and up to some layer.
 
-Entry points: `ReadPoint`, which says what is read; `prefill`, `run_at_ends`, `run_to_layers`.
+Entry points: `ReadPoint`, which says what is read; `prefill` and `run_to_layers`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.inference.attention.compiled import CompiledPlan, compile_plan, to_device
-from pipeline.inference.attention.hook import PrefixKV, StopForward, TreeAttention
+from pipeline.inference.attention.hook import Plans, PrefixKV, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.attention.plan import AttentionPlan, plan_attention, plan_ends
+from pipeline.inference.attention.plan import plan_attention
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
@@ -66,7 +66,7 @@ def prefill(
         return prefix
     keep: dict[int, LayerKV] = {}
     tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
-    attention = tree_attention(model, partial(plan_attention, tree), prefix, keep=keep)
+    attention = TreeAttention(plans_of(model, tree), prefix, keep=keep)
     positions, inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     arguments = packed(attention, positions, **inputs)
     run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
@@ -77,19 +77,14 @@ def prefill(
     return prefix.followed_by(own) if prefix else own
 
 
-def tree_attention(
-    model: LoadedModel,
-    plan: Callable[..., AttentionPlan],  # by `window`
-    prefix: PrefixKV | None,
-    **options: Any,
-) -> TreeAttention:
-    """The attention of the model's layers by a plan of each of their windows."""
-
-    def steps(window: int | None) -> CompiledPlan:
-        segments, kernel = plan(window=window), model.kernel
-        return segments if kernel is None else compile_plan(segments, model.device, kernel)
-
-    return TreeAttention({window: steps(window) for window in model.windows}, prefix, **options)
+def plans_of(model: LoadedModel, tree: Tree, *, branches_only: bool = False) -> Plans:
+    """The attention plans of the model's layers, one for each of their windows."""
+    plans: dict[int | None, CompiledPlan] = {}
+    for window in model.windows:
+        plan = plan_attention(tree, window=window, branches_only=branches_only)
+        kernel = model.kernel
+        plans[window] = plan if kernel is None else compile_plan(plan, model.device, kernel)
+    return plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,6 @@ class PackedStates:
     """The hidden states of a packed batch after some layer."""
 
     tree: Tree
-    positions: Tensor  # [rows] or [axes, rows] int64
     states: Tensor  # [rows, hidden]
 
     def at_ends(self, ends: Sequence[int]) -> Tensor:  # [docs, ends, hidden]
@@ -114,25 +108,8 @@ class PackedStates:
         return torch.segment_reduce(own, "mean", lengths=lengths, unsafe=True)
 
 
-def run_at_ends(
-    model: LoadedModel,
-    layer: nn.Module,
-    batch: PackedStates,
-    prefix: PrefixKV | None,
-    ends: Sequence[int],  # rows of one copy of the branches, rising
-) -> Tensor:  # [docs, ends, hidden]
-    """The states after one more layer at the ends alone; other rows give only keys and values."""
-    tree, states = batch.tree, batch.states
-    keep: dict[int, LayerKV] = {}
-    with suppress(StopForward):
-        kept = TreeAttention({}, keep=keep, only_keep=True)
-        layer(**packed(kept, batch.positions, inputs_embeds=states))
-    [rows] = to_device([tree.rows_at(ends)], model.device)
-    plan = partial(plan_ends, tree.cut_after(ends), ends)
-    attention = tree_attention(model, plan, prefix, computed=keep)
-    inputs = packed(attention, batch.positions[..., rows], inputs_embeds=states[rows])
-    at_ends: Tensor = layer(**inputs).last_hidden_state
-    return at_ends.view(len(tree.documents), len(ends), -1)
+class _Deepest(Exception):
+    """Leaves a forward before the layer after the deepest one that is read."""
 
 
 def run_to_layers(
@@ -152,9 +129,9 @@ def run_to_layers(
     def before_block(layer: int, _block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         on_states(layer, args[0] if args else kwargs["hidden_states"])
         if layer == deepest:
-            raise StopForward
+            raise _Deepest
 
-    with ExitStack() as hooks, suppress(StopForward):
+    with ExitStack() as hooks, suppress(_Deepest):
         for layer in sorted(set(layers) - {len(blocks)}):
             hook = partial(before_block, layer)
             handle = blocks[layer].register_forward_pre_hook(hook, with_kwargs=True)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipeline.inference.attention.hook import PrefixKV
-from pipeline.inference.attention.plan import plan_attention
+from pipeline.inference.attention.compiled import to_device
+from pipeline.inference.attention.hook import AnswerRows, PrefixKV, TreeAttention
 from pipeline.inference.attention.tree import Branches, Tree
-from pipeline.inference.model.loaded import LoadedModel, layer_alone
+from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
@@ -25,10 +24,9 @@ from pipeline.inference.schedules.forward import (
     PackedStates,
     ReadPoint,
     Suffix,
+    plans_of,
     prefill,
-    run_at_ends,
     run_to_layers,
-    tree_attention,
 )
 from pipeline.inference.schedules.inputs import batch_inputs, packed
 
@@ -88,11 +86,7 @@ class FusedReader:
         ends, end_of_suffix = np.unique(rows, return_inverse=True)
         self._ends: list[int] = ends.tolist()
         self._end_of_suffix = torch.from_numpy(end_of_suffix).to(self._model.device)  # [suffixes]
-        # The layer that is run at the ends alone. The first one reads token ids, which go through
-        # the embedding once.
-        self._last_layer: nn.Module | None = None
-        if self._model.cuts_last_layer and not deepest.mean and deepest.layer > 1:
-            self._last_layer = layer_alone(self._model.decoder, deepest.layer - 1)
+        self._cuts = self._model.cuts_last_layer and not deepest.mean
 
     @property
     def question_tokens(self) -> int:
@@ -106,29 +100,30 @@ class FusedReader:
         tree = Tree(tuple(map(len, documents)), self._branches.spans, prefix_tokens)
         below = self._branches.token_ids
         positions, inputs = batch_inputs(self._model, tree, documents, below, self._prefix)
-        attention = tree_attention(self._model, partial(plan_attention, tree), self._prefix)
         points = {point.layer: point for point in self._points}
         deepest = self._points[-1].layer
-        stop = deepest if self._last_layer is None else deepest - 1
+        # — what is added to the rows of images after the first layers is for all rows
+        cuts = self._cuts and deepest > len(inputs.get("deepstack_visual_embeds", ()))
+        answers = self._answer_rows(tree, deepest - 1) if cuts else None
         by_layer: dict[int, LayerStates] = {}
-        entering: list[PackedStates] = []  # the last layer
 
         def on_states(layer: int, states: Tensor) -> None:  # [1, rows, hidden]
-            batch = PackedStates(tree, positions, states[0])
-            if layer in points:
-                by_layer[layer] = self._layer_states(points[layer], batch)
-            if layer < deepest and layer == stop:
-                entering.append(batch)
+            if answers is not None and layer == deepest:
+                at_ends = states.view(len(documents), len(self._ends), -1)[:, self._end_of_suffix]
+                by_layer[layer] = LayerStates(at_ends.transpose(0, 1), mean=None)
+            else:
+                by_layer[layer] = self._layer_states(points[layer], PackedStates(tree, states[0]))
 
-        layers = {min(layer, stop) for layer in points}
+        attention = TreeAttention(plans_of(self._model, tree), self._prefix, answers=answers)
         arguments = packed(attention, positions, **inputs)
-        run_to_layers(self._model.decoder, layers, on_states, **arguments)
-        if self._last_layer is not None:
-            [batch] = entering
-            at_ends = run_at_ends(self._model, self._last_layer, batch, self._prefix, self._ends)
-            at_suffixes = at_ends[:, self._end_of_suffix].transpose(0, 1)
-            by_layer[deepest] = LayerStates(at_suffixes, mean=None)
+        run_to_layers(self._model.decoder, points, on_states, **arguments)
         return [by_layer[point.layer] for point in self._points]
+
+    def _answer_rows(self, tree: Tree, layer: int) -> AnswerRows:
+        """The rows of every document's answers, at which this layer is computed."""
+        [rows] = to_device([tree.rows_at(self._ends)], self._model.device)
+        plans = plans_of(self._model, tree, branches_only=True)
+        return AnswerRows(layer, tree.document_rows, rows, plans)
 
     def _layer_states(self, point: ReadPoint, batch: PackedStates) -> LayerStates:
         at_ends = batch.at_ends([self._end_of[suffix] for suffix in point.suffixes])

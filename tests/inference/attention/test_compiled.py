@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ from pipeline.inference.attention.kernels import (
     flash_kernel,
 )
 from pipeline.inference.attention.merge import Step, attend_tree
-from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention, plan_ends
+from pipeline.inference.attention.plan import AttentionPlan, Segment, plan_attention
 
 CPU = torch.device("cpu")
 
@@ -66,13 +65,12 @@ def test_only_segments_that_hide_keys_from_some_queries_stay_segments() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 5, 20])
-@pytest.mark.parametrize("at_ends", [False, True])
+@pytest.mark.parametrize("branches_only", [False, True])
 def test_the_kernel_reads_all_keys_and_values_without_copying(
-    window: int | None, at_ends: bool
+    window: int | None, branches_only: bool
 ) -> None:
     tree = tree_of([40, 3, 18], SHARED, prefix_tokens=9)
-    ends = [span.stop - 1 for span in tree.spans]
-    plan = plan_ends(tree, ends, window=window) if at_ends else plan_attention(tree, window=window)
+    plan = plan_attention(tree, window=window, branches_only=branches_only)
     q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), some_kv(3, 9, 2)
     reached: list[tuple[int, int]] = []
 
@@ -80,8 +78,8 @@ def test_the_kernel_reads_all_keys_and_values_without_copying(
         reached.append((pointer(k), pointer(v)))
         return attend_run_by_run(q, k, v, runs, scale=scale)
 
-    rows = tree.rows_at(ends) if at_ends else slice(None)
-    attend_tree(q[rows], own, prefix, compile_plan(plan, CPU, watched), scale=SCALE)
+    queries = q[tree.document_rows if branches_only else 0 :]
+    attend_tree(queries, own, prefix, compile_plan(plan, CPU, watched), scale=SCALE)
     assert len(reached) >= 2
     assert set(reached) <= {(pointer(kv.k), pointer(kv.v)) for kv in (own, prefix)}
 
@@ -108,22 +106,21 @@ ON_CUDA = [
 ]
 
 
-@pytest.mark.parametrize("at_ends", [False, True], ids=["all rows", "ends"])
+@pytest.mark.parametrize("branches_only", [False, True])
 @pytest.mark.parametrize(
     "device, in_calls", [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=ON_CUDA)]
 )
 @given(defined_trees(prefix_tokens=9, min_branches=1))
 def test_half_precision_equals_the_definition_and_waits_for_nothing(
-    device: str, at_ends: bool, in_calls: bool, defined: DefinedTree
+    device: str, branches_only: bool, in_calls: bool, defined: DefinedTree
 ) -> None:
-    tree, ends = defined.tree, defined.ends
-    rows = torch.from_numpy(tree.rows_at(ends)) if at_ends else torch.arange(tree.tokens)
-    plan_of = partial(plan_ends, tree, ends) if at_ends else partial(plan_attention, tree)
+    tree = defined.tree
+    rows = torch.arange(tree.document_rows if branches_only else 0, tree.tokens)
     shapes = [(tree.tokens, 6), *[(tree.tokens, 2)] * 2, *[(9, 2)] * 2]
     rounded = [some(i, *shape).bfloat16() for i, shape in enumerate(shapes)]
     q, k, v, prefix_k, prefix_v = on(device, rounded)
     kernel = flash_kernel() if device == "cuda" else attend_run_by_run
-    plan: Any = plan_of(window=defined.window)
+    plan: Any = plan_attention(tree, window=defined.window, branches_only=branches_only)
     if in_calls:
         plan = compile_plan(plan, torch.device(device), kernel)
     queries, own, prefix = q[rows.to(device)], LayerKV(k, v), LayerKV(prefix_k, prefix_v)

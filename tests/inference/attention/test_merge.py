@@ -34,7 +34,7 @@ from random_trees import DefinedTree, Node, defined_trees, tree_of
 from pipeline.inference.attention.compiled import compile_plan
 from pipeline.inference.attention.kernels import attend
 from pipeline.inference.attention.merge import attend_tree, merge_into
-from pipeline.inference.attention.plan import plan_attention, plan_ends
+from pipeline.inference.attention.plan import plan_attention
 
 
 @CPU_KERNELS
@@ -58,18 +58,15 @@ def test_merging_spans_in_any_order_equals_attending_to_all(
 
 
 @pytest.mark.parametrize("in_calls, softcap", [(True, None), (False, None), (False, 2.0)])
-@pytest.mark.parametrize("at_ends", [False, True], ids=["all rows", "ends"])
-@given(defined_trees(), st.integers(1, 2))
+@pytest.mark.parametrize("branches_only", [False, True])
+@given(defined_trees())
 def test_attending_over_a_tree_equals_dense_attention_under_its_mask(
-    at_ends: bool, in_calls: bool, softcap: float | None, defined: DefinedTree, step: int
+    branches_only: bool, in_calls: bool, softcap: float | None, defined: DefinedTree
 ) -> None:
-    tree, window, rows = defined.tree, defined.window, np.arange(defined.tree.tokens)
-    plan: Any = plan_attention(tree, window=window)
-    if at_ends:
-        ends = defined.ends[::step]
-        assume(ends)
-        plan, rows = plan_ends(tree, ends, window=window), tree.rows_at(ends)
-        assert rows.tolist() == [start + end for start in tree.branch_starts for end in ends]
+    tree = defined.tree
+    rows = np.arange(tree.document_rows if branches_only else 0, tree.tokens)
+    assume(len(rows))
+    plan: Any = plan_attention(tree, window=defined.window, branches_only=branches_only)
     if in_calls:
         plan = compile_plan(plan, torch.device("cpu"), attend_run_by_run)
     q, own, prefix = some(0, tree.tokens, 6)[rows], some_kv(1, tree.tokens, 2), prefix_of(tree)

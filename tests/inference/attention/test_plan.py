@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from random_trees import DefinedTree, Node, defined_trees, tree_of
 
 from pipeline.inference.attention.plan import (
@@ -16,7 +15,6 @@ from pipeline.inference.attention.plan import (
     Range,
     Segment,
     plan_attention,
-    plan_ends,
 )
 
 
@@ -46,23 +44,17 @@ def joined(plan: AttentionPlan) -> Counter[Any]:
     return Counter(pair for segment in segments(plan) for pair in pairs(segment))
 
 
+@pytest.mark.parametrize("branches_only", [False, True])
 @given(defined_trees())
-def test_a_plan_joins_exactly_the_pairs_of_the_definition_each_once(defined: DefinedTree) -> None:
+def test_a_plan_joins_exactly_the_pairs_of_the_definition_each_once(
+    branches_only: bool, defined: DefinedTree
+) -> None:
     tree = defined.tree
-    expected = Counter((row, key) for row in range(tree.tokens) for key in defined.seen(row))
-    assert joined(plan_attention(tree, window=defined.window)) == expected
-
-
-@given(defined_trees(), st.integers(1, 2))
-def test_a_plan_of_ends_joins_what_their_rows_see(defined: DefinedTree, step: int) -> None:
-    tree, ends = defined.tree, defined.ends[::step]
-    rows = [start + end for start in tree.branch_starts for end in ends]
-    expected = Counter((i, key) for i, row in enumerate(rows) for key in defined.seen(row))
-    plan = plan_ends(tree, ends, window=defined.window)
+    first = tree.document_rows if branches_only else 0
+    rows = range(first, tree.tokens)
+    expected = Counter((row - first, key) for row in rows for key in defined.seen(row))
+    plan = plan_attention(tree, window=defined.window, branches_only=branches_only)
     assert joined(plan) == expected
-    for segment in segments(plan):  # one row sees a run of keys, so nothing has to be hidden
-        assert not segment.causal
-        assert segment.window is None or segment.queries.tokens > 1
 
 
 @given(defined_trees(prefix_tokens=4))

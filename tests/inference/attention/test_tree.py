@@ -32,17 +32,6 @@ def test_rows_positions_and_spans_are_those_of_the_paths(defined: DefinedTree) -
         assert descendants == list(range(span.stop, span.subtree_stop))
 
 
-@given(defined_trees(min_branches=1), st.data())
-def test_cutting_after_rows_ends_spans_there_and_moves_nothing(
-    defined: DefinedTree, data: st.DataObject
-) -> None:
-    tree = defined.tree
-    ends = sorted(data.draw(st.sets(st.integers(0, tree.branch_rows - 1), min_size=1)))
-    cut = tree.cut_after(ends)
-    assert cut.positions.tolist() == tree.positions.tolist()
-    assert [span.stop - 1 for span in cut.spans] == sorted({*defined.ends, *ends})
-
-
 def path_to(branches: Branches, end: int) -> list[int]:
     """The tokens from the root down to a row, read from the layout of the nodes."""
     above = [s for s in branches.spans if s.start <= end < s.subtree_stop]

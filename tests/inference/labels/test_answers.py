@@ -20,8 +20,9 @@ from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.loaded import LoadedModel, layer_alone
+from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import fused
+from pipeline.inference.schedules.forward import run_to_layers
 
 Pooling = Literal["last", "mean"]
 # fp32 sums in another order, of states that grow from layer to layer.
@@ -130,36 +131,20 @@ def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
         np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
 
 
-def the_layer_before(decoder: nn.Module, number: int) -> nn.Module:
-    return layer_alone(decoder, number - 1)
-
-
-def test_a_decoder_that_cannot_be_cut_there_is_run_whole(
+def test_states_that_are_not_those_of_transformers_are_refused(
     deep_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "layer_alone", the_layer_before)
-    prompt, readouts = document_tasks(2, layer=3)
-    engine = LabelEngine(deep_model, prompt, max_batch_tokens=99, readouts=readouts)
-    assert not engine.model.cuts_last_layer
-    asked = prompt.questions[0]
-    expected = expected_of(deep_model, prompt, asked, readouts)
-    answers = engine.label(DOCUMENTS).log_probs[0]
-    np.testing.assert_allclose(answers, expected, rtol=0, atol=TOLERANCE)
+    def one_layer_less(decoder: Any, layers: Sequence[int], on_states: Any, **inputs: Any) -> None:
+        def shifted(layer: int, states: torch.Tensor) -> None:
+            on_states(layer + 1, states)
 
+        run_to_layers(decoder, [layer - 1 for layer in layers], shifted, **inputs)
 
-def test_states_that_are_wrong_either_way_are_refused(
-    deep_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fused, "layer_alone", the_layer_before)
-
-    def zeros(_decoder: object, layers: Sequence[int], on_states: Any, **inputs: Any) -> None:
-        for layer in layers:
-            on_states(layer, torch.zeros(1, inputs["position_ids"].shape[-1], HIDDEN))
-
-    monkeypatch.setattr(fused, "run_to_layers", zeros)
+    monkeypatch.setattr(fused, "run_to_layers", one_layer_less)
+    model = replace(deep_model, cuts_last_layer=False)
     prompt, readouts = document_tasks(2, layer=3)
     with pytest.raises(ModelError, match="'llama' has other states between its layers"):
-        LabelEngine(deep_model, prompt, max_batch_tokens=99, readouts=readouts)
+        LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
 
 
 def test_a_map_of_another_model_is_refused(deep_model: LoadedModel) -> None:
