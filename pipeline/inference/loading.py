@@ -31,11 +31,8 @@ from pipeline.inference.attention.kernels import Kernel, flash_kernel
 from pipeline.inference.images import ImageReader
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.llama_layer import use_family_layers, use_llama_layers
-from pipeline.inference.model.loaded import (
-    LoadedModel,
-    decoder_of,
-    set_attention,
-)
+from pipeline.inference.model.loaded import LoadedModel, decoder_of, set_attention
+from pipeline.inference.model.products import use_fastest_library
 from pipeline.inference.proof import tolerance, tree_error
 from pipeline.spec.model import Quantize
 
@@ -170,6 +167,7 @@ def load_model(
         kind: Any = AutoModelForImageTextToText
         network = read_network(folder, kind, _seeing_config, dtype=dtype, fix=fix)
         nn.Module.to(network, device)
+        use_fastest_library(network)
         return prepare(network, images=ImageReader(folder))
     network = read_network(folder, AutoModelForCausalLM, _config, dtype=dtype, fix=fix)
     nn.Module.to(network, device)
@@ -177,6 +175,7 @@ def load_model(
     model = prepare(network)
     if quantize == "int8_dynamic":
         round_linear(network, device)
+    use_fastest_library(network)
     return model
 
 

@@ -20,13 +20,16 @@ from pathlib import Path
 import psutil
 import torch
 from pydantic import computed_field
+from torch import nn
 
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.inference.alternatives import expand, per_label, per_question, tree_flops
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.memory import disable_malloc_trim, trim_malloc
+from pipeline.inference.model.int8_products import Int8Linear, RowRounding, round_rows
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.products import LIBRARIES
 from pipeline.options import BenchOptions
 from pipeline.runtime.assembly import (
     DocumentReader,
@@ -37,6 +40,7 @@ from pipeline.runtime.assembly import (
 )
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.model import Quantize
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
@@ -144,13 +148,16 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     if options.rounds is not None:
         possible = [replace(workload, rounds=options.rounds) for workload in possible]
     stream = [token for sample in samples for token in sample.token_ids]
-    measured = [_measure(model, prompt, stream, workload, trained) for workload in possible]
+    quantize = spec.model.quantize
+    measured = [
+        _measure(model, prompt, stream, workload, trained, quantize) for workload in possible
+    ]
     machine = MeasuredMachine(
         processor=processor(),
         threads=torch.get_num_threads(),
         device=placement.device,
         dtype=placement.dtype,
-        quantize=spec.model.quantize,
+        quantize=quantize,
         torch=torch.__version__,
     )
     rates, rows = zip(*measured, strict=True)
@@ -179,18 +186,20 @@ def _measure(
     stream: Sequence[int],
     workload: Workload,
     trained: LabelEngine | None,
+    quantize: Quantize,
 ) -> tuple[float, list[Measurement]]:
     """The machine's rate while it was measured, and one row a method."""
     asked = shaped(prompt, workload, stream)
     documents = equally_long(stream, workload.tokens, workload.documents)
     hidden = int(model.network.config.get_text_config().hidden_size)
-    before = matmul_flops(hidden, model.device, model.network.dtype)
+    rate_now = partial(matmul_flops, hidden, model.device, model.network.dtype, quantize=quantize)
+    before = rate_now()
     turns = _turns(model, asked, documents, workload)
     if trained is not None and workload.questions is None and not workload.prefix:
         label = partial(trained.label, documents)
         turns["readouts"] = Turn(label, len(documents), workload.rounds, warm_up=True)
     timed = take_turns(turns)
-    rate = max(before, matmul_flops(hidden, model.device, model.network.dtype))
+    rate = max(before, rate_now())
     labels = sum(len(question.labels) for question in asked.questions)
     floor_seconds = tree_flops(model, asked, workload.tokens) / rate
     rows = [
@@ -306,19 +315,30 @@ def take_turns(turns: Mapping[str, Turn]) -> dict[str, Timed]:
     return {name: Timed(tuple(seconds[name]), peaks[name]) for name in turns}
 
 
-def matmul_flops(hidden: int, device: torch.device, dtype: torch.dtype) -> float:
-    """The best rate of plain matrix products of a model's shapes, in FLOP a second."""
+def matmul_flops(
+    hidden: int, device: torch.device, dtype: torch.dtype, *, quantize: Quantize = "none"
+) -> float:
+    """The rate of products of a model's shapes and number format, in FLOP a second.
+
+    That of the library which is fastest here.
+    """
     # — a GPU computes 4,096 rows in a tenth of a millisecond: launching it would count, too
-    rows, inner = 65_536 if device.type == "cuda" else 4_096, 4 * hidden
-    left = torch.randn(rows, hidden, device=device, dtype=dtype)
-    right = torch.randn(hidden, inner, device=device, dtype=dtype)
+    rows = 65_536 if device.type == "cuda" else 4_096
+    x = torch.randn(rows, hidden, device=device, dtype=dtype)
+    layer = nn.Linear(hidden, 4 * hidden, bias=False, device=device, dtype=dtype)
+    products: list[Callable[[], object]] = [partial(nn.functional.linear, x, layer.weight)]
+    if quantize == "int8_dynamic":
+        products = [partial(Int8Linear(layer, RowRounding()).product, round_rows(x))]
+    elif device.type == "cpu":
+        products = [partial(library, x, layer.weight, None) for library in LIBRARIES.values()]
     best = float("inf")
-    for _ in range(20):
-        started = time.perf_counter()
-        torch.mm(left, right)
-        synchronise()
-        best = min(best, time.perf_counter() - started)
-    return 2 * rows * hidden * inner / best
+    with torch.inference_mode():
+        for product in products * 20:
+            started = time.perf_counter()
+            product()
+            synchronise()
+            best = min(best, time.perf_counter() - started)
+    return 2 * rows * hidden * 4 * hidden / best
 
 
 def synchronise() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.model.products import LIBRARIES
 from pipeline.spec.tasks import TaskSpec
+from pipeline.verbs import bench
 from pipeline.verbs.bench import (
     Timed,
     Turn,
@@ -116,8 +119,22 @@ def test_the_peak_counts_what_a_method_held_and_gave_back() -> None:
     assert 0.8 * (1 << 28) < timed["hold"].peak_bytes < 1.3 * (1 << 28)
 
 
-def test_the_rate_of_products_is_positive() -> None:
-    assert matmul_flops(64, torch.device("cpu"), torch.float32) > 0
+@pytest.mark.parametrize("slow", LIBRARIES)
+def test_the_rate_is_that_of_the_fastest_library(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_done(*_: object) -> None:
+        time.sleep(0.02)
+
+    fastest = next(library for name, library in LIBRARIES.items() if name != slow)
+    monkeypatch.setattr(bench, "LIBRARIES", {slow: never_done, "fast": fastest})
+    # — 134 million operations
+    assert matmul_flops(64, torch.device("cpu"), torch.float32) > 2 * 4_096 * 64 * 256 / 0.02
+
+
+@needs_products
+def test_the_rate_of_8_bit_products_is_their_own() -> None:
+    assert matmul_flops(64, torch.device("cpu"), torch.float32, quantize="int8_dynamic") > 0
 
 
 @needs_products

@@ -95,12 +95,15 @@ class Int8Linear(nn.Module):
         self,
         x: Tensor,  # [..., inputs]
     ) -> Tensor:  # [..., outputs]
-        rows = self._rounding(x)
-        on_cpu = rows.quantized.dtype == torch.uint8
-        product = self._of_bytes(rows) if on_cpu else self._of_integers(rows)
+        product = self.product(self._rounding(x))
         if self.bias is not None:
             product += self.bias
         return product.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def product(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
+        """The product with activations that are rounded already, without the bias."""
+        on_cpu = rows.quantized.dtype == torch.uint8
+        return self._of_bytes(rows) if on_cpu else self._of_integers(rows)
 
     def _of_bytes(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
