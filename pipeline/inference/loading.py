@@ -32,7 +32,7 @@ from pipeline.inference.images import ImageReader
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.llama_layer import use_family_layers, use_llama_layers
 from pipeline.inference.model.loaded import LoadedModel, decoder_of, set_attention
-from pipeline.inference.model.products import use_fastest_library
+from pipeline.inference.model.products import fastest_attention, use_fastest_library
 from pipeline.inference.proof import tolerance, tree_error
 from pipeline.spec.model import Quantize
 
@@ -175,6 +175,7 @@ def load_model(
     model = prepare(network)
     if quantize == "int8_dynamic":
         round_linear(network, device)
+        model = replace(model, attention_dtype=fastest_attention(network))
     use_fastest_library(network)
     return model
 

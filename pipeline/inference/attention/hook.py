@@ -90,6 +90,7 @@ class TreeAttention:
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     answers: AnswerRows | None = None
+    dtype: torch.dtype | None = None  # of queries, keys and values; None: as the layer has them
 
     def answers_at(self, layer: int) -> AnswerRows | None:
         """The rows at which this layer is computed; None: all rows."""
@@ -105,12 +106,16 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> Attended:
-        packed = LayerKV(k=own.k[0], v=own.v[0])
+        computed = self.dtype or q.dtype
+        packed = LayerKV(k=own.k[0].to(computed), v=own.v[0].to(computed))
         if self.keep is not None:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
         prefix = self.prefix.layer(layer) if self.prefix else None
         plan = (self.answers_at(layer) or self).plans[window]
-        return attend_tree(q[0], packed, prefix, plan, scale=scale, softcap=softcap)
+        attended = attend_tree(
+            q[0].to(computed), packed, prefix, plan, scale=scale, softcap=softcap
+        )
+        return Attended(attended.out.to(q.dtype), attended.lse)
 
 
 def _interface(

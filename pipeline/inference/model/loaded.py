@@ -33,6 +33,7 @@ class LoadedModel:
     cuts_last_layer: bool  # whether the deepest layer may be computed at the answers alone
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
     kernel: Kernel | None = None  # None where plans run segment by segment
+    attention_dtype: torch.dtype | None = None  # None: that of the states
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
     images: ImageReader | None = None  # of a model that sees images
 

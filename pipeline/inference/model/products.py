@@ -1,19 +1,20 @@
-"""The library that a processor multiplies matrices with: torch's own choice, or oneDNN.
+"""How a processor computes a model fastest: the library of its products, the format of attention.
 
-Entry points: `use_fastest_library`, once a loaded network, and `LIBRARIES`. For float32, torch's
-choice is MKL, which takes AVX2 instructions on processors of AMD: there oneDNN is twice as fast
-(118 against 265 GFLOP/s a thread of an EPYC of family 26). On Intel's they differ by some percent.
-Sums are added in another order, so answers differ by rounding alone.
+Entry points: `use_fastest_library` and `fastest_attention`, once a network, and `LIBRARIES`. For
+float32, torch's choice is MKL, which takes AVX2 instructions on processors of AMD: there oneDNN is
+twice as fast (118 against 265 GFLOP/s a thread of an EPYC of family 26). On Intel's they differ by
+some percent. Sums are added in another order, so answers differ by rounding alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 # Inputs [..., inputs], weight [outputs, inputs] and bias [outputs] -> [..., outputs].
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -44,7 +45,10 @@ def use_fastest_library(network: nn.Module) -> str:
     if not weights or weights[0].device.type != "cpu" or weights[0].dtype != torch.float32:
         return "torch"
     # — the median: the unembedding is wider than all others and takes little of the time
-    seconds = _seconds(sorted(weights, key=Tensor.numel)[len(weights) // 2])
+    weight = sorted(weights, key=Tensor.numel)[len(weights) // 2]
+    x = torch.randn(_ROWS, weight.shape[1])
+    ways = {name: partial(product, x, weight, None) for name, product in LIBRARIES.items()}
+    seconds = _seconds(ways)
     name = min(seconds, key=lambda name: seconds[name])
     if seconds[name] > _CLEARLY_LESS * seconds["torch"]:
         return "torch"
@@ -57,14 +61,32 @@ def _forward(layer: nn.Linear, product: Product, x: Tensor) -> Tensor:
     return product(x, layer.weight, layer.bias)
 
 
-def _seconds(weight: Tensor) -> dict[str, float]:  # weight [outputs, inputs]
-    """The least time of a product with each library, which take turns."""
-    _outputs, inputs = weight.shape
-    x = torch.randn(_ROWS, inputs, dtype=weight.dtype)
-    least = dict.fromkeys(LIBRARIES, float("inf"))
+@torch.inference_mode()
+def fastest_attention(network: PreTrainedModel) -> torch.dtype | None:
+    """The number format of the attention of a model with 8-bit products; None: that of its states.
+
+    bfloat16, which rounds less than 8 bits do, where the processor computes it faster than float32:
+    with AMX, and not with AVX-512 alone.
+    """
+    if network.device.type != "cpu" or network.dtype != torch.float32:
+        return None
+    q = torch.randn(1, 8, _ROWS, 64)
+    narrow = q.bfloat16()
+    seconds = _seconds({"float32": partial(_attend, q), "bfloat16": partial(_attend, narrow)})
+    is_faster = seconds["bfloat16"] < _CLEARLY_LESS * seconds["float32"]
+    return torch.bfloat16 if is_faster else None
+
+
+def _attend(q: Tensor) -> object:  # [1, heads, tokens, dim]
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, True)
+
+
+def _seconds(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The least time of each way; they take turns."""
+    least = dict.fromkeys(ways, float("inf"))
     for _ in range(_ROUNDS):
-        for name, product in LIBRARIES.items():
+        for name, run in ways.items():
             started = time.perf_counter()
-            product(x, weight, None)
+            run()
             least[name] = min(least[name], time.perf_counter() - started)
     return least

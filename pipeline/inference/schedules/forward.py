@@ -66,7 +66,7 @@ def prefill(
         return prefix
     keep: dict[int, LayerKV] = {}
     tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
-    attention = TreeAttention(plans_of(model, tree), prefix, keep=keep)
+    attention = tree_attention(model, tree, prefix, keep=keep)
     positions, inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     arguments = packed(attention, positions, **inputs)
     run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
@@ -75,6 +75,13 @@ def prefill(
     if model.kv != "none":
         own = own.rounded(model.kv)
     return prefix.followed_by(own) if prefix else own
+
+
+def tree_attention(
+    model: LoadedModel, tree: Tree, prefix: PrefixKV | None, **options: Any
+) -> TreeAttention:
+    """The attention of the model's layers over a tree below a prefix."""
+    return TreeAttention(plans_of(model, tree), prefix, dtype=model.attention_dtype, **options)
 
 
 def plans_of(model: LoadedModel, tree: Tree, *, branches_only: bool = False) -> Plans:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.inference.attention.compiled import to_device
-from pipeline.inference.attention.hook import AnswerRows, PrefixKV, TreeAttention
+from pipeline.inference.attention.hook import AnswerRows, PrefixKV
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
@@ -27,6 +27,7 @@ from pipeline.inference.schedules.forward import (
     plans_of,
     prefill,
     run_to_layers,
+    tree_attention,
 )
 from pipeline.inference.schedules.inputs import batch_inputs, packed
 
@@ -114,7 +115,7 @@ class FusedReader:
             else:
                 by_layer[layer] = self._layer_states(points[layer], PackedStates(tree, states[0]))
 
-        attention = TreeAttention(plans_of(self._model, tree), self._prefix, answers=answers)
+        attention = tree_attention(self._model, tree, self._prefix, answers=answers)
         arguments = packed(attention, positions, **inputs)
         run_to_layers(self._model.decoder, points, on_states, **arguments)
         return [by_layer[point.layer] for point in self._points]
