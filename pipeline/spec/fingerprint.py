@@ -157,7 +157,7 @@ def _decoder_content(
         "dtype": dtype,
     }
     if spec.model.quantize != "none":
-        content["quantize"] = spec.model.quantize
+        content["quantize"] = f"{spec.model.quantize}, rows evened out"
     if spec.model.kv != "none":
         content["kv"] = spec.model.kv
     if spec.exit is not None:

@@ -5,13 +5,17 @@ Entry point: `round_linear`.
 A weight has one scale for each output channel and is rounded once. An activation has one scale for
 each token, computed in every forward, so a row of a product does not depend on the other rows of
 its batch. Sums of integers are exact. This is the vector-wise quantisation of LLM.int8() (Dettmers
-et al., 2022) without its outlier columns. The embedding and the unembedding keep their format.
+et al., 2022). A few columns of the activations are much larger than the others, and would take most
+of the 127 steps: so both sides are first multiplied by Hadamard matrices of blocks of columns,
+which leaves the product as it is and evens out its columns (QuaRot: Ashkboos et al., 2024). The
+embedding and the unembedding keep their format.
 """
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +30,10 @@ _CPU_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8")
 _ZERO_POINT = 128  # on a CPU, activations of -127 to 127 steps are the bytes 1 to 255
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a row of zeros
 _CUDA_ROWS = 17  # torch._int_mm takes no fewer on CUDA
+# Columns of a block. SmolLM2's states after layers 8, 16 and 30 are off by .095, .115 and .137 of
+# their norm without blocks, by .038, .050 and .054 with 16, by .033, .043 and .053 with 32, and by
+# .032, .040 and .055 with 64 columns, which take twice as long as 32.
+_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,29 @@ class RoundedRows:
 
     quantized: Tensor  # [rows, inputs]: uint8, shifted by _ZERO_POINT, on a CPU; int8 on CUDA
     scale: Tensor  # [rows, 1] fp32: the size of a step
+
+
+@cache
+def _hadamard(columns: int, device: torch.device) -> Tensor:  # [columns, columns]
+    """The orthonormal Hadamard matrix of a power of two (Sylvester's construction)."""
+    signs = torch.ones(1, 1, device=device)
+    while len(signs) < columns:
+        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    matrix: Tensor = signs / columns**0.5
+    return matrix
+
+
+def even_out(
+    x: Tensor,  # [rows, inputs]
+) -> Tensor:  # [rows, inputs]
+    """The rows in a basis in which no column is much larger than those beside it.
+
+    The same basis for all tensors of as many inputs.
+    """
+    _rows, inputs = x.shape
+    block = min(_BLOCK, inputs & -inputs)  # — the largest power of two that divides it
+    matrix = _hadamard(block, x.device).to(x.dtype)
+    return (x.reshape(-1, block) @ matrix).view(x.shape)
 
 
 def round_rows(
@@ -54,7 +85,10 @@ def round_rows(
 
 
 class RowRounding:
-    """`round_rows`, computed once for the layers that read the same tensor, such as q, k and v."""
+    """The rows evened out and in 8 bits.
+
+    They are computed once for the layers that read the same tensor, such as q, k and v.
+    """
 
     def __init__(self) -> None:
         self._source: weakref.ref[Tensor] | None = None
@@ -65,7 +99,7 @@ class RowRounding:
         x: Tensor,  # [..., inputs]
     ) -> RoundedRows:
         if self._rounded is None or self._source is None or self._source() is not x:
-            self._rounded = round_rows(x.flatten(0, -2))
+            self._rounded = round_rows(even_out(x.flatten(0, -2)))
             self._source = weakref.ref(x)
         return self._rounded
 
@@ -81,7 +115,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        weight = linear.weight.detach().float()  # [outputs, inputs]
+        weight = even_out(linear.weight.detach().float())  # [outputs, inputs]
         scale = (weight.abs().amax(-1) / 127).clamp_(min=_SMALLEST_SCALE)
         quantized = (weight / scale[:, None]).round_().to(torch.int8)
         self.register_buffer("scale", scale)
