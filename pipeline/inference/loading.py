@@ -272,7 +272,7 @@ def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> L
             refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
             refusal.__cause__ = reason
             continue
-        if error <= tolerance(network):
+        if error <= tolerance(model):
             return model
         refusal = ModelError(
             f"{_family(config)} gives other answers under the tree: its states or logits "

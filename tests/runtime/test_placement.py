@@ -119,6 +119,7 @@ def test_threads_times_engines_exceed_neither_the_cores_nor_the_memory(
 GIB = 1024**3
 # Qwen2.5-1.5B, of which a token needs 46 kB in attention, beside 56 kB of keys and values.
 QWEN = {
+    "model_type": "qwen2",
     "hidden_size": 1_536,
     "intermediate_size": 8_960,
     "num_attention_heads": 12,

@@ -71,8 +71,8 @@ def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     def over_span(layout: Any, span: Any, window: int | None) -> Iterator[Segment]:
         yield from correct(layout, span, window)
         keys = plan._keys(layout.tree, span)
-        for queries, row in zip(layout.queries, layout.rows, strict=True):
-            if row >= span.subtree_stop:
+        for queries in layout.queries:
+            if queries.start >= span.subtree_stop:
                 yield Segment(layout.all_copies(queries), keys)
 
     monkeypatch.setattr(plan, "_over_span", over_span)

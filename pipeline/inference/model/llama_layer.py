@@ -37,9 +37,6 @@ class LlamaLayer:
         self.block_rows = block_rows  # of the feed-forward; None: all
         self._family: Callable[..., Tensor] = type(layer).forward.__get__(layer)
         self._layer, self._attention, self._mlp = layer, layer.self_attn, layer.mlp
-        # Qwen2 has the window on the layers that have one, Mistral in the configuration.
-        stated = getattr(self._attention.config, "sliding_window", None)
-        self._window: int | None = getattr(self._attention, "sliding_window", stated)
 
     def __call__(
         self,
@@ -88,7 +85,7 @@ class LlamaLayer:
             _rotate(q, cos[:, first:], sin[:, first:]),
             LayerKV(_rotate(k, cos, sin), v),
             scale=attention.scaling,
-            window=self._window,
+            window=_window(attention),
             softcap=None,
         )
         return attended.out.flatten(-2)
@@ -100,6 +97,13 @@ class LlamaLayer:
         mlp, x = self._mlp, _normalise(states, self._layer.post_attention_layernorm)
         down: Tensor = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)).mul_(mlp.up_proj(x)))
         return down
+
+
+def _window(attention: Any) -> int | None:
+    """Qwen2 has the window on the layers that have one, Mistral in the configuration."""
+    stated = getattr(attention.config, "sliding_window", None)
+    window: int | None = getattr(attention, "sliding_window", stated)
+    return window
 
 
 def _normalise(
