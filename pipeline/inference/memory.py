@@ -23,9 +23,9 @@ CPU_BATCH_TOKENS = 1_280
 ENCODER_BATCH_TOKENS = 4_096  # on a CPU
 # Families whose layers have the Llama form, which `LlamaLayer` computes.
 LLAMA_FORM = {"llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text"}
-# Rows that its feed-forward reads at once: a longer document costs its attention alone. A batch of
-# short documents is never above it.
-BLOCK_ROWS = 2_048
+# Rows that it reads at once, on a CPU and on a GPU: of a longer document the attention alone takes
+# more. On a CPU a batch of short documents is never above it.
+BLOCK_ROWS, GPU_BLOCK_ROWS = 2_048, 16_384
 # Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
 LOGIT_ROWS = 128
 # Tokens of rounded keys and values that share one step.
@@ -48,7 +48,7 @@ class ModelShape:
     layers: int
     vocab: int
     item_bytes: int  # of the number format
-    block_rows: int | None = None  # that a feed-forward reads at once; None: all
+    block_rows: int | None = None  # of the Llama form; None: the family's own layers
 
     @classmethod
     def of(cls, config: Any, *, item_bytes: int, on_cpu: bool) -> ModelShape:
@@ -63,7 +63,8 @@ class ModelShape:
         if of_expert := largest("moe_intermediate_size"):
             # — a mixture of experts copies a token for each chosen expert
             inner = max(1, largest("num_experts_per_tok")) * (3 * of_expert + 2 * hidden)
-        in_blocks = getattr(config, "model_type", None) in LLAMA_FORM
+        block_rows = BLOCK_ROWS if on_cpu else GPU_BLOCK_ROWS
+        is_llama = getattr(config, "model_type", None) in LLAMA_FORM
         return cls(
             hidden=hidden,
             dim=largest("head_dim") or hidden // heads,
@@ -73,7 +74,7 @@ class ModelShape:
             layers=config.num_hidden_layers,
             vocab=config.vocab_size,
             item_bytes=item_bytes,
-            block_rows=BLOCK_ROWS if on_cpu and in_blocks else None,
+            block_rows=block_rows if is_llama else None,
         )
 
     @property
@@ -91,15 +92,34 @@ class ModelShape:
         """Peak bytes of the activations of a batch, which one layer or the logits need.
 
         The embedding, the layer's input, and the cosines and sines of the rotary embedding are held
-        throughout. Attention adds the normalised input, and 3.5 times the queries and keys while
-        they are rotated. The feed-forward adds the normalised input, the residual and its output,
-        and its inner states, those of a block of rows at a time.
+        throughout.
         """
-        attention = 3 * self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
-        rows = min(tokens, self.block_rows or tokens)
-        feed_forward = tokens * 5 * self.hidden + rows * (self.inner - self.hidden)
-        layer = tokens * 2 * self.dim + max(tokens * attention, feed_forward)
-        return max(layer * self.item_bytes, self.logits_bytes)
+        numbers = tokens * (2 * self.dim + 2 * self.hidden)
+        numbers += (
+            self._family_numbers(tokens)
+            if self.block_rows is None
+            else self._llama_numbers(tokens, min(tokens, self.block_rows))
+        )
+        return max(numbers * self.item_bytes, self.logits_bytes)
+
+    def _family_numbers(self, tokens: int) -> int:
+        """Attention adds the normalised input, and 3.5 times the queries and keys while they are
+        rotated; the feed-forward the same input, the residual and its output, and inner states.
+        """
+        attention = self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
+        return tokens * max(attention, 2 * self.hidden + self.inner)
+
+    def _llama_numbers(self, tokens: int, rows: int) -> int:
+        """Queries, keys and values, and of a block their inputs and the queries before and after
+        they are rotated; then those, and the attention of a level and of all; then the attention
+        and the output, and of a block the feed-forward's input and two of its inner states.
+        """
+        queries, kept = self.heads * self.dim, (self.heads + 2 * self.kv_heads) * self.dim
+        return max(
+            tokens * kept + rows * (self.hidden + 2 * queries),
+            tokens * (kept + 2 * queries),
+            tokens * 2 * self.hidden + rows * (self.hidden + 2 * self.inner // 3),
+        )
 
     def engine_bytes(self, *, prefix_tokens: int, tokens: int) -> int:
         """The bytes to have free for a prefix and for batches of up to this many tokens."""

@@ -3,9 +3,9 @@
 Entry points: `use_llama_layers`, `use_family_layers` and `set_block_rows`. The layer runs on every
 device and in every number format. It reads the tree itself, so that the deepest layer of a batch is
 computed at the rows of answers alone, and it writes sums in place: an RMS norm takes three passes
-over memory instead of five, a rotary embedding two instead of five. A feed-forward takes a block of
-rows at a time, so that a long document needs the inner states of one block. Under the tree alone:
-separate prompts, with which the tree is compared, keep the family's own code.
+over memory instead of five, a rotary embedding two instead of five. All but the attention takes a
+block of rows at a time, so that a long document needs the inner states of one block. Under the tree
+alone: separate prompts, with which the tree is compared, keep the family's own code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipeline.inference.attention.hook import AnswerRows, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.memory import BLOCK_ROWS, LLAMA_FORM
+from pipeline.inference.memory import BLOCK_ROWS, GPU_BLOCK_ROWS, LLAMA_FORM
 
 # Rows of a block with 8-bit products, which stay in the cache from one product to the next. On a
 # Xeon of model 207 an MLP of SmolLM2 with 8-bit products took .77 of its time on 1,265 rows at
@@ -33,8 +33,8 @@ class LlamaLayer:
     modules.
     """
 
-    def __init__(self, layer: Any, *, block_rows: int | None) -> None:
-        self.block_rows = block_rows  # of the feed-forward; None: all
+    def __init__(self, layer: Any, *, block_rows: int) -> None:
+        self.block_rows = block_rows
         self._family: Callable[..., Tensor] = type(layer).forward.__get__(layer)
         self._layer, self._attention, self._mlp = layer, layer.self_attn, layer.mlp
 
@@ -55,7 +55,7 @@ class LlamaLayer:
             attended = attended[:, answers.rows - answers.first]
         states: Tensor = self._attention.o_proj(attended).add_(hidden_states)
         rows = states.flatten(0, 1)
-        for block in torch.split(rows, self.block_rows or len(rows)):
+        for block in torch.split(rows, self.block_rows):
             block.add_(self._feed_forward(block))
         return states
 
@@ -68,27 +68,42 @@ class LlamaLayer:
         answers: AnswerRows | None,
     ) -> Tensor:  # [1, queries, heads * dim]
         attention, first = self._attention, answers.first if answers else 0
-        x = _normalise(hidden_states, self._layer.input_layernorm)
-        queries = x[:, first:] if first else x
+        (_, rows, _), (_, _, dim) = hidden_states.shape, cos.shape
+        dtype = tree.dtype or hidden_states.dtype
         q, k, v = (
-            project(rows).unflatten(-1, (-1, attention.head_dim))
-            for project, rows in (
-                (attention.q_proj, queries),
-                (attention.k_proj, x),
-                (attention.v_proj, x),
-            )
+            hidden_states.new_empty(1, rows, project.out_features // dim, dim, dtype=dtype)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        if hasattr(attention, "q_norm"):
-            q, k = attention.q_norm(q), attention.k_norm(k)
+        for start in range(0, rows, self.block_rows):
+            block = slice(start, start + self.block_rows)
+            x = _normalise(hidden_states[:, block], self._layer.input_layernorm)
+            places = cos[:, block], sin[:, block]
+            if block.stop > first:
+                q[:, block] = self._rotated_heads(x, attention.q_proj, "q_norm", *places)
+            k[:, block] = self._rotated_heads(x, attention.k_proj, "k_norm", *places)
+            v[:, block] = attention.v_proj(x).unflatten(-1, (-1, dim))
         attended = tree.attend(
             attention.layer_idx,
-            _rotate(q, cos[:, first:], sin[:, first:]),
-            LayerKV(_rotate(k, cos, sin), v),
+            q[:, first:],
+            LayerKV(k, v),
             scale=attention.scaling,
             window=_window(attention),
             softcap=None,
         )
         return attended.out.flatten(-2)
+
+    def _rotated_heads(
+        self,
+        x: Tensor,  # [1, rows, hidden]
+        project: Any,
+        norm: str,  # its name, if the family has one
+        cos: Tensor,  # [1, rows, dim]
+        sin: Tensor,  # [1, rows, dim]
+    ) -> Tensor:  # [1, rows, heads, dim]
+        heads = project(x).unflatten(-1, (-1, cos.shape[-1]))
+        if hasattr(self._attention, norm):
+            heads = _normalise(heads, getattr(self._attention, norm))
+        return _rotate(heads, cos, sin)
 
     def _feed_forward(
         self,
@@ -138,7 +153,7 @@ def use_llama_layers(decoder: Any) -> bool:
     """
     if decoder.config.model_type not in LLAMA_FORM:
         return False
-    block_rows = BLOCK_ROWS if decoder.device.type == "cpu" else None
+    block_rows = BLOCK_ROWS if decoder.device.type == "cpu" else GPU_BLOCK_ROWS
     for layer in decoder.layers:
         layer.forward = LlamaLayer(layer, block_rows=block_rows)
     return True
@@ -151,7 +166,7 @@ def use_family_layers(decoder: Any) -> None:
 
 
 def set_block_rows(decoder: Any, rows: int) -> None:
-    """Lets the feed-forwards of this forward take `rows` rows at a time."""
+    """Lets these layers take `rows` rows at a time."""
     for layer in getattr(decoder, "layers", ()):
         if isinstance(forward := vars(layer).get("forward"), LlamaLayer):
             forward.block_rows = rows
