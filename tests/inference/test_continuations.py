@@ -17,7 +17,7 @@ from pipeline.inference.attention.hook import IMPLEMENTATION
 from pipeline.inference.continuations import Continuation, ContinuationEngine
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import round_linear
-from pipeline.inference.model.llama_layer import LlamaLayer, set_block_rows
+from pipeline.inference.model.llama_layer import LlamaLayer, set_feed_forward_rows
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
 TinyModel = Callable[[str], LoadedModel]
@@ -68,7 +68,7 @@ def test_tokens_are_those_of_greedy_decoding_of_each_prompt_alone(
 def test_a_model_whose_layers_read_the_tree_themselves_continues_alike(make_network: Any) -> None:
     prompts = [some_ids(count, count) for count in LENGTHS]
     model = prepare(make_network("llama"))
-    set_block_rows(model.decoder, 8)
+    set_feed_forward_rows(model.decoder, 8)
     assert all(isinstance(each.forward, LlamaLayer) for each in model.network.model.layers)
     for prompt, actual in zip(prompts, engine_of(model).decode(prompts, 6), strict=True):
         assert_same(actual, expected_of(prepare(make_network("llama")), prompt, 6))

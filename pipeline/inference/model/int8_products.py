@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
-from pipeline.inference.model.llama_layer import INT8_ROWS, set_block_rows
+from pipeline.inference.model.llama_layer import INT8_ROWS, set_feed_forward_rows
 
 # Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
 # pairs of products in 16 bits, which overflow.
@@ -186,7 +186,7 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
             if type(child) is nn.Linear and child is not head:
                 setattr(parent, name, Int8Linear(child, rounding))
     if device == "cpu":
-        set_block_rows(network.model, INT8_ROWS)
+        set_feed_forward_rows(network.model, INT8_ROWS)
 
 
 def expert_weights(module: nn.Module) -> list[Tensor]:

@@ -1,11 +1,11 @@
 """One decoder layer for the families of the Llama form: Llama, Mistral, Qwen2, Qwen3.
 
-Entry points: `use_llama_layers`, `use_family_layers` and `set_block_rows`. The layer runs on every
-device and in every number format. It reads the tree itself, so that the deepest layer of a batch is
-computed at the rows of answers alone, and it writes sums in place: an RMS norm takes three passes
-over memory instead of five, a rotary embedding two instead of five. All but the attention takes a
-block of rows at a time, so that a long document needs the inner states of one block. Under the tree
-alone: separate prompts, with which the tree is compared, keep the family's own code.
+Entry points: `use_llama_layers`, `use_family_layers` and `set_feed_forward_rows`. The layer runs on
+every device and in every number format. It reads the tree itself, so that the deepest layer of a
+batch is computed at the rows of answers alone, and it writes sums in place: an RMS norm takes three
+passes over memory instead of five, a rotary embedding two instead of five. All but the attention
+takes a block of rows at a time, so that a long document needs the inner states of one block. Under
+the tree alone: separate prompts, with which the tree is compared, keep the family's own code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LlamaLayer:
     """
 
     def __init__(self, layer: Any, *, block_rows: int) -> None:
-        self.block_rows = block_rows
+        self.block_rows = self.feed_forward_rows = block_rows
         self._family: Callable[..., Tensor] = type(layer).forward.__get__(layer)
         self._layer, self._attention, self._mlp = layer, layer.self_attn, layer.mlp
 
@@ -55,7 +55,7 @@ class LlamaLayer:
             attended = attended[:, answers.rows - answers.first]
         states: Tensor = self._attention.o_proj(attended).add_(hidden_states)
         rows = states.flatten(0, 1)
-        for block in torch.split(rows, self.block_rows):
+        for block in torch.split(rows, self.feed_forward_rows):
             block.add_(self._feed_forward(block))
         return states
 
@@ -90,7 +90,7 @@ class LlamaLayer:
             window=_window(attention),
             softcap=None,
         )
-        return attended.out.flatten(-2)
+        return attended.out.flatten(-2).to(hidden_states.dtype)
 
     def _rotated_heads(
         self,
@@ -165,8 +165,8 @@ def use_family_layers(decoder: Any) -> None:
         vars(layer).pop("forward", None)
 
 
-def set_block_rows(decoder: Any, rows: int) -> None:
-    """Lets these layers take `rows` rows at a time."""
+def set_feed_forward_rows(decoder: Any, rows: int) -> None:
+    """Lets the feed-forwards of these layers take `rows` rows at a time."""
     for layer in getattr(decoder, "layers", ()):
         if isinstance(forward := vars(layer).get("forward"), LlamaLayer):
-            forward.block_rows = rows
+            forward.feed_forward_rows = rows

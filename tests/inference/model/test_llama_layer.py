@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from pipeline.inference.loading import prepare
 from pipeline.inference.memory import LLAMA_FORM
-from pipeline.inference.model.llama_layer import LlamaLayer, set_block_rows
+from pipeline.inference.model.llama_layer import LlamaLayer
 from pipeline.inference.proof import prove_layers, tree_error
+from pipeline.inference.schedules import read_prefix
+from pipeline.inference.schedules.forward import ReadPoint
 
 MakeNetwork = Callable[..., Any]
 
@@ -28,9 +31,10 @@ def test_the_layer_gives_the_states_of_separate_prompts(
     family: str, rows: int | None, make_network: MakeNetwork
 ) -> None:
     model = prepare(make_network(family))
-    if rows:
-        set_block_rows(model.decoder, rows)
-    assert len(llama_layers(model.network)) == model.layers
+    layers = llama_layers(model.network)
+    assert len(layers) == model.layers
+    for layer in layers if rows else ():
+        layer.block_rows, layer.feed_forward_rows = rows, rows + 1
     # — transformers' own code without the tree is the oracle
     assert tree_error(model) < 1e-5
     prove_layers(model, range(1, model.layers + 1))
@@ -91,3 +95,18 @@ def test_half_precision_differs_from_the_family_by_rounding(
     assert len(llama_layers(model.network)) == model.layers
     # — two layers round some dozen times, each time by half of the last bit at most
     assert tree_error(model) < 12 * torch.finfo(number_format).eps
+
+
+@torch.inference_mode()
+def test_attention_in_bfloat16_leaves_the_states_in_float32(make_network: MakeNetwork) -> None:
+    model = prepare(make_network("llama"))
+    narrow = replace(model, attention_dtype=torch.bfloat16)
+    assert 1e-5 < tree_error(narrow) < 4 * torch.finfo(torch.bfloat16).eps
+    formats = set()
+    for layer in model.network.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda _mlp, args: formats.add(args[0].dtype))
+        layer.self_attn.o_proj.register_forward_pre_hook(
+            lambda _o, args: formats.add(args[0].dtype)
+        )
+    read_prefix(narrow, [1, 2]).reader([ReadPoint(model.layers, ((3, 4),))]).read([[5, 6, 7]])
+    assert formats == {torch.float32}
