@@ -126,23 +126,14 @@ def fit_readouts(
         fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
         raise SpecError([Problem("tasks", fix, list(gold.tasks))])
     questions = {t.name: None if options.document else t.question for t in tasks}
-    counts = {
-        name: [int((gold_task.truth == label).sum()) for label in range(len(gold_task.labels))]
-        for name, gold_task in gold.tasks.items()
-        if name in questions
-    }
-    _check_counts(counts, gold, options)
+    _check_counts({name: _rows_by_label(gold.tasks[name]) for name in questions}, gold, options)
     paths = _paths(spec, tasks, options)
     job = make_job(_without_files(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(
         job, gold, questions, layers=options.layers, hold_out=options.hold_out, announce=announce
     )
     states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
-    texts = {
-        name: [len(np.unique(part.groups[part.truth == n])) for n in range(part.targets.shape[1])]
-        for name, part in states.items()
-    }
-    _check_counts(texts, gold, options)
+    _check_counts({name: _texts_by_label(part) for name, part in states.items()}, gold, options)
     # — for small products, several BLAS threads wait for each other
     with threadpool_limits(1, user_api="blas"):
         fits = tuple(
@@ -163,10 +154,20 @@ def fit_readouts(
         for task, path in zip(tasks, paths, strict=True)
         if (task.readout, task.question) != (path, questions[task.name])
     )
-    counts_of_gold = GoldCounts(
-        gold.source, gold.rows, gold.repeated, gold.contradictory, read.left_out
-    )
-    return Fit(spec.name, counts_of_gold, options.folds, fits, not_in_spec)
+    return Fit(spec.name, _gold_counts(gold, read), options.folds, fits, not_in_spec)
+
+
+def _gold_counts(gold: Gold, read: ReadGold) -> GoldCounts:
+    return GoldCounts(gold.source, gold.rows, gold.repeated, gold.contradictory, read.left_out)
+
+
+def _rows_by_label(gold: GoldTask) -> list[int]:
+    return [int((gold.truth == label).sum()) for label in range(len(gold.labels))]
+
+
+def _texts_by_label(part: GoldStates) -> list[int]:
+    _, labels = part.targets.shape
+    return [len(np.unique(part.groups[part.truth == label])) for label in range(labels)]
 
 
 def _without_files(spec: JobSpec) -> JobSpec:
