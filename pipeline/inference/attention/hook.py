@@ -90,7 +90,7 @@ class TreeAttention:
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     answers: AnswerRows | None = None
-    dtype: torch.dtype | None = None  # of queries, keys and values; None: as the layer has them
+    computed: torch.dtype | None = None  # the number format of attention; None: that of the states
 
     def answers_at(self, layer: int) -> AnswerRows | None:
         """The rows at which this layer is computed; None: all rows."""
@@ -106,16 +106,13 @@ class TreeAttention:
         window: int | None,
         softcap: float | None,
     ) -> Attended:
-        computed = self.dtype or q.dtype
-        packed = LayerKV(k=own.k[0].to(computed), v=own.v[0].to(computed))
+        packed = LayerKV(k=own.k[0], v=own.v[0])
         if self.keep is not None:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
         prefix = self.prefix.layer(layer) if self.prefix else None
         plan = (self.answers_at(layer) or self).plans[window]
-        attended = attend_tree(
-            q[0].to(computed), packed, prefix, plan, scale=scale, softcap=softcap
-        )
-        return Attended(attended.out.to(q.dtype), attended.lse)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "computed": self.computed}
+        return attend_tree(q[0], packed, prefix, plan, **options)
 
 
 def _interface(

@@ -1,9 +1,7 @@
-"""Merge attention over several spans of keys by log-sum-exp.
+"""Attention by the plan of a layer, whose segments or kernel calls are merged by log-sum-exp.
 
-Entry points: `merge_into` for two results, `attend_tree` for the plan of a layer, as segments or as
-kernel calls. The merge is that of online softmax (Milakov and Gimelshein, 2018) and FlashAttention
-(Dao et al., 2022). Attending once to a prefix that many queries share is the decomposition of
-Hydragen (Juravsky et al., 2024).
+Entry point: `attend_tree`. Attending once to a prefix that many queries share is the decomposition
+of Hydragen (Juravsky et al., 2024).
 """
 
 from __future__ import annotations
@@ -18,23 +16,12 @@ from pipeline.inference.attention.kernels import (
     KernelCall,
     LayerKV,
     attend,
-    attend_causally,
-    out_of_window,
+    empty_like,
+    merge_into,
 )
 from pipeline.inference.attention.plan import Range, Segment
 
 Step = Segment | KernelCall  # of a plan, and of a compiled plan
-
-
-def merge_into(a: Attended, b: Attended) -> None:
-    """Write attention over both spans at once over `a`, whose every query must have seen a key.
-
-    Associative, so any number of spans folds.
-    """
-    lse = torch.logaddexp(a.lse, b.lse)
-    a.out.mul_((a.lse - lse).exp_().unsqueeze(-1))
-    a.out.addcmul_(b.out, (b.lse - lse).exp_().unsqueeze(-1).to(a.out.dtype))
-    a.lse.copy_(lse)
 
 
 def attend_tree(
@@ -45,64 +32,85 @@ def attend_tree(
     *,
     scale: float,
     softcap: float | None = None,
+    computed: torch.dtype | None = None,
 ) -> Attended:  # a batch of one
     """Every row over its span and its ancestors, step by step.
 
-    ValueError for a kernel call where scores are capped: no fused kernel does that.
+    Segments are computed in the number format `computed`; None: that of `q`. ValueError for a
+    kernel call where scores are capped: no fused kernel does that.
     """
-    tokens, heads, _ = q.shape
+    tokens, _, _ = q.shape
     first, *others = plan
-    if len(first) == 1 and _holds_all_rows(first[0], tokens):
-        whole = _attend_step(q, own, prefix, first[0], scale, softcap)
+    if isinstance(first[0], KernelCall):
+        assert first[0].rows == slice(0, tokens), f"{first[0].rows} of {tokens} rows"
+        whole = _call_kernel(q, own, prefix, first[0], scale, softcap)
     else:
-        out = q.new_empty(1, *q.shape)
-        whole = Attended(out, out.new_empty(1, tokens, heads, dtype=torch.float32))
+        whole = empty_like(q.unsqueeze(0))
         for step in first:
-            assert isinstance(step, Segment), f"{step} of several in the first level"
-            part = _attend_step(q, own, prefix, step, scale, softcap)
-            target = _view_step(whole, step)
-            target.out.copy_(part.out)
-            target.lse.copy_(part.lse)
+            assert isinstance(step, Segment), f"{step} after a segment in the first level"
+            _attend_segment(whole, q, own, prefix, step, scale, softcap, computed, merge=False)
     for step in (step for level in others for step in level):
-        part = _attend_step(q, own, prefix, step, scale, softcap)
-        target = _view_step(whole, step)
-        merge_into(target, part)
-        if isinstance(step, KernelCall) and isinstance(step.rows, Tensor):  # — a copy of its rows
-            whole.out.index_copy_(1, step.rows, target.out)
-            whole.lse.index_copy_(1, step.rows, target.lse)
+        if isinstance(step, Segment):
+            _attend_segment(whole, q, own, prefix, step, scale, softcap, computed, merge=True)
+            continue
+        part = _call_kernel(q, own, prefix, step, scale, softcap)
+        if isinstance(step.rows, slice):
+            merge_into(Attended(whole.out[:, step.rows], whole.lse[:, step.rows]), part)
+            continue
+        rows = Attended(whole.out.index_select(1, step.rows), whole.lse.index_select(1, step.rows))
+        merge_into(rows, part)
+        whole.out.index_copy_(1, step.rows, rows.out)
+        whole.lse.index_copy_(1, step.rows, rows.lse)
     return whole
 
 
-def _holds_all_rows(step: Step, tokens: int) -> bool:
-    """Whether the step, alone in the first level, gives all rows, as a batch of one."""
-    if isinstance(step, Segment):
-        return step.queries.tokens == tokens
-    assert step.rows == slice(0, tokens), f"{step.rows} of {tokens} rows"
-    return True
-
-
-def _attend_step(
+def _attend_segment(
+    whole: Attended,  # a batch of one, which is written
     q: Tensor,  # [tokens, heads, dim]
     own: LayerKV,
     prefix: LayerKV | None,
-    step: Step,
+    segment: Segment,
     scale: float,
     softcap: float | None,
-) -> Attended:  # of the step's copies and queries
+    computed: torch.dtype | None,
+    *,
+    merge: bool,
+) -> None:
+    source, rows = _source(own, prefix, segment), segment.queries
+    attend(
+        view_rows(q, rows),
+        view_rows(source.k, segment.keys),
+        view_rows(source.v, segment.keys),
+        scale=scale,
+        causal=segment.causal,
+        offset=0 if segment.causal else segment.offset,
+        window=segment.window,
+        softcap=softcap,
+        computed=computed,
+        into=Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows)),
+        merge=merge,
+    )
+
+
+def _call_kernel(
+    q: Tensor,  # [tokens, heads, dim]
+    own: LayerKV,
+    prefix: LayerKV | None,
+    call: KernelCall,
+    scale: float,
+    softcap: float | None,
+) -> Attended:  # of the call's queries, as a batch of one
+    if softcap is not None:
+        raise ValueError(f"a fused kernel does not cap scores (at {softcap})")
+    source = _source(own, prefix, call)
+    queries = q[call.rows] if isinstance(call.rows, slice) else q.index_select(0, call.rows)
+    return call.kernel(queries, source.k[call.keys], source.v[call.keys], call.runs, scale)
+
+
+def _source(own: LayerKV, prefix: LayerKV | None, step: Step) -> LayerKV:
     source = prefix if step.from_prefix else own
     assert source is not None, f"{step} reads a prefix and the batch has none"
-    if isinstance(step, KernelCall):
-        if softcap is not None:
-            raise ValueError(f"a fused kernel does not cap scores (at {softcap})")
-        queries = q[step.rows] if isinstance(step.rows, slice) else q.index_select(0, step.rows)
-        return step.kernel(queries, source.k[step.keys], source.v[step.keys], step.runs, scale)
-    queries, window = view_rows(q, step.queries), step.window
-    keys, values = view_rows(source.k, step.keys), view_rows(source.v, step.keys)
-    if step.causal:
-        return attend_causally(queries, keys, values, scale=scale, window=window, softcap=softcap)
-    shape, offset = (step.queries.tokens, step.keys.tokens), step.offset
-    masked = out_of_window(*shape, offset=offset, window=window, device=q.device)
-    return attend(queries, keys, values, scale=scale, masked=masked, softcap=softcap)
+    return source
 
 
 def view_rows(
@@ -113,13 +121,3 @@ def view_rows(
     if rows.copies == 1:
         return x[rows.start : rows.stop].unsqueeze(0)
     return x[rows.start :].unfold(0, rows.tokens, rows.stride).movedim(-1, 1)
-
-
-def _view_step(whole: Attended, step: Step) -> Attended:
-    """The step's rows of a batch of one: views, or copies of rows that are gathered."""
-    if isinstance(step, Segment):
-        rows = step.queries
-        return Attended(view_rows(whole.out[0], rows), view_rows(whole.lse[0], rows))
-    if isinstance(step.rows, slice):
-        return Attended(whole.out[:, step.rows], whole.lse[:, step.rows])
-    return Attended(whole.out.index_select(1, step.rows), whole.lse.index_select(1, step.rows))

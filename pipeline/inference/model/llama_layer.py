@@ -14,16 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from pipeline.inference.attention.hook import AnswerRows, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.memory import BLOCK_ROWS, GPU_BLOCK_ROWS, LLAMA_FORM
+from pipeline.inference.processor import native
 
 # Rows of a block with 8-bit products, which stay in the cache from one product to the next. On a
 # Xeon of model 207 an MLP of SmolLM2 with 8-bit products took .77 of its time on 1,265 rows at
 # once, with blocks of 192 to 320 alike. In float32 a document took .99 with blocks, .96 without.
 INT8_ROWS = 256
+
+
+_SILU = (nn.SiLU, type(ACT2FN["silu"]))
 
 
 class LlamaLayer:
@@ -69,9 +74,8 @@ class LlamaLayer:
     ) -> Tensor:  # [1, queries, heads * dim]
         attention, first = self._attention, answers.first if answers else 0
         (_, rows, _), (_, _, dim) = hidden_states.shape, cos.shape
-        dtype = tree.dtype or hidden_states.dtype
         q, k, v = (
-            hidden_states.new_empty(1, rows, project.out_features // dim, dim, dtype=dtype)
+            hidden_states.new_empty(1, rows, project.out_features // dim, dim)
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         for start in range(0, rows, self.block_rows):
@@ -79,8 +83,8 @@ class LlamaLayer:
             x = _normalise(hidden_states[:, block], self._layer.input_layernorm)
             places = cos[:, block], sin[:, block]
             if block.stop > first:
-                q[:, block] = self._rotated_heads(x, attention.q_proj, "q_norm", *places)
-            k[:, block] = self._rotated_heads(x, attention.k_proj, "k_norm", *places)
+                self._rotate_heads(x, attention.q_proj, "q_norm", *places, q[:, block])
+            self._rotate_heads(x, attention.k_proj, "k_norm", *places, k[:, block])
             v[:, block] = attention.v_proj(x).unflatten(-1, (-1, dim))
         attended = tree.attend(
             attention.layer_idx,
@@ -90,27 +94,33 @@ class LlamaLayer:
             window=_window(attention),
             softcap=None,
         )
-        return attended.out.flatten(-2).to(hidden_states.dtype)
+        return attended.out.flatten(-2)
 
-    def _rotated_heads(
+    def _rotate_heads(
         self,
         x: Tensor,  # [1, rows, hidden]
         project: Any,
         norm: str,  # its name, if the family has one
         cos: Tensor,  # [1, rows, dim]
         sin: Tensor,  # [1, rows, dim]
-    ) -> Tensor:  # [1, rows, heads, dim]
+        out: Tensor,  # [1, rows, heads, dim]
+    ) -> None:
         heads = project(x).unflatten(-1, (-1, cos.shape[-1]))
         if hasattr(self._attention, norm):
             heads = _normalise(heads, getattr(self._attention, norm))
-        return _rotate(heads, cos, sin)
+        _rotate(heads, cos, sin, out)
 
     def _feed_forward(
         self,
         states: Tensor,  # [rows, hidden]
     ) -> Tensor:  # [rows, hidden]
         mlp, x = self._mlp, _normalise(states, self._layer.post_attention_layernorm)
-        down: Tensor = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)).mul_(mlp.up_proj(x)))
+        gates, up = mlp.gate_proj(x), mlp.up_proj(x)
+        if _is_native(gates) and isinstance(mlp.act_fn, _SILU):
+            native.gate(gates, up)
+        else:
+            gates = mlp.act_fn(gates).mul_(up)
+        down: Tensor = mlp.down_proj(gates)
         return down
 
 
@@ -121,11 +131,17 @@ def _window(attention: Any) -> int | None:
     return window
 
 
+def _is_native(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in native.formats()
+
+
 def _normalise(
     x: Tensor,  # [..., hidden]
     norm: Any,
 ) -> Tensor:  # [..., hidden]
     """An RMS norm (Zhang and Sennrich, 2019), computed in float32."""
+    if _is_native(x):
+        return native.normalise(x, norm.weight, norm.variance_epsilon)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = length.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
     normed: Tensor = (x * scale).to(x.dtype).mul_(norm.weight)
@@ -136,14 +152,17 @@ def _rotate(
     x: Tensor,  # [1, rows, heads, dim]
     cos: Tensor,  # [1, rows, dim]
     sin: Tensor,  # [1, rows, dim]
-) -> Tensor:  # [1, rows, heads, dim]
-    """The rotary embedding (Su et al., 2021), whose pairs are i and i + dim / 2."""
+    out: Tensor,  # [1, rows, heads, dim]
+) -> None:
+    """Write the rotary embedding (Su et al., 2021), whose pairs are i and i + dim / 2."""
+    if _is_native(x):
+        native.rotate(x, cos, sin, out)
+        return
     half = x.shape[-1] // 2
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    rotated = x * cos
-    rotated[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-    rotated[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return rotated
+    torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
 
 
 def use_llama_layers(decoder: Any) -> bool:

@@ -8,18 +8,20 @@ some percent. Sums are added in another order, so answers differ by rounding alo
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from pipeline.inference.attention.kernels import attend
+from pipeline.inference.processor.native import least_seconds
+
 # Inputs [..., inputs], weight [outputs, inputs] and bias [outputs] -> [..., outputs].
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-_ROWS, _ROUNDS = 512, 5
+_ROWS = 512
 _CLEARLY_LESS = 0.95  # of the seconds: less is noise
 
 
@@ -48,7 +50,7 @@ def use_fastest_library(network: nn.Module) -> str:
     weight = sorted(weights, key=Tensor.numel)[len(weights) // 2]
     x = torch.randn(_ROWS, weight.shape[1])
     ways = {name: partial(product, x, weight, None) for name, product in LIBRARIES.items()}
-    seconds = _seconds(ways)
+    seconds = least_seconds(ways)
     name = min(seconds, key=lambda name: seconds[name])
     if seconds[name] > _CLEARLY_LESS * seconds["torch"]:
         return "torch"
@@ -65,28 +67,16 @@ def _forward(layer: nn.Linear, product: Product, x: Tensor) -> Tensor:
 def fastest_attention(network: PreTrainedModel) -> torch.dtype | None:
     """The number format of the attention of a model with 8-bit products; None: that of its states.
 
-    bfloat16, which rounds less than 8 bits do, where the processor computes it faster than float32:
-    with AMX, and not with AVX-512 alone.
+    bfloat16, which rounds less than 8 bits do, where the processor computes it faster than float32.
     """
     if network.device.type != "cpu" or network.dtype != torch.float32:
         return None
-    q = torch.randn(1, 8, _ROWS, 64)
-    narrow = q.bfloat16()
-    seconds = _seconds({"float32": partial(_attend, q), "bfloat16": partial(_attend, narrow)})
-    is_faster = seconds["bfloat16"] < _CLEARLY_LESS * seconds["float32"]
+    q = torch.randn(1, _ROWS, 8, 64)
+    seconds = least_seconds(
+        {
+            dtype: partial(attend, q, q, q, scale=0.125, causal=True, computed=dtype)
+            for dtype in (torch.float32, torch.bfloat16)
+        }
+    )
+    is_faster = seconds[torch.bfloat16] < _CLEARLY_LESS * seconds[torch.float32]
     return torch.bfloat16 if is_faster else None
-
-
-def _attend(q: Tensor) -> object:  # [1, heads, tokens, dim]
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, True)
-
-
-def _seconds(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The least time of each way; they take turns."""
-    least = dict.fromkeys(ways, float("inf"))
-    for _ in range(_ROUNDS):
-        for name, run in ways.items():
-            started = time.perf_counter()
-            run()
-            least[name] = min(least[name], time.perf_counter() - started)
-    return least

@@ -81,7 +81,7 @@ def tree_attention(
     model: LoadedModel, tree: Tree, prefix: PrefixKV | None, **options: Any
 ) -> TreeAttention:
     """The attention of the model's layers over a tree below a prefix."""
-    return TreeAttention(plans_of(model, tree), prefix, dtype=model.attention_dtype, **options)
+    return TreeAttention(plans_of(model, tree), prefix, computed=model.attention_dtype, **options)
 
 
 def plans_of(model: LoadedModel, tree: Tree, *, branches_only: bool = False) -> Plans:

@@ -25,10 +25,7 @@ from pipeline.inference.attention.kernels import (
     Attended,
     LayerKV,
     attend,
-    attend_causally,
-    out_of_window,
 )
-from pipeline.inference.attention.merge import merge_into
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter, pad
 from pipeline.inference.schedules.forward import (
@@ -72,21 +69,21 @@ class StagedAttention:
         window: int | None,
         softcap: float | None,
     ) -> Attended:
-        """All copies attend to a level in one call, so its keys are never repeated."""
+        """All copies attend to a level in one call."""
         copies, tokens, heads, dim = q.shape
-        itself = attend_causally(q, own.k, own.v, scale=scale, window=window, softcap=softcap)
-        rows = q.reshape(1, copies * tokens, heads, dim)
-        seen = Attended(itself.out.reshape(rows.shape), itself.lse.reshape(1, -1, heads))
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap}
+        seen = attend(q, own.k, own.v, causal=True, window=window, **options)
+        # — where no key is out of a window, all copies' queries go in one batch
+        together = (1, copies * tokens) if window is None else (copies, tokens)
+        whole = Attended(seen.out.view(*together, heads, dim), seen.lse.view(*together, heads))
         for level in self.ancestors:
             kv = level.kv(layer)
             keys, _, _ = kv.k.shape
+            k, v = (x.expand(together[0], *x.shape) for x in (kv.k, kv.v))
             offset = self.ancestors[-1].stop - (level.stop - keys)
-            masked = out_of_window(tokens, keys, offset=offset, window=window, device=q.device)
-            if masked is not None:
-                masked = masked.repeat(copies, 1)
-            part = attend(rows, kv.k[None], kv.v[None], scale=scale, masked=masked, softcap=softcap)
-            merge_into(seen, part)
-        return Attended(seen.out.view(q.shape), seen.lse.view(copies, tokens, heads))
+            options |= {"offset": offset, "window": window, "into": whole, "merge": True}
+            attend(q.reshape(whole.out.shape), k, v, **options)
+        return seen
 
 
 def read_level(
