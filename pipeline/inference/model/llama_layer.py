@@ -58,10 +58,11 @@ class LlamaLayer:
         if answers is not None:
             hidden_states = hidden_states[:, answers.rows]
             attended = attended[:, answers.rows - answers.first]
-        states: Tensor = self._attention.o_proj(attended).add_(hidden_states)
+        states: Tensor = self._attention.o_proj(attended)
+        _add(states, hidden_states)
         rows = states.flatten(0, 1)
         for block in torch.split(rows, self.feed_forward_rows):
-            block.add_(self._feed_forward(block))
+            _add(block, self._feed_forward(block))
         return states
 
     def _attend(
@@ -133,6 +134,14 @@ def _window(attention: Any) -> int | None:
 
 def _is_native(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in native.formats()
+
+
+def _add(x: Tensor, y: Tensor) -> None:
+    """x + y, in place."""
+    if _is_native(x):
+        native.add(x, y)
+    else:
+        x.add_(y)
 
 
 def _normalise(

@@ -61,6 +61,16 @@ void rotate_heads(const X *x, const X *cos, const X *sin, X *out, Index rows, In
 }
 
 template <class X>
+void add(X *x, const X *y, Index count, Index threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (Index i = 0; i < count; i += LANES) {
+        const __mmask16 lanes = lanes_below(count - i);
+        const __m512 sum = _mm512_add_ps(Format<X>::load(lanes, x + i), Format<X>::load(lanes, y + i));
+        Format<X>::store(x + i, lanes, sum);
+    }
+}
+
+template <class X>
 void gate(X *gates, const X *up, Index count, Index threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (Index i = 0; i < count; i += LANES) {
@@ -84,6 +94,7 @@ extern "C" {
                        Index dim, Index threads) {                                                \
         rotate_heads(x, cos, sin, out, rows, heads, dim, threads);                                \
     }                                                                                             \
+    void add_##NAME(X *x, const X *y, Index count, Index threads) { add(x, y, count, threads); }  \
     void gate_##NAME(X *gates, const X *up, Index count, Index threads) {                         \
         gate(gates, up, count, threads);                                                          \
     }

@@ -1,6 +1,6 @@
 """The compiled kernels of this package.
 
-Entry points: `formats`; `attend_into`; `normalise`, `rotate` and `gate`; `round_rows`.
+Entry points: `formats`; `attend_into`; `normalise`, `rotate`, `gate` and `add`; `round_rows`.
 
 The first process of a machine that needs them compiles them, which takes a second; they are kept in
 the cache folder. Where there is no C++ compiler, or no AVX-512, there are none, and torch's own
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -95,6 +95,12 @@ def _compiled(compiler: str, features: Mapping[str, object]) -> Path:
     return library
 
 
+def _kernel(name: str) -> Any:
+    library = _library()
+    assert library is not None, f"{name} of a machine without kernels"
+    return getattr(library, name)
+
+
 def attend_into(
     out: Tensor,  # [batch, tokens, heads, dim]
     lse: Tensor,  # [batch, tokens, heads] fp32
@@ -127,7 +133,7 @@ def attend_into(
     shape = _Shape(batch, tokens, keys, heads, kv_heads, dim, *strides, *places)
     name = _NAMES[q.dtype] if computed == q.dtype else "narrowed"
     tensors = [ctypes.c_void_p(x.data_ptr()) for x in (q, k, v, out, lse)]
-    getattr(_library(), f"attend_{name}")(ctypes.byref(shape), *tensors, ctypes.c_float(scale))
+    _kernel(f"attend_{name}")(ctypes.byref(shape), *tensors, ctypes.c_float(scale))
 
 
 def normalise(
@@ -153,6 +159,14 @@ def rotate(
     _call("rotate", x.contiguous(), cos.contiguous(), sin.contiguous(), out, rows, heads, dim)
 
 
+def add(
+    x: Tensor,  # contiguous, which is written
+    y: Tensor,  # of the same shape
+) -> None:
+    """x + y, in place."""
+    _call("add", x, y.contiguous(), x.numel())
+
+
 def gate(
     gates: Tensor,  # contiguous, which is written
     up: Tensor,  # of the same shape
@@ -173,7 +187,7 @@ def _call(name: str, x: Tensor, *others: Tensor | float | int) -> None:
         else:
             arguments.append(ctypes.c_int64(each))
     threads = ctypes.c_int64(torch.get_num_threads())
-    getattr(_library(), f"{name}_{_NAMES[x.dtype]}")(*arguments, threads)
+    _kernel(f"{name}_{_NAMES[x.dtype]}")(*arguments, threads)
 
 
 def round_rows(
@@ -185,7 +199,7 @@ def round_rows(
     rounded, steps = x.new_empty(x.shape, dtype=torch.uint8), x.new_empty(rows, 1)
     tensors = [ctypes.c_void_p(each.data_ptr()) for each in (x, rounded, steps)]
     sizes = [ctypes.c_int64(size) for size in (rows, inputs, torch.get_num_threads())]
-    _library().round_rows_float32(*tensors, *sizes)
+    _kernel("round_rows_float32")(*tensors, *sizes)
     return rounded, steps
 
 
