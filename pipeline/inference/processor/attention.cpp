@@ -18,7 +18,10 @@ namespace {
 
 constexpr Index BLOCK = 64;        // keys of a block
 constexpr Index BLOCK_ROWS = 192;  // queries that read a block, tile after tile
-constexpr float LEAST = -FLT_MAX;  // of no score
+constexpr float LEAST = -FLT_MAX;  // score
+// A row's sums are scaled anew only where a score is larger by more than this: sums of weights of
+// up to 2^8 lose nothing (FlashAttention-4, 2025).
+constexpr float SLACK = 8;
 
 struct Shape {
     Index batch, queries, keys, heads, kv_heads, dim;
@@ -32,35 +35,38 @@ struct Shape {
 
 // ---- Softmax
 
-// One query's sums so far. The weight of a key is 2 to the power of its score minus the largest.
+// One query's sums so far. The weight of a key is 2 to the power of its score minus `shift`.
 struct Row {
-    float *out;     // [columns]: the sum of the weighted values
-    float *total;   // [LANES]: the sum of the weights, in parts
-    float largest;  // score
+    float *out;    // [columns]: the sum of the weighted values
+    float *total;  // [LANES]: the sum of the weights, in parts
+    float shift;   // the largest score, or less by SLACK at most
 };
 
-// Turns a row of scores into weights; keys below `from` or not below `to` are not seen.
-template <class T>
+// Turns a row of scores into weights. Where MASKED, keys below `from` or not below `to` are not
+// seen.
+template <class T, bool MASKED>
 void weigh(const float *scores, Index vectors, float scale, Index from, Index to, Index columns,
            Row &row, T *weights) {
     __m512 x[BLOCK / LANES], most = _mm512_set1_ps(LEAST);
     for (Index n = 0; n < vectors; n++) {
-        const __mmask16 seen = lanes_below(to - n * LANES) & ~lanes_below(from - n * LANES);
-        x[n] = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), seen,
-                                  _mm512_loadu_ps(scores + n * LANES), _mm512_set1_ps(scale));
+        x[n] = _mm512_mul_ps(_mm512_loadu_ps(scores + n * LANES), _mm512_set1_ps(scale));
+        if constexpr (MASKED) {
+            const __mmask16 seen = lanes_below(to - n * LANES) & ~lanes_below(from - n * LANES);
+            x[n] = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, x[n]);
+        }
         most = _mm512_max_ps(most, x[n]);
     }
     __m512 total = _mm512_loadu_ps(row.total);
-    const float largest = std::max(row.largest, _mm512_reduce_max_ps(most));
-    if (largest > row.largest) {
-        const __m512 shrink = exp2(_mm512_set1_ps(row.largest - largest));
+    const float largest = _mm512_reduce_max_ps(most);
+    if (largest > row.shift + SLACK) {
+        const __m512 shrink = exp2(_mm512_set1_ps(row.shift - largest));
         total = _mm512_mul_ps(total, shrink);
         for (Index d = 0; d < columns; d += LANES)
             _mm512_storeu_ps(row.out + d, _mm512_mul_ps(_mm512_loadu_ps(row.out + d), shrink));
-        row.largest = largest;
+        row.shift = largest;
     }
     for (Index n = 0; n < vectors; n++) {
-        x[n] = exp2(_mm512_sub_ps(x[n], _mm512_set1_ps(largest)));
+        x[n] = exp2(_mm512_sub_ps(x[n], _mm512_set1_ps(row.shift)));
         total = _mm512_add_ps(total, x[n]);
         Format<T>::store(weights + n * LANES, 0xffff, x[n]);
     }
@@ -172,9 +178,11 @@ class Attention {
                 multiply<T>({&queries[r * units], units, k_block(batch, block), BLOCK,
                              scores.get(), BLOCK, units, false},
                             vectors);
+                const bool sees_all = from(last) <= start && start + vectors * LANES <= to(top);
+                const auto weigh_row = sees_all ? weigh<T, false> : weigh<T, true>;
                 for (Index row = 0; row < TILE; row++)
-                    weigh(&scores[row * BLOCK], vectors, scale, from(top + row) - start,
-                          to(top + row) - start, columns, rows[r + row], &weights[row * BLOCK]);
+                    weigh_row(&scores[row * BLOCK], vectors, scale, from(top + row) - start,
+                              to(top + row) - start, columns, rows[r + row], &weights[row * BLOCK]);
                 multiply<T>({reinterpret_cast<Unit *>(weights.get()), BLOCK / PER_UNIT,
                              v_block(batch, block), columns, rows[r].out, columns,
                              vectors * LANES / PER_UNIT, true},
@@ -194,7 +202,7 @@ class Attention {
     void resume(Row &row, Index batch, Index head, Index number) const {
         const float before = lse_of(batch, head, number) * float(M_LOG2E);
         if (before < LEAST) return;
-        row.largest = before;
+        row.shift = before;
         row.total[0] = 1;
         const X *sum = out_of(batch, head, number);
         for (Index d = 0; d < s.dim; d += LANES)
@@ -209,7 +217,7 @@ class Attention {
             Format<X>::store(to + d, lanes_below(s.dim - d),
                              _mm512_mul_ps(_mm512_loadu_ps(row.out + d), share));
         lse_of(batch, head, number) =
-            total == 0 ? -INFINITY : (row.largest + std::log2(total)) * float(M_LN2);
+            total == 0 ? -INFINITY : (row.shift + std::log2(total)) * float(M_LN2);
     }
 
    public:

@@ -29,7 +29,8 @@ void rotate(const X *x, const X *cos, const X *sin, X *out, Index dim) {
         const __mmask16 lanes = lanes_below(half - i);
         const auto load = [&](const X *from) { return Format<X>::load(lanes, from + i); };
         const __m512 a = load(x), b = load(x + half);
-        const __m512 first = _mm512_mul_ps(a, load(cos)), second = _mm512_mul_ps(a, load(sin + half));
+        const __m512 first = _mm512_mul_ps(a, load(cos));
+        const __m512 second = _mm512_mul_ps(a, load(sin + half));
         Format<X>::store(out + i, lanes, _mm512_fnmadd_ps(b, load(sin), first));
         Format<X>::store(out + half + i, lanes, _mm512_fmadd_ps(b, load(cos + half), second));
     }
@@ -50,8 +51,8 @@ void normalise_rows(const X *x, const X *weight, float epsilon, X *out, Index ro
 }
 
 template <class X>
-void rotate_heads(const X *x, const X *cos, const X *sin, X *out, Index rows, Index heads, Index dim,
-                  Index threads) {
+void rotate_heads(const X *x, const X *cos, const X *sin, X *out, Index rows, Index heads,
+                  Index dim, Index threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (Index row = 0; row < rows; row++)
         for (Index head = 0; head < heads; head++) {
@@ -65,8 +66,8 @@ void add(X *x, const X *y, Index count, Index threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (Index i = 0; i < count; i += LANES) {
         const __mmask16 lanes = lanes_below(count - i);
-        const __m512 sum = _mm512_add_ps(Format<X>::load(lanes, x + i), Format<X>::load(lanes, y + i));
-        Format<X>::store(x + i, lanes, sum);
+        const __m512 a = Format<X>::load(lanes, x + i), b = Format<X>::load(lanes, y + i);
+        Format<X>::store(x + i, lanes, _mm512_add_ps(a, b));
     }
 }
 
