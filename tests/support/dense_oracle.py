@@ -18,9 +18,9 @@ from pipeline.inference.attention.kernels import (
     LayerKV,
     VarlenBatch,
     attend,
-    attend_causally,
 )
 from pipeline.inference.attention.tree import Tree
+from pipeline.inference.processor import native
 
 DIM = 8
 SCALE = DIM**-0.5
@@ -31,16 +31,22 @@ TOLERANCE = 64 * SCALE * 8 * torch.finfo(torch.float32).eps / 2
 HEADS = [(6, 2), (4, 4), (8, 1)]
 
 
-CPU_KERNELS = pytest.mark.parametrize("kernel", ["_flash_cpu", "_plain"])
+needs_native = pytest.mark.skipif(
+    torch.float32 not in native.formats(), reason="no C++ compiler, or no AVX-512"
+)
+NATIVE = pytest.param("native", marks=needs_native)
+CPU_KERNELS = pytest.mark.parametrize("kernel", [NATIVE, "_flash_cpu", "_plain"])
 COPIES = st.sampled_from([1, 3])
 GROUPS = st.sampled_from(HEADS)
 
 
 @contextmanager
 def cpu_kernel(name: str) -> Iterator[None]:
-    """Run the CPU's fused kernel, or the plain definition in its place."""
+    """Run this package's own kernel, torch's fused one, or the plain definition in its place."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_flash_cpu", getattr(kernels, name))
+        patch.setattr(kernels, "_is_native", lambda _dtype, _dim: name == "native")
+        if name != "native":
+            patch.setattr(kernels, "_flash_cpu", getattr(kernels, name))
         patch.setattr(kernels, "_PLAIN_SCORES", 200)  # so that queries go in several blocks
         yield
 
@@ -127,7 +133,7 @@ def attend_run_by_run(
         queries = q[q_start:q_stop].unsqueeze(0)
         keys, values = (x[k_start:k_stop].unsqueeze(0) for x in (k, v))
         if runs.causal:
-            part = attend_causally(queries, keys, values, scale=scale, window=runs.window)
+            part = attend(queries, keys, values, scale=scale, causal=True, window=runs.window)
         else:
             part = attend(queries, keys, values, scale=scale)
         out[:, q_start:q_stop], lse[:, q_start:q_stop] = part.out, part.lse

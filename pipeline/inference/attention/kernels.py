@@ -86,7 +86,7 @@ def attend(
         scale: Factor of the scores.
         causal: Whether the keys are the queries' own tokens, which see none after themselves.
         offset: The first query's position minus the first key's, where there is a window.
-        window: A query sees only the keys less than `window` positions before it; None: all.
+        window: A query sees only the last `window` positions up to its own; None: all keys.
         softcap: Scores become softcap * tanh(score / softcap).
         computed: The number format of the products; None: that of `q`.
         into: Where to write it.
@@ -99,7 +99,7 @@ def attend(
             *(into.out, into.lse, q, k, v),
             scale=scale,
             computed=computed,
-            causal=causal,
+            causal=causal or window is not None,
             offset=offset,
             window=window,
             merge=merge,

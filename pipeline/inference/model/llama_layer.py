@@ -108,7 +108,7 @@ class LlamaLayer:
     ) -> None:
         heads = project(x).unflatten(-1, (-1, cos.shape[-1]))
         if hasattr(self._attention, norm):
-            heads = _normalise(heads, getattr(self._attention, norm))
+            heads = _normalise(heads, getattr(self._attention, norm), in_place=True)
         _rotate(heads, cos, sin, out)
 
     def _feed_forward(
@@ -116,11 +116,12 @@ class LlamaLayer:
         states: Tensor,  # [rows, hidden]
     ) -> Tensor:  # [rows, hidden]
         mlp, x = self._mlp, _normalise(states, self._layer.post_attention_layernorm)
-        gates, up = mlp.gate_proj(x), mlp.up_proj(x)
+        gates = mlp.gate_proj(x)
         if _is_native(gates) and isinstance(mlp.act_fn, _SILU):
-            native.gate(gates, up)
+            native.gate(gates, mlp.up_proj(x))
         else:
-            gates = mlp.act_fn(gates).mul_(up)
+            gates = mlp.act_fn(gates)
+            gates.mul_(mlp.up_proj(x))
         down: Tensor = mlp.down_proj(gates)
         return down
 
@@ -147,10 +148,14 @@ def _add(x: Tensor, y: Tensor) -> None:
 def _normalise(
     x: Tensor,  # [..., hidden]
     norm: Any,
+    *,
+    in_place: bool = False,
 ) -> Tensor:  # [..., hidden]
-    """An RMS norm (Zhang and Sennrich, 2019), computed in float32."""
+    """An RMS norm (Zhang and Sennrich, 2019), computed in float32; `in_place` allows to write x."""
     if _is_native(x):
-        return native.normalise(x, norm.weight, norm.variance_epsilon)
+        out = x if in_place else torch.empty_like(x)
+        native.normalise(x, norm.weight, norm.variance_epsilon, out)
+        return out
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = length.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
     normed: Tensor = (x * scale).to(x.dtype).mul_(norm.weight)

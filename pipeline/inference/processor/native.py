@@ -69,7 +69,13 @@ def _library() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(_compiled(compiler, features)))
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("the processor's kernels are not used: %s cannot compile: %s", compiler, error)
+        said = getattr(error, "stderr", None) or str(error).encode()
+        reason = said.decode(errors="replace").strip().splitlines()[-1:]
+        log.warning(
+            "torch's kernels are used, which are slower: %s cannot compile assay's: %s",
+            compiler,
+            *(reason or ["it says nothing"]),
+        )
         return None
 
 
@@ -140,12 +146,11 @@ def normalise(
     x: Tensor,  # [..., inputs]
     weight: Tensor,  # [inputs]
     epsilon: float,
-) -> Tensor:  # [..., inputs]
-    """An RMS norm (Zhang and Sennrich, 2019), computed in float32."""
-    x, inputs = x.contiguous(), x.shape[-1]
-    out = torch.empty_like(x)
-    _call("normalise", x, weight, epsilon, out, x.numel() // inputs, inputs)
-    return out
+    out: Tensor,  # [..., inputs], contiguous; it may be x
+) -> None:
+    """Write an RMS norm (Zhang and Sennrich, 2019), computed in float32."""
+    inputs = x.shape[-1]
+    _call("normalise", x.contiguous(), weight, epsilon, out, x.numel() // inputs, inputs)
 
 
 def rotate(

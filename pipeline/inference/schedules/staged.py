@@ -25,6 +25,7 @@ from pipeline.inference.attention.kernels import (
     Attended,
     LayerKV,
     attend,
+    empty_like,
 )
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter, pad
@@ -72,7 +73,8 @@ class StagedAttention:
         """All copies attend to a level in one call."""
         copies, tokens, heads, dim = q.shape
         options: dict[str, Any] = {"scale": scale, "softcap": softcap}
-        seen = attend(q, own.k, own.v, causal=True, window=window, **options)
+        seen = empty_like(q)
+        attend(q, own.k, own.v, causal=True, window=window, into=seen, **options)
         # — where no key is out of a window, all copies' queries go in one batch
         together = (1, copies * tokens) if window is None else (copies, tokens)
         whole = Attended(seen.out.view(*together, heads, dim), seen.lse.view(*together, heads))

@@ -94,8 +94,6 @@ def test_the_kernel_reads_every_level_in_one_copy_where_it_was_left(
         of_layer = next(x for x in level.cache.layers if isinstance(x, DynamicLayer))
         for tensor, left in zip(found[0], (of_layer.keys, of_layer.values), strict=True):
             assert pointer(tensor) == pointer(left)
-            assert tensor.shape[:2] == (KV_HEADS, HEADS // KV_HEADS)
-            assert tensor.stride(1) == 0
 
 
 @pytest.mark.parametrize("prefix, left", [(0, 0), (1, 1), (2, 1)])
