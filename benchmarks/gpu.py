@@ -192,8 +192,8 @@ class Setup:
         encode = DocumentTokenizer(tokenizer).encode
         documents = [encode(t)[: scale.tokens] for t in texts(scale.tokens, scale.documents)]
         prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
-        rate = matmul_flops(sizes["hidden_size"], network.device, network.dtype)
-        return cls(scale, part, prepare(network), tokenizer, prompt, documents, rate)
+        model = prepare(network)
+        return cls(scale, part, model, tokenizer, prompt, documents, matmul_flops(model))
 
     def row(self, method: str, documents_per_s: float, **more: Any) -> Row:
         """The row of a method at this speed."""

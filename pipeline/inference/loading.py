@@ -167,8 +167,8 @@ def load_model(
         kind: Any = AutoModelForImageTextToText
         network = read_network(folder, kind, _seeing_config, dtype=dtype, fix=fix)
         nn.Module.to(network, device)
-        use_fastest_library(network)
-        return prepare(network, images=ImageReader(folder))
+        products = use_fastest_library(network)
+        return replace(prepare(network, images=ImageReader(folder)), products=products)
     network = read_network(folder, AutoModelForCausalLM, _config, dtype=dtype, fix=fix)
     nn.Module.to(network, device)
     # — proved before it is rounded: rounding turns differences of the last bit into whole steps
@@ -176,8 +176,7 @@ def load_model(
     if quantize == "int8_dynamic":
         round_linear(network, device)
         model = replace(model, attention_dtype=fastest_attention(network))
-    use_fastest_library(network)
-    return model
+    return replace(model, products=use_fastest_library(network))
 
 
 def read_network(

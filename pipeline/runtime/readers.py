@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
+from pipeline.hashes import canonical_json
 from pipeline.inference.continuations import Continuation, ContinuationEngine
-from pipeline.inference.engine import Engine
+from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
 from pipeline.inference.labels.prompt_tokens import answered_suffixes
 from pipeline.inference.loading import load_tokenizer
@@ -77,6 +78,14 @@ class JobReader:
     @cached_property
     def _continuer(self) -> tuple[ContinuationEngine, PreTrainedTokenizerBase]:
         return continuation_engine(self.job, self._send)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a label file says of the computation beside the job's own metadata."""
+        engine = vars(self).get("_engine")  # — once a document was asked about
+        if not isinstance(engine, LabelEngine) or engine.model.device.type != "cpu":
+            return {}
+        return {"processor": canonical_json(engine.model.processor).decode()}
 
     @cached_property
     def document_reader(self) -> DocumentReader:

@@ -172,6 +172,9 @@ class ShardLabels:
         versions = self._versions[task.name]
         answers = [self._answers.get(version) for version in versions]
         metadata = self._job.metadata(task)
+        fp = self._job.fp[task.name]
+        for reader in self._readers:
+            metadata |= reader.metadata if reader.job.fp.get(task.name) == fp else {}
         rows = unanswered_rows(self._status, task)
         calibration = self._job.calibrations.get(task.name)
         if task.name in self._staged:
@@ -186,7 +189,6 @@ class ShardLabels:
         if reused := self._shard.reused.get(versions[0]):
             metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
         rows, cell = only(rows, self._shard.inside), self._work.shard.cell
-        fp = self._job.fp[task.name]
         return LabelFile(task.name, fp, cell, rows, metadata, self._work.retry)
 
     def _stage_files(self) -> Iterator[LabelFile]:
@@ -201,7 +203,8 @@ class ShardLabels:
                 status = pc.if_else(answers.is_valid(), answers.field("status"), OK)
                 rows = np.packbits([self._answered(version), failed_mask(status)]).tobytes()
                 cell, fp = cell_of_part(self._work.shard.id, rows), reader.job.fp[task.name]
-                yield LabelFile(task.name, fp, cell, answers, reader.job.metadata(task))
+                metadata = reader.job.metadata(task) | reader.metadata
+                yield LabelFile(task.name, fp, cell, answers, metadata)
 
     def _counts(self, files: Sequence[LabelFile]) -> ShardCounts:
         inside = self._shard.inside

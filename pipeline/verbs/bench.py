@@ -27,7 +27,7 @@ from pipeline.inference.alternatives import expand, per_label, per_question, tre
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.memory import disable_malloc_trim, trim_malloc
-from pipeline.inference.model.int8_products import Int8Linear, RowRounding, round_rows
+from pipeline.inference.model.int8_products import Int8Linear, round_rows
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.products import LIBRARIES
 from pipeline.options import BenchOptions
@@ -40,7 +40,6 @@ from pipeline.runtime.assembly import (
 )
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.model import Quantize
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
@@ -48,6 +47,7 @@ from pipeline.verbs.samples import take_samples
 
 BATCH = 8  # documents that the batched baseline expands in one forward
 FEW_SHOT_TOKENS = 1_500
+_RATE_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +148,13 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     if options.rounds is not None:
         possible = [replace(workload, rounds=options.rounds) for workload in possible]
     stream = [token for sample in samples for token in sample.token_ids]
-    quantize = spec.model.quantize
-    measured = [
-        _measure(model, prompt, stream, workload, trained, quantize) for workload in possible
-    ]
+    measured = [_measure(model, prompt, stream, workload, trained) for workload in possible]
     machine = MeasuredMachine(
         processor=processor(),
         threads=torch.get_num_threads(),
         device=placement.device,
         dtype=placement.dtype,
-        quantize=quantize,
+        quantize=spec.model.quantize,
         torch=torch.__version__,
     )
     rates, rows = zip(*measured, strict=True)
@@ -186,20 +183,17 @@ def _measure(
     stream: Sequence[int],
     workload: Workload,
     trained: LabelEngine | None,
-    quantize: Quantize,
 ) -> tuple[float, list[Measurement]]:
     """The machine's rate while it was measured, and one row a method."""
     asked = shaped(prompt, workload, stream)
     documents = equally_long(stream, workload.tokens, workload.documents)
-    hidden = int(model.network.config.get_text_config().hidden_size)
-    rate_now = partial(matmul_flops, hidden, model.device, model.network.dtype, quantize=quantize)
-    before = rate_now()
+    before = matmul_flops(model)
     turns = _turns(model, asked, documents, workload)
     if trained is not None and workload.questions is None and not workload.prefix:
         label = partial(trained.label, documents)
         turns["readouts"] = Turn(label, len(documents), workload.rounds, warm_up=True)
     timed = take_turns(turns)
-    rate = max(before, rate_now())
+    rate = max(before, matmul_flops(model))
     labels = sum(len(question.labels) for question in asked.questions)
     floor_seconds = tree_flops(model, asked, workload.tokens) / rate
     rows = [
@@ -315,30 +309,42 @@ def take_turns(turns: Mapping[str, Turn]) -> dict[str, Timed]:
     return {name: Timed(tuple(seconds[name]), peaks[name]) for name in turns}
 
 
-def matmul_flops(
-    hidden: int, device: torch.device, dtype: torch.dtype, *, quantize: Quantize = "none"
-) -> float:
-    """The rate of products of a model's shapes and number format, in FLOP a second.
+def matmul_flops(model: LoadedModel) -> float:
+    """The rate of the products of one of the model's layers, in FLOP a second.
 
-    That of the library which is fastest here.
+    Each of its linear layers by the library and on the number of rows that are fastest here.
     """
-    # — a GPU computes 4,096 rows in a tenth of a millisecond: launching it would count, too
-    rows = 65_536 if device.type == "cuda" else 4_096
-    x = torch.randn(rows, hidden, device=device, dtype=dtype)
-    layer = nn.Linear(hidden, 4 * hidden, bias=False, device=device, dtype=dtype)
-    products: list[Callable[[], object]] = [partial(nn.functional.linear, x, layer.weight)]
-    if quantize == "int8_dynamic":
-        products = [partial(Int8Linear(layer, RowRounding()).product, round_rows(x))]
-    elif device.type == "cpu":
-        products = [partial(library, x, layer.weight, None) for library in LIBRARIES.values()]
+    layers = getattr(model.decoder, "layers", None) or [model.decoder]
+    products = [each for each in layers[0].modules() if isinstance(each, nn.Linear | Int8Linear)]
+    seconds: dict[tuple[int, int], float] = {}  # of one row, by inputs and outputs
+    for product in products:
+        shape = product.in_features, product.out_features
+        if shape not in seconds:
+            seconds[shape] = _seconds_of_row(product, model.device, model.network.dtype)
+    shapes = [(product.in_features, product.out_features) for product in products]
+    return sum(2 * i * o for i, o in shapes) / sum(map(seconds.__getitem__, shapes))
+
+
+def _seconds_of_row(
+    product: nn.Linear | Int8Linear, device: torch.device, dtype: torch.dtype
+) -> float:
     best = float("inf")
-    with torch.inference_mode():
-        for product in products * 20:
-            started = time.perf_counter()
-            product()
-            synchronise()
-            best = min(best, time.perf_counter() - started)
-    return 2 * rows * hidden * 4 * hidden / best
+    # — a GPU computes 4,096 rows in a tenth of a millisecond: launching it would count, too
+    for rows in (65_536,) if device.type == "cuda" else (512, 4_096):
+        x = torch.randn(rows, product.in_features, device=device, dtype=dtype)
+        ways: list[Callable[[], object]]
+        if isinstance(product, Int8Linear):
+            ways = [partial(product.product, round_rows(x))]
+        else:
+            libraries = LIBRARIES if device.type == "cpu" else {"torch": nn.functional.linear}
+            ways = [partial(library, x, product.weight, None) for library in libraries.values()]
+        with torch.inference_mode():
+            for way in ways * _RATE_ROUNDS:
+                started = time.perf_counter()
+                way()
+                synchronise()
+                best = min(best, (time.perf_counter() - started) / rows)
+    return best
 
 
 def synchronise() -> None:

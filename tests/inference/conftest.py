@@ -34,7 +34,7 @@ def read_by_kernel(
         return by_torch(q, k, v, *rest)
 
     is_native = request.param == "native"
-    monkeypatch.setattr(kernels, "_is_native", lambda _dtype, _dim: is_native)
+    monkeypatch.setattr(kernels, "is_native", lambda _dtype, _dim: is_native)
     monkeypatch.setattr(native, "attend_into", watched_native)
     monkeypatch.setattr(kernels, "_flash_cpu", watched)
     return reached

@@ -44,7 +44,7 @@ GROUPS = st.sampled_from(HEADS)
 def cpu_kernel(name: str) -> Iterator[None]:
     """Run this package's own kernel, torch's fused one, or the plain definition in its place."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_is_native", lambda _dtype, _dim: name == "native")
+        patch.setattr(kernels, "is_native", lambda _dtype, _dim: name == "native")
         if name != "native":
             patch.setattr(kernels, "_flash_cpu", getattr(kernels, name))
         patch.setattr(kernels, "_PLAIN_SCORES", 200)  # so that queries go in several blocks

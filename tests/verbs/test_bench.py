@@ -4,15 +4,18 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from processors import needs_products
+from torch import nn
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.products import LIBRARIES
 from pipeline.spec.tasks import TaskSpec
 from pipeline.verbs import bench
@@ -121,20 +124,25 @@ def test_the_peak_counts_what_a_method_held_and_gave_back() -> None:
 
 @pytest.mark.parametrize("slow", LIBRARIES)
 def test_the_rate_is_that_of_the_fastest_library(
-    slow: str, monkeypatch: pytest.MonkeyPatch
+    slow: str, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = tiny_model("llama")
+    products = [each for each in model.decoder.layers[0].modules() if type(each) is nn.Linear]
+    flops = sum(2 * 4_096 * each.in_features * each.out_features for each in products)
+
     def never_done(*_: object) -> None:
         time.sleep(0.02)
 
     fastest = next(library for name, library in LIBRARIES.items() if name != slow)
     monkeypatch.setattr(bench, "LIBRARIES", {slow: never_done, "fast": fastest})
-    # — 134 million operations
-    assert matmul_flops(64, torch.device("cpu"), torch.float32) > 2 * 4_096 * 64 * 256 / 0.02
+    assert matmul_flops(model) > 2 * flops / (0.02 * len(products))
 
 
 @needs_products
-def test_the_rate_of_8_bit_products_is_their_own() -> None:
-    assert matmul_flops(64, torch.device("cpu"), torch.float32, quantize="int8_dynamic") > 0
+def test_the_rate_of_8_bit_products_is_their_own(tiny_model: Any) -> None:
+    model = tiny_model("llama")
+    round_linear(model.network, "cpu")
+    assert matmul_flops(model) > 0
 
 
 @needs_products

@@ -93,7 +93,7 @@ def attend(
         merge: Whether `into` holds attention over other keys, with which it is merged.
     """
     computed = computed or q.dtype
-    if softcap is None and q.device.type == "cpu" and _is_native(computed, q.shape[-1]):
+    if softcap is None and q.device.type == "cpu" and is_native(computed, q.shape[-1]):
         into = into or empty_like(q)
         native.attend_into(
             *(into.out, into.lse, q, k, v),
@@ -125,7 +125,7 @@ def attend(
 
 @cache
 @torch.inference_mode()
-def _is_native(dtype: torch.dtype, dim: int) -> bool:
+def is_native(dtype: torch.dtype, dim: int) -> bool:
     """Whether this package's own kernel is here, right and faster than torch's.
 
     Some milliseconds decide. In a number format it may be three times as far from the definition as

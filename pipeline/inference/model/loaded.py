@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from pipeline.inference.attention import hook
-from pipeline.inference.attention.kernels import Kernel
+from pipeline.inference.attention.kernels import Kernel, is_native
 from pipeline.inference.images import ImageDocument, ImageReader
 from pipeline.inference.model.vision import EmbeddedDocument, read_image
 from pipeline.spec.model import KeptFormat
@@ -34,12 +34,22 @@ class LoadedModel:
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
     kernel: Kernel | None = None  # None where plans run segment by segment
     attention_dtype: torch.dtype | None = None  # None: that of the states
+    products: str = "torch"  # the library of its linear layers
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
     images: ImageReader | None = None  # of a model that sees images
 
     @property
     def device(self) -> torch.device:
         return self.network.device
+
+    @property
+    def processor(self) -> dict[str, str]:
+        """What computes the model on a processor: the products, and the attention in its format."""
+        config = self.network.config.get_text_config()
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        computed = self.attention_dtype or self.network.dtype
+        attention = "assay" if is_native(computed, dim) else "torch"
+        return {"products": self.products, "attention": f"{attention} {computed}"}
 
     @property
     def decoder(self) -> nn.Module:

@@ -39,7 +39,7 @@ def build(request: pytest.FixtureRequest) -> Iterator[str]:
 def forget() -> None:
     native._library.cache_clear()
     native.formats.cache_clear()
-    kernels._is_native.cache_clear()
+    kernels.is_native.cache_clear()
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
@@ -218,7 +218,7 @@ def test_a_kernel_that_is_wrong_or_slow_is_not_used(
 
     forget()
     monkeypatch.setattr(native, "attend_into", faulty)
-    assert not kernels._is_native(torch.float32, 64)
+    assert not kernels.is_native(torch.float32, 64)
     forget()
 
 
