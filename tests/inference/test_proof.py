@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from dense_oracle import needs_native
 
+from pipeline.inference.attention import kernels
 from pipeline.inference.attention import plan as planning
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.processor import native
 from pipeline.inference.proof import tolerance, tree_error
 from pipeline.inference.schedules import forward
 
@@ -86,3 +89,29 @@ def test_one_position_one_key_or_a_window_that_is_off_by_one_is_found(
     plant(monkeypatch)
     has_none = plant is widen_windows and model.windows == {None}
     assert (tree_error(model) > tolerance(model)) != has_none
+
+
+@needs_native
+@pytest.mark.parametrize("number_format", [torch.float32, torch.bfloat16], ids=str)
+@FAMILIES
+@pytest.mark.parametrize("fault", ["none", "offset", "window"])
+def test_a_kernel_that_is_off_by_one_is_found(
+    fault: str,
+    family: str,
+    number_format: torch.dtype,
+    make_network: MakeNetwork,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if number_format not in native.formats():
+        pytest.skip("no products of bfloat16")
+    monkeypatch.setattr(kernels, "is_native", lambda dtype, _dim: dtype in native.formats())
+    model = long_windows(prepare(make_network(family).to(number_format)))
+    right = native.attend_into
+
+    def faulty(*tensors: Any, offset: int, window: int | None, **options: Any) -> None:
+        offset += fault == "offset"
+        right(*tensors, offset=offset, window=window and window + (fault == "window"), **options)
+
+    monkeypatch.setattr(native, "attend_into", faulty)
+    is_wrong = fault == "offset" or (fault == "window" and model.windows != {None})
+    assert (tree_error(model) > tolerance(model)) == is_wrong
