@@ -15,6 +15,7 @@ from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.products import LIBRARIES
 from pipeline.spec.tasks import TaskSpec
@@ -139,8 +140,8 @@ def test_the_rate_is_that_of_the_fastest_library(
 
 
 @needs_products
-def test_the_rate_of_8_bit_products_is_their_own(tiny_model: Any) -> None:
-    model = tiny_model("llama")
+def test_the_rate_of_8_bit_products_is_their_own(make_network: Any) -> None:
+    model = prepare(make_network("llama"))
     round_linear(model.network, "cpu")
     assert matmul_flops(model) > 0
 
