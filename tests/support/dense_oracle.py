@@ -69,6 +69,7 @@ def dense(
     kv: LayerKV,  # [copies, keys, kv_heads, dim]
     seen: Tensor,  # [tokens, keys] bool
     softcap: float | None = None,
+    scale: float = SCALE,
 ) -> Attended:
     """Head by head."""
     heads, kv_heads = q.shape[2], kv.k.shape[2]
@@ -76,7 +77,7 @@ def dense(
     outs, lses = [], []
     for head in range(heads):
         keys, values = (x[:, :, head // group].double() for x in (kv.k, kv.v))
-        scores = q[:, :, head].double() @ keys.transpose(-1, -2) * SCALE
+        scores = q[:, :, head].double() @ keys.transpose(-1, -2) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~seen, -torch.inf)  # [copies, tokens, keys]

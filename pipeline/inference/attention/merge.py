@@ -42,6 +42,7 @@ def attend_tree(
     tokens, _, _ = q.shape
     first, *others = plan
     if isinstance(first[0], KernelCall):
+        assert len(first) == 1, f"{len(first)} kernel calls in the first level"
         assert first[0].rows == slice(0, tokens), f"{first[0].rows} of {tokens} rows"
         whole = _call_kernel(q, own, prefix, first[0], scale, softcap)
     else:

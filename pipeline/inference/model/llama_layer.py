@@ -2,10 +2,10 @@
 
 Entry points: `use_llama_layers`, `use_family_layers` and `set_feed_forward_rows`. The layer runs on
 every device and in every number format. It reads the tree itself, so that the deepest layer of a
-batch is computed at the rows of answers alone, and it writes sums in place: an RMS norm takes three
-passes over memory instead of five, a rotary embedding two instead of five. All but the attention
-takes a block of rows at a time, so that a long document needs the inner states of one block. Under
-the tree alone: separate prompts, with which the tree is compared, keep the family's own code.
+batch is computed at the rows of answers alone. It writes sums in place, and the processor's kernels
+compute what is between the products, where there are any. All but the attention takes a block of
+rows at a time, so that a long document needs the inner states of one block. Under the tree alone:
+separate prompts, with which the tree is compared, keep the family's own code.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pipeline.inference.memory import BLOCK_ROWS, GPU_BLOCK_ROWS, LLAMA_FORM
 from pipeline.inference.processor import native
 
 # Rows of a block with 8-bit products, which stay in the cache from one product to the next. On a
-# Xeon of model 207 an MLP of SmolLM2 with 8-bit products took .77 of its time on 1,265 rows at
-# once, with blocks of 192 to 320 alike. In float32 a document took .99 with blocks, .96 without.
+# Xeon of model 167 a document of 1,000 tokens took .82 s with 256 rows, .78 with 384 and .85 with
+# 512. In float32, on a Xeon of model 207, it took .99 with blocks and .96 without.
 INT8_ROWS = 384
 
 

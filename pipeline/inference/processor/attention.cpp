@@ -266,16 +266,15 @@ class Attention {
 
 extern "C" {
 
-// Whether this process may compute as the code was compiled; 16 if with bfloat16, too.
-int formats() {
-#ifdef HAS_TILES
+// Whether the code was compiled with products of bfloat16, and this process may use them.
+bool computes_bfloat16() {
+#if defined(HAS_TILES)
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-    if (syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) != 0) return 32;
-#endif
-#ifdef __AVX512BF16__
-    return 16;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#elif defined(__AVX512BF16__)
+    return true;
 #else
-    return 32;
+    return false;
 #endif
 }
 

@@ -55,8 +55,7 @@ def formats() -> frozenset[torch.dtype]:
     library = _library()
     if library is None:
         return frozenset()
-    both = library.formats() == 16
-    return frozenset(_NAMES if both else [torch.float32])
+    return frozenset(_NAMES if library.computes_bfloat16() else [torch.float32])
 
 
 @cache
@@ -67,16 +66,18 @@ def _library() -> ctypes.CDLL | None:
     if off or compiler is None or not all(map(features.get, _NEEDED)):
         return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler, features)))
+        library = ctypes.CDLL(str(_compiled(compiler, features)))
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error).encode()
-        reason = said.decode(errors="replace").strip().splitlines()[-1:]
+        output = getattr(error, "stderr", None) or str(error).encode()
+        reason = output.decode(errors="replace").strip().splitlines()[-1:]
         log.warning(
             "torch's kernels are used, which are slower: %s cannot compile assay's: %s",
             compiler,
-            *(reason or ["it says nothing"]),
+            *(reason or ["it printed nothing"]),
         )
         return None
+    library.computes_bfloat16.restype = ctypes.c_bool
+    return library
 
 
 def _compiled(compiler: str, features: Mapping[str, object]) -> Path:

@@ -173,6 +173,15 @@ def test_a_readout_of_an_earlier_layer_is_read_with_8_bit_products(
     model = prepare(network)
     round_linear(model.network, "cpu")
     prove_layers(model, [8, 30])
+    layer: Any = model.network.model.layers[3]
+    own = layer.forward
+
+    def larger(*args: Any, **named: Any) -> Tensor:
+        return own(*args, **named) * (1.5 if "tree" in named else 1)
+
+    layer.forward = larger
+    with pytest.raises(ModelError, match="has other states between its layers"):
+        prove_layers(model, [8, 30])
 
 
 @needs_products

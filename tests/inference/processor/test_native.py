@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from dense_oracle import needs_native
+from dense_oracle import dense, everything, needs_native
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pipeline.inference.attention import kernels
-from pipeline.inference.attention.kernels import Attended, attend, merge_into
+from pipeline.inference.attention.kernels import Attended, LayerKV, attend, merge_into
 from pipeline.inference.processor import native
 
 FORMATS = [torch.float32, torch.bfloat16]
@@ -44,19 +44,6 @@ def forget() -> None:
 
 def numbers(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def in_float64(
-    q: Tensor,  # [batch, tokens, heads, dim]
-    k: Tensor,  # [batch, keys, kv_heads, dim]
-    v: Tensor,  # [batch, keys, kv_heads, dim]
-    seen: Tensor,  # [tokens, keys]
-) -> Attended:
-    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-    out = scores.softmax(-1).nan_to_num(0.0) @ v
-    return Attended(out.transpose(1, 2), scores.logsumexp(-1).transpose(1, 2))
 
 
 @needs_native
@@ -110,7 +97,8 @@ def test_attention_is_a_softmax_over_the_keys_that_a_query_sees(
             merge=start < first,
         )
     torch.set_num_threads(before)
-    expected = in_float64(*(x.to(computed) for x in (q, k, v)), seen)
+    rounded = LayerKV(k.to(computed), v.to(computed))
+    expected = dense(q.to(computed), rounded, seen, scale=dim**-0.5)
     largest = float(expected.out.abs().max())
     # — float32: scores below 64, each rounded by half of the last bit, enter as a factor; weights
     # and results of bfloat16 are rounded by 2^-9 of values below 5
@@ -245,7 +233,7 @@ def test_without_kernels_torch_computes(
     assert ("no such header" in caplog.text) == (reason == "a compiler that fails")
     q, k, v = numbers(0, 1, 9, 6, 8), numbers(1, 1, 9, 2, 8), numbers(2, 1, 9, 2, 8)
     found = attend(q, k, v, scale=8**-0.5, causal=True)
-    expected = in_float64(q, k, v, torch.ones(9, 9, dtype=torch.bool).tril())
+    expected = dense(q, LayerKV(k, v), everything(9, 9).tril())
     assert (found.out - expected.out).abs().max() < 1e-5
     forget()
 
