@@ -28,6 +28,9 @@ LLAMA_FORM = {"llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text"}
 BLOCK_ROWS, GPU_BLOCK_ROWS = 2_048, 16_384
 # Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
 LOGIT_ROWS = 128
+# The keys and values that a kernel's call on a GPU gathers for each row of a batch, at most. Eight
+# questions below a document of 1,000 tokens gather 8 for each row.
+GATHERED = 10
 # Tokens of rounded keys and values that share one step.
 KV_BLOCK_TOKENS = 32
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.
@@ -49,6 +52,7 @@ class ModelShape:
     vocab: int
     item_bytes: int  # of the number format
     block_rows: int | None = None  # of the Llama form; None: the family's own layers
+    gathered: int = 0  # copies of the keys and values of a batch that attention makes
 
     @classmethod
     def of(cls, config: Any, *, item_bytes: int, on_cpu: bool) -> ModelShape:
@@ -75,6 +79,7 @@ class ModelShape:
             vocab=config.vocab_size,
             item_bytes=item_bytes,
             block_rows=block_rows if is_llama else None,
+            gathered=0 if on_cpu else 1 + GATHERED,  # — first the prefix is put before the batch
         )
 
     @property
@@ -107,17 +112,20 @@ class ModelShape:
         rotated; the feed-forward the same input, the residual and its output, and inner states.
         """
         attention = self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
+        attention += self.gathered * 2 * self.kv_heads * self.dim
         return tokens * max(attention, 2 * self.hidden + self.inner)
 
     def _llama_numbers(self, tokens: int, rows: int) -> int:
         """Queries, keys and values, and of a block their inputs and the queries before and after
-        they are rotated; then those, and the attention of a level and of all; then the attention
-        and the output, and of a block the feed-forward's input and two of its inner states.
+        they are rotated; then those, the attention of all, and that of a level or, on a GPU, the
+        gathered keys and values; then the attention and the output, and of a block the
+        feed-forward's input and two of its inner states.
         """
         queries, kept = self.heads * self.dim, (self.heads + 2 * self.kv_heads) * self.dim
+        copies = self.gathered * 2 * self.kv_heads * self.dim
         return max(
             tokens * kept + rows * (self.hidden + 2 * queries),
-            tokens * (kept + 2 * queries),
+            tokens * (kept + queries + max(queries, copies)),
             tokens * 2 * self.hidden + rows * (self.hidden + 2 * self.inner // 3),
         )
 

@@ -122,22 +122,18 @@ def attend_run_by_run(
     scale: float,
 ) -> Attended:
     """The kernel's slow twin, for any device and dtype: one call of `attend` for each run."""
-    tokens, heads, _ = q.shape
-    out = torch.zeros_like(q).unsqueeze(0)
-    lse = q.new_full((1, tokens, heads), -torch.inf, dtype=torch.float32)
+    parts = []
     edges = zip(
         pairwise(runs.cu_seqlens_q.tolist()), pairwise(runs.cu_seqlens_k.tolist()), strict=True
     )
     for (q_start, q_stop), (k_start, k_stop) in edges:
-        if q_start == q_stop:
-            continue
         queries = q[q_start:q_stop].unsqueeze(0)
         keys, values = (x[k_start:k_stop].unsqueeze(0) for x in (k, v))
-        if runs.causal:
-            part = attend(queries, keys, values, scale=scale, causal=True, window=runs.window)
-        else:
-            part = attend(queries, keys, values, scale=scale)
-        out[:, q_start:q_stop], lse[:, q_start:q_stop] = part.out, part.lse
+        before = (k_stop - k_start) - (q_stop - q_start)  # keys before the run's own
+        window = runs.window or k_stop - k_start
+        parts.append(attend(queries, keys, values, scale=scale, offset=before, window=window))
+    out, lse = torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1)
+    assert out.shape == (1, *q.shape)
     return Attended(out, lse)
 
 

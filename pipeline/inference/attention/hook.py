@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from pipeline.errors import ModelError
-from pipeline.inference.attention.compiled import CompiledPlan
+from pipeline.inference.attention.causal_runs import CausalRuns
 from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.attention.merge import attend_tree
+from pipeline.inference.attention.plan import AttentionPlan
 from pipeline.inference.attention.rounded_kv import RoundedKV
 
 IMPLEMENTATION = "assay_tree"
@@ -69,7 +70,7 @@ class Attention(Protocol):
         ...
 
 
-Plans = Mapping[int | None, CompiledPlan]  # by the window of a layer
+Plans = Mapping[int | None, AttentionPlan | CausalRuns]  # by the window of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,10 @@ class TreeAttention:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
         prefix = self.prefix.layer(layer) if self.prefix else None
         plan = (self.answers_at(layer) or self).plans[window]
+        if isinstance(plan, CausalRuns):
+            if softcap is not None:
+                raise ValueError(f"a fused kernel does not cap scores (at {softcap})")
+            return plan.attend(q[0], packed, prefix, scale)
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "computed": self.computed}
         return attend_tree(q[0], packed, prefix, plan, **options)
 

@@ -283,44 +283,36 @@ def out_of_window(
 class VarlenBatch:
     """Packed runs of queries, each over the run of packed keys with the same number.
 
-    A run may have no queries: its keys are not read. Every run has keys.
+    The last query of a run is at the place of its last key, and none sees a key after its own.
+    Every run has queries and at least as many keys.
     """
 
     cu_seqlens_q: Tensor  # [runs + 1] int32: where each run's queries begin, and the last ends
     cu_seqlens_k: Tensor  # [runs + 1] int32
     max_seqlen_q: int
     max_seqlen_k: int
-    causal: bool = False  # each run over itself: a query sees the keys up to its own
-    window: int | None = None  # of causal runs: only the last `window` of those keys
+    window: int | None = None  # a query sees only the last `window` keys up to its own
 
 
 # q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as a batch of one.
 Kernel = Callable[[Tensor, Tensor, Tensor, VarlenBatch, float], Attended]
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCall:
-    """One call of a kernel, and the rows of the batch that it reads."""
-
-    rows: slice | Tensor  # of the queries; [queries] int64 where they are not consecutive
-    keys: slice
-    from_prefix: bool  # keys of the kept prefix, not of this batch
-    runs: VarlenBatch
-    kernel: Kernel
-
-
 def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
     """torch's FlashAttention, called as this version of torch requires."""
-    # torch 2.11 accepts grouped heads; later versions require `enable_gqa`.
-    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen).parameters else {}
+    # torch 2.11 accepts grouped heads; later versions require `enable_gqa`. With one split of the
+    # keys an answer does not depend on the other documents of its batch.
+    known = {"enable_gqa": True, "num_splits": 1}.items()
+    parameters = inspect.signature(varlen).parameters
+    options: dict[str, Any] = {name: value for name, value in known if name in parameters}
 
     @cache
     def heads_come_first(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
         # — documented as [tokens, heads]; the kernels of torch 2.11 to 2.13 return [heads, tokens]
         x = torch.zeros(1, 2, dim, device=device, dtype=dtype)  # one token, two heads
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        options = {"return_aux": AuxRequest(lse=True), "scale": dim**-0.5, **grouped}
-        _, lse = varlen(x, x, x, starts, starts, 2, 1, **options)
+        aux = AuxRequest(lse=True)
+        _, lse = varlen(x, x, x, starts, starts, 2, 1, return_aux=aux, scale=dim**-0.5, **options)
         return bool(lse.shape == (2, 1))
 
     def flash(
@@ -331,22 +323,21 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
         scale: float,
     ) -> Attended:
         _tokens, _heads, dim = q.shape
-        # How many keys before and after its own a query sees; -1 is all of them.
+        # How many keys before its own a query sees; -1 is all of them.
         before = -1 if runs.window is None else runs.window - 1
-        window_size = (before, 0) if runs.causal else (-1, -1)
         out, lse = varlen(
             q,
             k,
             v,
             runs.cu_seqlens_q,
             runs.cu_seqlens_k,
-            # At 1 the kernel takes its decoding path, which requires a query in every run.
+            # At 1 the kernel takes its decoding path, which has no causal mask.
             max(2, runs.max_seqlen_q),
             runs.max_seqlen_k,
             return_aux=AuxRequest(lse=True),
             scale=scale,
-            window_size=window_size,
-            **grouped,
+            window_size=(before, 0),
+            **options,
         )
         by_heads = heads_come_first(q.device, q.dtype, dim)
         return Attended(out.unsqueeze(0), (lse.T if by_heads else lse).unsqueeze(0))

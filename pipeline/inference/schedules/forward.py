@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.compiled import CompiledPlan, compile_plan, to_device
+from pipeline.inference.attention.causal_runs import causal_runs, to_device
 from pipeline.inference.attention.hook import Plans, PrefixKV, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import plan_attention
@@ -86,12 +86,13 @@ def tree_attention(
 
 def plans_of(model: LoadedModel, tree: Tree, *, branches_only: bool = False) -> Plans:
     """The attention plans of the model's layers, one for each of their windows."""
-    plans: dict[int | None, CompiledPlan] = {}
-    for window in model.windows:
-        plan = plan_attention(tree, window=window, branches_only=branches_only)
-        kernel = model.kernel
-        plans[window] = plan if kernel is None else compile_plan(plan, model.device, kernel)
-    return plans
+    kernel, only = model.kernel, branches_only
+    if kernel is None:
+        return {w: plan_attention(tree, window=w, branches_only=only) for w in model.windows}
+    return {
+        window: causal_runs(tree, model.device, kernel, window=window, branches_only=only)
+        for window in model.windows
+    }
 
 
 @dataclass(frozen=True, slots=True)

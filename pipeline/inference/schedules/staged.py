@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from pipeline.inference.attention.compiled import to_device
+from pipeline.inference.attention.causal_runs import to_device
 from pipeline.inference.attention.kernels import (
     Attended,
     LayerKV,

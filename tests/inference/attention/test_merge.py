@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from allocations import allocated_at_most
 from dense_oracle import (
     COPIES,
@@ -17,7 +15,6 @@ from dense_oracle import (
     GROUPS,
     SCALE,
     assert_same,
-    attend_run_by_run,
     cpu_kernel,
     dense,
     everything,
@@ -31,7 +28,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_trees import DefinedTree, Node, defined_trees, tree_of
 
-from pipeline.inference.attention.compiled import compile_plan
 from pipeline.inference.attention.kernels import attend, merge_into
 from pipeline.inference.attention.merge import attend_tree
 from pipeline.inference.attention.plan import plan_attention
@@ -57,18 +53,16 @@ def test_merging_spans_in_any_order_equals_attending_to_all(
     assert_same(whole, dense(q, kv, everything(9, 31)))
 
 
-@pytest.mark.parametrize("in_calls, softcap", [(True, None), (False, None), (False, 2.0)])
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("branches_only", [False, True])
 @given(defined_trees())
 def test_attending_over_a_tree_equals_dense_attention_under_its_mask(
-    branches_only: bool, in_calls: bool, softcap: float | None, defined: DefinedTree
+    branches_only: bool, softcap: float | None, defined: DefinedTree
 ) -> None:
     tree = defined.tree
     rows = np.arange(tree.document_rows if branches_only else 0, tree.tokens)
     assume(len(rows))
-    plan: Any = plan_attention(tree, window=defined.window, branches_only=branches_only)
-    if in_calls:
-        plan = compile_plan(plan, torch.device("cpu"), attend_run_by_run)
+    plan = plan_attention(tree, window=defined.window, branches_only=branches_only)
     q, own, prefix = some(0, tree.tokens, 6)[rows], some_kv(1, tree.tokens, 2), prefix_of(tree)
     attended = attend_tree(q, own, prefix, plan, scale=SCALE, softcap=softcap)
     expected = dense(q[None], joined(prefix, own), seen_rows(defined)[rows], softcap)

@@ -72,6 +72,11 @@ def test_every_window_of_a_model_is_known_and_its_answers_are_exact(
 
 def wrong(q: torch.Tensor, *args: Any, **kwargs: Any) -> Attended:
     attended = attend_run_by_run(q, *args, **kwargs)
+    return Attended(1.1 * attended.out, attended.lse)
+
+
+def wrong_lse(q: torch.Tensor, *args: Any, **kwargs: Any) -> Attended:
+    attended = attend_run_by_run(q, *args, **kwargs)
     return Attended(attended.out, 1.4 * attended.lse)  # in powers of two
 
 
@@ -85,6 +90,7 @@ def broken(*args: Any, **kwargs: Any) -> Attended:
         (attend_run_by_run, "llama", True),
         (attend_run_by_run, "gemma2", False),  # its scores are capped, too far to be seen here
         (wrong, "llama", False),
+        (wrong_lse, "gpt_oss", False),  # whose attention sinks are added by it
         (broken, "llama", False),
     ],
 )
