@@ -20,6 +20,7 @@ from transformers.activations import ACT2FN
 from pipeline.inference.attention.hook import AnswerRows, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.memory import BLOCK_ROWS, GPU_BLOCK_ROWS, LLAMA_FORM
+from pipeline.inference.model.passes import passes
 from pipeline.inference.processor import native
 
 # Rows of a block with 8-bit products, which stay in the cache from one product to the next. On a
@@ -117,11 +118,12 @@ class LlamaLayer:
     ) -> Tensor:  # [rows, hidden]
         mlp, x = self._mlp, _normalise(states, self._layer.post_attention_layernorm)
         gates = mlp.gate_proj(x)
-        if _is_native(gates) and isinstance(mlp.act_fn, _SILU):
+        if not isinstance(mlp.act_fn, _SILU):
+            gates = mlp.act_fn(gates).mul_(mlp.up_proj(x))
+        elif _is_native(gates):
             native.gate(gates, mlp.up_proj(x))
         else:
-            gates = mlp.act_fn(gates)
-            gates.mul_(mlp.up_proj(x))
+            gates = passes(gates.device.type, gates.dtype).gate(gates, mlp.up_proj(x))
         down: Tensor = mlp.down_proj(gates)
         return down
 
@@ -151,15 +153,12 @@ def _normalise(
     *,
     in_place: bool = False,
 ) -> Tensor:  # [..., hidden]
-    """An RMS norm (Zhang and Sennrich, 2019), computed in float32; `in_place` allows to write x."""
+    """The RMS norm of the rows; `in_place` allows to write x."""
     if _is_native(x):
         out = x if in_place else torch.empty_like(x)
         native.normalise(x, norm.weight, norm.variance_epsilon, out)
         return out
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = length.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
-    normed: Tensor = (x * scale).to(x.dtype).mul_(norm.weight)
-    return normed
+    return passes(x.device.type, x.dtype).normalise(x, norm.weight, norm.variance_epsilon)
 
 
 def _rotate(
@@ -168,15 +167,11 @@ def _rotate(
     sin: Tensor,  # [1, rows, dim]
     out: Tensor,  # [1, rows, heads, dim]
 ) -> None:
-    """Write the rotary embedding (Su et al., 2021), whose pairs are i and i + dim / 2."""
+    """Write the rotary embedding to `out`."""
     if _is_native(x):
         native.rotate(x, cos, sin, out)
-        return
-    half = x.shape[-1] // 2
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    torch.mul(x, cos, out=out)
-    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    else:
+        passes(x.device.type, x.dtype).rotate(x, cos, sin, out)
 
 
 def use_llama_layers(decoder: Any) -> bool:
