@@ -1,6 +1,6 @@
 """Cut a document to what the model may read, and combine its chunks' answers again.
 
-Entry points: `chunk_text` before the model, `combine` after it.
+Entry points: `chunk_texts` before the model, `combine` after it.
 """
 
 from __future__ import annotations
@@ -43,23 +43,44 @@ class Chunks:
 
 
 def chunk_text(tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec) -> Chunks:
-    """The text's chunks; DocumentError if it has control tokens or is too long for `chunk`.
+    """The chunks of one text, as `chunk_texts` has them; raises the error."""
+    [chunks] = chunk_texts(tokenizer, [text], rules)
+    if isinstance(chunks, DocumentError):
+        raise chunks
+    return chunks
+
+
+def chunk_texts(
+    tokenizer: DocumentTokenizer, texts: Sequence[str], rules: DocumentsSpec
+) -> list[Chunks | DocumentError]:
+    """Each text's chunks; an error if it has control tokens or is too long for `chunk`.
 
     A text of at most `CHARS_PER_TOKEN * max_tokens` characters is tokenised whole. Of a longer one,
     `head`, `tail` and `middle` tokenise that many characters at that place, and it is truncated.
     """
-    kept = text
-    if rules.too_long != "chunk":
-        kept = _window(text, rules.max_tokens * CHARS_PER_TOKEN, rules.too_long)
-    elif len(text) > MAX_CHUNKED_CHARS:
-        raise DocumentError(f"longer than {MAX_CHUNKED_CHARS:,} characters")
-    chunks = chunk_tokens(
-        tokenizer.encode(kept),
-        max_tokens=rules.max_tokens,
-        too_long=rules.too_long,
-        overlap_tokens=rules.overlap_tokens,
-    )
-    return Chunks(chunks.token_ids, chunks.truncated or len(kept) < len(text))
+    place, most = rules.too_long, rules.max_tokens * CHARS_PER_TOKEN
+    if place == "chunk":
+        kept = [text if len(text) <= MAX_CHUNKED_CHARS else "" for text in texts]
+    else:
+        kept = [_window(text, most, place) for text in texts]
+    encoded = tokenizer.encode_all(kept)
+    chunks: list[Chunks | DocumentError] = []
+    for text, own, token_ids in zip(texts, kept, encoded, strict=True):
+        try:
+            if place == "chunk" and len(own) < len(text):
+                raise DocumentError(f"longer than {MAX_CHUNKED_CHARS:,} characters")
+            if isinstance(token_ids, DocumentError):
+                raise token_ids
+            cut = chunk_tokens(
+                token_ids,
+                max_tokens=rules.max_tokens,
+                too_long=place,
+                overlap_tokens=rules.overlap_tokens,
+            )
+            chunks.append(Chunks(cut.token_ids, cut.truncated or len(own) < len(text)))
+        except DocumentError as error:
+            chunks.append(error)
+    return chunks
 
 
 def chunk_tokens(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from pipeline.spec.tasks import TaskSpec
 MAX_LOG_PROBS = 8_000_000
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 
 OUT_OF_MEMORY = "error:out of memory, even alone"
 # What a chunk costs beside its own tokens: those of its questions, roughly.
@@ -76,16 +76,12 @@ class ShardAnswers:
                 on_batch=_counter(chunks, cost, on_rows),
             )
             self.usage += labelled.usage
-            edges = np.cumsum([0, *map(len, chunks)])
-            for row, (begin, stop) in enumerate(pairwise(edges), first):
-                if begin == stop:
-                    continue
-                unread = any(begin <= chunk < stop for chunk in labelled.out_of_memory)
-                for answers, log_probs in zip(self.by_task, labelled.log_probs, strict=True):
-                    if unread:
-                        answers.failed[row] = OUT_OF_MEMORY
-                    else:
-                        answers.add_row(row, log_probs[begin:stop])
+            edges = np.array([0, *map(len, chunks)]).cumsum()
+            unread = np.unique(edges.searchsorted([*labelled.out_of_memory], side="right") - 1)
+            read = np.setdiff1d(np.flatnonzero(np.diff(edges)), unread)
+            for answers, log_probs in zip(self.by_task, labelled.log_probs, strict=True):
+                answers.failed[first + unread] = OUT_OF_MEMORY
+                answers.add_rows(first + read, log_probs, edges[read], edges[read + 1])
 
     def row_groups(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The rows in groups that are labelled in one call, in order: first row, row after last."""
@@ -104,8 +100,8 @@ class ShardAnswers:
         """Adds what classifiers answered about these rows: by task, [docs, labels]."""
         for answers in self.by_task:
             if (classified := log_probs.get(answers.task.name)) is not None:
-                for row in rows:
-                    answers.add_row(row, classified[row : row + 1])
+                own = np.array(rows, np.int64)
+                answers.add_rows(own, classified, own, own + 1)
 
     def copy_to_repeats(self) -> None:
         """Gives each row with the text of an earlier row its answer, or its failure."""
@@ -171,24 +167,39 @@ class TaskAnswers:
             failed=np.full(rows, None),
         )
 
-    def add_row(self, row: int, chunks: Floats) -> None:  # [chunks, labels]
-        """Adds a document's answer, combined over its chunks. If it is NaN, this row failed."""
-        if not np.isfinite(chunks.max(axis=1)).all():  # — `max` returns NaN if there is one
-            self.failed[row] = NOT_A_NUMBER
+    def add_rows(
+        self,
+        rows: Integers,
+        log_probs: Floats,  # [chunks, labels]
+        starts: Integers,  # [rows]: the first chunk of each, which has one or more
+        stops: Integers,  # [rows]
+    ) -> None:
+        """Adds the answers of these documents, combined over their chunks; one with NaN failed."""
+        if not len(rows):
             return
-        log_probs = combine(chunks, self.task.chunks)  # [labels]
-        self.log_mass[row] = np.logaddexp.reduce(log_probs)
+        is_number = np.isfinite(log_probs.max(axis=1))  # [chunks] — `max` returns NaN if it has one
+        invalid = np.concatenate([[0], (~is_number).cumsum()])
+        answered = invalid[starts] == invalid[stops]
+        self.failed[rows[~answered]] = NOT_A_NUMBER
+        rows, starts, stops = rows[answered], starts[answered], stops[answered]
+        answers = log_probs[starts]  # [rows, labels]
+        for number in np.flatnonzero(stops - starts > 1):
+            chunks = log_probs[starts[number] : stops[number]]
+            answers[number] = combine(chunks, self.task.chunks)
+        self.log_mass[rows] = np.logaddexp.reduce(answers, axis=1)
         if self.labels is None:
-            self.log_probs[row] = log_probs
+            self.log_probs[rows] = answers
         else:
-            likeliest = np.argsort(-log_probs, kind="stable")[: self.labels.shape[1]]
-            self.labels[row], self.log_probs[row] = likeliest, log_probs[likeliest]
+            for row, answer in zip(rows, answers, strict=True):
+                likeliest = np.argsort(-answer, kind="stable")[: self.labels.shape[1]]
+                self.labels[row], self.log_probs[row] = likeliest, answer[likeliest]
         if self.levels is not None and self.level_ids is not None:
-            of_best = self.level_ids[int(log_probs.argmax())]  # [levels]
-            for level, node in enumerate(of_best):
-                if node >= 0:
-                    below = self.level_ids[:, level] == node  # [labels]
-                    self.levels[row, level] = np.logaddexp.reduce(log_probs[below])
+            for row, answer in zip(rows, answers, strict=True):
+                of_best = self.level_ids[int(answer.argmax())]  # [levels]
+                for level, node in enumerate(of_best):
+                    if node >= 0:
+                        below = self.level_ids[:, level] == node  # [labels]
+                        self.levels[row, level] = np.logaddexp.reduce(answer[below])
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Gives each target row the answer of its source row, or its failure."""

@@ -24,6 +24,7 @@ from pipeline.inference.labels.prompt_tokens import answered_suffixes
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import OUT_OF_MEMORY, ShardAnswers, first_of_equals
+from pipeline.inference.vllm_engine import VllmEngine
 from pipeline.ledger.blocks import Bools
 from pipeline.ledger.cells import version_name
 from pipeline.ledger.columns import EXPLANATION_TYPE, only
@@ -83,6 +84,8 @@ class JobReader:
     def metadata(self) -> dict[str, str]:
         """What a label file says of the computation beside the job's own metadata."""
         engine = vars(self).get("_engine")  # — once a document was asked about
+        if isinstance(engine, VllmEngine):
+            return {"engine": f"vllm {engine.version}"}
         if not isinstance(engine, LabelEngine) or engine.model.device.type != "cpu":
             return {}
         return {"processor": canonical_json(engine.model.processor).decode()}
@@ -100,11 +103,19 @@ class JobReader:
         """
         chunks: list[list[Any]] = [[] for _ in asked]
         status = documents.column("status").cast(pa.string()).to_pylist()
-        images = documents.column("image") if "image" in documents.column_names else None
-        for row in np.flatnonzero(asked).tolist():
-            image = None if images is None else images[row].as_py()
-            text = documents.column("text")[row].as_py()
-            token_ids, status[row] = self.document_reader.chunks(text, OK, image)
+        rows = np.flatnonzero(asked).tolist()
+        if not rows:
+            return chunks, status
+        texts = documents.column("text").take(pa.array(rows)).to_pylist()
+        if "image" in documents.column_names:
+            images = documents.column("image").take(pa.array(rows))
+            read = [
+                self.document_reader.chunks(text, OK, image.as_py())
+                for text, image in zip(texts, images, strict=True)
+            ]
+        else:
+            read = self.document_reader.text_chunks(texts)
+        for row, (token_ids, status[row]) in zip(rows, read, strict=True):
             # — as arrays: Python integers would take ten times the memory
             chunks[row] = [np.array(chunk, np.int32) for chunk in token_ids]
         return chunks, status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,7 @@ from pipeline.inference.chunking import (
     Chunks,
     TooLong,
     chunk_text,
+    chunk_texts,
     chunk_tokens,
     combine,
 )
@@ -141,13 +143,13 @@ def test_no_more_than_the_bound_is_tokenised(
     tokenizer: DocumentTokenizer, too_long: TooLong, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[int] = []
-    encode = DocumentTokenizer.encode
+    encode = DocumentTokenizer.encode_all
 
-    def spy(self: DocumentTokenizer, text: str) -> list[int]:
-        encoded.append(len(text))
-        return encode(self, text)
+    def spy(self: DocumentTokenizer, texts: Sequence[str]) -> Iterator[list[int] | DocumentError]:
+        encoded.extend(map(len, texts))
+        return encode(self, texts)
 
-    monkeypatch.setattr(DocumentTokenizer, "encode", spy)
+    monkeypatch.setattr(DocumentTokenizer, "encode_all", spy)
     chunked(tokenizer, letters(10**6), too_long)
     assert encoded == [BOUND]
 
@@ -156,11 +158,39 @@ def test_what_is_left_out_is_reported_even_where_few_tokens_are_kept(
     byte_tokenizer: PreTrainedTokenizerFast, tokenizer: DocumentTokenizer
 ) -> None:
     class Sparse(DocumentTokenizer):
-        def encode(self, text: str) -> list[int]:
-            return super().encode(text)[: MAX_TOKENS - 1]
+        def encode_all(self, texts: Iterable[str]) -> Iterator[list[int] | DocumentError]:
+            return (tokenizer.encode(text)[: MAX_TOKENS - 1] for text in texts)
 
     kept = chunked(Sparse(byte_tokenizer), letters(BOUND + 1), "head")
     assert kept.tokens == MAX_TOKENS - 1 and kept.truncated
+
+
+@pytest.mark.parametrize("batch_chars", [1, 30, 10**6])
+@pytest.mark.parametrize("too_long", PLACES)
+def test_texts_that_are_tokenised_together_have_the_chunks_and_the_errors_of_each_alone(
+    tokenizer: DocumentTokenizer,
+    too_long: TooLong,
+    batch_chars: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.inference.labels.tokenizer._BATCH_CHARS", batch_chars)
+    monkeypatch.setattr("pipeline.inference.chunking.MAX_CHUNKED_CHARS", 800)
+    tokenizer.control_ids = frozenset(tokenizer.encode("z"))
+    texts = [letters(n) for n in (0, 5, 12, BOUND + 9, 900)]
+    texts[2:2] = ["a z", "a" * 40 + "z"]
+    rules = DocumentsSpec(max_tokens=MAX_TOKENS, too_long=too_long, overlap_tokens=2)
+
+    def alone(text: str) -> Chunks | str:
+        try:
+            return chunk_text(tokenizer, text, rules)
+        except DocumentError as error:
+            return str(error)
+
+    together = chunk_texts(tokenizer, texts, rules)
+    assert [each if isinstance(each, Chunks) else str(each) for each in together] == [
+        alone(text) for text in texts
+    ]
+    assert chunk_texts(tokenizer, [], rules) == []
 
 
 def test_a_text_too_long_for_chunks_is_set_aside_with_its_length(

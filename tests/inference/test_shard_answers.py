@@ -26,7 +26,7 @@ def some(seed: int, pieces: int = 1) -> np.ndarray:
 def test_the_likeliest_are_kept_with_the_sum_of_all(top_k: int, seed: int) -> None:
     kept = TaskAnswers.of(task(top_k=top_k), 3)
     log_probs = some(seed)
-    kept.add_row(1, log_probs)
+    kept.add_rows(np.array([1]), log_probs, np.array([0]), np.array([1]))
     ranked = sorted(range(6), key=lambda label: -log_probs[0, label])[: max(2, top_k)]
     assert kept.labels is not None and kept.labels[1].tolist() == ranked
     np.testing.assert_allclose(np.exp(kept.log_probs[1]), np.exp(log_probs[0])[ranked], rtol=1e-6)
@@ -38,7 +38,7 @@ def test_the_likeliest_are_kept_with_the_sum_of_all(top_k: int, seed: int) -> No
 def test_a_level_has_the_probability_of_all_labels_below_it(seed: int) -> None:
     kept = TaskAnswers.of(task(top_k=2, separator="/"), 1)
     log_probs = some(seed)
-    kept.add_row(0, log_probs)
+    kept.add_rows(np.array([0]), log_probs, np.array([0]), np.array([1]))
     p = dict(zip(LABELS, np.exp(log_probs[0]), strict=True))
     names = level_names(max(p, key=lambda label: p[label]), "/")
     expected = [sum(p[x] for x in p if x == n or x.startswith(f"{n}/")) for n in names]
