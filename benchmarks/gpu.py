@@ -1,10 +1,10 @@
-"""Speed on a GPU: models of three sizes, and `assay run` beside its engine.
+"""On a GPU: is it right, how fast is it, and how fast are `assay run` and vLLM beside it?
 
     python -m benchmarks.gpu [--parts NAME ...] [--cpu-twin]
 
 The models have the shapes of public ones and random weights: nothing is downloaded. The questions
-are those of `jobs/specs/eight_questions.yaml`, the documents are synthetic. `--cpu-twin` measures a
-tiny model without a GPU.
+are those of `jobs/specs/eight_questions.yaml`, the documents are synthetic. vLLM is measured where
+it is installed. `--cpu-twin` measures a tiny model without a GPU.
 """
 
 from __future__ import annotations
@@ -20,37 +20,35 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import cyclopts
-import numpy as np
 import torch
 import transformers
 import yaml
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from pipeline.inference.alternatives import expand, tree_flops
-from pipeline.inference.engine import DocumentIds, LabelEngine
+from pipeline.inference.alternatives import tree_flops
+from pipeline.inference.engine import DocumentIds, Engine, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.vllm_engine import VllmOptions, load_vllm
 from pipeline.options import RunOptions
 from pipeline.runtime.assembly import memory_plan
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec, spec_of
 from pipeline.verbs.bench import Turn, matmul_flops, take_turns
+from pipeline.verbs.check import check
 
 SPEC = Path(__file__).parents[1] / "jobs" / "specs" / "eight_questions.yaml"
 SHARDS, RUN_LIMIT_S = 16, 90  # of `assay run`
 VOCABULARY = 2_000  # of the tokenizer, also where a model knows more tokens
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,6 @@ class Scale:
     tokens: int  # of a document
     documents: int  # that one call of a method labels
     run_s: float  # of labelling in `assay run`
-    batching: Mapping[str, int] = field(default_factory=dict)  # limits of continuous batching
 
 
 def qwen(
@@ -79,8 +76,6 @@ def qwen(
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": 128,
-        "max_position_embeddings": 32_768,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
         "tie_word_embeddings": True,
         **more,
     }
@@ -89,12 +84,10 @@ def qwen(
 QWEN = {
     "0.6B": qwen("qwen3", 1_024, 3_072, layers=28, heads=16, kv_heads=8),  # Qwen3-0.6B
     "1.5B": qwen("qwen2", 1_536, 8_960, layers=28, heads=12, kv_heads=2),  # Qwen2.5-1.5B
-    "4B": qwen("qwen3", 2_560, 9_728, layers=36, heads=32, kv_heads=8),  # Qwen3-4B
 }
-TINY = {"tiny": qwen("qwen3", 64, 128, 2, 4, 2, head_dim=16, vocab_size=VOCABULARY)}
+TINY = {"tiny": qwen("qwen3", 64, 128, 2, 4, 2, head_dim=32, vocab_size=VOCABULARY)}
 GPU = Scale("cuda", "bfloat16", QWEN, tokens=1_000, documents=256, run_s=25)
-LIMITS = {"num_blocks": 32, "max_batch_tokens": 256}
-TWIN = Scale("cpu", "float32", TINY, tokens=60, documents=3, run_s=0.2, batching=LIMITS)
+TWIN = Scale("cpu", "float32", TINY, tokens=60, documents=3, run_s=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +117,7 @@ def main(*, parts: tuple[str, ...] = (), cpu_twin: bool = False) -> int:
     if not cpu_twin and not torch.cuda.is_available():
         print(f"torch {torch.__version__} sees no GPU here; --cpu-twin needs none", file=sys.stderr)
         return 2
-    first, *others = scale.models
-    names = [first, "run", *others]
+    names = [*scale.models, "run"]
     if unknown := set(parts) - set(names):
         print(f"--parts: there is no {sorted(unknown)}; choose from {names}", file=sys.stderr)
         return 2
@@ -142,27 +134,21 @@ def measure(scale: Scale, part: str) -> Iterator[Row]:
     """The measurements of one part. What cannot be measured has its error, and the others go on."""
     setup = Setup.of(scale, part)
     device = torch.cuda.get_device_name() if scale.device == "cuda" else "CPU"
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    yield Row(part, "device", note=f"{device}, {os.cpu_count()} cores, {versions}")
+    yield Row(part, "device", note=f"{device}, {os.cpu_count()} cores, torch {torch.__version__}")
+    if part != "run":
+        yield attempted(part, "exactness", partial(exactness_row, setup))
     tree = attempted(part, "tree", partial(tree_row, setup))
     yield tree
-    if part == "run":
-        if tree.documents_per_s is not None:
-            yield attempted(part, "assay run", partial(run_row, setup, tree.documents_per_s))
-        return
-    some = setup.documents[:64]
-    for batch in (8, 32):
-        method = f"expand, {batch} at once"
-        ask = partial(expand, setup.model, setup.prompt, some, batch=batch)
-        yield attempted(part, method, partial(timed_row, setup, method, ask, len(some)))
-    yield attempted(part, "continuous batching", partial(batching_row, setup))
+    if part == "run" and tree.documents_per_s is not None:
+        yield attempted(part, "assay run", partial(run_row, setup, tree.documents_per_s))
+    if part != "run" and find_spec("vllm"):
+        yield attempted(part, "vllm", partial(vllm_row, setup))
 
 
 def attempted(part: str, method: str, row: Callable[[], Row]) -> Row:
     """The row, or one with the error."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     try:
         return row()
     except Exception as error:  # the other methods are still measured
@@ -181,19 +167,23 @@ class Setup:
     prompt: PromptTokens
     documents: Sequence[DocumentIds]
     product_flops: float  # the best rate of plain products, FLOP a second
+    calls: Iterator[int] = field(default_factory=count)
 
     @classmethod
     def of(cls, scale: Scale, part: str) -> Setup:
         sizes = scale.models.get(part, next(iter(scale.models.values())))
         network, spec = random_network(scale, sizes), load_spec(SPEC)
-        asked = [task.question or "" for task in spec.tasks]
-        answers = [text for task in spec.tasks for texts in task.labels.values() for text in texts]
-        tokenizer = trained_tokenizer([*asked, *answers])
+        tokenizer = trained_tokenizer([f"{task.question} {task.labels}" for task in spec.tasks])
         encode = DocumentTokenizer(tokenizer).encode
         documents = [encode(t)[: scale.tokens] for t in texts(scale.tokens, scale.documents)]
         prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
         model = prepare(network)
         return cls(scale, part, model, tokenizer, prompt, documents, matmul_flops(model))
+
+    def fresh(self) -> list[DocumentIds]:
+        """The documents with another first token at each call: no cache knows them."""
+        first = next(self.calls)
+        return [[first, *document[1:]] for document in self.documents]
 
     def row(self, method: str, documents_per_s: float, **more: Any) -> Row:
         """The row of a method at this speed."""
@@ -202,63 +192,40 @@ class Setup:
         return Row(self.part, method, documents_per_s, product_share=share, **more)
 
 
+def exactness_row(setup: Setup) -> Row:
+    """What `assay check` finds; ArithmeticError where rounding does not explain it."""
+    with tempfile.TemporaryDirectory() as name:
+        spec = spec_of(written_job(setup, Path(name), documents=SHARDS))
+        found = check(spec, cache_dir=Path(name, "cache"), documents=2).proof.exactness
+    note = f"p differs by {found.difference.max_abs_dp:.1e}, allowed {found.allowed_max:.1e}"
+    if not found.exact:
+        raise ArithmeticError(note)
+    return Row(setup.part, "exactness", note=note)
+
+
 def tree_row(setup: Setup) -> Row:
-    """The engine as a run uses it; ArithmeticError if an answer is not a number."""
+    """The engine as a run uses it."""
     batch_tokens = memory_plan(setup.model, setup.prompt).max_batch_tokens
     engine = LabelEngine(setup.model, setup.prompt, max_batch_tokens=batch_tokens)
-    labelled = engine.label(setup.documents)
-    if not all(np.isfinite(log_probs).all() for log_probs in labelled.log_probs):
-        raise ArithmeticError("an answer is not a number")
-    row = timed_row(setup, "tree", partial(engine.label, setup.documents), len(setup.documents))
-    kernel = "fused kernel" if setup.model.kernel else "no fused kernel"
-    return replace(row, note=f"{batch_tokens:,} tokens a batch, {kernel}")
+    note = f"{batch_tokens:,} tokens a batch, fused kernel: {bool(setup.model.kernel)}"
+    return replace(timed_row(setup, "tree", engine), note=note)
 
 
-def timed_row(setup: Setup, method: str, ask: Callable[[], object], documents: int) -> Row:
-    """The median of three calls, which ask about this many documents each."""
-    timed = take_turns({method: Turn(ask, documents, rounds=3, warm_up=True)})[method]
+def timed_row(setup: Setup, method: str, engine: Engine) -> Row:
+    """The median of three calls, which ask about all documents."""
+    ask = lambda: engine.label(setup.fresh())  # noqa: E731
+    timed = take_turns({method: Turn(ask, len(setup.documents), rounds=3, warm_up=True)})[method]
     return setup.row(method, 1 / timed.median, peak_bytes=timed.peak_bytes)
 
 
-def batching_row(setup: Setup) -> Row:
-    """transformers' continuous batching: one new token for each document and question."""
-    network: Any = setup.model.network
-    documents = min(32, len(setup.documents) // 2)  # in each of two calls: the first warms it up
-    prompts = [
-        [*setup.prompt.prefix, *document, *question.token_ids]
-        for document in setup.documents[: 2 * documents]
-        for question in setup.prompt.questions
-    ]
-    half = len(prompts) // 2
-    new_token: Any = transformers.GenerationConfig
-    limits: Any = transformers.ContinuousBatchingConfig
-    started = network.continuous_batching_context_manager(
-        new_token(max_new_tokens=1, do_sample=False, eos_token_id=-1),
-        timeout=30,
-        continuous_batching_config=limits(**setup.scale.batching),
-    )
-    with plain_attention(network, "sdpa"), started as manager:
-        attention = network.config._attn_implementation
-        generate(manager, prompts[:half])
-        start_s = time.monotonic()
-        generate(manager, prompts[half:])
-        end_s = time.monotonic()
-    note = f"attention {attention}; its cache takes the free memory"
-    return setup.row("continuous batching", documents / (end_s - start_s), note=note)
-
-
-def generate(manager: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Generates one token below each prompt; RuntimeError if one of them has none."""
-    manager.add_requests([list(prompt) for prompt in prompts], max_new_tokens=1)
-    left = len(prompts)
-    while left:
-        result = manager.get_result(timeout=1)
-        if result is None and not manager.is_running():
-            raise RuntimeError("the generation thread ended; its error is above")
-        if result is not None and result.is_finished():
-            if result.error is not None or len(result.generated_tokens) != 1:
-                raise RuntimeError(f"a prompt has no answer: {result.error}")
-            left -= 1
+def vllm_row(setup: Setup) -> Row:
+    """vLLM's answers to the same prompts; the own model waits outside the device's memory."""
+    torch.nn.Module.to(setup.model.network, "cpu")
+    options = VllmOptions(setup.scale.dtype, setup.scale.device, threads=os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as name:
+        model = written_job(setup, Path(name), documents=SHARDS)["model"]["path"]
+        engine = load_vllm(Path(model), setup.prompt, options, max_tokens=setup.scale.tokens)
+    return replace(timed_row(setup, "vllm", engine), note=f"version {engine.version}")
 
 
 def run_row(setup: Setup, tree_documents_per_s: float) -> Row:
@@ -270,7 +237,8 @@ def run_row(setup: Setup, tree_documents_per_s: float) -> Row:
             commits.append((time.monotonic(), progress.committed))
 
     with tempfile.TemporaryDirectory() as name:
-        content = written_job(setup, Path(name), tree_documents_per_s)
+        documents = SHARDS * max(2, int(tree_documents_per_s * setup.scale.run_s / SHARDS))
+        content = written_job(setup, Path(name), documents=documents)
         torch.nn.Module.to(setup.model.network, "cpu")  # — the worker needs the device's memory
         limit = RunOptions(max_hours=RUN_LIMIT_S / 3600)
         run(spec_of(content), cache_dir=Path(name, "cache"), options=limit, announce=announced)
@@ -282,13 +250,12 @@ def run_row(setup: Setup, tree_documents_per_s: float) -> Row:
     return setup.row("assay run", rate, note=note)
 
 
-def written_job(setup: Setup, folder: Path, documents_per_s: float) -> dict[str, Any]:
+def written_job(setup: Setup, folder: Path, *, documents: int) -> dict[str, Any]:
     """The content of a spec, whose model and corpus are written to the folder."""
-    setup.model.network.save_pretrained(folder / "model")
-    setup.tokenizer.save_pretrained(folder / "model")
+    for part in (setup.model.network, setup.tokenizer):
+        part.save_pretrained(folder / "model")
     scale, some = setup.scale, texts(setup.scale.tokens, 64)
-    count = SHARDS * max(2, int(documents_per_s * scale.run_s / SHARDS))
-    rows = ({"id": str(i), "text": f"{i} {some[i % len(some)]}"} for i in range(count))
+    rows = ({"id": str(i), "text": f"{i} {some[i % len(some)]}"} for i in range(documents))
     lines = [json.dumps(row) + "\n" for row in rows]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(lines))
@@ -315,23 +282,18 @@ def trained_tokenizer(prompts: Sequence[str]) -> Any:
     """A byte-level BPE tokenizer that writes the prompts' words as few tokens."""
     trained = ByteLevelBPETokenizer()
     lines = [*list(prompts) * 50, *texts(1_000, 10)]
-    trained.train_from_iterator(
-        lines, VOCABULARY, special_tokens=["<|im_start|>", "<|im_end|>"], show_progress=False
-    )
+    trained.train_from_iterator(lines, VOCABULARY, special_tokens=["<end>"], show_progress=False)
     fast: Any = transformers.PreTrainedTokenizerFast
-    made = fast(tokenizer_object=Tokenizer.from_str(trained.to_str()), eos_token="<|im_end|>")
-    made.chat_template = CHAT_TEMPLATE
-    return made
+    return fast(tokenizer_object=Tokenizer.from_str(trained.to_str()), eos_token="<end>")
 
 
-def texts(words: int, count: int) -> list[str]:
+def texts(words: int, number: int) -> list[str]:
     """Synthetic texts, each of this many words, so of at least as many tokens."""
     random_ = random.Random(0)
     syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
     known = ["".join(random_.choices(syllables, k=random_.randint(1, 3))) for _ in range(2_000)]
-    # — few words are frequent, as in a language
     weights = [1 / rank for rank in range(1, len(known) + 1)]
-    return [" ".join(random_.choices(known, weights, k=words)) for _ in range(count)]
+    return [" ".join(random_.choices(known, weights, k=words)) for _ in range(number)]
 
 
 if __name__ == "__main__":

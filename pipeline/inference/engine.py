@@ -34,6 +34,9 @@ Read = TypeVar("Read")
 
 # Memory is not short because of a batch smaller than this.
 _MIN_BATCH_TOKENS = 64
+# Of the CPU's allocator; of the CUDA driver; of cuBLAS, cuDNN and cuSOLVER, whose workspaces are
+# their own.
+_OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,6 @@ def read_in_batches(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocator failed: CUDA has an exception for it, the CPU only a message."""
+    """Whether an allocator failed: torch has an exception for its own, others only a message."""
     of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return of_memory or "can't allocate memory" in str(error)
+    return of_memory or any(message in str(error) for message in _OUT_OF_MEMORY)

@@ -29,13 +29,13 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
     rows = [
         ("storage", f"{findings.output}: conditional create works"),
         ("documents", f"{findings.documents:,}"),
-        ("model", f"{model.path}, {model.dtype}{weights} on {model.device}"),
+        ("model", f"{model.path}, {model.dtype}{weights} on {model.device}, engine {model.engine}"),
         ("context", f"{model.context_tokens:,} tokens"),
         ("template", template),
         *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
         *((f"  {task}", _readout(facts)) for task, facts in findings.readouts.items()),
         ("memory", _memory(findings.proof.memory)),
-        ("exactness", _exactness(findings.proof.exactness)),
+        ("exactness", _exactness(findings.proof.exactness, model.engine)),
     ]
     if quantization := findings.proof.quantization:
         rows.append(
@@ -49,7 +49,9 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
         yield str(list(prompt.token_ids))
 
 
-def _memory(memory: MemoryPlan) -> str:
+def _memory(memory: MemoryPlan | None) -> str:
+    if memory is None:
+        return "what vLLM takes"
     return (
         f"weights {memory.weights_bytes / 1e6:,.0f} MB, the instruction's cache "
         f"{memory.prefix_bytes / 1e6:,.1f} MB; "
@@ -57,7 +59,7 @@ def _memory(memory: MemoryPlan) -> str:
     )
 
 
-def _exactness(exactness: Exactness) -> str:
+def _exactness(exactness: Exactness, engine: str) -> str:
     """The comparison in float32, which shows a wrong tree, and beside it the one in the dtype."""
     if not exactness.difference.answers:
         return "not tested: no answers were compared"
@@ -66,23 +68,26 @@ def _exactness(exactness: Exactness) -> str:
     if float32 and not float32.max_abs_dp <= FLOAT32_MAX:
         verdict = f"{verdict}: {FLOAT32_MAX:g} is allowed"
     against = "all questions in one reading against a prompt for each question"
+    if engine == "vllm":
+        against = "vLLM against transformers"
     if float32 is exactness.difference:
         return f"{verdict}; {_difference(float32)}, {against}"
     half = (
         f"in {exactness.number_format} {_difference(exactness.difference)} (allowed: at most "
         f"{exactness.allowed_max:.1e}, mean {exactness.allowed_mean:.1e})"
     )
-    if float32 is None:
+    if exactness.rounding is None:
         return (
             f"{verdict}; {half}, {against}; there is no room for float32 weights, which would "
             "prove this more precisely"
         )
-    assert exactness.rounding
-    return (
-        f"{verdict}; in float32 {_difference(float32)}, {against}; {half}: prompts for each "
-        f"question differ by a mean of {exactness.rounding.mean_abs_dp:.1e} from their float32 "
-        "answers"
+    rounding = (
+        f"{half}: prompts for each question differ by a mean of "
+        f"{exactness.rounding.mean_abs_dp:.1e} from their float32 answers"
     )
+    if float32 is None:
+        return f"{verdict}; {against}; {rounding}"
+    return f"{verdict}; in float32 {_difference(float32)}, {against}; {rounding}"
 
 
 def _difference(difference: Difference) -> str:
@@ -129,7 +134,7 @@ class FindingsJson:
     label_tokens: Mapping[str, Mapping[str, list[str]]]  # by task, by label
     readouts: Mapping[str, ReadoutFacts]  # by task
     prompts: tuple[Prompt, ...]
-    memory: MemoryPlan
+    memory: MemoryPlan | None
     exactness: ExactnessJson
     quantization: Difference | None
     answers: Mapping[str, AnswerFacts]  # by task

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import DocumentError, Problem, SpecError
-from pipeline.inference.chunking import chunk_text
+from pipeline.inference.chunking import chunk_text, chunk_texts
 from pipeline.inference.continuations import ContinuationEngine
 from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
 from pipeline.inference.engine import Engine, LabelEngine
@@ -40,6 +40,7 @@ from pipeline.inference.memory import (
 from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.shard_answers import ShardAnswers
+from pipeline.inference.vllm_engine import GENERATED_TOKENS, VllmOptions, load_vllm
 from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
@@ -119,8 +120,11 @@ def job_model(
     """The job's model; `quantize` and `kv` replace the spec's settings.
 
     Several engines of one machine share the pages of its weights. From now on, torch uses the job's
-    number of threads in this process.
+    number of threads in this process. SpecError if another engine answers.
     """
+    if job.spec.model.engine != "assay":
+        fix = "this command reads hidden states or times assay's own engine; write assay"
+        raise SpecError([Problem("model.engine", fix, job.spec.model.engine)])
     # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
     torch.set_num_threads(min(job.placement.threads, usable_cores()))
     placement = job.placement
@@ -159,6 +163,15 @@ def job_engine(job: Job, send: Send = ignore) -> Engine:
     if job.spec.model.kind == "encoder":
         return _encoder_engine(job, send)
     folder, tokenizer, prompt = job_prompt(job, send=send)
+    if job.spec.model.engine == "vllm":
+        send(WorkerReport(LOADING))
+        options = VllmOptions(
+            job.placement.dtype,
+            job.placement.device,
+            min(job.placement.threads, usable_cores()),
+            job.spec.model.tensor_parallel,
+        )
+        return load_vllm(folder, prompt, options, max_tokens=job.spec.documents.max_tokens)
     if job.max_explanation_tokens:  # what the later stage would find after all answers
         asked = [task for task in job.spec.model_tasks if task.question is not None]
         _check_room(job, folder, tokenizer, asked, job.max_explanation_tokens)
@@ -261,6 +274,8 @@ def job_prompt(
     prompt = tokenise_prompt(tokenizer, job.spec.prompt, tasks)
     context = context_tokens(folder)
     max_tokens, room = job.spec.documents.max_tokens, prompt.room(context)
+    if job.spec.model.engine == "vllm":
+        room -= GENERATED_TOKENS
     if max_tokens > room:
         fix = (
             f"the model's context of {context} tokens{context_reason(folder)} leaves "
@@ -294,15 +309,25 @@ class DocumentReader:
         """
         if status != OK or text is None:
             return (), status
+        if image is None:
+            [of_text] = self.text_chunks([text])
+            return of_text
         try:
-            if image is not None:
-                return self._with_text(image, text)
-            chunks = chunk_text(self.tokenizer, text, self.rules)
+            return self._with_text(image, text)
         except DocumentError as error:
             return (), f"error:{error}"
-        if not chunks.tokens:
-            return (), EMPTY
-        return chunks.token_ids, TRUNCATED if chunks.truncated else OK
+
+    def text_chunks(self, texts: Sequence[str]) -> list[tuple[Sequence[tuple[int, ...]], str]]:
+        """The same of readable documents without images, which are tokenised together."""
+        read: list[tuple[Sequence[tuple[int, ...]], str]] = []
+        for chunks in chunk_texts(self.tokenizer, texts, self.rules):
+            if isinstance(chunks, DocumentError):
+                read.append(((), f"error:{chunks}"))
+            elif not chunks.tokens:
+                read.append(((), EMPTY))
+            else:
+                read.append((chunks.token_ids, TRUNCATED if chunks.truncated else OK))
+        return read
 
     def _with_text(self, image: bytes, text: str) -> tuple[Sequence[tuple[int, ...]], str]:
         assert self.images is not None, "no model for images"

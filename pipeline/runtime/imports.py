@@ -15,8 +15,9 @@ from typing import Any
 PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 
 # What transformers imports where it is installed, and a labelling process has no use for: scipy is
-# for the losses of object detection, and torchao for formats of weights that are not read here.
-UNUSED = ("scipy", "torchao")
+# for the losses of object detection, scikit-learn, which needs scipy, for assisted generation, and
+# torchao for formats of weights that are not read here.
+UNUSED = ("scipy", "sklearn", "torchao")
 
 
 def wait_passively(environment: MutableMapping[str, str]) -> None:

@@ -58,7 +58,7 @@ _MIN_SHARD_BYTES = 32 * 1024
 class Machine:
     """The hardware of one machine, or of the nodes of a cluster."""
 
-    gpus: int  # of all nodes
+    gpus: tuple[int, ...]  # the usable number of each node that has any
     cores: tuple[int, ...]  # the usable number of each node that has any
     memory_bytes: float = inf  # that the node with the least memory has free
     cpu_flags: frozenset[str] = frozenset()
@@ -122,7 +122,11 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
 def this_machine() -> Machine:
     """The cores, the memory and the GPUs that this process may use."""
     gpus = usable_gpus()
-    return replace(_without_gpus(), gpus=gpus.count, gpu_bfloat16=gpus.bfloat16)
+    return replace(
+        _without_gpus(),
+        gpus=(gpus.count,) if gpus.count else (),
+        gpu_bfloat16=gpus.bfloat16,
+    )
 
 
 def _without_gpus() -> Machine:
@@ -133,7 +137,7 @@ def _without_gpus() -> Machine:
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
     }
     return Machine(
-        gpus=0,
+        gpus=(),
         cores=(usable_cores(),),
         memory_bytes=available_bytes(),
         cpu_flags=frozenset(facts.get("flags", "").split()),
@@ -146,7 +150,7 @@ def cluster(nodes: Sequence[Resources]) -> Machine:
     working = [node for node in nodes if node.get("CPU", 0) >= 1]
     return replace(
         _without_gpus(),
-        gpus=sum(int(node.get("GPU", 0)) for node in nodes),
+        gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
         cores=tuple(int(node["CPU"]) for node in working) or (1,),
         memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
         gpu_bfloat16=_WITHOUT_BFLOAT16.isdisjoint(name for node in nodes for name in node),
@@ -154,7 +158,7 @@ def cluster(nodes: Sequence[Resources]) -> Machine:
 
 
 def place(model: ModelSpec, machine: Machine) -> Placement:
-    """Where one engine a machine runs, or one a GPU.
+    """Where one engine a machine runs; one a GPU, or a group of GPUs of one machine.
 
     On a CPU the engine has `model.threads` threads, or all cores. SpecError if the machine lacks
     what the spec asks for.
@@ -162,7 +166,7 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     if model.device == "cuda" and not machine.gpus:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
-    on_gpu = machine.gpus > 0 and model.device != "cpu"
+    on_gpu = bool(machine.gpus) and model.device != "cpu"
     if on_gpu:
         fastest = "bfloat16" if machine.gpu_bfloat16 else "float16"
     else:
@@ -170,11 +174,18 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
         fastest = "float32" if flags.isdisjoint(machine.cpu_flags) else "bfloat16"
     dtype = fastest if model.dtype == "auto" else model.dtype
     if not on_gpu:
+        if model.tensor_parallel > 1:
+            fix = "on a CPU one engine has the whole model; write 1"
+            raise SpecError([Problem("model.tensor_parallel", fix, model.tensor_parallel)])
         nodes, cores = len(machine.cores), min(machine.cores)
         threads = cores if model.threads == "auto" else min(model.threads, cores)
         return Placement("cpu", dtype, actors=nodes, threads=threads, workers=nodes)
-    threads = 1 if model.threads == "auto" else model.threads
-    return Placement("cuda", dtype, machine.gpus, threads, gpus=1, workers=machine.gpus)
+    threads, gpus = 1 if model.threads == "auto" else model.threads, model.tensor_parallel
+    if gpus > (largest := max(machine.gpus)):
+        fix = f"no machine here has more than {largest} GPUs; write at most that"
+        raise SpecError([Problem("model.tensor_parallel", fix, gpus)])
+    actors = sum(of_node // gpus for of_node in machine.gpus)
+    return Placement("cuda", dtype, actors, threads, gpus=gpus, workers=actors)
 
 
 def spread(
@@ -182,8 +193,10 @@ def spread(
 ) -> Placement:
     """A placement on CPUs with as many engines as a run of this many work items has use for.
 
-    SpecError if not even one engine fits into the memory.
+    SpecError if not even one engine fits into the memory. vLLM is one engine of all cores.
     """
+    if model.engine == "vllm":
+        return placement
     shared, own = (needs.weights, 0) if needs.shares_weights else (0, needs.weights)
     in_memory = (machine.memory_bytes - shared) / (own + needs.own)
     if in_memory < 1:

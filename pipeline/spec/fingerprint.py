@@ -156,6 +156,8 @@ def _decoder_content(
         "weights": dict(weights),
         "dtype": dtype,
     }
+    if spec.model.engine != "assay":
+        content["engine"] = spec.model.engine
     if spec.model.quantize != "none":
         content["quantize"] = f"{spec.model.quantize}, rows evened out"
     if spec.model.kv != "none":

@@ -55,6 +55,11 @@ class ModelSpec(Frozen):
     kind: Literal["decoder", "encoder"] = "decoder"
     """`decoder`: a language model, which is asked. `encoder`: a sequence classifier such as BERT,
     DeBERTa, XLM-R or ModernBERT; the texts of a task's labels are then classes of its head."""
+    engine: Literal["assay", "vllm"] = "assay"
+    """`assay`: its own engine. `vllm`: vLLM, for models that need several GPUs, or whose family
+    assay reads slowly; it needs the extra `vllm`."""
+    tensor_parallel: PositiveInt = 1
+    """Number of GPUs of one machine that share a model, with `engine: vllm`."""
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `path`, such as `endpoint_url` or `profile`.
     Secrets are refused: name a profile or set the environment."""
@@ -78,18 +83,35 @@ class ModelSpec(Frozen):
     and its examples, and of documents whose labels are found by beam search. 8 bits take half the
     memory of 16, and change answers slightly."""
 
+    @field_validator("engine")
+    @classmethod
+    def _reads_decoders(cls, engine: str, other: ValidationInfo) -> str:
+        if engine == "vllm" and other.data.get("kind") == "encoder":
+            raise ValueError("vllm runs no encoder; remove it, or write kind: decoder")
+        return engine
+
+    @field_validator("tensor_parallel")
+    @classmethod
+    def _is_of_vllm(cls, gpus: int, other: ValidationInfo) -> int:
+        if gpus > 1 and other.data.get("engine") != "vllm":
+            raise ValueError("only engine: vllm shares a model between GPUs; write it, or write 1")
+        return gpus
+
     @field_validator("quantize", "kv")
     @classmethod
-    def _suits_an_encoder(cls, value: object, other: ValidationInfo) -> object:
-        if other.data.get("kind") == "encoder" and value != "none":
-            raise ValueError("not supported for an encoder; remove it")
+    def _suits_the_model(cls, value: object, other: ValidationInfo) -> object:
+        if value != "none":
+            if other.data.get("kind") == "encoder":
+                raise ValueError("not supported for an encoder; remove it")
+            if other.data.get("engine") == "vllm":
+                raise ValueError("not supported with engine: vllm; remove it")
         return value
 
     @field_validator("gpus")
     @classmethod
     def _is_one(cls, gpus: int) -> int:
         if gpus > 1:
-            raise ValueError("models above one GPU are not supported by this engine; write 1")
+            raise ValueError("write 1; several GPUs share a model by engine: vllm, tensor_parallel")
         return gpus
 
     @field_validator("quantize", mode="before")

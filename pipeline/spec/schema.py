@@ -194,6 +194,7 @@ class JobSpec(Frozen):
             return self
         not_read = {
             "model.kind: encoder": self.model.kind == "encoder",
+            "model.engine: vllm": self.model.engine == "vllm",
             "model.quantize": self.model.quantize != "none",
             "documents.too_long: chunk": self.documents.too_long == "chunk",
             "prompt.examples": bool(self.prompt.examples),
@@ -281,6 +282,10 @@ class JobSpec(Frozen):
             for place, stage in enumerate(task.stages):
                 inside = (number, "cascade", "stages", place)
                 mistakes += _cannot_answer(stage.model or model, stage.exit, stage, inside)
+                engines = {each.engine for each in (stage.model, model) if each}
+                if stage.model and "vllm" in engines:
+                    fix = "with engine: vllm all stages have one model; remove this, or write assay"
+                    mistakes.append(((*inside, "model"), fix))
         if mistakes:
             raise mistakes_error(mistakes)
         return tasks
@@ -323,6 +328,14 @@ def _cannot_answer(
         if isinstance(asked, TaskSpec) and asked.explain is not None:
             fix = "an encoder has no text to continue; remove this, or name a decoder"
             yield (*place, "explain"), fix
+    elif model.engine == "vllm":
+        keys = {"readout": asked.readout, "exit": exit}
+        keys |= {key: getattr(asked, key, None) for key in ("explain", "beam")}
+        for key, value in keys.items():
+            if value is not None:
+                yield (*place, key), "not supported with engine: vllm; remove this, or write assay"
+        if asked.question is None and asked.readout is None:
+            yield (*place, "question"), "vLLM answers questions; write one"
     elif asked.question is None and asked.readout is None:
         fix = "a task needs a question, a readout or a classifier; write one"
         yield (*place, "question"), fix

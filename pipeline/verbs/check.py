@@ -86,6 +86,7 @@ class CheckedModel:
     """The model, and how it is computed."""
 
     path: str  # folder
+    engine: str
     dtype: str
     quantize: str
     kv: str
@@ -145,6 +146,7 @@ def check(
         documents=planned.rows,
         model=CheckedModel(
             path=str(folder),
+            engine=spec.model.engine,
             dtype=placement.dtype,
             quantize=spec.model.quantize,
             kv=spec.model.kv,

@@ -22,9 +22,10 @@ from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.memory import MemoryPlan, trim_malloc
-from pipeline.runtime.assembly import job_model, label_engine, memory_plan
+from pipeline.runtime.assembly import job_engine, job_model, label_engine, memory_plan
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
+from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.progress import COMPARING, Send, WorkerReport, ignore
 
 # The difference of a probability that another order of float32 sums can cause.
@@ -63,11 +64,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """The tree against independent prompts."""
+    """The tree, or vLLM, against independent prompts."""
 
     number_format: str  # a dtype, or int8_dynamic
     difference: Difference  # against independent prompts, in the job's number format
-    in_float32: Difference | None  # the same in float32; None if that is the format, or has no room
+    in_float32: Difference | None  # the tree's in float32; None if that is the format, or no room
     rounding: Difference | None  # independent prompts in the format against themselves in float32
 
     @property
@@ -99,7 +100,7 @@ class Exactness:
 class Proof:
     """The result of `prove`."""
 
-    memory: MemoryPlan
+    memory: MemoryPlan | None  # None: vLLM plans its own
     exactness: Exactness
     quantization: Difference | None  # against the model without quantisation; None if it has none
     answers: LogProbs  # by question, by document, in the job's dtype
@@ -150,8 +151,10 @@ def prove(
 
     The tree is compared with independent prompts, and a quantised model with the original. One
     model is loaded at a time. It also answers for documents without content. What the model keeps
-    in 8 bits belongs to the second comparison alone: independent prompts keep nothing.
+    in 8 bits belongs to the second comparison alone: independent prompts keep nothing. Where the
+    job's engine is vLLM, its answers are compared, and the tree's choose the labels.
     """
+    asked, job = job, _by_own_engine(job)
     quantize = job.spec.model.quantize
     number_format = job.placement.dtype if quantize == "none" else quantize
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
@@ -165,6 +168,13 @@ def prove(
             wide.difference,
             difference([answers.independent], [wide.independent]),
         )
+    if asked.spec.model.engine == "vllm":
+        engine = job_engine(asked)
+        by_vllm = engine.label(documents).log_probs
+        chosen = compared_answers(answers.compared, by_vllm)
+        differs = difference([chosen], [answers.independent])
+        exactness = Exactness(number_format, differs, None, rounding)
+        return Proof(None, exactness, None, by_vllm, engine.label(content_free).log_probs)
     exactness = Exactness(number_format, answers.difference, in_float32, rounding)
     if (quantize, job.spec.model.kv) == ("none", "none"):
         return Proof(answers.memory, exactness, None, answers.tree, answers.content_free)
@@ -180,6 +190,16 @@ def prove(
         tree = engine.label(documents).log_probs
         nothing = engine.label(content_free).log_probs if content_free else ()
     return Proof(memory, exactness, difference(tree, original), tree, nothing)
+
+
+def _by_own_engine(job: Job) -> Job:
+    """The job with assay's own engine; on the CPU, if its model is shared between GPUs."""
+    model, placement = job.spec.model, job.placement
+    if model.tensor_parallel > 1:
+        placement = replace(placement, device="cpu", gpus=0, threads=usable_cores())
+    model = model.model_copy(update={"engine": "assay", "tensor_parallel": 1})
+    spec = job.spec.model_copy(update={"model": model})
+    return replace(job, spec=spec, placement=placement)
 
 
 def _in_float32(job: Job) -> Job:

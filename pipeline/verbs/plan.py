@@ -14,11 +14,11 @@ from pathlib import Path
 from pydantic import computed_field
 
 from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.inference.engine import DocumentIds, LabelEngine
+from pipeline.inference.engine import DocumentIds, Engine
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
-from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, label_engine
+from pipeline.runtime.assembly import DocumentReader, job_engine, job_prompt
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Plan, PlanCounts, make_job
 from pipeline.runtime.placement import engine_bytes, place, spread, this_machine
@@ -150,7 +150,7 @@ def _measure(
         raise SpecError([*error.problems, Problem(Option("rate"), fix, None)]) from error
     disable_malloc_trim()
     job = make_job(spec, placement, cache_dir)
-    folder, tokenizer, prompt = job_prompt(job, send=announce)
+    folder, tokenizer, _ = job_prompt(job, send=announce)
     if not placement.gpus:
         needs = engine_bytes(spec, job.files, placement.dtype)
         items = len(planned.work_items)
@@ -161,7 +161,7 @@ def _measure(
     reader = DocumentReader.of_job(job, folder, tokenizer)
     pieces = [sample.pieces for sample in take_samples(shards, reader, spec, count)]
     announce(WorkerReport(LOADING))
-    engine = label_engine(job, job_model(job, folder), prompt)
+    engine = job_engine(job)
     announce(WorkerReport(MEASURING))
     seconds = {
         tasks: _seconds(engine, pieces, [task for task in spec.tasks if task.name in tasks])
@@ -174,7 +174,7 @@ def _measure(
 
 
 def _seconds(
-    engine: LabelEngine, pieces: Sequence[Sequence[DocumentIds]], tasks: Sequence[TaskSpec]
+    engine: Engine, pieces: Sequence[Sequence[DocumentIds]], tasks: Sequence[TaskSpec]
 ) -> float:
     # The first forward is slower than the others.
     ShardAnswers(pieces[:1], tasks).label_rows(engine, 0, 1)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from stages import run_without_ray
 
 from benchmarks.gpu import main
+from pipeline.inference.alternatives import answers_alone
+from pipeline.inference.engine import DocumentIds
+from pipeline.inference.labels.answers import Readouts
+from pipeline.inference.labels.prompt_tokens import PromptTokens
+from pipeline.inference.model.loaded import LoadedModel
 
 MEASURED = [
     ("tiny", "device"),
+    ("tiny", "exactness"),
     ("tiny", "tree"),
-    ("tiny", "expand, 8 at once"),
-    ("tiny", "expand, 32 at once"),
-    ("tiny", "continuous batching"),
     ("run", "device"),
     ("run", "tree"),
     ("run", "assay run"),
@@ -31,7 +36,7 @@ def test_every_part_of_the_twin_is_measured(
     assert [(row["part"], row["method"]) for row in rows] == MEASURED
     for row in rows:
         assert not row["error"]
-        if row["method"] != "device":
+        if row["method"] not in ("device", "exactness"):
             assert 0 < row["documents_per_s"] < math.inf, row
             assert 0 < row["product_share"] < 1, row
             assert row["peak_bytes"] is None or row["peak_bytes"] >= 0, row
@@ -40,13 +45,20 @@ def test_every_part_of_the_twin_is_measured(
 def test_a_method_that_fails_is_named_and_is_the_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.gpu.expand", int)
+    """As if the engine had left out a token of every document."""
+
+    def longer(
+        model: LoadedModel, prompt: PromptTokens, document: DocumentIds, *, readouts: Readouts
+    ) -> list[NDArray[np.float32]]:
+        return answers_alone(model, prompt, [*document, 1], readouts=readouts)
+
+    monkeypatch.setattr("pipeline.verbs.exactness.answers_alone", longer)
     assert main(parts=("tiny",), cpu_twin=True) == 1
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == 5
-    failed = [row for row in rows if row["error"]]
-    assert [row["method"] for row in failed] == ["expand, 8 at once", "expand, 32 at once"]
-    assert all(row["error"].startswith("TypeError: ") for row in failed)
+    assert len(rows) == 3
+    [failed] = [row for row in rows if row["error"]]
+    assert failed["method"] == "exactness"
+    assert failed["error"].startswith("ArithmeticError: p differs by ")
 
 
 def test_unknown_parts_and_a_missing_gpu_are_refused(
@@ -55,5 +67,5 @@ def test_unknown_parts_and_a_missing_gpu_are_refused(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main() == 2
     assert "sees no GPU here" in capsys.readouterr().err
-    assert main(parts=("4B",), cpu_twin=True) == 2
-    assert "there is no ['4B']; choose from ['tiny', 'run']" in capsys.readouterr().err
+    assert main(parts=("7B",), cpu_twin=True) == 2
+    assert "there is no ['7B']; choose from ['tiny', 'run']" in capsys.readouterr().err

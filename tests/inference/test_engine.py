@@ -122,6 +122,24 @@ def test_where_memory_is_short_only_that_batch_is_read_in_smaller_ones(
     assert sorted(read_once) == sorted(set(range(41)) - too_large)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[enforce fail at alloc_cpu.cpp:126] DefaultCPUAllocator: can't allocate memory: you tried",
+        "CUDA error: out of memory",
+        "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_every_allocator_is_known_by_its_message(message: str) -> None:
+    def short_of_memory(batch: list[int], max_tokens: int) -> None:
+        raise RuntimeError(message)
+
+    results = read_in_batches([1, 2], short_of_memory, max_tokens=9)
+    assert sorted(results, key=str) == [([0], None), ([1], None)]
+
+
 def test_another_error_is_not_taken_for_memory() -> None:
     def broken(batch: list[int], max_tokens: int) -> None:
         raise RuntimeError("shapes do not match")

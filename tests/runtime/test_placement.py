@@ -24,13 +24,13 @@ from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.schema import JobSpec
 
-OLD = Machine(gpus=0, cores=(8,), cpu_flags=frozenset({"avx2"}))
-INTEL: dict[str, Any] = {"gpus": 0, "cores": (8,), "cpu_vendor": "GenuineIntel"}
-AMD: dict[str, Any] = {"gpus": 0, "cores": (8,), "cpu_vendor": "AuthenticAMD"}
+OLD = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"avx2"}))
+INTEL: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "GenuineIntel"}
+AMD: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "AuthenticAMD"}
 VECTORS = frozenset({"avx512_bf16"})
 AMX = VECTORS | {"amx_bf16"}
-GPUS = Machine(gpus=4, cores=(16, 16))
-OLD_GPUS = Machine(gpus=1, cores=(4,), cpu_flags=AMX, gpu_bfloat16=False)
+GPUS = Machine(gpus=(3, 1), cores=(16, 16))
+OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_flags=AMX, gpu_bfloat16=False)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,11 @@ OLD_GPUS = Machine(gpus=1, cores=(4,), cpu_flags=AMX, gpu_bfloat16=False)
             GPUS,
             Placement("cuda", "float16", actors=4, threads=2, gpus=1, workers=4),
         ),
+        (
+            {"engine": "vllm", "tensor_parallel": 2},
+            Machine(gpus=(8, 3), cores=(16, 16)),
+            Placement("cuda", "bfloat16", actors=5, threads=1, gpus=2, workers=5),
+        ),
     ],
 )
 def test_auto_takes_the_faster_number_format(
@@ -64,9 +69,18 @@ def test_a_gpu_that_is_not_there_is_a_spec_error() -> None:
         place(ModelSpec(path="m", device="cuda"), OLD)
 
 
+@pytest.mark.parametrize(
+    ("machine", "fix"), [(GPUS, "more than 3 GPUs; write at most that"), (OLD, "CPU .*; write 1")]
+)
+def test_gpus_that_no_machine_has_together_are_a_spec_error(machine: Machine, fix: str) -> None:
+    model = ModelSpec(path="m", engine="vllm", tensor_parallel=4)
+    with pytest.raises(SpecError, match=rf"model\.tensor_parallel: .*{fix}"):
+        place(model, machine)
+
+
 def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
     machine = cluster([{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}])
-    assert (machine.gpus, machine.cores, machine.gpu_bfloat16) == (3, (16, 8), True)
+    assert (machine.gpus, machine.cores, machine.gpu_bfloat16) == ((1, 2), (16, 8), True)
     assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
 
 
@@ -158,7 +172,7 @@ def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any
 def test_no_more_engines_than_fit_into_memory(
     model: dict[str, Any], gib: float, expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    machine = Machine(gpus=0, cores=(16,), memory_bytes=gib * GIB)
+    machine = Machine(gpus=(), cores=(16,), memory_bytes=gib * GIB)
     spec, needs = ModelSpec(path="m", **model), needs_of(tmp_path, QWEN, 2_048, **model)
     placed = spread(place(spec, machine), spec, machine, work_items=1_000, needs=needs)
     assert (placed.actors, placed.threads, placed.workers) == (*expected, 1)
@@ -175,7 +189,7 @@ def test_engines_for_long_documents_never_take_more_than_the_machine_has(
     assert activations < needs.own - PROCESS_BYTES < 1.5 * activations + 0.5 * GIB
     spec = ModelSpec(path="m")
     for gib in (4, 8, 16, 64, 256):
-        machine = Machine(gpus=0, cores=(64,), memory_bytes=gib * GIB)
+        machine = Machine(gpus=(), cores=(64,), memory_bytes=gib * GIB)
         if needs.weights + needs.own > machine.memory_bytes:
             with pytest.raises(SpecError, match=r"documents\.max_tokens: .* GB .*are available"):
                 spread(place(spec, machine), spec, machine, work_items=9_000, needs=needs)

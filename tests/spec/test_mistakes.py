@@ -174,8 +174,27 @@ REMOVED = [
         for more in ({}, {"documents": ["N/A", ""]}, {"file": "/b.json"})
     ),
 ]
+VLLM = {"path": "m", "engine": "vllm"}
+ENGINES = [
+    ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay' or 'vllm'"),
+    ({"model": {**VLLM, "kind": "encoder"}}, "model.engine", "write kind: decoder"),
+    ({"model": {"path": "m", "tensor_parallel": 2}}, "model.tensor_parallel", "engine: vllm"),
+    ({"model": {**VLLM, "tensor_parallel": 0}}, "model.tensor_parallel", "above 0"),
+    ({"model": {**VLLM, "quantize": "int8_dynamic"}}, "model.quantize", "with engine: vllm"),
+    ({"model": {**VLLM, "kv": "int8"}}, "model.kv", "with engine: vllm"),
+    ({"model": VLLM, "tasks": [TRAINED]}, "tasks.0.readout", "with engine: vllm"),
+    ({"model": VLLM, **task(beam=8)}, "tasks.0.beam", "with engine: vllm"),
+    ({"model": VLLM, **task(explain={"tokens": 4})}, "tasks.0.explain", "with engine: vllm"),
+    (
+        {"model": VLLM, **stages({"model": {"path": "n"}, **ASKED}, ASKED)},
+        "tasks.0.cascade.stages.0.model",
+        "all stages have one model",
+    ),
+    ({"model": VLLM, **task(question=None)}, "tasks.0.question", "vLLM answers questions"),
+]
 IMAGES = [
     ({"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize"),
+    ({"model": VLLM}, "model.engine: vllm"),
     ({"documents": {"too_long": "chunk"}}, "documents.too_long: chunk"),
     (
         {"prompt": {"examples": [{"document": "d", "question": "q", "answer": "y"}]}},
@@ -196,6 +215,7 @@ IMAGES = [
         *OTHERS,
         *((job, f"tasks.0.cascade.{below}".rstrip("."), fix) for job, below, fix in STAGES),
         *REMOVED,
+        *ENGINES,
         *(
             ({**job, "input": {"path": "i", "image": "png"}}, "input.image", f"{key}; remove")
             for job, key in IMAGES
@@ -253,6 +273,7 @@ def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
         task(beam=8, calibration=BATCH),
         {"tasks": [TRAINED], "exit": {"layer": 8}},
         {"model": {"path": "m", "gpus": 1}},
+        {"model": {**VLLM, "tensor_parallel": 8}},
         {"documents": {"max_tokens": 8, "overlap_tokens": 9, "too_long": "tail"}},
     ],
 )

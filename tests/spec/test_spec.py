@@ -55,6 +55,8 @@ tasks:
 DEFAULTS: dict[str, Any] = {
     "model": {
         "kind": "decoder",
+        "engine": "assay",
+        "tensor_parallel": 1,
         "storage_options": {},
         "revision": None,
         "dtype": "auto",

@@ -32,7 +32,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, cores: int = 1) -> None:
         self.now = 0.0
-        machine = Machine(gpus=0, cores=(cores,))
+        machine = Machine(gpus=(), cores=(cores,))
         monkeypatch.setattr(planning, "this_machine", lambda: machine)
         label_rows = planning.ShardAnswers.label_rows
 
@@ -116,7 +116,7 @@ def test_where_nothing_is_missing_no_model_is_loaded(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(spec, tmp_path)
-    monkeypatch.setattr(planning, "job_model", no_model)
+    monkeypatch.setattr(planning, "job_engine", no_model)
     found = estimate(spec, PlanOptions(price=1.0), cache_dir=tmp_path)
     assert found.parts == () and found.measured is None
     assert found.worker_seconds == found.cost == 0
@@ -125,7 +125,7 @@ def test_where_nothing_is_missing_no_model_is_loaded(
 def test_a_rate_that_is_known_needs_no_model(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "job_model", no_model)
+    monkeypatch.setattr(planning, "job_engine", no_model)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
     found = estimate(gpu, PlanOptions(rate=0.5, workers=2), cache_dir=tmp_path)
     assert found.measured is None and found.seconds == ROWS / 0.5 / 2
@@ -163,7 +163,7 @@ def test_numbers_that_give_no_estimate_are_refused(name: str, value: float) -> N
 def test_a_machine_without_the_gpu_says_what_to_give_instead(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laptop = type(this_machine())(gpus=0, cores=(2,))
+    laptop = type(this_machine())(gpus=(), cores=(2,))
     monkeypatch.setattr(planning, "this_machine", lambda: laptop)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
     with pytest.raises(SpecError, match=r"rate: .*the summary of a run"):

@@ -114,7 +114,13 @@ class LabelScorer:
         If one label's tokens begin another's, the shorter label includes the longer one. With a
         length penalty the results are scores: sums are divided by a power of their length first.
         """
-        edges = edge_log_probs(hidden, self._edges, unembed)
+        return self.of_edges(edge_log_probs(hidden, self._edges, unembed))
+
+    def of_edges(
+        self,
+        edges: Tensor,  # [edges, docs] fp32: of all inner nodes, in their order
+    ) -> list[Tensor]:  # one [docs, labels] fp32 a trie
+        """`log_probs`, where the log-probability of each edge is known."""
         by_trie = torch.split(edges, [trie.edges for trie in self._tries])
         return [trie.log_probs(own) for trie, own in zip(self._tries, by_trie, strict=True)]
 

@@ -1,0 +1,88 @@
+"""What `VllmEngine` asks of vLLM and makes of its answers, against assay's own engine.
+
+vLLM itself is a twin here that computes each prompt alone; `make test-vllm` runs the real one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ModelError
+from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.vllm_engine import VllmEngine
+
+QUESTIONS = (
+    Question("first", (5, 6), {"a": ((1,),), "b": ((2,), (3,))}),
+    Question("full", (7,), {"x": ((1, 4), (1, 5)), "y": ((2, 4, 6),), "z": ((9,),)}),
+)
+PROMPT = PromptTokens((11, 12, 13), QUESTIONS)
+DOCUMENTS = [[20, 21, 22], [30], [20, 21, 23, 24]]
+
+
+class TwinOfVllm:
+    """Computes every prompt by a forward of its own."""
+
+    def __init__(self, network: Any) -> None:
+        self.network, self.prompts = network, 0
+
+    def generate(
+        self, prompts: Sequence[Any], sampling: Sequence[Any], *, use_tqdm: bool
+    ) -> list[Any]:
+        assert len(prompts) == len(sampling) and not use_tqdm
+        self.prompts += len(prompts)
+        return [
+            self._answer(p["prompt_token_ids"], s) for p, s in zip(prompts, sampling, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _answer(self, token_ids: list[int], sampling: Any) -> Any:
+        logits = self.network(input_ids=torch.tensor([token_ids])).logits[0, -1].float()
+        log_probs = logits.log_softmax(-1)
+        tokens = {
+            t: SimpleNamespace(logprob=float(log_probs[t])) for t in sampling.logprob_token_ids
+        }
+        return SimpleNamespace(
+            prompt_token_ids=token_ids,
+            num_cached_tokens=0,
+            outputs=[SimpleNamespace(logprobs=[tokens])],
+        )
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("vllm")
+    module.SamplingParams = SimpleNamespace
+    module.TokensPrompt = dict
+    monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+def test_its_answers_are_those_of_assays_own_engine(
+    vllm: None, tiny_model: Callable[[str], Any], make_network: Callable[..., Any]
+) -> None:
+    own = LabelEngine(tiny_model("llama"), PROMPT, max_batch_tokens=1_000)
+    twin = TwinOfVllm(make_network("llama").eval())
+    read: list[int] = []
+    engine = VllmEngine(twin, PROMPT, version="0")
+    found = engine.label(DOCUMENTS, on_batch=read.extend)
+    expected = own.label(DOCUMENTS)
+    assert read == [0, 1, 2] and twin.prompts == 3 * (1 + 4)
+    for mine, other in zip(found.log_probs, expected.log_probs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
+    [alone] = engine.label(DOCUMENTS, tasks=["full"]).log_probs
+    np.testing.assert_array_equal(alone, found.log_probs[1])
+    assert engine.label([], tasks=["full"]).log_probs[0].shape == (0, 3)
+    assert engine.label(DOCUMENTS, tasks=[]).log_probs == ()
+
+
+def test_a_task_whose_labels_are_searched_is_refused_by_name() -> None:
+    searched = Question("many", (5,), {"a": ((1,),), "b": ((2,),)}, beam=2)
+    with pytest.raises(ModelError, match=r"task 'many': .*write model.engine: assay"):
+        VllmEngine(None, PromptTokens((), (searched,)), version="0")
