@@ -1,4 +1,4 @@
-"""On a GPU: is it right, how fast is it, and how fast are `assay run` and vLLM beside it?
+"""Exactness and speed on a GPU: the engine, `assay run`, and vLLM.
 
     python -m benchmarks.gpu [--parts NAME ...] [--cpu-twin]
 
@@ -207,14 +207,14 @@ def tree_row(setup: Setup) -> Row:
     """The engine as a run uses it."""
     batch_tokens = memory_plan(setup.model, setup.prompt).max_batch_tokens
     engine = LabelEngine(setup.model, setup.prompt, max_batch_tokens=batch_tokens)
-    note = f"{batch_tokens:,} tokens a batch, fused kernel: {bool(setup.model.kernel)}"
+    note = f"batches of {batch_tokens:,}, fused kernel: {bool(setup.model.kernel)}"
     return replace(timed_row(setup, "tree", engine), note=note)
 
 
 def timed_row(setup: Setup, method: str, engine: Engine) -> Row:
     """The median of three calls, which ask about all documents."""
-    ask = lambda: engine.label(setup.fresh())  # noqa: E731
-    timed = take_turns({method: Turn(ask, len(setup.documents), rounds=3, warm_up=True)})[method]
+    turn = Turn(lambda: engine.label(setup.fresh()), len(setup.documents), rounds=3, warm_up=True)
+    timed = take_turns({method: turn})[method]
     return setup.row(method, 1 / timed.median, peak_bytes=timed.peak_bytes)
 
 
@@ -225,7 +225,9 @@ def vllm_row(setup: Setup) -> Row:
     with tempfile.TemporaryDirectory() as name:
         model = written_job(setup, Path(name), documents=SHARDS)["model"]["path"]
         engine = load_vllm(Path(model), setup.prompt, options, max_tokens=setup.scale.tokens)
-    return replace(timed_row(setup, "vllm", engine), note=f"version {engine.version}")
+    row = replace(timed_row(setup, "vllm", engine), note=engine.version, peak_bytes=None)
+    engine.close()
+    return row
 
 
 def run_row(setup: Setup, tree_documents_per_s: float) -> Row:
@@ -273,7 +275,7 @@ def random_network(scale: Scale, sizes: Mapping[str, Any]) -> Any:
     """The model with random weights, on the device."""
     torch.manual_seed(0)
     of_config: Any = transformers.AutoModelForCausalLM
-    with torch.device(scale.device):  # — random numbers for 4B weights take minutes on a CPU
+    with torch.device(scale.device):  # — random numbers for 1.5B weights take minutes on a CPU
         config = transformers.AutoConfig.for_model(**sizes)
         return of_config.from_config(config, dtype=getattr(torch, scale.dtype))
 

@@ -5,7 +5,7 @@ Entry points: `chunk_texts` before the model, `combine` after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -52,7 +52,7 @@ def chunk_text(tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec) ->
 
 def chunk_texts(
     tokenizer: DocumentTokenizer, texts: Sequence[str], rules: DocumentsSpec
-) -> list[Chunks | DocumentError]:
+) -> Iterator[Chunks | DocumentError]:
     """Each text's chunks; an error if it has control tokens or is too long for `chunk`.
 
     A text of at most `CHARS_PER_TOKEN * max_tokens` characters is tokenised whole. Of a longer one,
@@ -64,7 +64,6 @@ def chunk_texts(
     else:
         kept = [_window(text, most, place) for text in texts]
     encoded = tokenizer.encode_all(kept)
-    chunks: list[Chunks | DocumentError] = []
     for text, own, token_ids in zip(texts, kept, encoded, strict=True):
         try:
             if place == "chunk" and len(own) < len(text):
@@ -77,10 +76,9 @@ def chunk_texts(
                 too_long=place,
                 overlap_tokens=rules.overlap_tokens,
             )
-            chunks.append(Chunks(cut.token_ids, cut.truncated or len(own) < len(text)))
+            yield Chunks(cut.token_ids, cut.truncated or len(own) < len(text))
         except DocumentError as error:
-            chunks.append(error)
-    return chunks
+            yield error
 
 
 def chunk_tokens(

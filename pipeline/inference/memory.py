@@ -55,7 +55,7 @@ class ModelShape:
     gathered: int = 0  # copies of the keys and values of a batch that attention makes
 
     @classmethod
-    def of(cls, config: Any, *, item_bytes: int, on_cpu: bool) -> ModelShape:
+    def of(cls, config: Any, *, item_bytes: int, on_cpu: bool, gathered: int = 0) -> ModelShape:
         """The shape that a model's text configuration states; AttributeError if it states none."""
 
         def largest(name: str) -> int:  # of all layers; 0 if it is not stated
@@ -79,7 +79,7 @@ class ModelShape:
             vocab=config.vocab_size,
             item_bytes=item_bytes,
             block_rows=block_rows if is_llama else None,
-            gathered=0 if on_cpu else 1 + GATHERED,  # — first the prefix is put before the batch
+            gathered=gathered,
         )
 
     @property
@@ -165,7 +165,8 @@ def plan_memory(
         prefix = prefix // shape.item_bytes + sizes
         # — a layer reads its part widened, by way of two copies in float32
         free_bytes -= prefix_tokens * shape.kv_bytes * (1 + 2 * 4 // shape.item_bytes)
-    usable = free_bytes * _USABLE - prefix
+    copied = shape.gathered * prefix_tokens * shape.kv_bytes
+    usable = free_bytes * _USABLE - prefix - copied
     return MemoryPlan(
         weights_bytes=sum(
             weights.nbytes for weights in (*model.network.parameters(), *model.network.buffers())
@@ -197,6 +198,8 @@ def shape_of(model: LoadedModel) -> ModelShape:
         model.network.config.get_text_config(),
         item_bytes=model.network.dtype.itemsize,
         on_cpu=model.device.type == "cpu",
+        # — before it gathers, a layer copies the batch behind its prefix
+        gathered=0 if model.kernel is None else 1 + GATHERED,
     )
 
 

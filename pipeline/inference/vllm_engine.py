@@ -1,13 +1,16 @@
 """vLLM in place of assay's own engine: `model.engine: vllm`.
 
-Entry points: `load_vllm`, and `VllmEngine.label`, which stands in for `LabelEngine`. Must not
-import Ray or read files other than the model's. vLLM is imported where it is used: it is an extra.
+Entry points: `check_vllm` before anything is computed, `load_vllm`, and `VllmEngine.label`, which
+stands in for that of `LabelEngine`. Must not import Ray. vLLM is imported where it is used: it is
+an extra.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +20,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import Tensor
 
 from pipeline.cache import cache_dir
 from pipeline.errors import ModelError
@@ -26,13 +30,14 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.schedules.batching import Usage
 
-# Documents whose prompts vLLM gets at once, so that its scheduler fills its batches.
-_DOCUMENTS_AT_ONCE = 64
+# Prompts that vLLM gets at once, so that its scheduler fills its batches.
+_PROMPTS_AT_ONCE = 512
 GENERATED_TOKENS = 1
 _MOST_TOKENS = 128  # whose log-probabilities it gives for one prompt
 _CPU_BLOCK_TOKENS = 32  # of its cache: a prompt shares whole blocks; its own choice for CPUs is 128
 _CPU_CACHE_GIB = "2"
 Item = TypeVar("Item")
+_Ask = tuple[tuple[int, ...], list[int]]  # what follows the document; the tokens scored there
 
 
 class VllmEngine:
@@ -45,18 +50,19 @@ class VllmEngine:
 
     Args:
         llm: A `vllm.LLM` with prefix caching.
-        prompt: The questions. ModelError for one whose labels are searched.
+        prompt: The questions, which `check_vllm` allows.
         version: Of vLLM.
     """
 
     def __init__(self, llm: Any, prompt: PromptTokens, *, version: str) -> None:
         self._llm, self.prompt, self.version = llm, prompt, version
-        for question in prompt.questions:
-            if question.searched:
-                raise ModelError(
-                    f"task {question.name!r}: its labels are searched (beam, or too many tokens), "
-                    "which vLLM does not do; write model.engine: assay, or leave out beam"
-                )
+
+    def close(self) -> None:
+        """Gives the device's memory back."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
 
     def label(
         self,
@@ -69,28 +75,32 @@ class VllmEngine:
         asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         log_probs = [np.full((len(documents), len(q.labels)), np.nan, np.float32) for q in asked]
         usage = Usage()
-        for start in range(0, len(documents) if asked else 0, _DOCUMENTS_AT_ONCE):
-            batch = list(range(start, min(start + _DOCUMENTS_AT_ONCE, len(documents))))
-            answers, computed = self._answers(asked, [documents[i] for i in batch])
-            for of_all, of_batch in zip(log_probs, answers, strict=True):
-                of_all[batch] = of_batch
+        asks = [ask for question in asked for ask in _asks(question)]
+        scorer = LabelScorer([question.trie for question in asked], torch.device("cpu"))
+        step = max(1, _PROMPTS_AT_ONCE // max(1, len(asks)))
+        for start in range(0, len(documents) if asked else 0, step):
+            batch = list(range(start, min(start + step, len(documents))))
+            edges, computed = self._edges(asks, [documents[i] for i in batch])
+            for of_all, of_batch in zip(log_probs, scorer.of_edges(edges), strict=True):
+                of_all[batch] = of_batch.numpy()
             usage += computed
             on_batch(batch)
         return Labelled(tuple(log_probs), usage)
 
-    def _answers(
-        self, asked: Sequence[Question], documents: Sequence[DocumentIds]
-    ) -> tuple[list[NDArray[np.float32]], Usage]:  # by question: [docs, labels]
+    def _edges(
+        self, asks: Sequence[_Ask], documents: Sequence[DocumentIds]
+    ) -> tuple[Tensor, Usage]:  # [edges, docs]
+        """The log-probabilities of the edges of all tries."""
         from vllm import SamplingParams, TokensPrompt
 
-        asks = [ask for question in asked for ask in _asks(question)]
         sampling = [
             SamplingParams(max_tokens=1, temperature=0, detokenize=False, logprob_token_ids=tokens)
             for _, tokens in asks
         ]
+        above = [[*self.prompt.prefix, *map(int, document)] for document in documents]
         prompts = [
-            TokensPrompt(prompt_token_ids=[*self.prompt.prefix, *map(int, document), *suffix])
-            for document in documents
+            TokensPrompt(prompt_token_ids=[*tokens, *suffix])
+            for tokens in above
             for suffix, _ in asks
         ]
         outputs = self._llm.generate(prompts, sampling * len(documents), use_tqdm=False)
@@ -102,15 +112,13 @@ class VllmEngine:
             ]
             for of_document in _parts(outputs, len(asks))
         ]
-        edges = torch.tensor(rows, dtype=torch.float32).T  # [edges, docs]
-        scorer = LabelScorer([question.trie for question in asked], edges.device)
         read = sum(len(o.prompt_token_ids) - (o.num_cached_tokens or 0) for o in outputs)
         of_documents = sum(map(len, documents))
-        usage = Usage(of_documents, max(0, read - of_documents))
-        return [answers.numpy() for answers in scorer.of_edges(edges)], usage
+        usage = Usage(min(read, of_documents), max(0, read - of_documents))
+        return torch.tensor(rows, dtype=torch.float32).T, usage
 
 
-def _asks(question: Question) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+def _asks(question: Question) -> Iterator[_Ask]:
     """What follows the document, and the tokens that are scored there, in the order of the edges.
 
     A node of many tokens is asked about several times.
@@ -134,6 +142,18 @@ class VllmOptions:
     tensor_parallel: int = 1  # GPUs that share each layer
 
 
+def check_vllm(prompt: PromptTokens) -> None:
+    """ModelError unless vLLM is installed, and all labels of the questions can be read at once."""
+    for question in prompt.questions:
+        if question.searched:
+            raise ModelError(
+                f"task {question.name!r}: its labels are searched (beam, or too many tokens), "
+                "which vLLM does not do; write engine: assay, or leave out beam"
+            )
+    if find_spec("vllm") is None:
+        raise ModelError("model.engine: vllm needs vLLM here: pip install 'corpus-assay[vllm]'")
+
+
 def load_vllm(
     folder: Path, prompt: PromptTokens, run: VllmOptions, *, max_tokens: int
 ) -> VllmEngine:
@@ -145,20 +165,23 @@ def load_vllm(
         run: How it is run.
         max_tokens: Of the longest document.
     """
-    # — read when vLLM is imported; without it the engine is a second process, which polls
+    check_vllm(prompt)
+    # — 0 keeps the engine in this process; a second one would poll
     os.environ.setdefault(
         "VLLM_ENABLE_V1_MULTIPROCESSING", "0" if run.tensor_parallel == 1 else "1"
     )
     options: dict[str, Any] = {}
+    if run.tensor_parallel > 1:
+        options = {"distributed_executor_backend": "mp"}  # — Ray has given this actor its GPUs
     if run.device == "cpu":
-        # — to compile takes a minute at each start, and .8 of the time of a document after it
+        # — compiling takes a minute at each start; a document then takes .8 of the time
         options = {"block_size": _CPU_BLOCK_TOKENS, "enforce_eager": True}
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        os.environ["OMP_NUM_THREADS"] = str(run.threads)
-    torch.cuda.empty_cache()  # — it refuses a GPU whose memory another model of this process keeps
-    if find_spec("vllm") is None:
-        raise ModelError("model.engine: vllm needs vLLM here: pip install 'corpus-assay[vllm]'")
+        torch.set_num_threads(run.threads)
+    # — it refuses a GPU whose memory another model of this process keeps
+    gc.collect()
+    torch.cuda.empty_cache()
     log = cache_dir() / "vllm.log"
     longest = max(question.longest_suffix for question in prompt.questions)
     try:
@@ -175,25 +198,36 @@ def load_vllm(
                 max_logprobs=_MOST_TOKENS,
                 **options,
             )
-    except (ImportError, ValueError, RuntimeError, OSError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        raise ModelError(f"vLLM does not load this model: {reason[0]}; see {log}") from error
+    except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
+        raise ModelError(f"vLLM does not load this model: {_reason(error)}; see {log}") from error
     logging.getLogger("vllm").setLevel(logging.ERROR)
     return VllmEngine(llm, prompt, version=__version__)
+
+
+def _reason(error: Exception) -> str:
+    """The line of an error that says what is wrong."""
+    if isinstance(error, ValidationError):  # — its last line is the address of a manual
+        return str(error.errors()[0]["msg"])
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 @contextmanager
 def _prints_into(log: Path) -> Iterator[None]:
     """What this process prints in the block goes to a file, also what C++ prints."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    streams = 1, 2
-    kept = [os.dup(stream) for stream in streams]
+    kept = [os.dup(stream) for stream in (1, 2)]
+
+    def print_into(streams: Sequence[int]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream, number)
+
     try:
         with log.open("ab") as file:
-            for stream in streams:
-                os.dup2(file.fileno(), stream)
+            print_into([file.fileno(), file.fileno()])
         yield
     finally:
-        for stream, own in zip(streams, kept, strict=True):
-            os.dup2(own, stream)
-            os.close(own)
+        print_into(kept)
+        for stream in kept:
+            os.close(stream)

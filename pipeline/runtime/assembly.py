@@ -6,7 +6,7 @@ Imports torch, so the driver must not import it. Must not import Ray.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -317,17 +317,15 @@ class DocumentReader:
         except DocumentError as error:
             return (), f"error:{error}"
 
-    def text_chunks(self, texts: Sequence[str]) -> list[tuple[Sequence[tuple[int, ...]], str]]:
+    def text_chunks(self, texts: Sequence[str]) -> Iterator[tuple[Sequence[tuple[int, ...]], str]]:
         """The same of readable documents without images, which are tokenised together."""
-        read: list[tuple[Sequence[tuple[int, ...]], str]] = []
         for chunks in chunk_texts(self.tokenizer, texts, self.rules):
             if isinstance(chunks, DocumentError):
-                read.append(((), f"error:{chunks}"))
+                yield (), f"error:{chunks}"
             elif not chunks.tokens:
-                read.append(((), EMPTY))
+                yield (), EMPTY
             else:
-                read.append((chunks.token_ids, TRUNCATED if chunks.truncated else OK))
-        return read
+                yield chunks.token_ids, TRUNCATED if chunks.truncated else OK
 
     def _with_text(self, image: bytes, text: str) -> tuple[Sequence[tuple[int, ...]], str]:
         assert self.images is not None, "no model for images"

@@ -209,6 +209,8 @@ class ShardStage:
 
     def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
         self._job, self._post = job, post
+        # — of the pool in which a tokenizer encodes several texts
+        os.environ.setdefault("RAYON_NUM_THREADS", str(job.placement.threads))
         # — first, because it reports that it fetches or converts the model
         self._label = LabelStage(job, asks, post)
         self._tokenise = TokeniseStage(job, post)

@@ -158,7 +158,7 @@ def cluster(nodes: Sequence[Resources]) -> Machine:
 
 
 def place(model: ModelSpec, machine: Machine) -> Placement:
-    """Where one engine a machine runs; one a GPU, or a group of GPUs of one machine.
+    """Where engines run: one a machine on CPUs, one for each `tensor_parallel` GPUs of a machine.
 
     On a CPU the engine has `model.threads` threads, or all cores. SpecError if the machine lacks
     what the spec asks for.
@@ -175,7 +175,7 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     dtype = fastest if model.dtype == "auto" else model.dtype
     if not on_gpu:
         if model.tensor_parallel > 1:
-            fix = "on a CPU one engine has the whole model; write 1"
+            fix = "no GPUs are here to share it; try where they are, or write 1"
             raise SpecError([Problem("model.tensor_parallel", fix, model.tensor_parallel)])
         nodes, cores = len(machine.cores), min(machine.cores)
         threads = cores if model.threads == "auto" else min(model.threads, cores)

@@ -107,14 +107,11 @@ class JobReader:
         if not rows:
             return chunks, status
         texts = documents.column("text").take(pa.array(rows)).to_pylist()
+        read = self.document_reader.text_chunks(texts)
         if "image" in documents.column_names:
             images = documents.column("image").take(pa.array(rows))
-            read = [
-                self.document_reader.chunks(text, OK, image.as_py())
-                for text, image in zip(texts, images, strict=True)
-            ]
-        else:
-            read = self.document_reader.text_chunks(texts)
+            pairs = zip(texts, images, strict=True)
+            read = (self.document_reader.chunks(text, OK, image.as_py()) for text, image in pairs)
         for row, (token_ids, status[row]) in zip(rows, read, strict=True):
             # — as arrays: Python integers would take ten times the memory
             chunks[row] = [np.array(chunk, np.int32) for chunk in token_ids]

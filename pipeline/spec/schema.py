@@ -284,7 +284,7 @@ class JobSpec(Frozen):
                 mistakes += _cannot_answer(stage.model or model, stage.exit, stage, inside)
                 engines = {each.engine for each in (stage.model, model) if each}
                 if stage.model and "vllm" in engines:
-                    fix = "with engine: vllm all stages have one model; remove this, or write assay"
+                    fix = "with engine: vllm all stages have one model; remove this"
                     mistakes.append(((*inside, "model"), fix))
         if mistakes:
             raise mistakes_error(mistakes)
@@ -333,7 +333,10 @@ def _cannot_answer(
         keys |= {key: getattr(asked, key, None) for key in ("explain", "beam")}
         for key, value in keys.items():
             if value is not None:
-                yield (*place, key), "not supported with engine: vllm; remove this, or write assay"
+                yield (
+                    (*place, key),
+                    "not supported with engine: vllm; remove this, or write engine: assay",
+                )
         if asked.question is None and asked.readout is None:
             yield (*place, "question"), "vLLM answers questions; write one"
     elif asked.question is None and asked.readout is None:

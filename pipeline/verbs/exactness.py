@@ -1,4 +1,4 @@
-"""Compares the tree's answers with those of independent prompts. Entry point: `prove`.
+"""Compares the tree's answers, or vLLM's, with those of independent prompts. Entry point: `prove`.
 
 Both are computed in the job's dtype and in float32. In bfloat16, two correct computations of one
 prompt differ by about 0.01 in probability, so half precision alone proves little about the tree.
@@ -8,6 +8,7 @@ that are rounded to 8 bits: a difference in the last bit of a float32 sum may be
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.memory import MemoryPlan, trim_malloc
+from pipeline.inference.vllm_engine import check_vllm
 from pipeline.runtime.assembly import job_engine, job_model, label_engine, memory_plan
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
@@ -68,7 +70,9 @@ class Exactness:
 
     number_format: str  # a dtype, or int8_dynamic
     difference: Difference  # against independent prompts, in the job's number format
-    in_float32: Difference | None  # the tree's in float32; None if that is the format, or no room
+    in_float32: (
+        Difference | None
+    )  # of the tree; None if that is the format, without room, or of vLLM
     rounding: Difference | None  # independent prompts in the format against themselves in float32
 
     @property
@@ -154,6 +158,8 @@ def prove(
     in 8 bits belongs to the second comparison alone: independent prompts keep nothing. Where the
     job's engine is vLLM, its answers are compared, and the tree's choose the labels.
     """
+    if job.spec.model.engine == "vllm":
+        check_vllm(prompt)  # — before the minutes that the tree's answers take
     asked, job = job, _by_own_engine(job)
     quantize = job.spec.model.quantize
     number_format = job.placement.dtype if quantize == "none" else quantize
@@ -169,7 +175,7 @@ def prove(
             difference([answers.independent], [wide.independent]),
         )
     if asked.spec.model.engine == "vllm":
-        engine = job_engine(asked)
+        engine = job_engine(asked, announce)
         by_vllm = engine.label(documents).log_probs
         chosen = compared_answers(answers.compared, by_vllm)
         differs = difference([chosen], [answers.independent])
@@ -196,7 +202,7 @@ def _by_own_engine(job: Job) -> Job:
     """The job with assay's own engine; on the CPU, if its model is shared between GPUs."""
     model, placement = job.spec.model, job.placement
     if model.tensor_parallel > 1:
-        placement = replace(placement, device="cpu", gpus=0, threads=usable_cores())
+        placement = replace(placement, device="cpu", gpus=0, actors=1, threads=usable_cores())
     model = model.model_copy(update={"engine": "assay", "tensor_parallel": 1})
     spec = job.spec.model_copy(update={"model": model})
     return replace(job, spec=spec, placement=placement)
@@ -234,6 +240,7 @@ def _answers(
 
 def _have_room(weights_bytes: int, device: str) -> bool:
     trim_malloc()
+    gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0]

@@ -69,6 +69,23 @@ def test_a_failed_answer_is_of_its_task_alone_and_a_chunk_not_read_is_of_all(bad
         assert np.isnan(own.log_mass).tolist() == has_none
 
 
+def test_rows_after_the_first_and_between_rows_without_chunks_get_their_own_answers() -> None:
+    class FifthOfSix:
+        def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
+            scores = np.concatenate([some(document[0]) for document in documents])
+            return Labelled((scores,), Usage(), frozenset([4]))
+
+    chunks = [[[9]], [], [[1]], [], [[2], [3]], [[4]], [[5]], [[6]], []]
+    answers = ShardAnswers(chunks, [task()])
+    answers.label_rows(FifthOfSix(), 1, 9)  # type: ignore[arg-type]
+    [own] = answers.by_task
+    memory = "error:out of memory, even alone"
+    assert own.status(["ok"] * 9) == [*["ok"] * 6, memory, "ok", "ok"]
+    for row, document in ((2, 1), (5, 4), (7, 6)):
+        np.testing.assert_array_equal(own.log_probs[row], some(document)[0])
+    assert np.isnan(own.log_mass).tolist() == [n not in (2, 4, 5, 7) for n in range(9)]
+
+
 def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.inference.shard_answers.MAX_LOG_PROBS", 6 * 4)
     pieces = [[[row]] * n for row, n in enumerate((1, 2, 0, 2, 3, 9, 1))]

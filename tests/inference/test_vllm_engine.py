@@ -17,7 +17,8 @@ import torch
 from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.vllm_engine import VllmEngine
+from pipeline.inference.schedules.batching import Usage
+from pipeline.inference.vllm_engine import VllmEngine, check_vllm
 
 QUESTIONS = (
     Question("first", (5, 6), {"a": ((1,),), "b": ((2,), (3,))}),
@@ -31,13 +32,14 @@ class TwinOfVllm:
     """Computes every prompt by a forward of its own."""
 
     def __init__(self, network: Any) -> None:
-        self.network, self.prompts = network, 0
+        self.network, self.prompts, self.most_tokens = network, 0, 0
 
     def generate(
         self, prompts: Sequence[Any], sampling: Sequence[Any], *, use_tqdm: bool
     ) -> list[Any]:
         assert len(prompts) == len(sampling) and not use_tqdm
         self.prompts += len(prompts)
+        self.most_tokens = max(self.most_tokens, *(len(s.logprob_token_ids) for s in sampling))
         return [
             self._answer(p["prompt_token_ids"], s) for p, s in zip(prompts, sampling, strict=True)
         ]
@@ -51,7 +53,7 @@ class TwinOfVllm:
         }
         return SimpleNamespace(
             prompt_token_ids=token_ids,
-            num_cached_tokens=0,
+            num_cached_tokens=1,  # of the prefix
             outputs=[SimpleNamespace(logprobs=[tokens])],
         )
 
@@ -74,6 +76,10 @@ def test_its_answers_are_those_of_assays_own_engine(
     found = engine.label(DOCUMENTS, on_batch=read.extend)
     expected = own.label(DOCUMENTS)
     assert read == [0, 1, 2] and twin.prompts == 3 * (1 + 4)
+    # — 3 of the prefix, but 1 is cached; then the document, the question, and a label's tokens
+    below = 2 + sum(1 + label_tokens for label_tokens in (0, 1, 1, 2))
+    read_tokens = sum(5 * (2 + len(document)) + below for document in DOCUMENTS)
+    assert found.usage == Usage(8, read_tokens - 8)
     for mine, other in zip(found.log_probs, expected.log_probs, strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
     [alone] = engine.label(DOCUMENTS, tasks=["full"]).log_probs
@@ -82,7 +88,19 @@ def test_its_answers_are_those_of_assays_own_engine(
     assert engine.label(DOCUMENTS, tasks=[]).log_probs == ()
 
 
+def test_a_node_of_many_tokens_is_asked_about_several_times(
+    vllm: None, tiny_model: Callable[[str], Any], make_network: Callable[..., Any]
+) -> None:
+    labels = {f"label {token}": ((token, 7), (token, 8)) for token in range(10, 290)}
+    prompt = PromptTokens((11,), (Question("many", (5,), labels),))
+    twin = TwinOfVllm(make_network("llama").eval())
+    [found] = VllmEngine(twin, prompt, version="0").label([[20, 21]]).log_probs
+    own = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
+    np.testing.assert_allclose(found, own.label([[20, 21]]).log_probs[0], rtol=0, atol=1e-5)
+    assert twin.prompts == 3 + 280 and twin.most_tokens == 128
+
+
 def test_a_task_whose_labels_are_searched_is_refused_by_name() -> None:
     searched = Question("many", (5,), {"a": ((1,),), "b": ((2,),)}, beam=2)
-    with pytest.raises(ModelError, match=r"task 'many': .*write model.engine: assay"):
-        VllmEngine(None, PromptTokens((), (searched,)), version="0")
+    with pytest.raises(ModelError, match=r"task 'many': .*write engine: assay"):
+        check_vllm(PromptTokens((), (searched,)))

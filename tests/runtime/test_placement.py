@@ -70,7 +70,8 @@ def test_a_gpu_that_is_not_there_is_a_spec_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "fix"), [(GPUS, "more than 3 GPUs; write at most that"), (OLD, "CPU .*; write 1")]
+    ("machine", "fix"),
+    [(GPUS, "more than 3 GPUs; write at most that"), (OLD, "no GPUs are here .* write 1")],
 )
 def test_gpus_that_no_machine_has_together_are_a_spec_error(machine: Machine, fix: str) -> None:
     model = ModelSpec(path="m", engine="vllm", tensor_parallel=4)

@@ -54,6 +54,7 @@ def with_task(documents: Any = SPEC["documents"], **changes: Any) -> JobSpec:
         spec(documents={"max_tokens": 100, "too_long": "tail"}),
         spec(model={"path": "m", "quantize": "int8_dynamic"}),
         spec(model={"path": "m", "kv": "int8"}),
+        spec(model={"path": "m", "engine": "vllm"}),
         with_task(scoring="full"),
         with_task(length_penalty=0.5),
         with_task(beam=8),

@@ -3,8 +3,8 @@
 Entry points: `causal_runs`, and `CausalRuns.attend` for a layer. A run is a document, or a span of
 the branches below one. Its keys are those on the path from the root to its last row: the prefix,
 the document, the spans above it, itself. They are gathered by one index, so that a layer is one
-call of the kernel, whose own causal mask and window hide the rest. The indices are made once a
-batch, and the layers run without a device-to-host read.
+call of the kernel, or several where that takes much memory. The kernel's own causal mask and window
+hide the rest. The indices are made once a batch, and the layers run without a device-to-host read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def causal_runs(
 ) -> CausalRuns:
     """The runs of a batch, with all indices on the device.
 
-    One call gathers at most `GATHERED` keys for each row of the batch, or the keys of one run.
+    One call gathers at most `GATHERED` keys for each row of the batch and of its prefix, or the
+    keys of one run.
 
     Args:
         window: Positions that a query sees, up to its own; None: all.
@@ -86,7 +87,7 @@ def causal_runs(
         starts, tokens = starts + hidden, tokens - hidden
     calls = []
     q_stops = q_tokens.cumsum()
-    for runs in _groups(tokens.sum(axis=1), most=GATHERED * tree.tokens):
+    for runs in _groups(tokens.sum(axis=1), most=GATHERED * (tree.prefix_tokens + tree.tokens)):
         queries, keys = q_tokens[runs], tokens[runs].sum(axis=1)
         edges = [np.concatenate([[0], each.cumsum()]) for each in (queries, keys)]
         rows = _rows(starts[runs].ravel(), tokens[runs].ravel())
@@ -101,10 +102,10 @@ def causal_runs(
 
 
 def _paths(tree: Tree, *, branches_only: bool) -> tuple[Integers, Integers, Integers]:
-    """The pieces of each run's path: first rows and tokens, [runs, pieces]; [runs] its queries.
+    """The first rows and the tokens of the pieces of each run's path, and its queries.
 
-    Rows are counted from the prefix's first one. A run has as many queries as its last piece has
-    tokens; a path of fewer pieces is filled up with empty ones.
+    Both are [runs, pieces], the queries [runs]. Rows are counted from the prefix's first one. A
+    path of fewer pieces is filled up with empty ones.
     """
     documents = len(tree.documents)
     above = [_ancestors(tree.spans, number) for number in range(len(tree.spans))]

@@ -301,7 +301,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, VarlenBatch, float], Attended]
 def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
     """torch's FlashAttention, called as this version of torch requires."""
     # torch 2.11 accepts grouped heads; later versions require `enable_gqa`. With one split of the
-    # keys an answer does not depend on the other documents of its batch.
+    # keys, attention does not depend on the other documents of a batch.
     known = {"enable_gqa": True, "num_splits": 1}.items()
     parameters = inspect.signature(varlen).parameters
     options: dict[str, Any] = {name: value for name, value in known if name in parameters}
@@ -331,7 +331,7 @@ def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
             v,
             runs.cu_seqlens_q,
             runs.cu_seqlens_k,
-            # At 1 the kernel takes its decoding path, which has no causal mask.
+            # At 1 the kernel may take its decoding path, which hides no keys.
             max(2, runs.max_seqlen_q),
             runs.max_seqlen_k,
             return_aux=AuxRequest(lse=True),

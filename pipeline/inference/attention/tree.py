@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-# Tokens that a shared prefix must save: it costs an attention segment in every layer.
+# Tokens that a shared prefix must save: it costs a segment, or a run, of attention in every layer.
 LEAST_SAVED = 4
 
 

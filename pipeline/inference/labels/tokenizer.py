@@ -60,7 +60,7 @@ class DocumentTokenizer:
         return ids
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[list[int] | DocumentError]:
-        """The token ids of each text, or the error that `encode` raises. All cores work."""
+        """The token ids of each text, or the error that `encode` raises; in parallel."""
         for batch in _batches(texts):
             for encoding in self._backend.encode_batch_fast(batch, add_special_tokens=False):
                 ids: list[int] = encoding.ids

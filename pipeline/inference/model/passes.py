@@ -6,6 +6,7 @@ own kernels take their place (`processor.native`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -62,6 +63,7 @@ def passes(device: str, dtype: torch.dtype, *, compiled_on: str = "cuda") -> Pas
     """The passes on a kind of device; compiled if that works, and is right, on `compiled_on`."""
     if device != compiled_on:
         return PLAIN
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # — no pool of processes
     compiler: Any = torch.compile
     compiled = Passes(*(compiler(each, dynamic=True) for each in PLAIN))
     try:
@@ -85,7 +87,10 @@ def _largest_error(compiled: Passes, device: str, dtype: torch.dtype) -> float:
         rotated = torch.empty_like(own[0])
         each.rotate(own[0], own[1], own[2], rotated)
         gated = each.gate(own[0].flatten(0, 2), own[0].flatten(0, 2))
-        answers.append([each.normalise(own[0], own[3], 1e-5), rotated, gated])
+        # — as heads, as rows of a block, and as one row, each of which is compiled by itself
+        shapes = own[0], own[0].flatten(1, 2), own[0][0, 0], own[0][0, 0, :1]
+        normed = [each.normalise(states, own[3], 1e-5) for states in shapes]
+        answers.append([*normed, rotated, gated])
     return max(
         float((actual.float() - expected).abs().max() / expected.abs().max())
         for actual, expected in zip(*answers, strict=True)

@@ -58,8 +58,14 @@ def test_no_call_gathers_more_than_it_may_or_than_one_run_needs(
     tree = tree_of([60, 3, 18], [Node(2)] * 40, prefix_tokens=9)
     runs = causal_runs(tree, CPU, attend_run_by_run, window=None, branches_only=False)
     gathered = [len(call.keys) for call in runs.calls]
-    assert len(gathered) > 1 and max(gathered) <= most * tree.tokens
+    assert len(gathered) > 1 and max(gathered) <= most * (9 + tree.tokens)
     assert sum(gathered) == 3 * 9 + 81 + 40 * (3 * (9 + 2) + 81)
+
+
+def test_a_search_below_a_long_document_is_a_few_calls() -> None:
+    tree = tree_of([1], [Node(2)] * 40, prefix_tokens=900)  # the prefix is the document
+    runs = causal_runs(tree, CPU, attend_run_by_run, window=None, branches_only=False)
+    assert len(runs.calls) == 5
 
 
 @pytest.mark.parametrize("most", [0, 1, 8])
@@ -99,7 +105,7 @@ def one_position_less(call: RunsCall) -> RunsCall:
     return replace(call, batch=replace(call.batch, window=3))
 
 
-def the_next_documents_row(call: RunsCall) -> RunsCall:
+def a_later_row_of_its_own(call: RunsCall) -> RunsCall:
     keys = call.keys.clone()
     keys[-2] += 1
     return replace(call, keys=keys)
@@ -111,7 +117,7 @@ def keys_of_the_run_before(call: RunsCall) -> RunsCall:
     return replace(call, batch=replace(call.batch, cu_seqlens_k=edges))
 
 
-FAULTS = [one_position_more, one_position_less, the_next_documents_row, keys_of_the_run_before]
+FAULTS = [one_position_more, one_position_less, a_later_row_of_its_own, keys_of_the_run_before]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

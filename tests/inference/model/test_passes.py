@@ -35,13 +35,13 @@ def without_a_compiler(function: Any, *, dynamic: bool) -> Any:
     return fail
 
 
-def one_step_off(function: Any, *, dynamic: bool) -> Any:
-    """bfloat16 has steps of 1/128; of three functions, the gate is wrong by 2 of them."""
+def four_steps_off(function: Any, *, dynamic: bool) -> Any:
+    """Of three functions, the gate is wrong by 4 of bfloat16's steps of 1/128; 2 are allowed."""
     return (lambda *args: function(*args) * (1 + 1 / 32)) if function is PLAIN.gate else function
 
 
 @pytest.mark.parametrize(
-    ("compiler", "used"), [(as_it_is, True), (without_a_compiler, False), (one_step_off, False)]
+    ("compiler", "used"), [(as_it_is, True), (without_a_compiler, False), (four_steps_off, False)]
 )
 def test_compiled_passes_are_used_only_if_they_are_right(
     compiler: Compile, used: bool, monkeypatch: pytest.MonkeyPatch
