@@ -47,7 +47,7 @@ from pipeline.verbs.bench import Turn, matmul_flops, take_turns
 from pipeline.verbs.check import check
 
 SPEC = Path(__file__).parents[1] / "jobs" / "specs" / "eight_questions.yaml"
-SHARDS, RUN_LIMIT_S = 16, 90  # of `assay run`
+SHARDS, LIMIT = 16, RunOptions(max_hours=90 / 3600)  # of `assay run`
 VOCABULARY = 2_000  # of the tokenizer, also where a model knows more tokens
 
 
@@ -137,8 +137,7 @@ def measure(scale: Scale, part: str) -> Iterator[Row]:
     yield Row(part, "device", note=f"{device}, {os.cpu_count()} cores, torch {torch.__version__}")
     if part != "run":
         yield attempted(part, "exactness", partial(exactness_row, setup))
-    tree = attempted(part, "tree", partial(tree_row, setup))
-    yield tree
+    yield (tree := attempted(part, "tree", partial(tree_row, setup)))
     if part == "run" and tree.documents_per_s is not None:
         yield attempted(part, "assay run", partial(run_row, setup, tree.documents_per_s))
     if part != "run" and find_spec("vllm"):
@@ -225,8 +224,8 @@ def vllm_row(setup: Setup) -> Row:
     with tempfile.TemporaryDirectory() as name:
         model = written_job(setup, Path(name), documents=SHARDS)["model"]["path"]
         engine = load_vllm(Path(model), setup.prompt, options, max_tokens=setup.scale.tokens)
-    row = replace(timed_row(setup, "vllm", engine), note=engine.version, peak_bytes=None)
-    engine.close()
+        row = replace(timed_row(setup, "vllm", engine), note=engine.version, peak_bytes=None)
+        engine.close()
     return row
 
 
@@ -242,14 +241,14 @@ def run_row(setup: Setup, tree_documents_per_s: float) -> Row:
         documents = SHARDS * max(2, int(tree_documents_per_s * setup.scale.run_s / SHARDS))
         content = written_job(setup, Path(name), documents=documents)
         torch.nn.Module.to(setup.model.network, "cpu")  # — the worker needs the device's memory
-        limit = RunOptions(max_hours=RUN_LIMIT_S / 3600)
-        run(spec_of(content), cache_dir=Path(name, "cache"), options=limit, announce=announced)
+        run(spec_of(content), cache_dir=Path(name, "cache"), options=LIMIT, announce=announced)
     if len(commits) < 2:
-        raise RuntimeError(f"fewer than two shards were labelled in {RUN_LIMIT_S} s")
+        raise RuntimeError("fewer than two shards were labelled in time")
     (start_s, before), (end_s, documents) = commits[0], commits[-1]
     rate = (documents - before) / (end_s - start_s)
-    note = f"{rate / tree_documents_per_s:.0%} of the tree's documents/s"
-    return setup.row("assay run", rate, note=note)
+    return setup.row(
+        "assay run", rate, note=f"{rate / tree_documents_per_s:.0%} of the tree's rate"
+    )
 
 
 def written_job(setup: Setup, folder: Path, *, documents: int) -> dict[str, Any]:
@@ -261,11 +260,10 @@ def written_job(setup: Setup, folder: Path, *, documents: int) -> dict[str, Any]
     lines = [json.dumps(row) + "\n" for row in rows]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(lines))
-    shard_bytes = sum(map(len, lines)) // SHARDS
     return {
         **yaml.safe_load(SPEC.read_text()),
         "model": {"path": str(folder / "model"), "device": scale.device, "dtype": scale.dtype},
-        "input": {"path": str(corpus), "id": "id", "shard_bytes": shard_bytes},
+        "input": {"path": str(corpus), "id": "id", "shard_bytes": sum(map(len, lines)) // SHARDS},
         "output": str(folder / "out"),
         "documents": {"max_tokens": scale.tokens, "too_long": "head"},
     }
@@ -294,8 +292,8 @@ def texts(words: int, number: int) -> list[str]:
     random_ = random.Random(0)
     syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
     known = ["".join(random_.choices(syllables, k=random_.randint(1, 3))) for _ in range(2_000)]
-    weights = [1 / rank for rank in range(1, len(known) + 1)]
-    return [" ".join(random_.choices(known, weights, k=words)) for _ in range(number)]
+    often = [1 / rank for rank in range(1, len(known) + 1)]
+    return [" ".join(random_.choices(known, often, k=words)) for _ in range(number)]
 
 
 if __name__ == "__main__":

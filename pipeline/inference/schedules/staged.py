@@ -5,7 +5,8 @@
 
 Packed spans would mix their recurrent states. So every level starts from a clone of the states
 that the level above ended in. The keys and values of a level are stored once and viewed by all
-levels below it. Entry point: `StagedSchedule`.
+levels below it. On a GPU, documents of one length are read together: padding would change their
+states. Entry point: `StagedSchedule`.
 """
 
 from __future__ import annotations
@@ -39,19 +40,25 @@ from pipeline.inference.schedules.forward import (
 # With a span of one token, model code takes its path for generation. That path writes states in
 # place, and it gives other numbers: Nemotron-H and Granite do not limit the time step there.
 _MIN_TOKENS = 2
+# A copy of the states of 24 layers of Qwen3.5 takes 50 MB.
+_GPU_COPIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A span that has been read: its keys and values, and the final states of its layers."""
+    """Spans of one length that have been read: their keys and values, and their final states.
 
-    cache: DynamicCache  # of one copy; never passed to a forward, which would write its states
-    stop: int  # the position after its last token
+    As many copies of what is below them belong to each, one span after the other.
+    """
 
-    def kv(self, layer: int) -> LayerKV:
+    cache: DynamicCache  # of all spans; never passed to a forward, which would write its states
+    stop: int  # the position after their last tokens
+    spans: int = 1
+
+    def kv(self, layer: int) -> LayerKV:  # [spans, keys, kv_heads, dim]
         """The layer's keys and values as views; the newest ones, where it keeps only a window."""
         kept: Any = self.cache.layers[layer]
-        return LayerKV(k=kept.keys[0].transpose(0, 1), v=kept.values[0].transpose(0, 1))
+        return LayerKV(k=kept.keys.transpose(1, 2), v=kept.values.transpose(1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +77,29 @@ class StagedAttention:
         window: int | None,
         softcap: float | None,
     ) -> Attended:
-        """All copies attend to a level in one call."""
+        """All copies attend to their spans of a level in one call."""
         copies, tokens, heads, dim = q.shape
         options: dict[str, Any] = {"scale": scale, "softcap": softcap}
         seen = empty_like(q)
         attend(q, own.k, own.v, causal=True, window=window, into=seen, **options)
-        # — where no key is out of a window, all copies' queries go in one batch
-        together = (1, copies * tokens) if window is None else (copies, tokens)
-        whole = Attended(seen.out.view(*together, heads, dim), seen.lse.view(*together, heads))
         for level in self.ancestors:
-            kv = level.kv(layer)
-            keys, _, _ = kv.k.shape
-            k, v = (x.expand(together[0], *x.shape) for x in (kv.k, kv.v))
-            offset = self.ancestors[-1].stop - (level.stop - keys)
+            kv, below = level.kv(layer), copies // level.spans
+            # — where no key is out of a window, the queries below a span are one sequence
+            rows = (level.spans, below * tokens) if window is None else (copies, tokens)
+            k, v = (_repeated(x, rows[0] // level.spans) for x in (kv.k, kv.v))
+            whole = Attended(seen.out.view(*rows, heads, dim), seen.lse.view(*rows, heads))
+            offset = self.ancestors[-1].stop - (level.stop - k.shape[1])
             options |= {"offset": offset, "window": window, "into": whole, "merge": True}
             attend(q.reshape(whole.out.shape), k, v, **options)
         return seen
+
+
+def _repeated(
+    x: Tensor,  # [spans, ...]
+    times: int,
+) -> Tensor:  # [spans * times, ...]
+    """Each span's part that many times; a view where there is one span."""
+    return x.unsqueeze(1).expand(x.shape[0], times, *x.shape[1:]).flatten(0, 1)
 
 
 def read_level(
@@ -103,7 +117,7 @@ def read_level(
     start = ancestors[-1].stop if ancestors else 0
     cache = DynamicCache(config=model.network.config)
     if ancestors:
-        clone_states(ancestors[-1].cache, cache, copies)
+        clone_states(ancestors[-1].cache, cache, copies // ancestors[-1].spans)
     positions = torch.arange(start, start + tokens, device=token_ids.device)
     by_layer: dict[int, Tensor] = {}
     with torch.inference_mode():
@@ -116,20 +130,20 @@ def read_level(
             **model.cache_kwargs(cache),
             tree=StagedAttention(ancestors),
         )
-    return by_layer, Level(cache, stop=start + tokens)
+    return by_layer, Level(cache, stop=start + tokens, spans=copies)
 
 
 def clone_states(kept: DynamicCache, cache: DynamicCache, copies: int) -> None:
-    """Gives every copy its own clone of the kept states; keys and values are not copied."""
+    """Gives each of the copies below a span a clone of its states, not of keys and values."""
     for layer, of_layer in enumerate(kept.layers):
         if not isinstance(of_layer, LinearAttentionCacheLayerMixin):
             continue
         for i, state in of_layer.conv_states.items():
             if state is not None:
-                cache.update_conv_state(state.expand(copies, *state.shape[1:]), layer, i)
+                cache.update_conv_state(_repeated(state, copies), layer, i)
         for i, state in of_layer.recurrent_states.items():
             if state is not None:
-                cache.update_recurrent_state(state.expand(copies, *state.shape[1:]), layer, i)
+                cache.update_recurrent_state(_repeated(state, copies), layer, i)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +164,15 @@ class PaddedSuffixes:
 
     def states(
         self, model: LoadedModel, ancestors: tuple[Level, ...], layers: Sequence[int]
-    ) -> dict[int, Tensor]:  # by layer: [suffixes, hidden]
-        """The states at the suffixes' last tokens, below the levels."""
-        by_layer, _ = read_level(model, ancestors, self.token_ids, layers)
-        rows = torch.arange(len(self.last), device=self.last.device)
-        return {layer: states[rows, self.last] for layer, states in by_layer.items()}
+    ) -> dict[int, Tensor]:  # by layer: [spans, suffixes, hidden]
+        """The states at the suffixes' last tokens, below each span of the last level."""
+        spans, suffixes = ancestors[-1].spans if ancestors else 1, len(self.last)
+        by_layer, _ = read_level(model, ancestors, self.token_ids.repeat(spans, 1), layers)
+        rows = torch.arange(suffixes, device=self.last.device)
+        return {
+            layer: states.view(spans, suffixes, *states.shape[1:])[:, rows, self.last]
+            for layer, states in by_layer.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +221,7 @@ class StagedSchedule:
         below = [(*self.pending_tokens, *suffix) for suffix in suffixes]
         padded = PaddedSuffixes.of(below, self.model.device)
         counter.tokens += padded.token_ids.numel()
-        return padded.states(self.model, self.ancestors, [self.model.layers])[self.model.layers]
+        return padded.states(self.model, self.ancestors, [self.model.layers])[self.model.layers][0]
 
 
 class StagedReader:
@@ -211,6 +229,9 @@ class StagedReader:
 
     def __init__(self, schedule: StagedSchedule, points: Sequence[ReadPoint]) -> None:
         self._schedule, self._points = schedule, points
+        # Copies of the recurrent states in a batch. On a CPU more than those of one document would
+        # take memory, and no less time.
+        self.max_copies = _GPU_COPIES if schedule.model.device.type == "cuda" else 1
         self._layers = [point.layer for point in points]
         suffixes = list(dict.fromkeys(suffix for point in points for suffix in point.suffixes))
         row_of = {suffix: row for row, suffix in enumerate(suffixes)}
@@ -230,33 +251,47 @@ class StagedReader:
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         """The states of every read point."""
-        by_document = [self._read(document) for document in documents]
+        rows: dict[int, list[int]] = {}  # of the documents with this many tokens
+        for row, document in enumerate(documents):
+            rows.setdefault(len(document), []).append(row)
+        most = max(1, self.max_copies // max(1, len(self._padded.last)))
+        groups = [
+            of_length[start : start + most]
+            for of_length in rows.values()
+            for start in range(0, len(of_length), most)
+        ]
+        read = [self._read([documents[row] for row in group]) for group in groups]
+        rows_read = np.array([row for group in groups for row in group])
+        [order] = to_device([rows_read.argsort()], self._schedule.model.device)
         return [
             LayerStates(
-                torch.stack([at_rows[point.layer] for at_rows, _ in by_document], dim=1),
-                torch.stack([means[point.layer] for _, means in by_document])
-                if point.mean
-                else None,
+                torch.cat([at_rows[point.layer] for at_rows, _ in read])[order].transpose(0, 1),
+                torch.cat([means[point.layer] for _, means in read])[order] if point.mean else None,
             )
             for point in self._points
         ]
 
     def _read(
-        self, document: Sequence[int]
-    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:  # by layer: [suffixes, hidden] and [hidden]
-        """The states at the suffixes' last tokens, and the means of the document's own."""
+        self,
+        documents: Sequence[Sequence[int]],  # of one length
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """By layer: the states at the suffixes' last tokens, and the means of a document's own.
+
+        They are [docs, suffixes, hidden] and [docs, hidden].
+        """
         model, ancestors, pending_tokens = (
             self._schedule.model,
             self._schedule.ancestors,
             self._schedule.pending_tokens,
         )
-        [token_ids] = to_device([np.array([*pending_tokens, *document])], model.device)
-        states, level = read_level(model, ancestors, token_ids[None], self._layers)
+        ids = np.array([[*pending_tokens, *document] for document in documents])
+        [token_ids] = to_device([ids.ravel()], model.device)
+        states, level = read_level(model, ancestors, token_ids.view(ids.shape), self._layers)
         means = {
-            layer: of_layer[0, len(pending_tokens) :].float().mean(dim=0)
+            layer: of_layer[:, len(pending_tokens) :].float().mean(dim=1)
             for layer, of_layer in states.items()
         }
         if not len(self._padded.last):
-            return {layer: of_layer[0, :0] for layer, of_layer in states.items()}, means
+            return {layer: of_layer[:, :0] for layer, of_layer in states.items()}, means
         at_ends = self._padded.states(model, (*ancestors, level), self._layers)
-        return {layer: at_ends[layer][rows] for layer, rows in self._rows.items()}, means
+        return {layer: at_ends[layer][:, rows] for layer, rows in self._rows.items()}, means

@@ -23,29 +23,34 @@ from pipeline.inference.schedules.staged import (
 
 TinyModel = Callable[[str], LoadedModel]
 
-COPIES, TOKENS, HEADS, KV_HEADS = 3, 5, 6, 2
+COPIES, TOKENS, HEADS, KV_HEADS = 4, 5, 6, 2
 
 
-def kept(seed: int, keys: int, stop: int, layer: DynamicLayer) -> Level:
+def kept(seed: int, keys: int, stop: int, layer: DynamicLayer, spans: int = 1) -> Level:
     """A level of random keys, kept as transformers keeps them."""
-    kv = some_kv(seed, 1, KV_HEADS, keys)
+    kv = some_kv(seed, spans, KV_HEADS, keys)
     cache = Cache(layers=[layer])
     cache.update(kv.k, kv.v, 0)
-    return Level(cache, stop)  # type: ignore[arg-type]
+    return Level(cache, stop, spans)  # type: ignore[arg-type]
 
 
 def joined(above: list[Level], own: LayerKV, copy: int) -> LayerKV:  # of one copy
-    parts = [level.kv(0) for level in above] + [LayerKV(own.k[copy], own.v[copy])]
-    return LayerKV(*(torch.cat([getattr(p, name) for p in parts])[None] for name in ("k", "v")))
+    """The keys and values of the spans that the copy is below, and its own."""
+    parts = [(level.kv(0), copy * level.spans // COPIES) for level in above] + [(own, copy)]
+    k, v = (torch.cat([getattr(kv, name)[n] for kv, n in parts])[None] for name in ("k", "v"))
+    return LayerKV(k, v)
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 16, 100])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("levels", [0, 1, 2])
+@pytest.mark.parametrize("spans", [(), (1,), (1, 1), (1, 2), (2, 4)])
 def test_attending_to_levels_equals_attending_to_one_span(
-    window: int | None, softcap: float | None, levels: int
+    window: int | None, softcap: float | None, spans: tuple[int, ...]
 ) -> None:
-    above = [kept(9, 7, 7, DynamicLayer()), kept(8, 11, 18, DynamicLayer())][:levels]
+    sizes = [(9, 7, 7), (8, 11, 18)]  # seed, keys, stop
+    above = [
+        kept(*size, DynamicLayer(), of_level) for size, of_level in zip(sizes, spans, strict=False)
+    ]
     q, own = some(0, COPIES, TOKENS, HEADS), some_kv(1, COPIES, TOKENS, KV_HEADS)
     attended = StagedAttention(tuple(above)).attend(
         0, q, own, scale=SCALE, window=window, softcap=softcap
@@ -107,3 +112,27 @@ def test_documents_read_the_last_token_of_the_prefix(
     assert reader.question_tokens == 2 * 2
     [read] = reader.read([[1], [2, 3], [4]])
     assert read.at_suffixes.shape == (2, 3, 48)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "nemotron_h", "granitemoehybrid"])
+@pytest.mark.parametrize("max_copies, forwards", [(1, 10), (4, 8), (100, 6)])
+def test_documents_of_one_length_are_read_together_with_the_states_of_each_alone(
+    family: str, max_copies: int, forwards: int, tiny_model: TinyModel
+) -> None:
+    model = tiny_model(family)
+    points = [ReadPoint(model.layers, ((1,), (2, 3)), mean=True)]
+    documents = [[9, 8, 7], [6, 5], [4, 3, 2], [7, 7, 7], [1, 2, 3, 4]]
+    reader = StagedSchedule.from_prefix(model, [5, 6, 7]).reader(points)
+    alone = [reader.read([document])[0] for document in documents]
+    reader.max_copies = max_copies
+    counted: list[int] = []
+    handle = model.decoder.register_forward_pre_hook(lambda *_: counted.append(1))
+    [together] = reader.read(documents)
+    handle.remove()
+    assert len(counted) == forwards
+    assert together.mean is not None
+    for row, expected in enumerate(alone):
+        assert expected.mean is not None
+        of_row = together.at_suffixes[:, row]
+        torch.testing.assert_close(of_row, expected.at_suffixes[:, 0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(together.mean[row], expected.mean[0], rtol=0, atol=1e-5)
