@@ -108,7 +108,7 @@ def _paths(tree: Tree, *, branches_only: bool) -> tuple[Integers, Integers, Inte
     path of fewer pieces is filled up with empty ones.
     """
     documents = len(tree.documents)
-    above = [_ancestors(tree.spans, number) for number in range(len(tree.spans))]
+    above = _span_paths(tree.spans)
     pieces = 2 + max(map(len, above), default=0)
     of_spans = np.zeros((2, len(tree.spans), pieces - 2), np.int64)
     for number, path in enumerate(above):
@@ -131,10 +131,13 @@ def _paths(tree: Tree, *, branches_only: bool) -> tuple[Integers, Integers, Inte
     return flat[0], flat[1], flat[2].astype(np.int64)
 
 
-def _ancestors(spans: Sequence[Span], number: int) -> list[Span]:
-    """The spans from the top to this one."""
-    own = spans[number]
-    return [each for each in spans[: number + 1] if each.start <= own.start < each.subtree_stop]
+def _span_paths(spans: Sequence[Span]) -> list[list[Span]]:
+    """Of each span, the spans from the top to it."""
+    paths: list[list[Span]] = []
+    for span in spans:
+        above = paths[-1] if paths else []
+        paths.append([*(each for each in above if span.start < each.subtree_stop), span])
+    return paths
 
 
 def _groups(keys: Integers, *, most: int) -> Iterator[slice]:
