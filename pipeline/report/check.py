@@ -51,7 +51,7 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
 
 def _memory(memory: MemoryPlan | None) -> str:
     if memory is None:
-        return "what vLLM takes"
+        return "planned by vLLM"
     return (
         f"weights {memory.weights_bytes / 1e6:,.0f} MB, the instruction's cache "
         f"{memory.prefix_bytes / 1e6:,.1f} MB; "

@@ -123,7 +123,7 @@ def job_model(
     number of threads in this process. SpecError if another engine answers.
     """
     if job.spec.model.engine != "assay":
-        fix = "this command reads hidden states or times assay's own engine; write assay"
+        fix = "this command needs assay's own engine; write assay, or leave this out"
         raise SpecError([Problem("model.engine", fix, job.spec.model.engine)])
     # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
     torch.set_num_threads(min(job.placement.threads, usable_cores()))

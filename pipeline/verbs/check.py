@@ -23,7 +23,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
 from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.fitted_files import load_readouts
-from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.job import Job, make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
@@ -144,16 +144,7 @@ def check(
     return Findings(
         output=store.url,
         documents=planned.rows,
-        model=CheckedModel(
-            path=str(folder),
-            engine=spec.model.engine,
-            dtype=placement.dtype,
-            quantize=spec.model.quantize,
-            kv=spec.model.kv,
-            device=placement.device,
-            context_tokens=context_tokens(folder),
-            chat_template=bool(tokenizer.chat_template),
-        ),
+        model=_checked_model(job, folder, tokenizer),
         label_tokens=label_tokens,
         readouts={
             task: ReadoutFacts(
@@ -176,6 +167,20 @@ def check(
         answers=_answer_facts(spec, prompt, proof, label_tokens),
         repeated_ids=repeated,
         ids_read=ids_read,
+    )
+
+
+def _checked_model(job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase) -> CheckedModel:
+    model = job.spec.model
+    return CheckedModel(
+        path=str(folder),
+        engine=model.engine,
+        dtype=job.placement.dtype,
+        quantize=model.quantize,
+        kv=model.kv,
+        device=job.placement.device,
+        context_tokens=context_tokens(folder),
+        chat_template=bool(tokenizer.chat_template),
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -68,12 +66,8 @@ def test_a_killed_run_on_s3_goes_on_and_a_copy_of_its_output_is_read(
     user.writes("s3.yaml", SPEC)
 
     files = seaweedfs.file_system()
-    with user.runs_beside("assay run s3.yaml") as run:
-        deadline = time.monotonic() + 300
-        while not files.glob(f"{BUCKET}/journey/out/labels/**/*.parquet"):
-            assert run.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        run.send_signal(signal.SIGKILL)
+    labels = f"{BUCKET}/journey/out/labels/**/*.parquet"
+    user.kills("assay run s3.yaml", once=lambda: files.glob(labels))
     before = json.loads(user.types("assay status s3.yaml --json").out)["tasks"]["toxic"]
     assert 0 < before["done"] < FILES * ROWS
     again = user.types("assay run s3.yaml")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import time
 from importlib.util import find_spec
 
 import pytest
@@ -67,12 +65,7 @@ def test_vllm_answers_as_assay_does_and_a_killed_run_goes_on(person: Person) -> 
     assert "model.engine" in person.types("assay bench vllm.yaml", code=2).err
 
     labels = person.folder / "by-vllm" / "labels"
-    with person.runs_beside("assay run vllm.yaml") as run:
-        deadline = time.monotonic() + 300
-        while not list(labels.rglob("*.parquet")):
-            assert run.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        run.send_signal(signal.SIGKILL)
+    person.kills("assay run vllm.yaml", once=lambda: list(labels.rglob("*.parquet")))
     before = json.loads(person.types("assay status vllm.yaml --json").out)["tasks"]["toxic"]
     assert 0 < before["done"] < FILES * ROWS
     again = person.types("assay run vllm.yaml")

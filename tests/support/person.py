@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +100,15 @@ class Person:
             _, left = psutil.wait_procs(children, timeout=20)
             for each in left:
                 each.kill()
+
+    def kills(self, line: str, *, once: Callable[[], object]) -> None:
+        """Types the line, and kills it with -9 as soon as `once` is true."""
+        with self.runs_beside(line) as process:
+            deadline = time.monotonic() + 300
+            while not once():
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            process.kill()
 
     def writes(self, name: str, text: str) -> None:
         """Makes or replaces a file."""
