@@ -111,7 +111,7 @@ class ModelSpec(Frozen):
     @classmethod
     def _is_one(cls, gpus: int) -> int:
         if gpus > 1:
-            raise ValueError("write 1; several GPUs share a model by engine: vllm, tensor_parallel")
+            raise ValueError("write 1; for several GPUs write engine: vllm and tensor_parallel")
         return gpus
 
     @field_validator("quantize", mode="before")
