@@ -27,7 +27,7 @@ from transformers import (
 
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook
-from pipeline.inference.attention.kernels import Kernel, flash_kernel
+from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageReader
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.llama_layer import use_family_layers, use_llama_layers
@@ -290,6 +290,11 @@ def _variants(whole: LoadedModel) -> list[LoadedModel]:
 
 
 def fused_kernel(network: PreTrainedModel) -> Kernel | None:
-    """The kernel for the network's device and dtype; None where no faster one exists."""
-    half = network.dtype in (torch.bfloat16, torch.float16)
-    return flash_kernel() if network.device.type == "cuda" and half else None
+    """The kernel for the network's device and dtype; None where there is none."""
+    if network.device.type != "cuda" or network.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    try:
+        from pipeline.inference.attention.triton_tiles import attend_tiles
+    except ImportError:  # — torch for Windows comes without Triton
+        return None
+    return attend_tiles

@@ -25,12 +25,9 @@ ENCODER_BATCH_TOKENS = 4_096  # on a CPU
 LLAMA_FORM = {"llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text"}
 # Rows that it reads at once, on a CPU and on a GPU: of a longer document the attention alone takes
 # more. On a CPU a batch of short documents is never above it.
-BLOCK_ROWS, GPU_BLOCK_ROWS = 2_048, 16_384
+BLOCK_ROWS, GPU_BLOCK_ROWS = 2_048, 65_536
 # Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
 LOGIT_ROWS = 128
-# The keys and values that a kernel's call on a GPU gathers for each row of a batch, at most. Eight
-# questions below a document of 1,000 tokens gather 8 for each row.
-GATHERED = 10
 # Tokens of rounded keys and values that share one step.
 KV_BLOCK_TOKENS = 32
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.
@@ -52,10 +49,9 @@ class ModelShape:
     vocab: int
     item_bytes: int  # of the number format
     block_rows: int | None = None  # of the Llama form; None: the family's own layers
-    gathered: int = 0  # copies of the keys and values of a batch that attention makes
 
     @classmethod
-    def of(cls, config: Any, *, item_bytes: int, on_cpu: bool, gathered: int = 0) -> ModelShape:
+    def of(cls, config: Any, *, item_bytes: int, on_cpu: bool) -> ModelShape:
         """The shape that a model's text configuration states; AttributeError if it states none."""
 
         def largest(name: str) -> int:  # of all layers; 0 if it is not stated
@@ -79,7 +75,6 @@ class ModelShape:
             vocab=config.vocab_size,
             item_bytes=item_bytes,
             block_rows=block_rows if is_llama else None,
-            gathered=gathered,
         )
 
     @property
@@ -112,20 +107,17 @@ class ModelShape:
         rotated; the feed-forward the same input, the residual and its output, and inner states.
         """
         attention = self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
-        attention += self.gathered * 2 * self.kv_heads * self.dim
         return tokens * max(attention, 2 * self.hidden + self.inner)
 
     def _llama_numbers(self, tokens: int, rows: int) -> int:
         """Queries, keys and values, and of a block their inputs and the queries before and after
-        they are rotated; then those, the attention of all, and that of a level or, on a GPU, the
-        gathered keys and values; then the attention and the output, and of a block the
-        feed-forward's input and two of its inner states.
+        they are rotated; then those, the attention of all, and that of a level; then the attention
+        and the output, and of a block the feed-forward's input and two of its inner states.
         """
         queries, kept = self.heads * self.dim, (self.heads + 2 * self.kv_heads) * self.dim
-        copies = self.gathered * 2 * self.kv_heads * self.dim
         return max(
             tokens * kept + rows * (self.hidden + 2 * queries),
-            tokens * (kept + queries + max(queries, copies)),
+            tokens * (kept + 2 * queries),
             tokens * 2 * self.hidden + rows * (self.hidden + 2 * self.inner // 3),
         )
 
@@ -165,8 +157,7 @@ def plan_memory(
         prefix = prefix // shape.item_bytes + sizes
         # — a layer reads its part widened, by way of two copies in float32
         free_bytes -= prefix_tokens * shape.kv_bytes * (1 + 2 * 4 // shape.item_bytes)
-    copied = shape.gathered * prefix_tokens * shape.kv_bytes
-    usable = free_bytes * _USABLE - prefix - copied
+    usable = free_bytes * _USABLE - prefix
     return MemoryPlan(
         weights_bytes=sum(
             weights.nbytes for weights in (*model.network.parameters(), *model.network.buffers())
@@ -198,8 +189,6 @@ def shape_of(model: LoadedModel) -> ModelShape:
         model.network.config.get_text_config(),
         item_bytes=model.network.dtype.itemsize,
         on_cpu=model.device.type == "cpu",
-        # — before it gathers, a layer copies the batch behind its prefix
-        gathered=0 if model.kernel is None else 1 + GATHERED,
     )
 
 

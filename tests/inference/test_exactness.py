@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import reference
-from dense_oracle import attend_run_by_run
+from dense_oracle import attend_row_by_row
 from fitted import bare_card
 
 from pipeline.errors import ModelError
@@ -174,13 +174,13 @@ def test_each_answer_is_that_of_its_own_prompt(
 @pytest.mark.parametrize("company", ["at once", "all kinds"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "qwen3_moe"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "as loaded"])
-@pytest.mark.parametrize("in_runs", [True, False], ids=["by runs", "by segment"])
+@pytest.mark.parametrize("in_tiles", [True, False], ids=["by runs", "by segment"])
 def test_no_way_to_run_a_forward_changes_an_answer(
-    company: str, family: str, whole: bool, in_runs: bool, tiny_model: TinyModel
+    company: str, family: str, whole: bool, in_tiles: bool, tiny_model: TinyModel
 ) -> None:
     model = tiny_model(family)
     assert model.cuts_last_layer == (family in {"llama", "qwen2"})
-    kernel = attend_run_by_run if in_runs else None
+    kernel = attend_row_by_row if in_tiles else None
     cuts = model.cuts_last_layer and not whole
     variant = replace(model, cuts_last_layer=cuts, kernel=kernel)
     assert_as_independent(variant, company, independent_answers(model, company))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 
 import pytest
 import torch
@@ -16,9 +15,9 @@ from pipeline.inference.attention import kernels
 from pipeline.inference.attention.kernels import (
     Attended,
     LayerKV,
-    VarlenBatch,
     attend,
 )
+from pipeline.inference.attention.tiles import Tile, TilePlan
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.processor import native
 
@@ -114,30 +113,39 @@ def pointer(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def attend_run_by_run(
-    q: Tensor,  # [tokens, heads, dim]
-    k: Tensor,  # [keys, kv_heads, dim]
-    v: Tensor,  # [keys, kv_heads, dim]
-    runs: VarlenBatch,
+def attend_row_by_row(
+    q: Tensor,  # [queries, heads, dim]
+    own: LayerKV,
+    prefix: LayerKV | None,
+    plan: TilePlan,
     scale: float,
+    softcap: float | None,
+    rows: int = 3,  # of a tile
 ) -> Attended:
-    """The kernel's slow twin, for any device and dtype: one call of `attend` for each run."""
+    """The kernel's slow twin, for any device and dtype: it reads the same tables."""
+    kept = prefix or LayerKV(own.k[:0], own.v[:0])
+    keys, values = torch.cat([kept.k, own.k])[None], torch.cat([kept.v, own.v])[None]
+    before = len(kept.k)
+    stops, places = plan.subtree_stops.tolist(), plan.positions.tolist()
     parts = []
-    edges = zip(
-        pairwise(runs.cu_seqlens_q.tolist()), pairwise(runs.cu_seqlens_k.tolist()), strict=True
-    )
-    for (q_start, q_stop), (k_start, k_stop) in edges:
-        queries = q[q_start:q_stop].unsqueeze(0)
-        keys, values = (x[k_start:k_stop].unsqueeze(0) for x in (k, v))
-        before = (k_stop - k_start) - (q_stop - q_start)  # keys before the run's own
-        window = runs.window or k_stop - k_start
-        parts.append(attend(queries, keys, values, scale=scale, offset=before, window=window))
-    out, lse = torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1)
-    assert out.shape == (1, *q.shape)
-    return Attended(out, lse)
+    for columns in plan.tiles(rows).tolist():
+        tile = Tile(*columns)
+        for row in range(tile.first, tile.stop):
+            own_rows = range(tile.own_first, row + 1)
+            seen = {
+                **{number: number for number in range(tile.prefix_first, before)},
+                **{before + i: places[i] for i in range(tile.whole_first, tile.whole_stop)},
+                **{before + i: places[i] for i in own_rows if row < stops[i]},
+            }
+            window = plan.window or 1 << 30
+            index = [key for key, place in seen.items() if places[row] - place < window]
+            query = q[None, row - plan.first : row - plan.first + 1]
+            part = attend(query, keys[:, index], values[:, index], scale=scale, softcap=softcap)
+            parts.append(part)
+    return Attended(torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1))
 
 
-def on_paper(q: Tensor, k: Tensor, v: Tensor, runs: VarlenBatch, scale: float) -> Attended:
+def on_paper(q: Tensor, *_others: object) -> Attended:
     """A kernel that gives what has the shape of an answer."""
     tokens, heads, _ = q.shape
     return Attended(torch.empty_like(q)[None], q.new_empty(1, tokens, heads, dtype=torch.float32))

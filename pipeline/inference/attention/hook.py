@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from pipeline.errors import ModelError
-from pipeline.inference.attention.causal_runs import CausalRuns
 from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.attention.merge import attend_tree
 from pipeline.inference.attention.plan import AttentionPlan
 from pipeline.inference.attention.rounded_kv import RoundedKV
+from pipeline.inference.attention.tiles import Kernel, TilePlan
 
 IMPLEMENTATION = "assay_tree"
 
@@ -70,7 +70,7 @@ class Attention(Protocol):
         ...
 
 
-Plans = Mapping[int | None, AttentionPlan | CausalRuns]  # by the window of a layer
+Plans = Mapping[int | None, AttentionPlan | TilePlan]  # by the window of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ class TreeAttention:
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     answers: AnswerRows | None = None
     computed: torch.dtype | None = None  # the number format of attention; None: that of the states
+    kernel: Kernel | None = None  # of plans that are tiles
 
     def answers_at(self, layer: int) -> AnswerRows | None:
         """The rows at which this layer is computed; None: all rows."""
@@ -112,10 +113,9 @@ class TreeAttention:
             self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
         prefix = self.prefix.layer(layer) if self.prefix else None
         plan = (self.answers_at(layer) or self).plans[window]
-        if isinstance(plan, CausalRuns):
-            if softcap is not None:
-                raise ValueError(f"a fused kernel does not cap scores (at {softcap})")
-            return plan.attend(q[0], packed, prefix, scale)
+        if self.kernel is not None and isinstance(plan, TilePlan):
+            return self.kernel(q[0], packed, prefix, plan, scale, softcap)
+        assert not isinstance(plan, TilePlan), "tiles without a kernel"
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "computed": self.computed}
         return attend_tree(q[0], packed, prefix, plan, **options)
 

@@ -1,21 +1,16 @@
 """Attention of queries over one span of keys, and over many spans in one kernel call.
 
-Entry points: `attend` and `merge_into`; `flash_kernel`, which is torch's varlen FlashAttention
-(Dao et al., 2022).
+Entry points: `attend` and `merge_into`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from pipeline.inference.processor import native
 
@@ -277,69 +272,3 @@ def out_of_window(
     rows = torch.arange(queries, device=device) + offset
     distance = rows[:, None] - torch.arange(keys, device=device)[None, :]
     return (distance < 0) | (distance >= window)
-
-
-@dataclass(frozen=True, slots=True)
-class VarlenBatch:
-    """Packed runs of queries, each over the run of packed keys with the same number.
-
-    The last query of a run is at the place of its last key, and none sees a key after its own.
-    Every run has queries and at least as many keys.
-    """
-
-    cu_seqlens_q: Tensor  # [runs + 1] int32: where each run's queries begin, and the last ends
-    cu_seqlens_k: Tensor  # [runs + 1] int32
-    max_seqlen_q: int
-    max_seqlen_k: int
-    window: int | None = None  # a query sees only the last `window` keys up to its own
-
-
-# q [tokens, heads, dim], k and v [keys, kv_heads, dim], runs, scale -> all runs, as a batch of one.
-Kernel = Callable[[Tensor, Tensor, Tensor, VarlenBatch, float], Attended]
-
-
-def flash_kernel(varlen: Callable[..., Any] = varlen_attn) -> Kernel:
-    """torch's FlashAttention, called as this version of torch requires."""
-    # torch 2.11 accepts grouped heads; later versions require `enable_gqa`. With one split of the
-    # keys, attention does not depend on the other documents of a batch.
-    known = {"enable_gqa": True, "num_splits": 1}.items()
-    parameters = inspect.signature(varlen).parameters
-    options: dict[str, Any] = {name: value for name, value in known if name in parameters}
-
-    @cache
-    def heads_come_first(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
-        # — documented as [tokens, heads]; the kernels of torch 2.11 to 2.13 return [heads, tokens]
-        x = torch.zeros(1, 2, dim, device=device, dtype=dtype)  # one token, two heads
-        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        aux = AuxRequest(lse=True)
-        _, lse = varlen(x, x, x, starts, starts, 2, 1, return_aux=aux, scale=dim**-0.5, **options)
-        return bool(lse.shape == (2, 1))
-
-    def flash(
-        q: Tensor,  # [tokens, heads, dim]
-        k: Tensor,  # [keys, kv_heads, dim]
-        v: Tensor,  # [keys, kv_heads, dim]
-        runs: VarlenBatch,
-        scale: float,
-    ) -> Attended:
-        _tokens, _heads, dim = q.shape
-        # How many keys before its own a query sees; -1 is all of them.
-        before = -1 if runs.window is None else runs.window - 1
-        out, lse = varlen(
-            q,
-            k,
-            v,
-            runs.cu_seqlens_q,
-            runs.cu_seqlens_k,
-            # At 1 the kernel may take its decoding path, which hides no keys.
-            max(2, runs.max_seqlen_q),
-            runs.max_seqlen_k,
-            return_aux=AuxRequest(lse=True),
-            scale=scale,
-            window_size=(before, 0),
-            **options,
-        )
-        by_heads = heads_come_first(q.device, q.dtype, dim)
-        return Attended(out.unsqueeze(0), (lse.T if by_heads else lse).unsqueeze(0))
-
-    return flash

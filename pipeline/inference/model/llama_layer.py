@@ -21,7 +21,6 @@ from pipeline.inference.attention.hook import AnswerRows, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.memory import BLOCK_ROWS, GPU_BLOCK_ROWS, LLAMA_FORM
 from pipeline.inference.model.passes import passes
-from pipeline.inference.processor import native
 
 # Rows of a block with 8-bit products, which stay in the cache from one product to the next. On a
 # Xeon of model 167 a document of 1,000 tokens took .82 s with 256 rows, .78 with 384 and .85 with
@@ -60,10 +59,11 @@ class LlamaLayer:
             hidden_states = hidden_states[:, answers.rows]
             attended = attended[:, answers.rows - answers.first]
         states: Tensor = self._attention.o_proj(attended)
-        _add(states, hidden_states)
+        add = passes(states.device.type, states.dtype).add
+        add(states, hidden_states)
         rows = states.flatten(0, 1)
         for block in torch.split(rows, self.feed_forward_rows):
-            _add(block, self._feed_forward(block))
+            add(block, self._feed_forward(block))
         return states
 
     def _attend(
@@ -108,9 +108,9 @@ class LlamaLayer:
         out: Tensor,  # [1, rows, heads, dim]
     ) -> None:
         heads = project(x).unflatten(-1, (-1, cos.shape[-1]))
-        if hasattr(self._attention, norm):
-            heads = _normalise(heads, getattr(self._attention, norm), in_place=True)
-        _rotate(heads, cos, sin, out)
+        of_heads = getattr(self._attention, norm, None)
+        weight, epsilon = (of_heads.weight, of_heads.variance_epsilon) if of_heads else (None, 0.0)
+        passes(x.device.type, x.dtype).rotate(heads, cos, sin, out, weight, epsilon)
 
     def _feed_forward(
         self,
@@ -118,12 +118,10 @@ class LlamaLayer:
     ) -> Tensor:  # [rows, hidden]
         mlp, x = self._mlp, _normalise(states, self._layer.post_attention_layernorm)
         gates = mlp.gate_proj(x)
-        if not isinstance(mlp.act_fn, _SILU):
-            gates = mlp.act_fn(gates).mul_(mlp.up_proj(x))
-        elif _is_native(gates):
-            native.gate(gates, mlp.up_proj(x))
+        if isinstance(mlp.act_fn, _SILU):
+            gates = passes(x.device.type, x.dtype).gate(gates, mlp.up_proj(x))
         else:
-            gates = passes(gates.device.type, gates.dtype).gate(gates, mlp.up_proj(x))
+            gates = mlp.act_fn(gates).mul_(mlp.up_proj(x))
         down: Tensor = mlp.down_proj(gates)
         return down
 
@@ -135,43 +133,11 @@ def _window(attention: Any) -> int | None:
     return window
 
 
-def _is_native(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in native.formats()
-
-
-def _add(x: Tensor, y: Tensor) -> None:
-    """x + y, in place."""
-    if _is_native(x):
-        native.add(x, y)
-    else:
-        x.add_(y)
-
-
 def _normalise(
     x: Tensor,  # [..., hidden]
     norm: Any,
-    *,
-    in_place: bool = False,
 ) -> Tensor:  # [..., hidden]
-    """The RMS norm of the rows; `in_place` allows to write x."""
-    if _is_native(x):
-        out = x if in_place else torch.empty_like(x)
-        native.normalise(x, norm.weight, norm.variance_epsilon, out)
-        return out
     return passes(x.device.type, x.dtype).normalise(x, norm.weight, norm.variance_epsilon)
-
-
-def _rotate(
-    x: Tensor,  # [1, rows, heads, dim]
-    cos: Tensor,  # [1, rows, dim]
-    sin: Tensor,  # [1, rows, dim]
-    out: Tensor,  # [1, rows, heads, dim]
-) -> None:
-    """Write the rotary embedding to `out`."""
-    if _is_native(x):
-        native.rotate(x, cos, sin, out)
-    else:
-        passes(x.device.type, x.dtype).rotate(x, cos, sin, out)
 
 
 def use_llama_layers(decoder: Any) -> bool:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from pipeline.inference.attention import hook
-from pipeline.inference.attention.kernels import Kernel, is_native
+from pipeline.inference.attention.kernels import is_native
+from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
 from pipeline.inference.model.vision import EmbeddedDocument, read_image
 from pipeline.spec.model import KeptFormat

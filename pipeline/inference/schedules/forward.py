@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.causal_runs import causal_runs, to_device
 from pipeline.inference.attention.hook import Plans, PrefixKV, TreeAttention
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.attention.plan import plan_attention
+from pipeline.inference.attention.tiles import tile_plan, to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
@@ -81,16 +81,17 @@ def tree_attention(
     model: LoadedModel, tree: Tree, prefix: PrefixKV | None, **options: Any
 ) -> TreeAttention:
     """The attention of the model's layers over a tree below a prefix."""
-    return TreeAttention(plans_of(model, tree), prefix, computed=model.attention_dtype, **options)
+    computed, kernel = model.attention_dtype, model.kernel
+    return TreeAttention(plans_of(model, tree), prefix, computed=computed, kernel=kernel, **options)
 
 
 def plans_of(model: LoadedModel, tree: Tree, *, branches_only: bool = False) -> Plans:
     """The attention plans of the model's layers, one for each of their windows."""
-    kernel, only = model.kernel, branches_only
-    if kernel is None:
-        return {w: plan_attention(tree, window=w, branches_only=only) for w in model.windows}
+    only, tiled = branches_only, model.kernel is not None
     return {
-        window: causal_runs(tree, model.device, kernel, window=window, branches_only=only)
+        window: tile_plan(tree, model.device, window=window, branches_only=only)
+        if tiled
+        else plan_attention(tree, window=window, branches_only=only)
         for window in model.windows
     }
 

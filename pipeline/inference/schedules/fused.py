@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.causal_runs import to_device
 from pipeline.inference.attention.hook import AnswerRows, PrefixKV
+from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument

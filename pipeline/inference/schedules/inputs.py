@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.causal_runs import to_device
 from pipeline.inference.attention.hook import Attention, PrefixKV
+from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument

@@ -21,13 +21,13 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from pipeline.inference.attention.causal_runs import to_device
 from pipeline.inference.attention.kernels import (
     Attended,
     LayerKV,
     attend,
     empty_like,
 )
+from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter, pad
 from pipeline.inference.schedules.forward import (

@@ -1,0 +1,218 @@
+"""Attention by tiles equals dense attention under the mask of the tree, and waits for nothing.
+
+Triton's interpreter runs the kernel itself on a CPU, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dense_oracle import (
+    SCALE,
+    assert_same,
+    attend_row_by_row,
+    dense,
+    joined,
+    prefix_of,
+    seen_rows,
+    some,
+    some_kv,
+)
+from hypothesis import assume, given
+from random_trees import DefinedTree, Node, defined_trees, tree_of
+from torch import Tensor
+
+from pipeline.inference.attention.kernels import Attended, LayerKV
+from pipeline.inference.attention.merge import attend_tree
+from pipeline.inference.attention.plan import plan_attention
+from pipeline.inference.attention.tiles import Kernel, TilePlan, tile_plan
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("branches_only", [False, True])
+@given(defined_trees())
+def test_attending_by_tiles_equals_dense_attention_under_the_mask_of_the_tree(
+    rows: int, softcap: float | None, branches_only: bool, defined: DefinedTree
+) -> None:
+    def kernel(*args: Any) -> Attended:
+        return attend_row_by_row(*args, rows=rows)
+
+    assert_same(*both(kernel, defined, softcap=softcap, branches_only=branches_only))
+
+
+def both(
+    kernel: Kernel, defined: DefinedTree, *, softcap: float | None, branches_only: bool
+) -> tuple[Attended, Attended]:
+    """The attention of the rows from the first on, and what it should be."""
+    tree = defined.tree
+    first = tree.document_rows if branches_only else 0
+    assume(first < tree.tokens)
+    plan = tile_plan(tree, CPU, window=defined.window, branches_only=branches_only)
+    q, own, prefix = some(0, tree.tokens, 6)[first:], some_kv(1, tree.tokens, 2), prefix_of(tree)
+    kept = prefix if tree.prefix_tokens else None
+    expected = dense(q[None], joined(prefix, own), seen_rows(defined)[first:], softcap=softcap)
+    return kernel(q, own, kept, plan, SCALE, softcap), expected
+
+
+@pytest.mark.parametrize("window", [None, 5, 30])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_tiles_hold_each_row_once_and_none_of_two_documents(rows: int, window: int | None) -> None:
+    tree = tree_of([60, 3, 18], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
+    plan = tile_plan(tree, CPU, window=window, branches_only=False)
+    tiles = plan.tiles(rows)
+    assert plan.tiles(rows) is tiles
+    held = [row for first, stop, *_ in tiles.tolist() for row in range(first, stop)]
+    assert held == list(range(tree.tokens))
+    assert max(stop - first for first, stop, *_ in tiles.tolist()) <= rows
+    starts = [*tree.document_starts, *tree.branch_starts.tolist()]
+    piece = [sum(row >= start for start in starts) for row in range(tree.tokens)]
+    assert all(piece[first] == piece[stop - 1] for first, stop, *_ in tiles.tolist())
+
+
+def test_a_window_leaves_out_the_keys_that_no_row_of_a_tile_sees() -> None:
+    tree = tree_of([100], [Node(4)], prefix_tokens=20)
+    plan = tile_plan(tree, CPU, window=10, branches_only=False)
+    # first, stop, of the prefix from, of the document from and to, own from
+    assert plan.tiles(40).tolist() == [
+        [0, 40, 11, 0, 0, 0],
+        [40, 80, 20, 31, 40, 40],
+        [80, 100, 20, 71, 80, 80],
+        [100, 104, 20, 91, 100, 100],
+    ]
+
+
+def a_window_longer_by_one(plan: TilePlan) -> TilePlan:
+    return replace(plan, window=5)
+
+
+def a_window_shorter_by_one(plan: TilePlan) -> TilePlan:
+    return replace(plan, window=3)
+
+
+def a_question_that_sees_the_one_before(plan: TilePlan) -> TilePlan:
+    return replace(plan, subtree_stops=plan.subtree_stops + 3)
+
+
+def a_question_without_its_own_rows(plan: TilePlan) -> TilePlan:
+    rows = torch.arange(plan.tree.tokens)
+    own = torch.where(rows < plan.tree.document_rows, plan.subtree_stops, rows + 1)
+    return replace(plan, subtree_stops=own)
+
+
+FAULTS = [
+    a_window_longer_by_one,
+    a_window_shorter_by_one,
+    a_question_that_sees_the_one_before,
+    a_question_without_its_own_rows,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: Callable[[TilePlan], TilePlan]) -> None:
+    tree = tree_of([7, 9], [Node(3), Node(6)], prefix_tokens=9)
+    paths = [[*range(9)]]  # of rows of the prefix and the batch
+    for number, start, above in (
+        *((7, 9, 0), (9, 16, 0)),
+        *((3, 25, 1), (6, 28, 1), (3, 34, 2), (6, 37, 2)),
+    ):
+        paths.append([*paths[above], *range(start, start + number)])
+    seen = torch.zeros(tree.tokens, 9 + tree.tokens, dtype=torch.bool)
+    for path in paths[1:]:
+        for place, row in enumerate(path):
+            if row >= 9:
+                seen[row - 9, path[max(0, place - 3) : place + 1]] = True
+    q, own, prefix = some(0, tree.tokens, 6), some_kv(1, tree.tokens, 2), prefix_of(tree)
+    right = tile_plan(tree, CPU, window=4, branches_only=False)
+    expected = dense(q[None], joined(prefix, own), seen)
+    assert_same(attend_row_by_row(q, own, prefix, right, SCALE, None, rows=64), expected)
+    with pytest.raises(AssertionError):
+        assert_same(attend_row_by_row(q, own, prefix, fault(right), SCALE, None, rows=64), expected)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_tritons_interpreter_computes_the_same() -> None:
+    """Interpreted kernels are made at import, so another process has to import them."""
+    tests = Path(__file__).parents[2]
+    paths = os.pathsep.join(map(str, (tests.parent, tests, tests / "support")))
+    own = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": paths}
+    command = [sys.executable, str(tests / "support" / "interpreted_kernels.py")]
+    run = subprocess.run(
+        command, env={**os.environ, **own}, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr[-3_000:]
+    assert run.stdout.split() == ["attention", "passes", "models"]
+
+
+def on(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.to(device) for tensor in tensors]
+
+
+@contextmanager
+def no_waiting(device: str) -> Iterator[None]:
+    """CUDA itself raises where the host would wait for it."""
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+ON_CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("branches_only", [False, True])
+@pytest.mark.parametrize(
+    "device, in_tiles", [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=ON_CUDA)]
+)
+@given(defined_trees(prefix_tokens=9, min_branches=1))
+def test_half_precision_equals_the_definition_and_waits_for_nothing(
+    device: str, branches_only: bool, in_tiles: bool, defined: DefinedTree
+) -> None:
+    tree = defined.tree
+    rows = torch.arange(tree.document_rows if branches_only else 0, tree.tokens)
+    shapes = [(tree.tokens, 6), *[(tree.tokens, 2)] * 2, *[(9, 2)] * 2]
+    rounded = [some(i, *shape).bfloat16() for i, shape in enumerate(shapes)]
+    q, k, v, prefix_k, prefix_v = on(device, rounded)
+    options: Any = {"window": defined.window, "branches_only": branches_only}
+    plan = plan_attention(tree, **options)
+    tiles = tile_plan(tree, torch.device(device), **options)
+    kernel = kernel_on(device)
+    queries, own, prefix = q[rows.to(device)], LayerKV(k, v), LayerKV(prefix_k, prefix_v)
+    with no_waiting(device):
+        if in_tiles:
+            actual = kernel(queries, own, prefix, tiles, SCALE, None)
+        else:
+            actual = attend_tree(queries, own, prefix, plan, scale=SCALE)
+    kv = joined(LayerKV(*rounded[3:]), LayerKV(*rounded[1:3]))
+    expected = dense(rounded[0][rows][None], kv, seen_rows(defined)[rows])
+    # Values below 8 are rounded to bfloat16 after the weights and after each segment and merge.
+    steps = 1 if in_tiles else sum(map(len, plan))
+    atol = 2 * (steps + 1) * 8 * torch.finfo(torch.bfloat16).eps / 2
+    torch.testing.assert_close(actual.out.cpu().double(), expected.out, rtol=0, atol=atol)
+    torch.testing.assert_close(actual.lse.cpu().double(), expected.lse, rtol=0, atol=1e-4)
+
+
+def kernel_on(device: str) -> Kernel:
+    if device == "cpu":
+        return attend_row_by_row
+    from pipeline.inference.attention.triton_tiles import attend_tiles
+
+    return attend_tiles
