@@ -42,7 +42,7 @@ def expand(
 
     `batch` documents go through the model together, padded on the left. Reads first tokens only.
     """
-    with plain_attention(model.network, "sdpa"):
+    with plain_attention(model.network):
         return [
             answers
             for start in range(0, len(documents), batch)
@@ -115,7 +115,7 @@ def per_question(
             return _first_token_answer(model, alone, question.trie)
         return _whole_label_answer(model, alone, question.trie)
 
-    with plain_attention(model.network, "sdpa"):
+    with plain_attention(model.network):
         return [[answer(document, q) for q in prompt.questions] for document in documents]
 
 
@@ -139,7 +139,7 @@ def answers_alone(
     @cache  # tasks of one prompt read the same states
     def states_below(below: tuple[int, ...]) -> list[Tensor]:  # by layer: [tokens, hidden]
         alone = PromptAlone(prompt.prefix, document, below)
-        with plain_attention(model.network, "sdpa"):
+        with plain_attention(model.network):
             return states_alone(model, alone)
 
     for question in (q for q in prompt.questions if q.name in readouts):

@@ -128,11 +128,8 @@ def _plain_generation(network: PreTrainedModel) -> Iterator[None]:
     It also ignores what the model's files set, such as a penalty for repeated tokens.
     """
     whole: Any = network
-    # — `sdpa` applies no cap to scores, and older versions of transformers do not refuse that
-    softcap = getattr(network.config, "attn_logit_softcapping", None)
-    implementation = "sdpa" if whole._supports_sdpa and softcap is None else "eager"
     settings = network.generation_config
-    with plain_attention(network, implementation):
+    with plain_attention(network):
         whole.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         try:
             yield

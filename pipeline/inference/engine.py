@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.answers import (
     Readouts,
     check_readouts,
@@ -115,7 +114,9 @@ class LabelEngine:
         def read(batch: Sequence[int], max_tokens: int) -> list[Tensor]:
             nonlocal tries
             tries += 1
+            counted = counter.tokens
             of_batch = self.model.with_images([documents[i] for i in batch])
+            counter.tokens = counted  # — its ids are embedded once more to read an image
             by_group = [group.answers(of_batch, max_tokens=max_tokens) for group in groups]
             by_name = {name: own for group in by_group for name, own in group.items()}
             return [by_name[question.name] for question in asked]
@@ -136,9 +137,7 @@ class LabelEngine:
             for of_all, of_batch in zip(log_probs, answers, strict=True):
                 of_all[batch] = of_batch.numpy(force=True)
         usage = sum((group.tokens_read(documents) for group in groups), Usage())
-        # — to compute the rows of an image, the model embeds its document's token ids, too
-        embedded = sum(len(each) for each in documents if isinstance(each, ImageDocument))
-        needed = usage.prefix_tokens_computed + usage.question_tokens_computed + embedded
+        needed = usage.prefix_tokens_computed + usage.question_tokens_computed
         if tries == len(answered) and counter.tokens != needed:
             raise ModelError(
                 f"internal error: the model embedded {counter.tokens:,} tokens instead of "

@@ -24,7 +24,8 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
 
 TinyModel = Callable[[str], LoadedModel]
-FAMILIES = ["llama", "qwen3", "gemma3_text", "qwen3_5_text", "lfm2"]
+# gemma2 caps scores and gpt_oss has attention sinks, which transformers computes in one way alone
+FAMILIES = ["llama", "qwen3", "gemma3_text", "gemma2", "gpt_oss", "qwen3_5_text", "lfm2"]
 
 
 def some_prompt() -> PromptTokens:

@@ -174,7 +174,7 @@ def test_each_answer_is_that_of_its_own_prompt(
 @pytest.mark.parametrize("company", ["at once", "all kinds"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "qwen3_moe"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "as loaded"])
-@pytest.mark.parametrize("in_tiles", [True, False], ids=["by runs", "by segment"])
+@pytest.mark.parametrize("in_tiles", [True, False], ids=["by tiles", "by segment"])
 def test_no_way_to_run_a_forward_changes_an_answer(
     company: str, family: str, whole: bool, in_tiles: bool, tiny_model: TinyModel
 ) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from fitted import bare_card
 from numpy.testing import assert_allclose
 from scipy.special import softmax
@@ -22,7 +23,9 @@ from pipeline.inference.engine import LabelEngine
 from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import load_model
+from pipeline.inference.model import vision
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.vision import EmbeddedDocument
 
 TOLERANCE = 1e-4
 MODELLED = [family for family in FAMILIES if family != "gemma3"]
@@ -126,8 +129,51 @@ def test_the_vision_tower_runs_once_a_document(
 
     monkeypatch.setattr(type(model.network.base_model), "get_image_features", counted)
     documents = documents_of(model)
-    LabelEngine(model, questions(), max_batch_tokens=100).label(documents)
+    LabelEngine(model, questions(), max_batch_tokens=1).label(documents)
     assert calls == len(documents)
+
+
+def same_shape(model: LoadedModel, documents: list[ImageDocument]) -> bool:
+    """Whether the processor makes the same of images of all sizes."""
+    assert model.images is not None
+    inputs = [model.images.inputs(document.image) for document in documents]
+    return len({tuple(x.shape for x in each.values()) for each in inputs}) == 1
+
+
+@pytest.mark.parametrize("family", MODELLED)
+def test_images_of_one_shape_go_through_the_tower_together(
+    family: str, seeing: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows = seeing(family), []
+    assert model.images is not None
+    shown = [(*SIZES[0], 3), (*SIZES[1], 0), (*SIZES[0], 0), (*SIZES[0], 9), (*SIZES[1], 5)]
+    documents = []
+    for seed, (width, height, words) in enumerate(shown):
+        image = encoded_picture(width, height, seed=seed)
+        ids = (*model.images.token_ids(image), *range(20, 20 + words))
+        documents.append(ImageDocument(ids, image))
+    network = model.network.base_model
+    forward = type(network).forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        rows.append(len(kwargs["input_ids"]))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(type(network), "forward", counted)
+    monkeypatch.setattr(vision, "_TOGETHER", 2)
+    together = model.with_images([(1, 2), *documents, (3,)])
+    assert rows == ([2, 2, 1] if same_shape(model, documents) else [2, 1, 2])
+    assert [together[0], together[-1]] == [(1, 2), (3,)]
+    for document, read in zip(documents, together[1:-1], strict=True):
+        [alone] = model.with_images([document])
+        assert isinstance(read, EmbeddedDocument) and isinstance(alone, EmbeddedDocument)
+        assert read.token_ids == alone.token_ids == document.token_ids
+        for name in ("positions", "is_image"):
+            np.testing.assert_array_equal(getattr(read, name), getattr(alone, name))
+        for ours, theirs in zip(
+            (read.embeddings, *read.deep), (alone.embeddings, *alone.deep), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_gemma3_is_refused_by_name(tmp_path: Path) -> None:

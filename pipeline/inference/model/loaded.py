@@ -20,7 +20,7 @@ from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import is_native
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
-from pipeline.inference.model.vision import EmbeddedDocument, read_image
+from pipeline.inference.model.vision import read_images
 from pipeline.spec.model import KeptFormat
 
 
@@ -70,16 +70,21 @@ class LoadedModel:
 
     def with_images(self, documents: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The documents, those with an image as the rows that the decoder reads of them."""
-        return [
-            self._embedded(document) if isinstance(document, ImageDocument) else document
-            for document in documents
-        ]
-
-    def _embedded(self, document: ImageDocument) -> EmbeddedDocument:
+        with_image = {
+            i: each for i, each in enumerate(documents) if isinstance(each, ImageDocument)
+        }
+        if not with_image:
+            return list(documents)
         assert self.images is not None, "a model without images"
-        inputs = self.images.inputs(document.image)
-        text = document.token_ids[inputs["input_ids"].shape[1] :]
-        return read_image(self.network, self.decoder, inputs, text)
+        inputs = [self.images.inputs(document.image) for document in with_image.values()]
+        texts = [
+            document.token_ids[own["input_ids"].shape[1] :]
+            for document, own in zip(with_image.values(), inputs, strict=True)
+        ]
+        pairs = list(zip(inputs, texts, strict=True))
+        read = read_images(self.network, self.decoder, pairs)
+        rows = dict(zip(with_image, read, strict=True))
+        return [rows.get(i, document) for i, document in enumerate(documents)]
 
     def unembed(self, states: Tensor) -> Tensor:  # [rows, hidden] -> [rows, vocab]
         """Logits over the vocabulary, scaled and capped as the family does it."""
@@ -110,8 +115,16 @@ def set_attention(network: PreTrainedModel, implementation: str) -> None:
 
 
 @contextmanager
-def plain_attention(network: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Run the model with one of transformers' own attention implementations inside the block."""
+def plain_attention(network: PreTrainedModel, implementation: str | None = None) -> Iterator[None]:
+    """Run the model with one of transformers' own attention implementations inside the block.
+
+    None is the fastest that the family has: `sdpa`, unless it caps scores or has attention sinks.
+    """
+    if implementation is None:
+        # — `sdpa` applies no cap to scores, and older versions of transformers do not refuse that
+        softcap = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
+        sdpa = network._supports_sdpa and softcap is None
+        implementation = "sdpa" if sdpa else "eager"
     set_attention(network, implementation)
     try:
         yield

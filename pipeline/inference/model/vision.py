@@ -1,6 +1,6 @@
 """What a model's vision tower makes of an image: rows of the decoder's input.
 
-Entry points: `read_image`, `EmbeddedDocument`, and `whole_prompt`, the inputs of a prompt that is
+Entry points: `read_images`, `EmbeddedDocument`, and `whole_prompt`, the inputs of a prompt that is
 read without the tree.
 """
 
@@ -14,9 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
+
+# Images that a tower reads at once: 16 of 1,024 patches are rows enough for a GPU, and take some
+# hundred MB in float32.
+_TOGETHER = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,25 +75,49 @@ class _ReachedDecoderError(Exception):
     """Leaves a forward of the whole model where its decoder would begin."""
 
 
-@torch.inference_mode()
-def read_image(
-    network: PreTrainedModel, decoder: nn.Module, inputs: Mapping[str, Tensor], text: Sequence[int]
-) -> EmbeddedDocument:
-    """The rows of a document: those of its image, then those of its text.
+Image = tuple[Mapping[str, Tensor], Sequence[int]]  # its inputs, and the text that follows it
+
+
+def read_images(
+    network: PreTrainedModel, decoder: nn.Module, images: Sequence[Image]
+) -> list[EmbeddedDocument]:
+    """The rows of documents: those of an image, then those of its text.
 
     The whole model runs up to its decoder, so that the rows are those of transformers, whatever
-    the family does there.
+    the family does there. Images whose inputs have the same shapes are read together.
 
     Args:
         network: The whole model.
         decoder: Its decoder.
-        inputs: The image's `input_ids` [1, tokens] and pixels, as `ImageReader.inputs` has them.
-        text: The token ids that follow the image.
+        images: With each, its `input_ids` [1, tokens] and pixels, as `ImageReader.inputs` has them.
 
     Raises:
         ModelError: The model gives its decoder something that is not supported.
     """
-    prompt = whole_prompt(network, inputs, before=(), after=text)
+    by_shape: dict[tuple[object, ...], list[int]] = {}
+    for number, (inputs, _text) in enumerate(images):
+        shapes = tuple((name, value.shape) for name, value in sorted(inputs.items()))
+        by_shape.setdefault(shapes, []).append(number)
+    read: dict[int, EmbeddedDocument] = {}
+    for of_shape in by_shape.values():
+        for start in range(0, len(of_shape), _TOGETHER):
+            numbers = of_shape[start : start + _TOGETHER]
+            documents = _read_together(network, decoder, [images[number] for number in numbers])
+            read.update(zip(numbers, documents, strict=True))
+    return [read[number] for number in range(len(images))]
+
+
+@torch.inference_mode()
+def _read_together(
+    network: PreTrainedModel, decoder: nn.Module, images: Sequence[Image]
+) -> list[EmbeddedDocument]:
+    """Rows of images of one shape. Shorter texts are filled up on the right, then cut."""
+    texts = [text for _inputs, text in images]
+    together = {
+        name: torch.cat([inputs[name] for inputs, _text in images]) for name in images[0][0]
+    }
+    filled = pad_sequence([torch.tensor(text).long() for text in texts], batch_first=True)
+    prompt = whole_prompt(network, together, before=(), after=filled.tolist())
     taken: dict[str, Any] = {}
 
     def take(_decoder: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
@@ -104,16 +133,26 @@ def read_image(
         handle.remove()
     if taken.get("inputs_embeds") is None:
         raise ModelError(f"{type(network).__name__} has no decoder that reads images as its input")
-    [ids] = prompt["input_ids"].tolist()
-    positions: Tensor | None = taken.get("position_ids")
-    mask: Tensor | None = taken.get("visual_pos_masks")
-    return EmbeddedDocument(
-        token_ids=tuple(ids),
-        embeddings=taken["inputs_embeds"][0],
-        positions=None if positions is None else positions[:, 0].numpy(force=True),
-        is_image=np.zeros(len(ids), np.bool_) if mask is None else mask[0].numpy(force=True),
-        deep=tuple(taken.get("deepstack_visual_embeds") or ()),
-    )
+    ids: list[list[int]] = prompt["input_ids"].tolist()
+    positions: Tensor | None = taken.get("position_ids")  # [axes, images, tokens]
+    mask: Tensor | None = taken.get("visual_pos_masks")  # [images, tokens]
+    deep = [states.chunk(len(images)) for states in taken.get("deepstack_visual_embeds") or ()]
+    documents = []
+    for number, text in enumerate(texts):
+        rows = slice(len(ids[number]) - filled.shape[1] + len(text))
+        is_image = np.zeros(rows.stop, np.bool_)
+        documents.append(
+            EmbeddedDocument(
+                token_ids=tuple(ids[number][rows]),
+                embeddings=taken["inputs_embeds"][number, rows],
+                positions=None
+                if positions is None
+                else positions[:, number, rows].numpy(force=True),
+                is_image=is_image if mask is None else mask[number, rows].numpy(force=True),
+                deep=tuple(of_layer[number] for of_layer in deep),
+            )
+        )
+    return documents
 
 
 def whole_prompt(
@@ -121,17 +160,18 @@ def whole_prompt(
     inputs: Mapping[str, Tensor],
     *,
     before: Sequence[int],
-    after: Sequence[int],
+    after: Sequence[Sequence[int]],
 ) -> dict[str, Tensor]:
-    """The inputs of the whole model for an image between token ids."""
-    around = {"input_ids": (before, after)}
+    """The inputs of the whole model for images between token ids, as many after each of them."""
+    sides: tuple[Sequence[Sequence[int]], ...] = ([before] * len(after), after)
+    around = {"input_ids": sides}
     if "mm_token_type_ids" in inputs:  # 0 of text, 1 of an image
-        around["mm_token_type_ids"] = ([0] * len(before), [0] * len(after))
+        around["mm_token_type_ids"] = tuple([[0] * len(ids) for ids in side] for side in sides)
     prompt = {name: value.to(network.device) for name, value in inputs.items()}
-    for name, (left, right) in around.items():
+    for name, ids in around.items():
         middle = prompt[name]
-        sides = [torch.tensor([side], device=middle.device).long() for side in (left, right)]
-        prompt[name] = torch.cat([sides[0], middle, sides[1]], dim=1)
+        left, right = (torch.tensor(side, device=middle.device).long() for side in ids)
+        prompt[name] = torch.cat([left, middle, right], dim=1)
     prompt.pop("attention_mask", None)  # of ones
     return {
         name: value.to(network.dtype) if value.is_floating_point() else value
