@@ -1,4 +1,4 @@
-"""Attention of queries over one span of keys, and over many spans in one kernel call.
+"""Attention of queries over one span of keys.
 
 Entry points: `attend` and `merge_into`.
 """

@@ -40,8 +40,9 @@ class Tile:
 class TilePlan:
     """Which keys the rows of a batch see in the layers of one window.
 
-    A row sees row `j` of its tile's own ones if it is not before it, and is before `subtree_stop`
-    of `j`; and, in every range, if its position is less than `window` above that of the key.
+    Of its tile's own rows, a row sees itself and those before it whose subtree it is in: it comes
+    before their `subtree_stops`. A window hides keys whose position is `window` or more below its
+    own, in every range.
     """
 
     tree: Tree

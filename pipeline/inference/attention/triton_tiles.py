@@ -160,9 +160,14 @@ def attend_tiles(
     scale: float,
     softcap: float | None,
 ) -> Attended:
-    """The attention of all queries in one launch."""
+    """The attention of all queries in one launch.
+
+    ValueError if keys and values differ in size; RuntimeError if Triton does not run here.
+    """
     tokens, heads, dim = q.shape
     _, kv_heads, _ = own.k.shape
+    if own.v.shape != own.k.shape:
+        raise ValueError(f"keys of {dim} numbers and values of {own.v.shape[-1]} a head")
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, own.k, own.v))
     kept = prefix or LayerKV(own.k[:0], own.v[:0])
     padded, group = max(16, triton.next_power_of_2(dim)), heads // kv_heads

@@ -20,7 +20,7 @@ from pipeline.inference.attention import hook
 from pipeline.inference.attention.kernels import is_native
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
-from pipeline.inference.model.vision import read_images
+from pipeline.inference.model.vision import Image, read_images
 from pipeline.spec.model import KeptFormat
 
 
@@ -70,21 +70,15 @@ class LoadedModel:
 
     def with_images(self, documents: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The documents, those with an image as the rows that the decoder reads of them."""
-        with_image = {
-            i: each for i, each in enumerate(documents) if isinstance(each, ImageDocument)
-        }
-        if not with_image:
-            return list(documents)
-        assert self.images is not None, "a model without images"
-        inputs = [self.images.inputs(document.image) for document in with_image.values()]
-        texts = [
-            document.token_ids[own["input_ids"].shape[1] :]
-            for document, own in zip(with_image.values(), inputs, strict=True)
-        ]
-        pairs = list(zip(inputs, texts, strict=True))
-        read = read_images(self.network, self.decoder, pairs)
-        rows = dict(zip(with_image, read, strict=True))
-        return [rows.get(i, document) for i, document in enumerate(documents)]
+        images: dict[int, Image] = {}
+        for number, document in enumerate(documents):
+            if isinstance(document, ImageDocument):
+                assert self.images is not None, "a model without images"
+                inputs = self.images.inputs(document.image)
+                images[number] = inputs, document.token_ids[inputs["input_ids"].shape[1] :]
+        read = read_images(self.network, self.decoder, list(images.values()))
+        rows = dict(zip(images, read, strict=True))
+        return [rows.get(number, document) for number, document in enumerate(documents)]
 
     def unembed(self, states: Tensor) -> Tensor:  # [rows, hidden] -> [rows, vocab]
         """Logits over the vocabulary, scaled and capped as the family does it."""

@@ -116,7 +116,11 @@ def _read_together(
     together = {
         name: torch.cat([inputs[name] for inputs, _text in images]) for name in images[0][0]
     }
-    filled = pad_sequence([torch.tensor(text).long() for text in texts], batch_first=True)
+    # — with a token of a text, which is never that of an image
+    filling = next((text[0] for text in texts if text), 0)
+    filled = pad_sequence(
+        [torch.tensor(text).long() for text in texts], batch_first=True, padding_value=filling
+    )
     prompt = whole_prompt(network, together, before=(), after=filled.tolist())
     taken: dict[str, Any] = {}
 

@@ -143,6 +143,17 @@ def test_planted_faults_are_found(fault: Callable[[TilePlan], TilePlan]) -> None
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_values_of_another_size_than_the_keys_are_refused() -> None:
+    from pipeline.inference.attention.triton_tiles import attend_tiles
+
+    tree = tree_of([5], [], prefix_tokens=0)
+    plan = tile_plan(tree, CPU, window=None, branches_only=False)
+    own = LayerKV(k=torch.zeros(5, 2, 8), v=torch.zeros(5, 2, 4))
+    with pytest.raises(ValueError, match="keys of 8 numbers and values of 4 a head"):
+        attend_tiles(torch.zeros(5, 6, 8), own, None, plan, SCALE, None)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_tritons_interpreter_computes_the_same() -> None:
     """Interpreted kernels are made at import, so another process has to import them."""
     tests = Path(__file__).parents[2]
