@@ -123,6 +123,7 @@ def start_seaweedfs(folder: Path) -> Iterator[Server]:
         "-master.telemetry=false",
         "-master.volumeSizeLimitMB=64",
         "-volume.max=500",  # each bucket takes seven
+        "-volume.minFreeSpace=64MiB",  # by default 1 % of the disk, below which it writes nothing
         *(f"-{part}.port={port}" for part, port in ports.items()),
         *(f"-{part}.port.grpc={port}" for part, port in grpc.items()),
     ]

@@ -9,7 +9,7 @@ some percent. Sums are added in another order, so answers differ by rounding alo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,9 @@ from pipeline.inference.processor.native import least_seconds
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 _ROWS = 512
-_CLEARLY_LESS = 0.95  # of the seconds: less is noise
+# Of the seconds. The ways that one kind of processor has differ by two times or by some percent; a
+# busy machine moves the shares of a probe by as much, so a small gain is not taken.
+_CLEARLY_LESS = 0.8
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -35,12 +37,10 @@ if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     LIBRARIES["oneDNN"] = _onednn
 
 
-@torch.inference_mode()
 def use_fastest_library(network: nn.Module) -> str:
     """Gives the linear layers of a network the product that is fastest here; returns its name.
 
-    Some milliseconds on weights of the network decide. torch's own stays on GPUs and for
-    half precision, for which torch calls oneDNN itself.
+    torch's own stays on GPUs and for half precision, for which torch calls oneDNN itself.
     """
     layers = [module for module in network.modules() if type(module) is nn.Linear]
     weights = [layer.weight for layer in layers]
@@ -48,30 +48,45 @@ def use_fastest_library(network: nn.Module) -> str:
         return "torch"
     # — the median: the unembedding is wider than all others and takes little of the time
     weight = sorted(weights, key=Tensor.numel)[len(weights) // 2]
-    x = torch.randn(_ROWS, weight.shape[1])
+    name = _fastest_library(*weight.shape)
+    if name != "torch":
+        for layer in layers:
+            layer.forward = partial(_forward, layer, LIBRARIES[name])  # type: ignore[method-assign]
+    return name
+
+
+@cache
+@torch.inference_mode()
+def _fastest_library(outputs: int, inputs: int) -> str:
+    """The library for weights [outputs, inputs]: some milliseconds decide, once a process.
+
+    So all networks of a process round alike.
+    """
+    x, weight = torch.ones(_ROWS, inputs), torch.ones(outputs, inputs)
     ways = {name: partial(product, x, weight, None) for name, product in LIBRARIES.items()}
     seconds = least_seconds(ways)
     name = min(seconds, key=lambda name: seconds[name])
-    if seconds[name] > _CLEARLY_LESS * seconds["torch"]:
-        return "torch"
-    for layer in layers:
-        layer.forward = partial(_forward, layer, LIBRARIES[name])  # type: ignore[method-assign]
-    return name
+    return name if seconds[name] < _CLEARLY_LESS * seconds["torch"] else "torch"
 
 
 def _forward(layer: nn.Linear, product: Product, x: Tensor) -> Tensor:
     return product(x, layer.weight, layer.bias)
 
 
-@torch.inference_mode()
 def fastest_attention(network: PreTrainedModel) -> torch.dtype | None:
     """The number format of the attention of a model with 8-bit products; None: that of its states.
 
     bfloat16, which rounds less than 8 bits do, where the processor computes it faster than float32.
     """
-    if network.device.type != "cpu" or network.dtype != torch.float32:
-        return None
-    q = torch.randn(1, _ROWS, 8, 64)
+    is_decided = network.device.type == "cpu" and network.dtype == torch.float32
+    return _fastest_attention() if is_decided else None
+
+
+@cache
+@torch.inference_mode()
+def _fastest_attention() -> torch.dtype | None:
+    """Some milliseconds decide, once a process."""
+    q = torch.ones(1, _ROWS, 8, 64)
     seconds = least_seconds(
         {
             dtype: partial(attend, q, q, q, scale=0.125, causal=True, computed=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,14 @@ from pipeline.inference.proof import tree_error
 
 MakeNetwork = Callable[..., Any]
 needs_onednn = pytest.mark.skipif("oneDNN" not in LIBRARIES, reason="torch without oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def of_a_new_process() -> Iterator[None]:
+    """The choice is made once a process: here, once a test."""
+    products._fastest_library.cache_clear()
+    yield
+    products._fastest_library.cache_clear()
 
 
 def slowed(product: products.Product) -> products.Product:
@@ -39,6 +47,15 @@ def test_the_faster_library_is_taken_whichever_it_is(
     linear = [layer for layer in network.modules() if type(layer) is nn.Linear]
     assert patched == (linear if fast == "oneDNN" else [])
     assert tree_error(prepare(network)) < 1e-5
+
+
+@needs_onednn
+def test_all_networks_of_a_process_take_one_library(
+    make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = use_fastest_library(make_network("llama"))
+    monkeypatch.setitem(LIBRARIES, first, slowed(LIBRARIES[first]))
+    assert use_fastest_library(make_network("llama")) == first
 
 
 @needs_onednn
