@@ -22,8 +22,8 @@ from pipeline.inference.processor.native import least_seconds
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 _ROWS = 512
-# Of the seconds. The ways that one kind of processor has differ by two times or by some percent; a
-# busy machine moves the shares of a probe by as much, so a small gain is not taken.
+# A way is taken if it needs less than this share of the other's seconds. Libraries differ by two
+# times (AMD) or by some percent (Intel), and a probe on a busy machine errs by some percent, too.
 _CLEARLY_LESS = 0.8
 
 
@@ -60,7 +60,7 @@ def use_fastest_library(network: nn.Module) -> str:
 def _fastest_library(outputs: int, inputs: int) -> str:
     """The library for weights [outputs, inputs]: some milliseconds decide, once a process.
 
-    So all networks of a process round alike.
+    So a model that is loaded twice in a process rounds alike.
     """
     x, weight = torch.ones(_ROWS, inputs), torch.ones(outputs, inputs)
     ways = {name: partial(product, x, weight, None) for name, product in LIBRARIES.items()}
@@ -85,7 +85,7 @@ def fastest_attention(network: PreTrainedModel) -> torch.dtype | None:
 @cache
 @torch.inference_mode()
 def _fastest_attention() -> torch.dtype | None:
-    """Some milliseconds decide, once a process."""
+    """The same of any such model: some milliseconds decide, once a process."""
     q = torch.ones(1, _ROWS, 8, 64)
     seconds = least_seconds(
         {

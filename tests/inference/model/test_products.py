@@ -50,7 +50,7 @@ def test_the_faster_library_is_taken_whichever_it_is(
 
 
 @needs_onednn
-def test_all_networks_of_a_process_take_one_library(
+def test_a_model_that_is_loaded_twice_takes_one_library(
     make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = use_fastest_library(make_network("llama"))
