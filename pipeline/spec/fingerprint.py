@@ -67,7 +67,7 @@ def fingerprints(
     """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
 
     `readouts`, `calibrations` and `classifiers` are the hashes of the files that tasks name, by
-    task. `cascades` are the thresholds and the stages' fingerprints of tasks with a cascade.
+    task; those of a task of kind `multi` are by the names of its parts. `cascades` are the thresholds and the stages' fingerprints of tasks with a cascade.
     """
     versions = {}
     for task in spec.tasks:
@@ -80,13 +80,22 @@ def fingerprints(
             content = _encoder_content(spec, task, weights, dtype)
         else:
             content = _decoder_content(spec, task, weights, dtype, readouts)
+        if task.kind != "choice":
+            content["kind"] = task.kind
         if task.calibration is not None:
             method = task.calibration.method
-            content["calibration"] = {"method": method, "hash": calibrations[task.name]}
+            content["calibration"] = {"method": method, "hash": _of_parts(task, calibrations)}
         if task.explain is not None:
             content["explain"] = task.explain.model_dump(mode="json")
         versions[task.name] = Fingerprint(content)
     return versions
+
+
+def _of_parts(task: TaskSpec, hashes: Mapping[str, str]) -> str | list[str]:
+    """The hash of the task's file; of a task of kind `multi`, those of its labels' files."""
+    if task.kind == "multi":
+        return [hashes[part.name] for part in task.parts]
+    return hashes[task.name]
 
 
 def _classifier_content(task: TaskSpec, kind: str, digest: str) -> dict[str, Any]:
@@ -147,7 +156,7 @@ def _decoder_content(
         documents["overlap_tokens"] = spec.documents.overlap_tokens
         asked["chunks"] = task.chunks
     if task.readout is not None:
-        asked["readout"] = readouts[task.name]
+        asked["readout"] = _of_parts(task, readouts)
     content: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "task": asked,

@@ -213,6 +213,16 @@ class JobSpec(Frozen):
         return tuple(task for task in self.tasks if task.classifier is None and not task.cascade)
 
     @property
+    def parts(self) -> tuple[TaskSpec, ...]:
+        """What is asked for the answers to all tasks: see `TaskSpec.parts`."""
+        return tuple(part for task in self.tasks for part in task.parts)
+
+    @property
+    def model_parts(self) -> tuple[TaskSpec, ...]:
+        """What the model is asked for the answers to its tasks."""
+        return tuple(part for task in self.model_tasks for part in task.parts)
+
+    @property
     def cascades(self) -> tuple[TaskSpec, ...]:
         """The tasks with a cascade."""
         return tuple(task for task in self.tasks if task.cascade is not None)
@@ -320,6 +330,9 @@ def _cannot_answer(
     if model is None or asked.classifier is not None:
         return
     if model.kind == "encoder":
+        if isinstance(asked, TaskSpec) and asked.kind == "multi":
+            fix = "an encoder's classes exclude each other; remove this, or name a decoder"
+            yield (*place, "kind"), fix
         keys = {"question": asked.question, "readout": asked.readout, "exit": exit}
         for key, value in keys.items():
             if value is not None:

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     Field,
     PositiveInt,
     ValidationInfo,
@@ -18,53 +16,20 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.spec.labels import (
+    LANGUAGES,
+    MOST_COLUMNS,
+    YES_OR_NO,
+    Labels,
+    part_file,
+    scores_fix,
+    with_numbers_as_texts,
+)
 from pipeline.spec.model import ExitSpec, Frozen, ModelSpec, mistakes_error
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
-# A task with more labels has no column for each of them; `top_k` says how many are kept.
-MOST_COLUMNS = 1_000
 # Columns of `open_labels` that every document has, beside one column a task.
 DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
-
-
-def _as_verbalizers(labels: object) -> object:
-    """A plain list of labels -> each label with its name as its only verbalizer."""
-    if isinstance(labels, Mapping):
-        return labels
-    if not isinstance(labels, list | tuple):
-        raise ValueError("write a list of labels, or each label with its texts: {name: [text]}")
-    odd = [label for label in labels if isinstance(label, dict | list)]
-    if odd:
-        raise ValueError(f"a list holds names of labels; write {{name: [text]}} for texts: {odd}")
-    if any(not isinstance(label, str) for label in labels):
-        raise ValueError(f"write each label as a text: {[str(label) for label in labels]}")
-    repeated = sorted({label for label in labels if labels.count(label) > 1})
-    if repeated:
-        raise ValueError(f"{repeated} listed more than once; list each label once")
-    return {label: (label,) for label in labels}
-
-
-def _distinct(labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    texts: set[str] = set()
-    for label, verbalizers in labels.items():
-        if not label:
-            raise ValueError("a label needs a name")
-        if not verbalizers:
-            raise ValueError(f"label {label!r} needs at least one text")
-        for verbalizer in verbalizers:
-            if verbalizer in texts:
-                raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
-            texts.add(verbalizer)
-    return labels
-
-
-Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
-Labels = Annotated[
-    dict[str, Verbalizers],
-    BeforeValidator(_as_verbalizers),
-    Field(min_length=2),
-    AfterValidator(_distinct),
-]
 
 # The keys that a classifier cannot be beside, and the fix.
 _BESIDE_A_CLASSIFIER = {
@@ -73,6 +38,7 @@ _BESIDE_A_CLASSIFIER = {
     "readout": "a task has a readout or a classifier; remove one of the two",
     "question": "a classifier reads the text alone; remove the question, or it",
 }
+SLOT = "{label}"  # in the question of a task of kind `multi`
 _BY_LABELS: Any = None  # the default of `chunks`, which follows from the number of labels
 
 
@@ -83,19 +49,6 @@ class CalibrationSpec(Frozen):
     """Method that the file was made with."""
     file: str = Field(min_length=1)
     """Path or URL of the file that `assay calibrate --to` wrote."""
-
-
-# The classes of lid.176.ftz (Joulin et al., 2016).
-_LANGUAGES = """
-    af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb
-    ckb co cs cv cy da de diq dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu
-    gv he hi hif hr hsb ht hu hy ia id ie ilo io is it ja jbo jv ka kk km kn ko krc ku kv kw ky la
-    lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms mt mwl my myv mzn nah nap nds ne
-    new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru rue sa sah sc scn sco sd sh si sk
-    sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal
-    xmf yi yo yue zh
-"""
-LANGUAGES = tuple(_LANGUAGES.split())
 
 
 class ClassifierSpec(Frozen):
@@ -168,22 +121,28 @@ class TaskSpec(Frozen):
 
     name: str = Field(pattern=TASK_NAME)
     """Name of the task and of its column: lower case letters, digits and `_`."""
+    kind: Literal["choice", "multi", "score"] = "choice"
+    """`choice`: one of the labels applies; their probabilities add up to 1. `multi`: each label
+    applies or not, independently; each has a probability of its own. `score`: the labels are
+    numbers in rising order, such as 0 to 5; the answer also has their expected value."""
     readout: Annotated[str, Field(min_length=1)] | None = None
     """Path or URL of a trained readout (`assay fit`). Default: the probabilities that the model
-    gives to the labels' tokens."""
+    gives to the labels' tokens. Of a task of kind `multi`: a folder with a file for each label."""
     classifier: ClassifierSpec | None = None
     """A classifier that answers instead of the model, from the whole text. The texts of a label are
     then the names of its classes. A spec whose tasks all have one needs no `model`."""
     question: Annotated[str, Field(min_length=1)] | None = None
     """Question about the document. `null`, with a readout: read the state after the document
-    itself, which takes no additional tokens. Leave it out for classifiers and encoders."""
+    itself, which takes no additional tokens. Leave it out for classifiers and encoders. Of a task
+    of kind `multi`: a question of yes or no, in which `{label}` stands for the text of a label."""
     labels: Labels
     """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
     label. Default of a classifier of kind `language`: all its languages, by their ISO 639 code."""
     chunks: Literal["max", "mean"] = Field(default=_BY_LABELS, validate_default=True)
     """How the answers to the chunks of a long document become one. `max`, for two labels: the
     answer of the chunk in which the label that is named first is the most probable. `mean`: the
-    mean probability of each label. Default: `max` for two labels, `mean` for more."""
+    mean probability of each label. Default: `max` for two labels and for the kind `multi`, `mean`
+    for others."""
     scoring: Literal["auto", "first_token", "full"] = "auto"
     """Which tokens of a label are scored: its first token or all of them. `auto` scores all tokens
     of labels that share a first token."""
@@ -214,6 +173,39 @@ class TaskSpec(Frozen):
             if isinstance(classifier, Mapping) and classifier.get("kind") == "language":
                 return {**content, "labels": list(LANGUAGES)}
         return content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scores_may_be_numbers(cls, content: Any) -> Any:
+        is_score = isinstance(content, Mapping) and content.get("kind") == "score"
+        return with_numbers_as_texts(content) if is_score else content
+
+    @property
+    def parts(self) -> tuple[TaskSpec, ...]:
+        """What is asked for its answer: a task of yes or no for each label of the kind `multi`, in
+        their order, named `TASK.LABEL`; of another kind the task itself.
+        """
+        if self.kind != "multi":
+            return (self,)
+        return tuple(self._part(label, texts[0]) for label, texts in self.labels.items())
+
+    def _part(self, label: str, text: str) -> TaskSpec:
+        own: dict[str, Any] = {
+            "name": f"{self.name}.{label}",
+            "kind": "choice",
+            "labels": YES_OR_NO,
+            "question": self.question and self.question.replace(SLOT, text),
+            "readout": self.readout and part_file(self.readout, label, ".safetensors"),
+        }
+        if self.calibration is not None:
+            file = part_file(self.calibration.file, label, ".json")
+            own["calibration"] = self.calibration.model_copy(update={"file": file})
+        return self.model_copy(update=own)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The numbers that the labels of a task of kind `score` are; () of another kind."""
+        return tuple(map(float, self.labels)) if self.kind == "score" else ()
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
@@ -251,7 +243,8 @@ class TaskSpec(Frozen):
     @field_validator("chunks", mode="before")
     @classmethod
     def _follows_from_the_labels(cls, chunks: object, other: ValidationInfo) -> object:
-        by_labels = "max" if len(other.data.get("labels", ())) <= 2 else "mean"
+        two = len(other.data.get("labels", ())) <= 2 or other.data.get("kind") == "multi"
+        by_labels = "max" if two else "mean"
         return by_labels if chunks is _BY_LABELS else chunks
 
     @field_validator("calibration", mode="before")
@@ -277,7 +270,7 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
         yield "classifier", _BESIDE_A_CLASSIFIER["readout"]
     elif task.classifier is not None and task.question is not None:
         yield "question", _BESIDE_A_CLASSIFIER["question"]
-    if task.chunks == "max" and len(task.labels) > 2:
+    if task.chunks == "max" and len(task.labels) > 2 and task.kind != "multi":
         yield (
             "chunks",
             "the largest probability is that of one label, and the task has "
@@ -310,6 +303,30 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
             "a continuation follows the question and its answer, and the task has no question; "
             "write one, or remove this",
         )
+    if task.kind == "multi":
+        yield from _multi_contradictions(task)
+    elif task.kind == "score":
+        if fix := scores_fix(list(task.labels)):
+            yield "labels", fix
+        for key in ("top_k", "separator"):
+            if getattr(task, key) is not None:
+                yield key, f"a score is computed from all its labels; remove {key}"
+
+
+def _multi_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
+    for key in ("classifier", "cascade", "explain", "top_k", "separator"):
+        if getattr(task, key) is not None:
+            yield key, f"not supported with kind: multi; remove it, or write a task for each label"
+    for key in _scoring_keys(task):
+        yield key, "each label is answered with yes or no; remove this"
+    if any(len(texts) > 1 for texts in task.labels.values()):
+        yield "labels", f"{SLOT} stands for one text; write one text for each label"
+    if task.readout is None and task.question is not None and SLOT not in task.question:
+        yield "question", f"asks the same of every label; write {SLOT} where the label belongs"
+    if task.readout is not None and task.readout.endswith(".safetensors"):
+        yield "readout", "is one file; name a folder, which has a file for each label"
+    if task.calibration is not None and task.calibration.file.endswith(".json"):
+        yield "calibration", "file is one file; name a folder, which has a file for each label"
 
 
 def _scoring_keys(task: TaskSpec) -> list[str]:

@@ -23,7 +23,7 @@ from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import load_spec
-from pipeline.spec.tasks import LANGUAGES
+from pipeline.spec.labels import LANGUAGES
 
 TEXTS = {
     "english": "The weather is nice today and we walk to the harbour",

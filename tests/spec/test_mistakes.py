@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import Problem, SpecError
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import MOST_COLUMNS
+from pipeline.spec.labels import MOST_COLUMNS
 
 JOB = {"name": "job", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
 TASK = {"name": "a", "question": "Why?", "labels": ["x/1", "y"]}

@@ -1,0 +1,106 @@
+"""The labels of a task: their names, and the texts or classes that mean them.
+
+Entry point: `Labels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+# A task with more labels has no column for each of them; `top_k` says how many are kept.
+MOST_COLUMNS = 1_000
+# What the parts of a task of kind `multi` answer, and the texts of each.
+YES, NO = "yes", "no"
+YES_OR_NO = {YES: ("Yes", "yes"), NO: ("No", "no")}
+# The classes of lid.176.ftz (Joulin et al., 2016).
+_LANGUAGES = """
+    af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb
+    ckb co cs cv cy da de diq dsb dty dv el eml en eo es et eu fa fi fr frr fy ga gd gl gn gom gu
+    gv he hi hif hr hsb ht hu hy ia id ie ilo io is it ja jbo jv ka kk km kn ko krc ku kv kw ky la
+    lb lez li lmo lo lrc lt lv mai mg mhr min mk ml mn mr mrj ms mt mwl my myv mzn nah nap nds ne
+    new nl nn no oc or os pa pam pfl pl pms pnb ps pt qu rm ro ru rue sa sah sc scn sco sd sh si sk
+    sl so sq sr su sv sw ta te tg th tk tl tr tt tyv ug uk ur uz vec vep vi vls vo wa war wuu xal
+    xmf yi yo yue zh
+"""
+LANGUAGES = tuple(_LANGUAGES.split())
+
+
+def _as_verbalizers(labels: object) -> object:
+    """A plain list of labels -> each label with its name as its only verbalizer."""
+    if isinstance(labels, Mapping):
+        return labels
+    if not isinstance(labels, list | tuple):
+        raise ValueError("write a list of labels, or each label with its texts: {name: [text]}")
+    odd = [label for label in labels if isinstance(label, dict | list)]
+    if odd:
+        raise ValueError(f"a list holds names of labels; write {{name: [text]}} for texts: {odd}")
+    if any(not isinstance(label, str) for label in labels):
+        raise ValueError(f"write each label as a text: {[str(label) for label in labels]}")
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"{repeated} listed more than once; list each label once")
+    return {label: (label,) for label in labels}
+
+
+def _distinct(labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    texts: set[str] = set()
+    for label, verbalizers in labels.items():
+        if not label:
+            raise ValueError("a label needs a name")
+        if not verbalizers:
+            raise ValueError(f"label {label!r} needs at least one text")
+        for verbalizer in verbalizers:
+            if verbalizer in texts:
+                raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
+            texts.add(verbalizer)
+    return labels
+
+
+Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+Labels = Annotated[
+    dict[str, Verbalizers],
+    BeforeValidator(_as_verbalizers),
+    Field(min_length=2),
+    AfterValidator(_distinct),
+]
+
+
+def with_numbers_as_texts(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A task as it was written, with the numbers among its labels as texts: YAML reads 3 as one."""
+    labels = content.get("labels")
+    if isinstance(labels, Mapping):
+        named = {_as_text(label): texts for label, texts in labels.items()}
+        return {**content, "labels": named} if len(named) == len(labels) else content
+    if isinstance(labels, list | tuple):
+        return {**content, "labels": [_as_text(label) for label in labels]}
+    return content
+
+
+def _as_text(label: object) -> object:
+    is_number = isinstance(label, int | float) and not isinstance(label, bool)
+    return str(label) if is_number else label
+
+
+def scores_fix(labels: Sequence[str]) -> str | None:
+    """The fix of labels that are not the numbers of a score in rising order; None if they are."""
+    numbers = []
+    for label in labels:
+        try:
+            numbers.append(float(label))
+        except ValueError:
+            return f"a score's labels are numbers, and {label!r} is none; write [0, 1, 2, 3]"
+    if not all(map(isfinite, numbers)):
+        return "a score's labels are finite numbers; write [0, 1, 2, 3]"
+    if any(high <= low for low, high in zip(numbers, numbers[1:], strict=False)):
+        return f"a score's labels rise; write {[str(n) for n in sorted(set(labels), key=float)]}"
+    return None
+
+
+def part_file(folder: str, label: str, suffix: str) -> str:
+    """The file of one label in the folder that a task of kind `multi` names."""
+    return f"{folder.rstrip('/')}/{quote(label, safe='')}{suffix}"
