@@ -67,7 +67,8 @@ def fingerprints(
     """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
 
     `readouts`, `calibrations` and `classifiers` are the hashes of the files that tasks name, by
-    task; those of a task of kind `multi` are by the names of its parts. `cascades` are the thresholds and the stages' fingerprints of tasks with a cascade.
+    task; those of a task of kind `multi` are by the names of its parts. `cascades` are the
+    thresholds and the stages' fingerprints of tasks with a cascade.
     """
     versions = {}
     for task in spec.tasks:

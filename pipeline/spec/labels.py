@@ -6,6 +6,7 @@ Entry point: `Labels`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import isfinite
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -96,7 +97,7 @@ def scores_fix(labels: Sequence[str]) -> str | None:
             return f"a score's labels are numbers, and {label!r} is none; write [0, 1, 2, 3]"
     if not all(map(isfinite, numbers)):
         return "a score's labels are finite numbers; write [0, 1, 2, 3]"
-    if any(high <= low for low, high in zip(numbers, numbers[1:], strict=False)):
+    if any(high <= low for low, high in pairwise(numbers)):
         return f"a score's labels rise; write {[str(n) for n in sorted(set(labels), key=float)]}"
     return None
 

@@ -316,7 +316,7 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
 def _multi_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
     for key in ("classifier", "cascade", "explain", "top_k", "separator"):
         if getattr(task, key) is not None:
-            yield key, f"not supported with kind: multi; remove it, or write a task for each label"
+            yield key, "not supported with kind: multi; remove it, or write a task for each label"
     for key in _scoring_keys(task):
         yield key, "each label is answered with yes or no; remove this"
     if any(len(texts) > 1 for texts in task.labels.values()):

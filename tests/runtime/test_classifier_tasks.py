@@ -21,9 +21,9 @@ from pipeline.runtime import classifier_files
 from pipeline.runtime.classifier_files import TaskClassifier, find_classifiers
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
+from pipeline.spec.labels import LANGUAGES
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import load_spec
-from pipeline.spec.labels import LANGUAGES
 
 TEXTS = {
     "english": "The weather is nice today and we walk to the harbour",

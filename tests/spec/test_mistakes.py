@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import Problem, SpecError
+from pipeline.spec.labels import MOST_COLUMNS
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.labels import MOST_COLUMNS
 
 JOB = {"name": "job", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
 TASK = {"name": "a", "question": "Why?", "labels": ["x/1", "y"]}
