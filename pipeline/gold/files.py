@@ -22,6 +22,10 @@ from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, opened
 from pipeline.stores.retries import option_errors
 
 FORMATS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")
+# The fields of a line in a file of people's actions (`people.GoldLine`).
+LINE_FIELDS = frozenset(
+    {"doc_id", "content_hash", "task", "action", "label", "by", "at", "seconds", "shown"}
+)
 MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's
 
 
@@ -100,13 +104,17 @@ def _csv_columns(data: bytes) -> dict[str, list[object]]:
 
 
 def _jsonl_columns(path: str, data: bytes) -> dict[str, list[object]]:
-    values = []
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    values: list[dict[str, object]] = []
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             value = parse_json(line.decode("utf-8"))
         except ValueError as error:
+            # — a crash leaves the last line unfinished; `GoldFile.open` removes it
+            if number == len(lines) and values and values[0].keys() >= LINE_FIELDS:
+                break
             raise UnreadableError(f"{path}, line {number}: is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise UnreadableError(f"{path}, line {number}: is not a JSON object")

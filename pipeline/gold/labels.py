@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.gold.people import label_columns
 from pipeline.gold.sample_design import HASH, SampleDesign, find_design
 from pipeline.gold.scores import PLACE, ScoreColumn, are_scores, read_targets, score_columns
 from pipeline.hashes import canonical_json, short_hash
@@ -99,12 +100,14 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
         raise SpecError([Problem(PLACE, fix, "=".join(options.scores[0]))])
     if format is None:
         return _read_teacher(source, spec, options)
-    rows = read_gold_rows(source, format, spec.input.storage_options)
+    in_file = read_gold_rows(source, format, spec.input.storage_options)
+    rows = label_columns(in_file, _chosen(spec, options))
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
         raise option_error("gold", fix, source)
     design = find_design(rows, spec)
-    by, keys, texts = _documents(rows, spec, options, is_sample=design is not None)
+    by_hash = design is not None or (rows is not in_file and not (options.id or options.text))
+    by, keys, texts = _documents(rows, spec, options, by_hash=by_hash)
     columns = _task_columns(spec, options, tuple(rows.columns), source)
     tasks = {
         task.name: _scored_task(rows, task, scores[task.name], keys)
@@ -143,7 +146,7 @@ def _task_columns(
     """The tasks that have gold labels, with the column of each; SpecError if there are none."""
     scores = {name: score.column for name, score in score_columns(spec, options).items()}
     named = {**dict(options.columns), **scores}
-    chosen = [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
+    chosen = _chosen(spec, options)
     columns = [(task, named.get(task.name, task.name)) for task in chosen]
     required = set(named) | set(options.tasks)
     shown = ", ".join(names)
@@ -167,6 +170,10 @@ def _task_columns(
     if problems:
         raise SpecError(problems)
     return present
+
+
+def _chosen(spec: JobSpec, options: GoldOptions) -> list[TaskSpec]:
+    return [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
 
 
 def _label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
@@ -220,13 +227,14 @@ def gold_hash(gold: Gold, task: str) -> str:
 
 
 def _documents(
-    rows: GoldRows, spec: JobSpec, options: GoldOptions, *, is_sample: bool
+    rows: GoldRows, spec: JobSpec, options: GoldOptions, *, by_hash: bool
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
     """By which column rows are matched with documents, the keys, and the texts if there are any.
 
-    The rows of a sample of `assay audit` have the content hashes as keys. Its texts may be cut.
+    The rows of people, or of a sample of `assay audit`, have content hashes. Texts of a sample may
+    be cut.
     """
-    if is_sample:
+    if by_hash:
         hashes = rows.columns[HASH]
         return "content_hash", tuple(map(str, hashes)), _sample_texts(rows, hashes)
     by, column = _key_column(rows, spec, options)

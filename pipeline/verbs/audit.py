@@ -19,6 +19,7 @@ from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, LabelledSample, estimate
 from pipeline.gold.files import GoldRows, gold_format, read_gold_rows
 from pipeline.gold.labels import UNLABELLED, read_gold
+from pipeline.gold.people import label_columns
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, find_design
 from pipeline.options import AuditOptions, GoldColumns, GoldOptions
 from pipeline.spec.schema import JobSpec
@@ -203,6 +204,8 @@ def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _She
             raise SpecError([Problem(Option(name), fix, column)])
     spec, format = audited.rule.spec, gold_format(source)
     rows = read_gold_rows(source, format, spec.input.storage_options) if format else None
+    own_tasks = [task for task in spec.tasks if task.name in audited.tasks]
+    rows = label_columns(rows, own_tasks) if rows else None
     design = find_design(rows, spec) if rows else None
     if rows is None or design is None:
         fix = f"was not drawn by `assay audit --to`: it has no column {SAMPLE}; draw a sample, and "

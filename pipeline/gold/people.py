@@ -1,0 +1,286 @@
+"""Gold labels of people: an append-only file of JSON lines, each one action of one person.
+
+Entry points: `GoldFile.open` to read and to append, `label_columns` for the verbs that read gold.
+A line is `{"doc_id", "content_hash", "task", "action", "label", "by", "at", "seconds", "shown"}`.
+The current answer of a person for a document is the last action that is not undone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from io import FileIO
+from pathlib import Path
+from typing import Literal, Self
+
+from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
+from pipeline.gold.files import LINE_FIELDS, GoldRows
+from pipeline.gold.sample_design import HASH, SAMPLE
+from pipeline.hashes import parse_json, validated
+from pipeline.spec.tasks import TaskSpec
+
+logger = logging.getLogger(__name__)
+
+Action = Literal["label", "skip", "flag", "undo"]
+Label = str | tuple[str, ...]  # of a task of kind `multi`: the labels that apply, or ()
+AUDIT = "audit:"  # `Shown.chosen` of a row that `assay audit` drew: this and the sample's name
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a person saw beside the document."""
+
+    question: str | None
+    labels: tuple[str, ...]  # the task's, in the spec's order
+    fp: str | None = None  # fingerprint of the model's answer; None: there was none
+    p: Mapping[str, float] | None = None  # the model's probabilities; None: not shown
+    blind: bool = False  # whether the model's answer was hidden
+    chosen: str = ""  # why this document was shown, such as `diverse`, or `audit:SAMPLE`
+
+    @classmethod
+    def of(cls, task: TaskSpec, **others: object) -> Self:
+        """The task's question and labels as they are now, and the other fields."""
+        return validated(cls, {"question": task.question, "labels": tuple(task.labels), **others})
+
+
+@dataclass(frozen=True, slots=True)
+class GoldLine:
+    """One action of one person on one document, for one task."""
+
+    doc_id: str
+    content_hash: str
+    task: str
+    action: Action
+    label: Label | None  # None of an action that is not `label`
+    by: str  # the person
+    at: str  # ISO 8601, UTC
+    seconds: float  # from when the document was shown
+    shown: Shown
+
+    def __post_init__(self) -> None:
+        for name in ("content_hash", "by"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty")
+        if (self.label is None) != (self.action != "label"):
+            raise ValueError(f"an action {self.action} has the label {self.label!r}")
+        if datetime.fromisoformat(self.at).utcoffset() != timedelta(0):
+            raise ValueError(f"at is {self.at!r}; write the time in UTC, as 2026-01-31T09:00:00Z")
+        if not 0 <= self.seconds < float("inf"):
+            raise ValueError(f"seconds is {self.seconds}, and no duration")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Whose answer it is, for which document: (content_hash, by)."""
+        return self.content_hash, self.by
+
+
+class GoldFile:
+    """A file of people's labels, open for one task; a lock keeps other processes from appending.
+
+    >>> with GoldFile.open("gold.jsonl", task) as gold:
+    ...     gold.append(line)
+    ...     gold.answers[content_hash, person].label
+
+    Lines of other tasks stay as they are. Use it from one thread.
+    """
+
+    def __init__(self, path: Path, task: TaskSpec, file: FileIO) -> None:
+        self._path, self._task, self._file = path, task, file
+        self._lines: list[GoldLine] = []
+        self._stacks: dict[tuple[str, str], list[GoldLine]] = {}
+        for line in _whole_lines(path, file, task):
+            self._add(line)
+
+    @classmethod
+    def open(cls, path: str | Path, task: TaskSpec) -> Self:
+        """The file at a local path, which is created if it does not exist.
+
+        The last line is removed from the file, with a line in the log, if a crash left it
+        unfinished.
+
+        Raises:
+            SpecError: A line is malformed, has a label that the task does not have, or was
+                answered with another question or other labels; or another process has the file
+                open.
+            StorageError: The file cannot be read or written.
+        """
+        local = _local_path(path)
+        try:
+            local.parent.mkdir(parents=True, exist_ok=True)
+            file = FileIO(local, "a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return cls(local, task, file)
+            except BaseException:
+                file.close()
+                raise
+        except BlockingIOError as error:
+            fix = "another process has this file open; end that process, or name another file"
+            raise option_error("to", fix, str(local)) from error
+        except OSError as error:
+            raise StorageError(f"{local}: cannot be opened as a gold file: {error}") from error
+
+    @property
+    def lines(self) -> tuple[GoldLine, ...]:
+        """All lines of the task, in the file's order; also what was undone."""
+        return tuple(self._lines)
+
+    @property
+    def answers(self) -> dict[tuple[str, str], GoldLine]:
+        """The current answer (label, skip or flag) of each person for each document.
+
+        Keyed by (content_hash, by), in the order of the first answers.
+        """
+        return {key: stack[-1] for key, stack in self._stacks.items() if stack}
+
+    def append(self, line: GoldLine) -> None:
+        """Writes one line, and returns when it is on the disk.
+
+        An `undo` takes the person's last answer for the document back; without one it has no
+        effect.
+
+        Raises:
+            SpecError: The line is of another task, or has a label that the task does not have.
+            StorageError: It cannot be written; then the file is as it was.
+        """
+        if line.task != self._task.name:
+            raise option_error("task", f"the file is open for {self._task.name}", line.task)
+        check_line(line, self._task, Option("to", part=f" {self._path}"))
+        data = json.dumps(asdict(line), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(data) < len(data):
+                raise OSError("the disk is full")
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(size)
+            raise StorageError(f"{self._path}: cannot be written: {error}") from error
+        self._add(line)
+
+    def close(self) -> None:
+        """Ends the lock."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _add(self, line: GoldLine) -> None:
+        self._lines.append(line)
+        _act(self._stacks.setdefault(line.key, []), line)
+
+
+def _act(answers: list[GoldLine], line: GoldLine) -> None:
+    """Changes a person's answers for a document, the last of which is the current one."""
+    if line.action != "undo":
+        answers.append(line)
+    elif answers:
+        answers.pop()
+
+
+def _local_path(path: str | Path) -> Path:
+    if "://" in str(path):
+        fix = "people's labels are written to a local file, which can be locked; name one"
+        raise option_error("to", fix, str(path))
+    if Path(path).suffix != ".jsonl":
+        raise option_error("to", "end the name in .jsonl", str(path))
+    return Path(path)
+
+
+def _whole_lines(path: Path, file: FileIO, task: TaskSpec) -> Iterator[GoldLine]:
+    """The task's lines; an unfinished last line is removed from the file when all others fit."""
+    file.seek(0)
+    data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    for number, text in enumerate(whole.split(b"\n")[:-1], start=1):
+        place = Option("to", part=f" {path}, line {number}")
+        try:
+            value = parse_json(text)
+        except ValueError as error:
+            fix = f"is not JSON ({error}); correct or remove this line"
+            raise SpecError([Problem(place, fix, text.decode(errors="replace"))]) from error
+        line = _line(value, place)
+        if line.task == task.name:
+            check_line(line, task, place)
+            yield line
+    if len(whole) < len(data):
+        logger.warning("%s: the last line was unfinished (a crash?) and is removed", path)
+        file.truncate(len(whole))
+
+
+def _line(value: object, place: Option) -> GoldLine:
+    try:
+        return validated(GoldLine, value)
+    except ValueError as error:
+        fix = f"is not an action of a person ({error}); correct or remove this line"
+        raise SpecError([Problem(place, fix, value)]) from error
+
+
+def check_line(line: GoldLine, task: TaskSpec, place: str) -> None:
+    """SpecError if a line of the task has another wording, or a label that the task lacks."""
+    labels = tuple(task.labels)
+    then = {"question": line.shown.question, "labels": list(line.shown.labels)}
+    now = {"question": task.question, "labels": list(labels)}
+    if changed := [name for name in now if then[name] != now[name]]:
+        fix = f"has an older wording of task {task.name}: {changed[0]} was another, and is now "
+        fix += f"{now[changed[0]]!r}; use another gold file, or the older wording"
+        raise SpecError([Problem(place, fix, then[changed[0]])])
+    if line.label is None:
+        return
+    if isinstance(line.label, str) == (task.kind == "multi"):
+        fix = "write a list of labels" if task.kind == "multi" else "write one label"
+        raise SpecError([Problem(place, f"{fix} of task {task.name}", line.label)])
+    own = (line.label,) if isinstance(line.label, str) else line.label
+    if unknown := [label for label in own if label not in labels]:
+        fix = f"is not a label of task {task.name}, which has {', '.join(labels)}"
+        raise SpecError([Problem(place, fix, unknown[0])])
+    if len(set(own)) < len(own):
+        raise SpecError([Problem(place, "names a label twice; name it once", list(own))])
+
+
+def label_columns(rows: GoldRows, tasks: Collection[TaskSpec]) -> GoldRows:
+    """The current labels in rows of actions, as a gold file has them; other rows unchanged.
+
+    A row is a document and a person who gave it a label: with doc_id, content_hash and a column
+    for each of the tasks that has labels, of texts or, for the kind `multi`, of lists. If all rows
+    are of one sample of `assay audit`, a column names it. SpecError for a malformed action, an
+    older wording or an unknown label of these tasks.
+    """
+    if not rows.columns.keys() >= LINE_FIELDS:
+        return rows
+    by_name = {task.name: task for task in tasks}
+    stacks: dict[tuple[str, str, str], list[GoldLine]] = {}
+    for row in range(rows.rows):
+        line = _line({name: rows.columns[name][row] for name in LINE_FIELDS}, rows.place(row))
+        if line.task not in by_name:
+            continue
+        check_line(line, by_name[line.task], rows.place(row))
+        _act(stacks.setdefault((*line.key, line.task), []), line)
+    current = [stack[-1] for stack in stacks.values() if stack and stack[-1].label is not None]
+    return GoldRows(rows.path, _columns(current))
+
+
+def _columns(labelled: Collection[GoldLine]) -> dict[str, list[object]]:
+    of_row: dict[tuple[str, str], dict[str, GoldLine]] = {}
+    for line in labelled:
+        of_row.setdefault(line.key, {})[line.task] = line
+    some = [next(iter(lines.values())) for lines in of_row.values()]
+    columns: dict[str, list[object]] = {
+        "doc_id": [line.doc_id for line in some],
+        HASH: [line.content_hash for line in some],
+    }
+    for task in dict.fromkeys(line.task for line in labelled):
+        answers = [lines.get(task) for lines in of_row.values()]
+        labels = [line and line.label for line in answers]
+        columns[task] = [list(label) if isinstance(label, tuple) else label for label in labels]
+    samples = {line.shown.chosen for line in labelled}
+    if len(samples) == 1 and (name := samples.pop()).startswith(AUDIT):
+        columns[SAMPLE] = [name.removeprefix(AUDIT)] * len(some)
+    return columns
