@@ -112,24 +112,34 @@ class GoldColumns:
     """Column of the gold file with texts, to match documents by text instead of by id (default: the
     spec's text column, if the file has no column of ids)."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Column of the gold file with the labels of a task (default: the task's name). Repeatable."""
+    """Column of the gold file with the labels of a task (default: the task's name); of a task of
+    kind multi, TASK.LABEL=COLUMN for yes or no of one label. Repeatable."""
     values: tuple[tuple[str, str], ...] = ()
     """Value of the gold file that means a label (default: the label's name). Repeatable."""
     scores: tuple[tuple[str, str], ...] = ()
     """Column of the gold file with scores from 0 to 1 of the label that has the task's name, or
-    TASK.LABEL=COLUMN for another label; the task has two labels. Repeatable."""
+    TASK.LABEL=COLUMN for another label; the task has two labels, or is of kind multi.
+    Repeatable."""
 
     def words(self, task: str) -> tuple[str, ...]:
-        """The options with which a command reads the same gold labels for one task alone."""
+        """The options with which a command reads the same gold labels for one task alone.
+
+        Of a task of kind `multi`, `task` may be one label of it: TASK.LABEL.
+        """
         pairs = [("--id", self.id), ("--text", self.text), ("--task", task)]
-        pairs += [("--column", f"{name}={c}") for name, c in self.columns if name == task]
+        pairs += [("--column", f"{n}={c}") for n, c in self.columns if _is_of(n, task)]
         pairs += [("--value", f"{value}={label}") for value, label in self.values]
-        pairs += [("--score", f"{n}={c}") for n, c in self.scores if n.partition(".")[0] == task]
+        pairs += [("--score", f"{n}={c}") for n, c in self.scores if _is_of(n, task)]
         return tuple(word for name, value in pairs if value is not None for word in (name, value))
 
     def of_task(self, task: str) -> GoldOptions:
         """The same, for one task alone."""
         return GoldOptions(self.id, self.text, self.columns, self.values, self.scores, (task,))
+
+
+def _is_of(name: str, task: str) -> bool:
+    """Whether what is named TASK or TASK.LABEL has gold labels of this task or label."""
+    return task in (name, name.partition(".")[0]) or name == task.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ Entry point: `read_gold`, from a file with a column for each task, of labels (`f
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,33 +20,21 @@ from pipeline.errors import Option, Problem, SpecError, StorageError, option_err
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
 from pipeline.gold.people import label_columns
 from pipeline.gold.sample_design import HASH, SampleDesign, find_design
-from pipeline.gold.scores import PLACE, ScoreColumn, are_scores, read_targets, score_columns
+from pipeline.gold.scores import PLACE, score_columns
+from pipeline.gold.values import UNLABELLED, GoldTask, column_tasks, teacher_tasks
 from pipeline.hashes import canonical_json, short_hash
-from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
+from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
 By = Literal["doc_id", "content_hash"]
 Kind = Literal["people", "scores", "teacher", "sample"]
-UNLABELLED = -1
-# The numbers of unknown values and of labels that an error lists.
-SHOWN_PROBLEMS, SHOWN_LABELS = 10, 12
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
-
-
-@dataclass(frozen=True, slots=True)
-class GoldTask:
-    """The gold labels of one task."""
-
-    labels: tuple[str, ...]  # the task's, in the spec's order
-    truth: NDArray[np.int64]  # [rows]: index of the label, or UNLABELLED
-    soft: NDArray[np.float64] | None = None  # [rows, labels]: p or scores; NaN where unlabelled
-    scored: str | None = None  # the label whose scores a file has
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,29 +96,35 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
     by_hash = design is not None or (rows is not in_file and not (options.id or options.text))
     by, keys, texts = _documents(rows, spec, options, by_hash=by_hash)
     columns = _task_columns(spec, options, tuple(rows.columns), source)
-    tasks = {
-        task.name: _scored_task(rows, task, scores[task.name], keys)
-        if task.name in scores
-        else _gold_task(rows, task, column, options)
-        for task, column in columns
-    }
-    gold = Gold(source, by, keys, tasks, texts, options=options, design=design)
+    tasks: dict[str, GoldTask] = {}
+    for task, column in columns:
+        score = scores.get(task.name)
+        tasks |= column_tasks(rows, task, column, options, score=score, keys=keys)
+    gold = Gold(source, by, keys, _asked(tasks, options), texts, options=options, design=design)
     return _without_repeats(gold)
 
 
 def _check_names(spec: JobSpec, options: GoldOptions) -> None:
     """SpecError if `options` names tasks or labels that the spec does not have."""
     names = [task.name for task in spec.tasks]
-    labels = {label for task in spec.tasks for label in task.labels}
+    parts = {part.name: part for task in spec.tasks for part in (task, *task.parts)}
+    labels = {label for part in parts.values() for label in part.labels}
     fix = f"the spec has no such task; it has {', '.join(names)}"
     named = [("columns", task) for task, _ in options.columns]
     named += [("tasks", task) for task in options.tasks]
-    problems = [Problem(Option(option), fix, task) for option, task in named if task not in names]
+    problems = [Problem(Option(option), fix, task) for option, task in named if task not in parts]
     fix = "no task has such a label; write GOLD_VALUE=LABEL"
     problems += [
         Problem(Option("values"), fix, f"{value}={label}")
         for value, label in options.values
         if label not in labels
+    ]
+    written = {task for task, _ in options.columns}
+    fix = "names a column of a task, and another --column one for a label of it; write one of them"
+    problems += [
+        Problem(Option("columns"), fix, task)
+        for task in sorted({task_of(name) for name in written} & written)
+        if any(name != task and task_of(name) == task for name in written)
     ]
     if options.id and options.text:
         fix = "rows are matched by id or by text; name one of them"
@@ -147,7 +140,11 @@ def _task_columns(
     scores = {name: score.column for name, score in score_columns(spec, options).items()}
     named = {**dict(options.columns), **scores}
     chosen = _chosen(spec, options)
-    columns = [(task, named.get(task.name, task.name)) for task in chosen]
+    columns = [
+        (each, named.get(each.name, each.name))
+        for task in chosen
+        for each in _read_as(task, named, names)
+    ]
     required = set(named) | set(options.tasks)
     shown = ", ".join(names)
     fix = f"{source} has no such column; it has {shown}; write"
@@ -173,18 +170,24 @@ def _task_columns(
 
 
 def _chosen(spec: JobSpec, options: GoldOptions) -> list[TaskSpec]:
-    return [task for task in spec.tasks if not options.tasks or task.name in options.tasks]
+    """The tasks that the options name, or a label of them; by default all."""
+    asked = set(map(task_of, options.tasks))
+    return [task for task in spec.tasks if not asked or task.name in asked]
 
 
-def _label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
-    """Gold value -> index of its label; SpecError if one value is mapped to two labels."""
-    names = {label: index for index, label in enumerate(task.labels)}
-    mapped: dict[str, int] = {}
-    for value, label in options.values:
-        if label in names and mapped.setdefault(value, names[label]) != names[label]:
-            fix = f"{value!r} is mapped to two labels of task {task.name}; map it to one"
-            raise option_error("values", fix, f"{value}={label}")
-    return {**names, **mapped}
+def _read_as(task: TaskSpec, named: Collection[str], names: Collection[str]) -> Sequence[TaskSpec]:
+    """The task, or those of its parts that have a column of their own."""
+    if task.name in named or task.kind != "multi":
+        return (task,)
+    own = [part for part in task.parts if part.name in named or part.name in names]
+    has_own = task.name not in names or any(part.name in named for part in own)
+    return own if own and has_own else (task,)
+
+
+def _asked(tasks: Mapping[str, GoldTask], options: GoldOptions) -> dict[str, GoldTask]:
+    """The gold of the tasks and parts that the options name; by default all."""
+    asked = options.tasks
+    return {n: gold for n, gold in tasks.items() if not asked or n in asked or task_of(n) in asked}
 
 
 def _without_repeats(gold: Gold) -> Gold:
@@ -274,50 +277,6 @@ def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By
     raise option_error("gold", fix, rows.path)
 
 
-def _gold_task(rows: GoldRows, task: TaskSpec, column: str, options: GoldOptions) -> GoldTask:
-    names = _label_names(task, options)
-    written = [_written(value) for value in rows.columns[column]]
-    times = Counter(value for value in written if value is not None and value not in names)
-    if len(task.labels) == 2 and are_scores(times):
-        label = "" if task.name in task.labels else ".LABEL"
-        fix = f"the values of {column} are numbers from 0 to 1, and no labels of task {task.name}; "
-        fix += "if they are scores, assay fit and eval read them with --score "
-        fix += shlex.quote(f"{task.name}{label}={column}")
-        raise option_error("gold", fix, rows.path)
-    if times:
-        raise SpecError(
-            [
-                Problem(
-                    rows.place(written.index(value), column),
-                    f"{_not_a_label(task, value)} (rows with it: {times[value]:,})",
-                    value,
-                )
-                for value in list(times)[:SHOWN_PROBLEMS]
-            ]
-        )
-    truth = [UNLABELLED if value is None else names[value] for value in written]
-    return GoldTask(tuple(task.labels), np.array(truth, np.int64))
-
-
-def _scored_task(
-    rows: GoldRows, task: TaskSpec, score: ScoreColumn, keys: Sequence[str]
-) -> GoldTask:
-    labels = tuple(task.labels)
-    soft = read_targets(rows, score, labels, keys)
-    truth: NDArray[np.int64] = np.where(np.isnan(soft[:, 0]), UNLABELLED, soft.argmax(axis=1))
-    return GoldTask(labels, truth, soft, scored=score.label)
-
-
-def _not_a_label(task: TaskSpec, value: str) -> str:
-    """What to write for a gold value that is not a label."""
-    shown = ", ".join(list(task.labels)[:SHOWN_LABELS])
-    more = f" and {len(task.labels) - SHOWN_LABELS:,} more" * (len(task.labels) > SHOWN_LABELS)
-    return (
-        f"is not a label of task {task.name}, which has {shown}{more}; write the label that it "
-        f"means, --value {shlex.quote(f'{value}=LABEL')}, or leave the task out with --task"
-    )
-
-
 def _sample_texts(rows: GoldRows, hashes: Sequence[object]) -> tuple[str | None, ...] | None:
     """The texts of a sample; None for one that was cut, which has another hash."""
     texts = rows.columns.get(TEXT_COLUMN)
@@ -328,15 +287,6 @@ def _sample_texts(rows: GoldRows, hashes: Sequence[object]) -> tuple[str | None,
         text if isinstance(text, str) and own == of_row else None
         for text, own, of_row in zip(texts, read, hashes, strict=True)
     )
-
-
-def _written(value: object) -> str | None:
-    """A gold value as its label is written in the spec; None for a row without a label."""
-    if value is None or value == "" or value != value:  # NaN
-        return None
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
@@ -358,33 +308,14 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
     by: By = "doc_id" if options.id else "content_hash"
     columns = _task_columns(spec, options, tuple(teacher.labels), source)
     table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
-    tasks = {
-        task.name: _teacher_task(table.column(column), teacher.labels[column], task, options)
-        for task, column in columns
-    }
+    tasks: dict[str, GoldTask] = {}
+    for task, column in columns:
+        labels = teacher.labels[column]
+        tasks |= teacher_tasks(table.column(column), labels, task, options)
+    tasks = _asked(tasks, options)
     answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
     kept = np.flatnonzero(answered)
     keys = table.column(by).take(pa.array(kept)).to_pylist()
     answered_tasks = {name: _of_rows(task, kept) for name, task in tasks.items()}
     gold = Gold(source, by, tuple(keys), answered_tasks, None, options=options)
     return _without_repeats(gold)
-
-
-def _teacher_task(
-    column: pa.ChunkedArray, teacher_labels: tuple[str, ...], task: TaskSpec, options: GoldOptions
-) -> GoldTask:
-    names = _label_names(task, options)
-    unknown = [label for label in teacher_labels if label not in names]
-    if unknown:
-        raise SpecError(
-            [Problem(Option("gold"), _not_a_label(task, label), label) for label in unknown]
-        )
-    answers = column.combine_chunks()
-    p = probabilities(answers, versions(answers.type)[-1], teacher_labels)  # [rows, theirs]
-    soft = np.zeros((len(p), len(task.labels)))
-    for index, label in enumerate(teacher_labels):
-        soft[:, names[label]] += p[:, index]
-    unanswered = np.isnan(soft).any(axis=1)
-    soft[unanswered] = np.nan
-    truth: NDArray[np.int64] = np.where(unanswered, UNLABELLED, soft.argmax(axis=1))
-    return GoldTask(tuple(task.labels), truth, soft)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.gold.files import GoldRows
 from pipeline.options import GoldOptions
+from pipeline.spec.labels import YES, task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -34,7 +35,7 @@ def score_columns(spec: JobSpec, options: GoldOptions) -> dict[str, ScoreColumn]
     """The columns of `options.scores`, by task; SpecError if a task or its label is not clear.
 
     `TASK=COLUMN` has the scores of the label with the task's name, `TASK.LABEL=COLUMN` those of
-    another label.
+    another label, or of a label of a task of kind `multi`.
     """
     tasks = {task.name: task for task in spec.tasks}
     of_columns = dict(options.columns)
@@ -42,14 +43,20 @@ def score_columns(spec: JobSpec, options: GoldOptions) -> dict[str, ScoreColumn]
     problems = []
     for written, column in options.scores:
         name, _, label = written.partition(".")
-        if name not in tasks:
+        if name in tasks and tasks[name].kind == "multi":
+            name, label = (written, YES) if label in tasks[name].labels else (name, label)
+        if task_of(name) not in tasks:
             fix = f"the spec has no such task; it has {', '.join(tasks)}"
         elif name in of_columns:
             fix = f"task {name} also has --column {name}={of_columns[name]}; write one of them"
         elif name in columns:
             fix = f"task {name} also has scores in column {columns[name].column}; write one of them"
         else:
-            fix = _label_problem(tasks[name], label, column)
+            fix = (
+                ""
+                if name == written != task_of(name)
+                else _label_problem(tasks[name], label, column)
+            )
             columns[name] = ScoreColumn(label or name, column)
         if fix:
             problems.append(Problem(PLACE, fix, f"{written}={column}"))
@@ -61,6 +68,8 @@ def score_columns(spec: JobSpec, options: GoldOptions) -> dict[str, ScoreColumn]
 def _label_problem(task: TaskSpec, label: str, column: str) -> str:
     """Why scores cannot be those of this label of the task (default: its own name), or ''."""
     labels = tuple(task.labels)
+    if task.kind == "multi":
+        return f"scores are of one label; write {task.name}.{labels[0]}={column}"
     if len(labels) != 2:
         return f"a score needs a task with two labels; task {task.name} has {len(labels)}"
     if (label or task.name) in labels:

@@ -105,3 +105,8 @@ def scores_fix(labels: Sequence[str]) -> str | None:
 def part_file(folder: str, label: str, suffix: str) -> str:
     """The file of one label in the folder that a task of kind `multi` names."""
     return f"{folder.rstrip('/')}/{quote(label, safe='')}{suffix}"
+
+
+def task_of(name: str) -> str:
+    """The task whose part has this name, `TASK.LABEL`; the name itself of a whole task."""
+    return name.partition(".")[0]

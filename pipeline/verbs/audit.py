@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, LabelledSample, estimate
 from pipeline.gold.files import GoldRows, gold_format, read_gold_rows
-from pipeline.gold.labels import UNLABELLED, read_gold
+from pipeline.gold.labels import read_gold
 from pipeline.gold.people import label_columns
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, find_design
+from pipeline.gold.values import UNLABELLED
 from pipeline.options import AuditOptions, GoldColumns, GoldOptions
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.audited_rule import (

@@ -18,8 +18,8 @@ from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.ideal_answers import Reason, condition, ideal_rows, reasons_of
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.gold.fitted_texts import FittedTexts
-from pipeline.gold.labels import UNLABELLED
 from pipeline.gold.sample_design import HASH
+from pipeline.gold.values import UNLABELLED
 from pipeline.options import AuditOptions
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec

@@ -28,7 +28,8 @@ from pipeline.fitted.calibration import (
 )
 from pipeline.gold.answers import answers_for, sampling_of
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
-from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
+from pipeline.gold.labels import Gold, gold_hash, read_gold
+from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.dataset import open_labels

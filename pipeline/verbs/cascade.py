@@ -20,7 +20,8 @@ from pipeline.errors import Option, Problem, SpecError, StorageError, option_err
 from pipeline.evaluation.cascade_guarantee import Promise, choose
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
-from pipeline.gold.labels import UNLABELLED, Gold, gold_hash, read_gold
+from pipeline.gold.labels import Gold, gold_hash, read_gold
+from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.columns import RAW, probabilities, structs
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.rows import read_documents_file

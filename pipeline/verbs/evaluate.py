@@ -17,7 +17,8 @@ from pipeline.evaluation.metrics import Scores, score
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
 from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts
-from pipeline.gold.labels import UNLABELLED, Gold, read_gold
+from pipeline.gold.labels import Gold, read_gold
+from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions
 from pipeline.spec.schema import JobSpec

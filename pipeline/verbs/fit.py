@@ -25,7 +25,8 @@ from pipeline.evaluation.readout_fitting import (
     loss_limit,
 )
 from pipeline.fitted.readout import readout_file
-from pipeline.gold.labels import UNLABELLED, Gold, GoldTask, read_gold
+from pipeline.gold.labels import Gold, read_gold
+from pipeline.gold.values import UNLABELLED, GoldTask
 from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import Job, make_job

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ModelError, option_error
 from pipeline.gold.fitted_texts import is_held_out
-from pipeline.gold.labels import UNLABELLED, Gold
+from pipeline.gold.labels import Gold
+from pipeline.gold.values import UNLABELLED
 from pipeline.hashes import short_hash
 from pipeline.inference.engine import DocumentIds
 from pipeline.inference.images import as_document

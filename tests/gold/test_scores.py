@@ -16,7 +16,8 @@ from finished import Corpus, finish
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.gold.labels import UNLABELLED, read_gold
+from pipeline.gold.labels import read_gold
+from pipeline.gold.values import UNLABELLED
 from pipeline.options import GoldOptions
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement

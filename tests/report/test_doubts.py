@@ -13,7 +13,8 @@ from outcomes import toy_outcome
 from reports import printed
 
 from pipeline.evaluation.metrics import score
-from pipeline.gold.labels import Gold, GoldTask
+from pipeline.gold.labels import Gold
+from pipeline.gold.values import GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.doubts import (
     LEAST_DOCUMENTS,

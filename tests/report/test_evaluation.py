@@ -20,7 +20,8 @@ from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.operating_points import Threshold
-from pipeline.gold.labels import Gold, GoldTask
+from pipeline.gold.labels import Gold
+from pipeline.gold.values import GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.charts import MAX_LINES, curves
 from pipeline.report.console import escape_controls, json_value, truncate

@@ -17,7 +17,8 @@ from stages import run_without_ray
 from pipeline.cli import main
 from pipeline.gold.answers import GoldAnswers, GoldTaskAnswers
 from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts, is_held_out
-from pipeline.gold.labels import Gold, GoldTask
+from pipeline.gold.labels import Gold
+from pipeline.gold.values import GoldTask
 from pipeline.ledger.columns import RAW
 from pipeline.options import EvalOptions
 from pipeline.spec.parse import load_spec

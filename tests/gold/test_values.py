@@ -1,0 +1,140 @@
+"""Values of gold of the kinds `multi` and `score`, in every form in which people have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import SpecError
+from pipeline.gold.labels import read_gold
+from pipeline.gold.values import UNLABELLED
+from pipeline.options import GoldOptions
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
+
+TASKS = [
+    {
+        "name": "topic",
+        "kind": "multi",
+        "question": "About {label}?",
+        "labels": ["law", "tax", "sport"],
+    },
+    {"name": "quality", "kind": "score", "question": "How good?", "labels": [0, 1, 2, 3]},
+]
+PARTS = ["topic.law", "topic.tax", "topic.sport"]
+TRUTH = [[0, 0, 1], [1, 1, 1], [UNLABELLED] * 3, [1, 1, 0]]  # [rows, labels]: yes is 0
+
+
+@pytest.fixture
+def spec(write_spec: Callable[..., Path]) -> JobSpec:
+    return load_spec(write_spec(tasks=TASKS))
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        quoted = [[str(value).replace('"', '""') for value in row.values()] for row in rows]
+        lines = [",".join(rows[0]), *(",".join(f'"{value}"' for value in row) for row in quoted)]
+        path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("g.csv", ["law;tax", "-", "", " sport "]),
+        ("g.csv", ['["law", "tax"]', "[]", "", '["sport"]']),
+        ("g.jsonl", [["tax", "law"], [], None, ["sport"]]),
+        ("g.parquet", [["tax", "law"], [], None, ["sport"]]),
+    ],
+)
+def test_a_column_lists_the_labels_of_each_row(
+    name: str, values: list[Any], spec: JobSpec, tmp_path: Path
+) -> None:
+    rows = [{"id": f"d{n}", "topic": value} for n, value in enumerate(values)]
+    gold = read_gold(write(tmp_path / name, rows), spec)
+    assert list(gold.tasks) == PARTS
+    read = [gold.tasks[part].truth.tolist() for part in PARTS]
+    assert [list(row) for row in zip(*read, strict=True)] == TRUTH
+    assert all(gold.tasks[part].labels == ("yes", "no") for part in PARTS)
+    one = read_gold(gold.source, spec, GoldOptions(tasks=("topic.tax",)))
+    assert list(one.tasks) == ["topic.tax"]
+
+
+@pytest.mark.parametrize(
+    "yes, no", [("yes", "no"), (True, False), (1, 0), (1.0, 0.0), ("true", "false")]
+)
+def test_a_column_for_each_label_says_yes_or_no(
+    yes: Any, no: Any, spec: JobSpec, tmp_path: Path
+) -> None:
+    rows = [
+        {"id": "d0", "is_law": yes, "topic.tax": yes},
+        {"id": "d1", "is_law": no, "topic.tax": None},
+    ]
+    options = GoldOptions(columns=(("topic.law", "is_law"),))
+    gold = read_gold(write(tmp_path / "g.jsonl", rows), spec, options)
+    assert {name: task.truth.tolist() for name, task in gold.tasks.items()} == {
+        "topic.law": [0, 1],
+        "topic.tax": [0, UNLABELLED],
+    }
+    assert "--column topic.law=is_law" in " ".join(options.words("topic.law"))
+    assert "--column topic.law=is_law" in " ".join(options.words("topic"))
+
+
+def test_scores_of_one_label_are_soft_targets(spec: JobSpec, tmp_path: Path) -> None:
+    file = write(tmp_path / "g.jsonl", [{"id": "d0", "s": 0.7}, {"id": "d1", "s": 0.2}])
+    gold = read_gold(file, spec, GoldOptions(scores=(("topic.law", "s"),)))
+    task = gold.tasks["topic.law"]
+    assert task.truth.tolist() == [0, 1] and task.soft is not None
+    assert task.soft[:, 0].tolist() == [0.7, 0.2]
+
+
+@pytest.mark.parametrize("name", ["g.csv", "g.jsonl"])
+def test_a_score_may_be_any_form_of_its_number(name: str, spec: JobSpec, tmp_path: Path) -> None:
+    values = [3, 2.0, "1", "0.0"]
+    rows = [{"id": f"d{n}", "quality": value} for n, value in enumerate(values)]
+    gold = read_gold(write(tmp_path / name, rows), spec)
+    assert gold.tasks["quality"].truth.tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "column, value, options, place, fix",
+    [
+        ("topic", "law;art", GoldOptions(), "row 1, column topic", "which has law, tax, sport"),
+        ("topic", "no", GoldOptions(), "row 1, column topic", "--value no=LABEL"),
+        ("quality", 2.5, GoldOptions(), "row 1, column quality", "round the column"),
+        ("quality", 7, GoldOptions(), "row 1, column quality", "is outside 0 to 3"),
+        ("quality", "good", GoldOptions(), "row 1, column quality", "--value good=LABEL"),
+        ("c", "x", GoldOptions(columns=(("topic.art", "c"),)), "columns", "no such task"),
+        (
+            "topic",
+            "law",
+            GoldOptions(columns=(("topic", "topic"), ("topic.law", "topic"))),
+            "columns",
+            "write one of them",
+        ),
+        ("s", 0.5, GoldOptions(scores=(("topic", "s"),)), "scores", "topic.law=s"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_place_and_the_fix(
+    column: str,
+    value: Any,
+    options: GoldOptions,
+    place: str,
+    fix: str,
+    spec: JobSpec,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        read_gold(write(tmp_path / "g.jsonl", [{"id": "d0", column: value}]), spec, options)
+    [problem] = refused.value.problems
+    assert place in str(problem.place) and fix in problem.fix, problem
