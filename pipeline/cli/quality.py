@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
+import sys
+from contextlib import ExitStack
 from functools import partial
 
 from cyclopts import Group
@@ -17,6 +21,7 @@ from pipeline.options import (
     FitOptions,
     GoldColumns,
     GoldOptions,
+    ReviewOptions,
 )
 
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
@@ -117,3 +122,31 @@ def cascade(
             spec, options, gold_options=gold_options, cache_dir=cache_dir(), announce=announce
         )
     return print_result(chosen, show_thresholds, as_json=as_json)
+
+
+@verb(IMPROVE, 0)
+def review(spec_file: SpecFile, /, *, options: ReviewOptions, as_json: AsJson = False) -> int:
+    """Show a page on this machine, on which people label the documents that teach most.
+
+    Every answer is on the disk before the next document is shown. The same command goes on where
+    the last one ended. Ctrl-C ends it.
+    """
+    from pipeline.report.progress import fit_progress
+
+    command = shlex.join(["assay", "fit", spec_file, "--gold", options.to])
+    with ExitStack() as stack:
+        spec = stack.enter_context(spec_in(spec_file))
+        with shown_by(fit_progress) as announce:
+            with imports_of_torch():
+                from pipeline.report.review import show_reviewed
+                from pipeline.review.server import serve
+                from pipeline.verbs.review import open_review, reviewed
+            opened = open_review(spec, options, cache_dir=cache_dir(), announce=announce)
+            session = stack.enter_context(opened)
+        asyncio.run(serve(session, port=options.port, command=command, announce=_announce))
+        result = reviewed(session, options)
+    return print_result(result, partial(show_reviewed, command=command), as_json=as_json)
+
+
+def _announce(address: str) -> None:
+    print(f"assay: open {address} (Ctrl-C ends the review)", file=sys.stderr, flush=True)

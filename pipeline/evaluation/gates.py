@@ -33,6 +33,10 @@ class Gate:
     sign: str
     bound: float
 
+    def admits(self, value: float) -> bool:
+        """Whether the value is within the bound."""
+        return bool(_COMPARED[self.sign](value, self.bound))
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -71,7 +75,7 @@ def decide(gate: Gate, scores: Scores) -> Decision:
     else:
         of_label = next(metrics for metrics in scores.labels if metrics.label == gate.label)
         value = getattr(of_label, gate.metric)
-    passed = value is not None and _COMPARED[gate.sign](value, gate.bound)
+    passed = value is not None and gate.admits(value)
     return Decision(gate.written, value, passed)
 
 

@@ -1,0 +1,235 @@
+"""A review: people label documents of a corpus on a page. Entry points: `open_review`, `reviewed`.
+
+The documents are drawn at random and read once by the model, before the page opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.errors import Problem, SpecError, option_error
+from pipeline.evaluation.gates import Gate, parse_gate
+from pipeline.evaluation.intervals import Figure
+from pipeline.gold.answers import answers_for, matching_snapshot
+from pipeline.gold.labels import Gold, GoldTask
+from pipeline.gold.people import GoldFile
+from pipeline.hashes import sha256_hex
+from pipeline.ledger.columns import RAW
+from pipeline.options import ReviewOptions
+from pipeline.review.agreement import Agreement
+from pipeline.review.choice import Floats, Order, features
+from pipeline.review.session import Pool, Rules, Session
+from pipeline.review.view import pairs
+from pipeline.runtime.job import Job, make_job, plan
+from pipeline.runtime.placement import place, this_machine
+from pipeline.sources.documents import OK
+from pipeline.sources.source import read_documents
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.store import open_store
+from pipeline.verbs.gold_states import read_gold_states
+
+TEXT_CHARS = 20_000  # of a text on the page
+# Documents that are looked at for one of the pool: of a larger corpus not all are.
+_LOOKED_AT = 50
+_LAYER = 1  # among the layers that are read: the states in its middle say most about the topic
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """The state of a gold file after a review. Also its JSON form."""
+
+    task: str
+    to: str
+    documents: int  # that the review could show
+    labels: int
+    people: Mapping[str, Mapping[str, int]]  # by name, the current answers by action
+    metric: str | None
+    quality: Figure | None  # of the readout fitted last
+    labels_pay: bool | None  # False: doubling the labels improved the readout no further
+    agreements: tuple[Agreement, ...]
+    agreed: int  # labels that the model gave, too, when the document was shown
+    compared: int
+
+
+class _Document(NamedTuple):
+    key: str  # random, by the content and the seed
+    hash: str
+    doc_id: str
+    text: str
+
+
+@contextmanager
+def open_review(
+    spec: JobSpec,
+    options: ReviewOptions,
+    *,
+    cache_dir: Path,
+    announce: Callable[[int], Callable[[int], None]],
+) -> Iterator[Session]:
+    """The session of a task, with its gold file open until the end of the block.
+
+    `announce` is called with the number of documents that the model will read, and returns a
+    function that is called with the number of documents of each batch.
+
+    Raises:
+        SpecError: The spec has no such task, an option is wrong, or the gold file does not fit.
+        StorageError: The input or the gold file cannot be read.
+    """
+    task = _task(spec, options.task)
+    rules = Rules(
+        Order.parse(options.order),
+        _until(task, options.until),
+        options.blind,
+        options.second,
+        options.seed,
+    )
+    with GoldFile.open(options.to, task) as gold:
+        bare = task.model_copy(update={"readout": None, "calibration": None})
+        alone = spec.model_copy(update={"tasks": (bare,), "exit": None})
+        job = make_job(alone, place(spec.model, this_machine()), cache_dir)
+        labelled = {line.content_hash for line in gold.answers.values()}
+        documents = _draw(job, options, labelled)
+        layers = None if spec.exit is None else str(spec.exit.layer)
+        pool = _pool(job, bare, documents, layers, options.seed, announce)
+        if rules.order.name == "disagreement":
+            pool = _with_ledger(pool, spec, task, cache_dir)
+        yield Session(pool, task, gold, rules)
+
+
+def reviewed(session: Session, options: ReviewOptions) -> Reviewed:
+    """What the gold file has now, and how good a readout of it is."""
+    people = session.counts()
+    last = session.fits[-1] if session.fits else None
+    return Reviewed(
+        task=session.task.name,
+        to=options.to,
+        documents=len(session.pool),
+        labels=sum(counts["label"] for counts in people.values()),
+        people={name: dict(counts) for name, counts in people.items()},
+        metric=None if last is None else last.metric,
+        quality=None if last is None else last.quality,
+        labels_pay=session.labels_pay,
+        agreements=tuple(pairs(session)),
+        agreed=sum(session.agreed.values()),
+        compared=len(session.agreed),
+    )
+
+
+def _task(spec: JobSpec, name: str) -> TaskSpec:
+    """The task; SpecError unless its documents are texts and a readout may answer it."""
+    found = next((task for task in spec.tasks if task.name == name), None)
+    if found is None:
+        known = ", ".join(task.name for task in spec.tasks)
+        raise option_error("task", f"the spec has no such task; it has {known}", name)
+    if found not in spec.model_tasks:
+        fix = "has a classifier or a cascade; a review fits a readout of the model's states"
+        raise option_error("task", f"{fix}: name a task with a question or a readout", name)
+    if spec.input.image is not None:
+        fix = "a review shows texts, and the documents of this spec are images"
+        raise SpecError([Problem("input.image", fix, spec.input.image)])
+    return found
+
+
+def _until(task: TaskSpec, written: str | None) -> Gate | None:
+    if written is None:
+        return None
+    labels = {part.name: tuple(part.labels) for part in (task, *task.parts)}
+    try:
+        gate = parse_gate(f"{task.name}.{written}", labels)
+    except SpecError as error:
+        fix = f"{error.problems[0].fix}; write METRIC >= NUMBER, as in 'auroc >= .95'"
+        raise option_error("until", fix, written) from error
+    if gate.label is not None:
+        fix = "is a metric of one label; write one of the whole task, as in 'auroc >= .95'"
+        raise option_error("until", fix, written)
+    return gate
+
+
+def _draw(job: Job, options: ReviewOptions, labelled: set[str]) -> list[_Document]:
+    """Documents with different texts in random order: those with labels, and up to a pool more."""
+    found: dict[str, _Document] = {}
+    drawn = nsmallest(options.pool, _unlabelled(job, options, labelled, found))
+    if missing := len(labelled - found.keys()):
+        fix = f"{missing:,} of its {len(labelled):,} documents are not in the input; name the gold "
+        raise option_error("to", f"{fix}file of this corpus, or a new one", options.to)
+    return sorted([*found.values(), *drawn])
+
+
+def _unlabelled(
+    job: Job, options: ReviewOptions, labelled: set[str], found: dict[str, _Document]
+) -> Iterator[_Document]:
+    """Readable documents without labels; those with labels are put into `found`.
+
+    Shards are read in random order, until there are enough documents to draw from.
+    """
+    spec = job.spec
+    shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
+    seen: set[str] = set()
+    for place_ in np.random.default_rng(options.seed).permutation(len(shards)):
+        if len(seen) >= _LOOKED_AT * options.pool and len(found) == len(labelled):
+            return
+        for documents in read_documents(shards[place_], spec.input.storage_options):
+            columns = (documents.column(n) for n in ("content_hash", "doc_id", "text", "status"))
+            for text_hash, doc_id, text, status in zip(*columns, strict=True):
+                own = text_hash.as_py()
+                if status.as_py() != OK or own in seen:
+                    continue
+                seen.add(own)
+                key = sha256_hex(f"review {options.seed} {own}".encode(), 16)
+                document = _Document(key, own, doc_id.as_py(), text.as_py())
+                if own in labelled:
+                    found[own] = document
+                else:
+                    yield document
+
+
+def _pool(
+    job: Job,
+    task: TaskSpec,
+    documents: Sequence[_Document],
+    layers: str | None,
+    seed: int,
+    announce: Callable[[int], Callable[[int], None]],
+) -> Pool:
+    """The documents that the model can read whole, with their states."""
+    every = GoldTask(tuple(task.labels), np.zeros(len(documents), np.int64))
+    hashes, texts = (tuple(getattr(d, name) for d in documents) for name in ("hash", "text"))
+    # — a row for each document, as gold is read; its labels do not count
+    rows = Gold(job.spec.input.path, "content_hash", hashes, {task.name: every}, texts)
+    question = None if task.kind == "multi" else task.question
+    read = read_gold_states(job, rows, {task.name: question}, layers=layers, announce=announce)
+    own = read.kinds[task.name]
+    middle = min(_LAYER, len(read.layers) - 1)
+    chosen = [documents[row] for row in read.rows]
+    return Pool(
+        doc_ids=[document.doc_id for document in chosen],
+        hashes=[document.hash for document in chosen],
+        texts=[_shown(document.text) for document in chosen],
+        states=read.states[:, :, own[0] : own[-1] + 1 : max(1, own[-1] - own[0])],
+        features=features(np.asarray(read.states[:, middle, -1]), seed),
+        groups=read.groups,
+    )
+
+
+def _shown(text: str) -> str:
+    if len(text) <= TEXT_CHARS:
+        return text
+    return f"{text[:TEXT_CHARS]}\n[… {len(text) - TEXT_CHARS:,} more characters]"
+
+
+def _with_ledger(pool: Pool, spec: JobSpec, task: TaskSpec, cache_dir: Path) -> Pool:
+    """The pool with the answers of the output's last snapshot."""
+    store = open_store(spec.output, spec.storage_options)
+    snapshot, _ = matching_snapshot(spec, store, [task.name], cache_dir)
+    answers = answers_for(spec, snapshot, "content_hash", pool.hashes, [task.name])
+    p: list[Floats] = [answers.tasks[part.name].p[RAW] for part in task.parts]
+    ledger = np.stack([part[:, 0] for part in p], axis=1) if task.kind == "multi" else p[0]
+    return replace(pool, ledger=ledger)
