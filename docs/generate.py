@@ -42,6 +42,7 @@ OUTPUTS = {
     "plan": ("verbs.plan.RunEstimate",),
     "status": ("verbs.status.Status",),
     "bench": ("verbs.bench.Bench",),
+    "review": ("verbs.review.Reviewed",),
     "eval": ("report.evaluation_table.EvaluationJson",),
     "fit": ("verbs.fit.Fit",),
     "calibrate": ("verbs.calibrate.Calibrated",),

@@ -298,35 +298,6 @@ class AuditOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReviewOptions:
-    """Which documents people label, in which order, and where their labels are written."""
-
-    task: str
-    """Name of the task."""
-    to: str
-    """Gold file: a local FILE.jsonl, to which every answer is appended. A file that exists is
-    continued."""
-    order: str = "mixed"
-    """What decides which document comes next: mixed, uncertain, diverse, random, near:THRESHOLD or
-    disagreement."""
-    blind: bool = False
-    """Hide the model's answer."""
-    second: bool = False
-    """Show the documents that another person labelled, for Cohen's kappa."""
-    until: str | None = None
-    """Quality at which the review ends, such as 'auroc >= .95' (default: no end)."""
-    pool: int = 2_000
-    """Number of documents to draw from the corpus; the model reads them before the page opens."""
-    port: int | None = None
-    """Port of the page on 127.0.0.1 (default: a free one)."""
-    seed: int = 0
-    """Seed of the random choice."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "pool", "port")
-
-
-@dataclass(frozen=True, slots=True)
 class ReportOptions:
     """What a report is written to, and which groups it has."""
 

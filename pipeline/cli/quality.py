@@ -21,8 +21,8 @@ from pipeline.options import (
     FitOptions,
     GoldColumns,
     GoldOptions,
-    ReviewOptions,
 )
+from pipeline.review.options import ReviewOptions
 
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
 

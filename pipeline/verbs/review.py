@@ -18,13 +18,14 @@ from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Gate, parse_gate
 from pipeline.evaluation.intervals import Figure
 from pipeline.gold.answers import answers_for, matching_snapshot
-from pipeline.gold.labels import Gold, GoldTask
+from pipeline.gold.labels import Gold
 from pipeline.gold.people import GoldFile
+from pipeline.gold.values import GoldTask
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import RAW
-from pipeline.options import ReviewOptions
 from pipeline.review.agreement import Agreement
 from pipeline.review.choice import Floats, Order, features
+from pipeline.review.options import ReviewOptions
 from pipeline.review.session import Pool, Rules, Session
 from pipeline.review.view import pairs
 from pipeline.runtime.job import Job, make_job, plan

@@ -1,0 +1,229 @@
+"""The server answers the page alone, and every answer is on the disk before its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp import ClientSession, web
+from reviews import World, task_of
+
+from pipeline.review.server import HOST, TOKEN_HEADER, make_app
+from pipeline.review.session import Session
+
+TOKEN, COMMAND = "secret", "assay fit spec.yaml --gold gold.jsonl"
+Result = TypeVar("Result")
+
+
+@asynccontextmanager
+async def served(session: Session) -> AsyncIterator[tuple[ClientSession, str]]:
+    """A client of the session's page on a port of this machine, and its address."""
+    runner = web.AppRunner(make_app(session, TOKEN, COMMAND), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    try:
+        async with ClientSession() as client:
+            yield client, f"http://{HOST}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Page:
+    """A person's page: what it sends, and the replies."""
+
+    def __init__(self, client: ClientSession, address: str, person: str) -> None:
+        self.client, self.address, self.person = client, address, person
+
+    async def post(self, path: str, **body: Any) -> tuple[int, Any]:
+        sent = {"by": self.person, **body}
+        headers = {TOKEN_HEADER: TOKEN}
+        async with self.client.post(self.address + path, json=sent, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def next(self) -> dict[str, Any]:
+        status, view = await self.post("/next")
+        assert status == 200
+        return dict(view)
+
+    async def answer(self, label: object) -> dict[str, Any]:
+        row = (await self.next())["row"]
+        status, view = await self.post("/answer", id=row["id"], action="label", label=label)
+        assert status == 200, view
+        return dict(view)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(task_of())
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "gold.jsonl"
+
+
+def with_page(
+    world: World, file: Path, act: Callable[[Page], Awaitable[Result]], **rules: Any
+) -> Result:
+    """What this does with the page of a person."""
+
+    async def opened(session: Session) -> Result:
+        async with served(session) as (client, address):
+            return await act(Page(client, address, "ann"))
+
+    with world.session(file, **rules) as session:
+        return asyncio.run(opened(session))
+
+
+def test_the_page_runs_no_script_but_its_own_and_fetches_nothing_else(
+    world: World, file: Path
+) -> None:
+    async def act(page: Page) -> tuple[str, Any, dict[str, Any]]:
+        async with page.client.get(f"{page.address}/?token={TOKEN}") as reply:
+            text, headers = await reply.text(), reply.headers
+        async with page.client.get(f"{page.address}/task", headers={TOKEN_HEADER: TOKEN}) as reply:
+            return text, headers, await reply.json()
+
+    text, headers, task = with_page(world, file, act)
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+    assert "unsafe" not in policy and policy.count("'sha256-") == 2
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "") and " style=" not in text
+    assert (headers["Cache-Control"], headers["Referrer-Policy"]) == ("no-store", "no-referrer")
+    assert task["labels"] == ["toxic", "clean"] and task["command"] == COMMAND
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "reason"),
+    [
+        ("GET", "/", {}, "token is missing or wrong"),
+        ("GET", "/?token=other", {}, "token is missing or wrong"),
+        ("GET", "/task", {}, "token is missing or wrong"),
+        ("POST", "/next", {TOKEN_HEADER: "other"}, "token is missing or wrong"),
+        ("POST", f"/next?token={TOKEN}", {}, "token is missing or wrong"),
+        ("POST", "/answer", {TOKEN_HEADER: TOKEN, "Host": "evil.example"}, "Host 'evil.example'"),
+        ("GET", f"/?token={TOKEN}", {"Host": "evil.example"}, "Host 'evil.example'"),
+        ("POST", "/answer", {TOKEN_HEADER: TOKEN, "Origin": "http://evil.example"}, "another site"),
+        ("POST", "/answer", {TOKEN_HEADER: TOKEN, "Origin": "null"}, "another site"),
+        ("POST", "/undo", {TOKEN_HEADER: TOKEN, "Content-Type": "text/plain"}, "application/json"),
+    ],
+)
+def test_a_request_that_is_not_of_the_page_is_refused(
+    method: str, path: str, headers: dict[str, str], reason: str, world: World, file: Path
+) -> None:
+    async def act(page: Page) -> tuple[int, Any]:
+        row = (await page.next())["row"]
+        body = {"by": "ann", "id": row["id"], "action": "label", "label": "toxic"}
+        sent = {"Content-Type": "application/json", **headers}
+        request = page.client.request(
+            method, page.address + path, data=json.dumps(body), headers=sent
+        )
+        async with request as reply:
+            return reply.status, await reply.json()
+
+    status, content = with_page(world, file, act)
+    assert status == 403 and reason in content["error"]
+    assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/answer", {"label": "rude"}, 409, "'rude' is not a label of tone: toxic, clean."),
+        ("/answer", {"id": "0" * 31 + "x"}, 409, "was not shown to you"),
+        ("/answer", {"by": "bob"}, 409, "was not shown to you"),
+        ("/answer", {"action": "undo"}, 400, "action: "),
+        ("/answer", {"by": ""}, 400, "by: "),
+        ("/answer", {"by": "a\nb"}, 400, "by: "),
+        ("/answer", {"label": "x" * 70_000}, 413, ""),
+        ("/answer", {"at": "2020-01-01"}, 400, "at: "),
+        ("/undo", {}, 400, ""),
+        ("/nothing", {}, 404, "Not Found"),
+    ],
+)
+def test_a_wrong_answer_is_refused_in_words_and_nothing_is_written(
+    path: str, body: dict[str, Any], status: int, reason: str, world: World, file: Path
+) -> None:
+    async def act(page: Page) -> tuple[int, Any]:
+        row = (await page.next())["row"]
+        own = {"id": row["id"], "action": "label", "label": "toxic"}
+        return await page.post(path, **{**own, **body})
+
+    refused, content = with_page(world, file, act)
+    assert refused == status and reason in content["error"]
+    assert file.read_bytes() == b""
+
+
+def test_a_second_answer_for_a_document_is_refused(world: World, file: Path) -> None:
+    async def act(page: Page) -> tuple[int, Any]:
+        row = (await page.next())["row"]
+        sent = {"id": row["id"], "action": "label", "label": "toxic"}
+        assert (await page.post("/answer", **sent))[0] == 200
+        return await page.post("/answer", **sent)
+
+    status, content = with_page(world, file, act)
+    assert status == 409 and "answered this document already" in content["error"]
+    assert len(file.read_text().splitlines()) == 1
+
+
+def test_an_answer_is_synced_before_its_reply(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr("os.fsync", record)
+
+    async def act(page: Page) -> None:
+        for n in range(1, 4):
+            await page.answer("toxic")
+            assert len(synced) == n and synced[-1] == file.stat().st_size
+
+    with_page(world, file, act)
+    assert len(file.read_text().splitlines()) == 3
+
+
+def test_an_answer_that_cannot_be_written_can_be_sent_again(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError("the disk is full")
+
+    async def act(page: Page) -> tuple[int, Any]:
+        row = (await page.next())["row"]
+        sent = {"id": row["id"], "action": "label", "label": "toxic"}
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", full)
+            failed = await page.post("/answer", **sent)
+        assert file.read_bytes() == b""
+        assert (await page.post("/answer", **sent))[0] == 200
+        return failed
+
+    status, content = with_page(world, file, act)
+    assert status == 500 and "the disk is full" in content["error"]
+
+
+def test_two_people_share_the_progress_and_no_document(world: World, file: Path) -> None:
+    async def act(page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
+        other = Page(page.client, page.address, "bob")
+        mine, other_row = (await page.next())["row"], (await other.next())["row"]
+        assert mine["id"] != other_row["id"]
+        for _ in range(3):
+            await asyncio.gather(page.answer("toxic"), other.answer("clean"))
+        return (await page.next())["progress"], (await other.next())["progress"]
+
+    ann, bob = with_page(world, file, act)
+    assert (ann["labels"], ann["own"], bob["labels"], bob["own"]) == (6, 3, 6, 3)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({line["content_hash"] for line in lines}) == 6
+    assert {(line["by"], line["label"]) for line in lines} == {("ann", "toxic"), ("bob", "clean")}
