@@ -1,4 +1,4 @@
-"""The options of `assay review`, as in `pipeline.options`: a flag and a help text for each field."""
+"""The options of `assay review`: a flag and a help text for each field, as in `options`."""
 
 from __future__ import annotations
 
