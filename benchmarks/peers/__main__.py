@@ -93,7 +93,7 @@ def main(
         for name in dict.fromkeys([REFERENCE, *(peers or native)]):
             engine, _, number_format = name.partition(":")
             try:
-                workers = _start(engine, replace(setup, number_format=number_format), cache, stack)
+                workers = start(engine, replace(setup, number_format=number_format), cache, stack)
             except PeerError as error:
                 failed[name] = str(error)
                 continue
@@ -137,7 +137,7 @@ def _read(spec_file: str, cache: Path) -> tuple[Setup, PromptTokens, list[int]]:
     return setup, prompt, [token for sample in samples for token in sample.token_ids]
 
 
-def _start(engine: str, setup: Setup, cache: Path, stack: ExitStack) -> Workers:
+def start(engine: str, setup: Setup, cache: Path, stack: ExitStack) -> Workers:
     """The processes of an engine, which end with the stack; PeerError where one cannot start."""
     processes, threads = _of_a_run(setup) if engine == "assay" else (1, setup.threads)
     workers = []

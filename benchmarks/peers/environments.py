@@ -56,10 +56,13 @@ def interpreter(engine: str, cache: Path) -> Path:
 class Worker:
     """An engine in its own process, which is stopped except while it answers.
 
-    PeerError where it cannot be loaded, or ends while it is asked.
+    Its module has the engine's name unless `module` names another. PeerError where it cannot be
+    loaded, or ends while it is asked.
     """
 
-    def __init__(self, engine: str, setup: Setup, cache: Path) -> None:
+    def __init__(
+        self, engine: str, setup: Setup, cache: Path, *, module: str | None = None
+    ) -> None:
         python = interpreter(engine, cache)
         variables = {**os.environ, "PYTHONPATH": str(_HERE.parents[1])}
         variables["OMP_NUM_THREADS"] = str(setup.threads)
@@ -67,10 +70,11 @@ class Worker:
             wait_passively(variables)  # as in a run
         if openmp := [str(path) for path in python.parents[1].glob("lib/libiomp5.so")]:
             variables["LD_PRELOAD"] = openmp[0]  # as vLLM's manual recommends
-        self._log = cache / f"{engine}-{setup.number_format}.log"
+        options = json.dumps(asdict(setup))
+        self._log = cache / f"{module or engine}-{setup.number_format}.log"
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "benchmarks.peers.serve", engine, json.dumps(asdict(setup))],
+                [python, "-m", "benchmarks.peers.serve", module or engine, options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

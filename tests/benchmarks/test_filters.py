@@ -11,7 +11,12 @@ import pytest
 from benchmarks import filters
 
 # Engines of their own environments, which only the process of a peer imports.
-PEERS = {"openvino": "openvino_genai", "vllm": "vllm", "llama_cpp": "llama_cpp"}
+PEERS = {
+    "openvino": "openvino_genai",
+    "vllm": "vllm",
+    "vllm_json": "vllm",
+    "llama_cpp": "llama_cpp",
+}
 
 
 def test_each_command_is_timed_on_few_documents(

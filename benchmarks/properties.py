@@ -1,0 +1,215 @@
+"""Properties of documents: assay's answers beside JSON that vLLM writes within a schema.
+
+    python -m benchmarks.properties [SPEC] [--documents N] [--rounds N] [--to FILE]
+
+Both engines have the same model in float32, the same documents and all cores, and take turns. vLLM
+gets all prompts of a round at once; the description of the properties comes before the document,
+where its prefix cache keeps it. Installs vLLM once, as `python -m benchmarks.peers` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.__main__ import CACHE, start
+from benchmarks.peers.environments import Worker
+from benchmarks.peers.serve import Asked, Setup
+from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.runtime.assembly import DocumentReader, job_prompt
+from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.limits import usable_cores
+from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.labels import YES
+from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import SLOT, TaskSpec
+from pipeline.stores.store import open_store
+from pipeline.verbs.bench import as_questions, processor
+from pipeline.verbs.samples import take_samples
+
+MAX_JSON_TOKENS = 600
+WARM_UP = 2  # documents that are not measured
+_YES_OR_NO = " Answer yes or no."
+
+Properties = dict[str, Any]  # by task a label, a number, or a list of labels
+
+
+def schema(tasks: Sequence[TaskSpec]) -> dict[str, Any]:
+    """The JSON schema of one object with a property for each task."""
+    properties: dict[str, Any] = {}
+    for task in tasks:
+        labels = list(task.labels)
+        properties[task.name] = {"type": "string", "enum": labels}
+        if task.kind == "score":
+            properties[task.name] = {"type": "number", "enum": list(map(json.loads, labels))}
+        elif task.kind == "multi":
+            items = properties[task.name]
+            properties[task.name] = {"type": "array", "items": items, "maxItems": len(labels)}
+    own = {"properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "object", **own}
+
+
+def description(tasks: Sequence[TaskSpec]) -> str:
+    """The instruction that asks for all properties at once, with the tasks' own questions."""
+    lines = ["Read the text, then describe it as one JSON object with these properties:"]
+    for task in tasks:
+        question = (task.question or "").removesuffix(_YES_OR_NO).replace(SLOT, "these")
+        labels = ", ".join(
+            f"{label} ({texts[0]})" if task.kind == "multi" else label
+            for label, texts in task.labels.items()
+        )
+        of = "A list of all that apply" if task.kind == "multi" else "One"
+        lines.append(f"- {task.name}: {question} {of} of: {labels}.")
+    return "\n".join(lines)
+
+
+def parsed(tasks: Sequence[TaskSpec], text: str) -> Properties | None:
+    """The properties of a JSON text; None if it is not JSON, or lacks one of them."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    names = {task.name for task in tasks}
+    return content if isinstance(content, dict) and set(content) == names else None
+
+
+def answers(
+    tasks: Sequence[TaskSpec],
+    questions: Sequence[Question],  # of the tasks' parts
+    log_probs: Sequence[Mapping[int, float]],  # by question, of the tokens of its labels
+) -> Properties:
+    """The properties of a document by the model's probabilities."""
+    likeliest = {}
+    for question, of_tokens in zip(questions, log_probs, strict=True):
+        p = {
+            label: sum(exp(of_tokens[token]) for token in tokens)
+            for label, tokens in question.first_tokens.items()
+        }
+        likeliest[question.name] = max(p, key=p.__getitem__)
+    properties: Properties = {}
+    for task in tasks:
+        if task.kind == "multi":
+            applies = [likeliest[part.name] == YES for part in task.parts]
+            pairs = zip(task.labels, applies, strict=True)
+            properties[task.name] = [label for label, yes in pairs if yes]
+        else:
+            label = likeliest[task.name]
+            properties[task.name] = json.loads(label) if task.kind == "score" else label
+    return properties
+
+
+def differences(
+    tasks: Sequence[TaskSpec], asked: Sequence[Properties], read: Sequence[Properties | None]
+) -> dict[str, float]:
+    """By kind of task, the share of answers in valid JSON that are not assay's.
+
+    A list of labels is one answer for each label of the task.
+    """
+    differ: defaultdict[str, list[bool]] = defaultdict(list)
+    for own, other in zip(asked, read, strict=True):
+        for task in tasks if other else ():
+            mine, its = own[task.name], (other or {})[task.name]
+            if task.kind == "multi":
+                differ[task.kind] += [(label in mine) != (label in its) for label in task.labels]
+            else:
+                differ[task.kind].append(mine != its)
+    return {kind: statistics.fmean(each) for kind, each in sorted(differ.items())}
+
+
+def measure(
+    spec: JobSpec,
+    setup: Setup,
+    prompts: tuple[PromptTokens, PromptTokens],  # with a question a part; to write the JSON
+    documents: Sequence[list[int]],  # the first ones are the warm-up
+    rounds: int,
+) -> dict[str, Any]:
+    """The figures of both engines, with all answers."""
+    prompt, json_prompt = prompts
+    tokens = [sorted({t for own in q.first_tokens.values() for t in own}) for q in prompt.questions]
+    asked = Asked(list(prompt.prefix), [list(q.token_ids) for q in prompt.questions], tokens)
+    before, after = json_prompt.prefix, json_prompt.questions[0].token_ids
+    limits = {"schema": schema(spec.tasks), "max_tokens": MAX_JSON_TOKENS}
+    seconds: dict[str, list[float]] = {"assay": [], "vllm": []}
+    replies: dict[str, list[Any]] = {"assay": [], "vllm": []}
+    rest = documents[WARM_UP:]
+    size = -(-len(rest) // rounds)
+    parts = [documents[:WARM_UP], *(rest[i : i + size] for i in range(0, len(rest), size))]
+    with ExitStack() as stack:
+        assay = start("assay", setup, CACHE, stack)
+        vllm = Worker("vllm", setup, CACHE, module="vllm_json")
+        stack.callback(vllm.close)
+        assay.prepare(asked)
+        for number, part in enumerate(parts):
+            for name in sorted(seconds, reverse=bool(number % 2)):
+                if name == "assay":
+                    took, of_part = assay.label(list(part))
+                else:
+                    ids = [[*before, *document, *after] for document in part]
+                    vllm.ask(label={"prompts": ids, **limits})
+                    took, of_part = vllm.reply()
+                if number:
+                    seconds[name].append(took / len(part))
+                    replies[name] += of_part
+        versions = {"assay": assay.version, "vllm": vllm.version}
+    own = [answers(spec.tasks, prompt.questions, each) for each in replies["assay"]]
+    read = [parsed(spec.tasks, each["text"]) for each in replies["vllm"]]
+    ratios = [v / a for a, v in zip(seconds["assay"], seconds["vllm"], strict=True)]
+    return {
+        "processor": processor(),
+        "cores": usable_cores(),
+        "versions": versions,
+        "documents": len(rest),
+        "tokens of a document": statistics.fmean(map(len, rest)),
+        "tokens of the questions": sum(map(len, asked.questions)),
+        "tokens that vLLM read": statistics.fmean(each["read"] for each in replies["vllm"]),
+        "tokens that vLLM wrote": statistics.fmean(each["written"] for each in replies["vllm"]),
+        "seconds of a document, by round": seconds,
+        "vLLM / assay": [statistics.median(ratios), min(ratios), max(ratios)],
+        "not valid JSON": read.count(None) / len(read),
+        "other answers, by kind": differences(spec.tasks, own, read),
+        "answers": [own, replies["vllm"]],
+    }
+
+
+def main() -> None:
+    """Reads the spec and the documents, measures, and prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", nargs="?", default="jobs/specs/web_properties.yaml")
+    parser.add_argument("--documents", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--to", type=Path, help="file for the figures and all answers, as JSON")
+    options = parser.parse_args()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    spec = load_spec(options.spec)
+    job = make_job(spec, place(spec.model, this_machine()), CACHE)
+    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.parts))
+    if odd := [q.name for q in prompt.questions if not q.scores_first_tokens]:
+        sys.exit(f"tasks: labels with the same first token are not measured here: {odd}")
+    changes = {"instruction": description(spec.tasks), "examples": ()}
+    of_json = spec.model_copy(update={"prompt": spec.prompt.model_copy(update=changes)})
+    question = spec.tasks[0].model_copy(
+        update={"name": "json", "question": "Write the JSON object."}
+    )
+    _, _, json_prompt = job_prompt(make_job(of_json, job.placement, CACHE), [question])
+    shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
+    reader = DocumentReader.of_job(job, folder, tokenizer)
+    samples = take_samples(shards, reader, spec, options.documents + WARM_UP)
+    setup = Setup(str(folder), None, "float32", threads=usable_cores(), cache=str(CACHE))
+    documents = [list(each.token_ids) for each in samples]
+    figures = measure(spec, setup, (prompt, json_prompt), documents, options.rounds)
+    if options.to:
+        options.to.write_text(json.dumps(figures, indent=1))
+    print(*(f"{name}: {value}" for name, value in figures.items() if name != "answers"), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The schema, the answers and the comparison of the benchmark of properties."""
+
+from __future__ import annotations
+
+import json
+from math import log
+
+import jsonschema
+import pytest
+
+from benchmarks.properties import answers, description, differences, parsed, schema
+from pipeline.inference.labels.prompt_tokens import Question
+from pipeline.spec.tasks import TaskSpec
+
+TASKS = [
+    TaskSpec.model_validate({"labels": labels, **own})
+    for labels, own in (
+        (["whole", "cut"], {"name": "form", "question": "Whole or cut?"}),
+        ([0, 1, 2], {"name": "value", "question": "0 to 2?", "kind": "score"}),
+        (
+            {"law": ["law"], "art": ["art"]},
+            {"name": "topic", "kind": "multi", "question": "About {label}? Answer yes or no."},
+        ),
+    )
+]
+VALID = {"form": "cut", "value": 2, "topic": ["law"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_valid"),
+    [
+        ({}, True),
+        ({"topic": []}, True),
+        ({"form": "half"}, False),
+        ({"value": "2"}, False),
+        ({"value": 3}, False),
+        ({"topic": "law"}, False),
+        ({"topic": ["war"]}, False),
+        ({"more": 1}, False),
+    ],
+)
+def test_the_schema_is_of_the_labels_of_each_kind(
+    change: dict[str, object], is_valid: bool
+) -> None:
+    validator = jsonschema.Draft202012Validator(schema(TASKS))
+    assert validator.is_valid({**VALID, **change}) == is_valid
+    assert not validator.is_valid({"form": "cut", "value": 2})
+
+
+def test_the_description_asks_the_questions_of_all_tasks_with_their_labels() -> None:
+    _, *lines = description(TASKS).splitlines()
+    assert lines == [
+        "- form: Whole or cut? One of: whole, cut.",
+        "- value: 0 to 2? One of: 0, 1, 2.",
+        "- topic: About these? A list of all that apply of: law (law), art (art).",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", '{"form":"cut"', '["cut"]', '{"form":"cut","value":2}'])
+def test_text_that_is_cut_off_or_lacks_a_property_is_not_valid(text: str) -> None:
+    assert parsed(TASKS, text) is None
+    assert parsed(TASKS, json.dumps(VALID)) == VALID
+
+
+def test_a_label_has_the_probability_of_all_its_first_tokens() -> None:
+    """`whole` has no likely token, and is likelier than `cut` as a whole."""
+    questions = [
+        Question("form", (), {"whole": [(1,), (2,)], "cut": [(3,)]}),
+        Question("value", (), {"0": [(4,)], "1": [(5,)], "2": [(6,)]}),
+        Question("topic.law", (), {"yes": [(7,), (8,)], "no": [(9,)]}),
+        Question("topic.art", (), {"yes": [(7,), (8,)], "no": [(9,)]}),
+    ]
+    p = [{1: 0.3, 2: 0.3, 3: 0.4}, {4: 0.1, 5: 0.2, 6: 0.7}]
+    p += [{7: 0.3, 8: 0.0001, 9: 0.6}, {7: 0.3, 8: 0.2, 9: 0.4}]
+    log_probs = [{token: log(value) for token, value in each.items()} for each in p]
+    expected = {"form": "whole", "value": 2, "topic": ["art"]}
+    assert answers(TASKS, questions, log_probs) == expected
+
+
+def test_differences_are_shares_by_kind_and_of_a_list_by_label() -> None:
+    other = {"form": "whole", "value": 2, "topic": ["art", "law", "art"]}
+    shares = differences(TASKS, [VALID, VALID, VALID], [VALID, None, other])
+    assert shares == {"choice": 1 / 2, "multi": 1 / 4, "score": 0}
