@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from html import unescape
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from axe_core_python.selenium import Axe
+from browsers import fits_into_its_window, opened_browser, serious_findings
 from finished import LABELS, ROWS, Corpus, finish, toy_fingerprints
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -28,16 +27,6 @@ from pipeline.stores.local import LocalStore
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 TOP = {"share": 0.2, "of": "toxic.p.toxic", "by": "doc.source", "smallest": 5}
 RULE = {"drop_top": TOP, "on_error": "keep"}
-# A headless browser of a user who may be root, which asks no server for anything.
-CHROMIUM = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 MOVE = """
 const slider = document.getElementById('threshold');
 slider.value = arguments[0];
@@ -308,15 +297,7 @@ def test_a_wrong_option_is_one_line_and_no_page_is_written(
 
 @pytest.fixture
 def browser() -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium; the Debian packages chromium and chromium-driver have it")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for word in CHROMIUM:
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as opened:
+    with opened_browser() as opened:
         yield opened
 
 
@@ -333,10 +314,7 @@ def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no
     browser.get(f"file://{folder}/report.html")
     for width in (400, 1_280):
         browser.set_window_size(width, 900)
-        inside, needed = browser.execute_script(
-            "return [innerWidth, document.documentElement.scrollWidth]"
-        )
-        assert needed <= inside
+        assert fits_into_its_window(browser)
 
     def cells() -> list[list[str]]:
         rows = browser.find_elements(By.CSS_SELECTOR, "#consequences tbody tr")
@@ -378,5 +356,4 @@ def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no
     }
     assert asked <= {"file", "data"}
     assert browser.get_log("browser") == []  # neither errors nor what the policy refused
-    checked = Axe().run(browser, options={"runOnly": ["wcag2a", "wcag2aa", "best-practice"]})
-    assert [v["id"] for v in checked["violations"] if v["impact"] in ("serious", "critical")] == []
+    assert serious_findings(browser) == []
