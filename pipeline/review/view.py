@@ -9,6 +9,7 @@ from pipeline.evaluation.intervals import Figure
 from pipeline.review.agreement import Agreement, agreements
 from pipeline.review.refit import main_metric
 from pipeline.review.session import Asked, Session
+from pipeline.spec.tasks import SLOT, TaskSpec
 
 METRIC_NAMES = {"auroc": "AUROC", "f1": "macro F1", "qwk": "weighted kappa"}
 TOO_LITTLE = (
@@ -23,11 +24,19 @@ def task_json(session: Session, command: str) -> dict[str, Any]:
     return {
         "name": task.name,
         "kind": task.kind,
-        "question": task.question or f"Which label of {task.name} fits?",
+        "question": _question(task),
         "labels": list(task.labels),
         "blind": session.rules.blind,
         "command": command,
     }
+
+
+def _question(task: TaskSpec) -> str:
+    """The question for a person; a label's name is on its button."""
+    if task.question is None:
+        several = "Which labels of {} fit?" if task.kind == "multi" else "Which label of {} fits?"
+        return several.format(task.name)
+    return task.question.replace(SLOT, "…") if task.kind == "multi" else task.question
 
 
 def view_json(session: Session, person: str) -> dict[str, Any]:
