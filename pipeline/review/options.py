@@ -17,16 +17,17 @@ class ReviewOptions:
     """Gold file: a local FILE.jsonl, to which every answer is appended. A file that exists is
     continued."""
     order: str = "mixed"
-    """What decides which document comes next: mixed, uncertain, diverse, random, near:THRESHOLD or
-    disagreement."""
+    """What decides which document comes next: mixed, uncertain, diverse, random, near:THRESHOLD,
+    disagreement or audit (the sample of assay audit)."""
     blind: bool = False
     """Hide the model's answer."""
     second: bool = False
     """Show the documents that another person labelled, for Cohen's kappa."""
     until: str | None = None
     """Quality at which the review ends, such as 'auroc >= .95'."""
-    pool: int = 2_000
-    """Number of documents to draw from the corpus; the model reads them before the page opens."""
+    pool: int | None = None
+    """Number of documents to draw from the corpus; the model reads them before the page opens
+    (default: 2,000, or 400 for --by audit)."""
     port: int | None = None
     """Port of the page on 127.0.0.1 (default: a free one)."""
     seed: int = 0

@@ -72,6 +72,44 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
     if is_folder:
         raise option_error("to", "is a folder; name a file", to)
     target = new_file(to, options_for(to, spec), overwrite=options.overwrite)
+    drawn = _draw(spec, options, cache_dir)
+    audited, sheet = drawn.audited, drawn.sheet
+    with target.replaced() as path, WRITERS[format](path, sheet.schema) as write:
+        write(sheet)
+    return DrawnSample(
+        path=target.url,
+        tasks=audited.tasks,
+        reasons=tuple(reason.words for reason in audited.reasons if reason.tasks),
+        positive=audited.positive,
+        by=options.by,
+        texts=len(drawn.frame.rows),
+        drawn=len(sheet),
+        strata=drawn.strata,
+        left_out=drawn.frame.left_out,
+        snapshot=audited.rule.contents.number,
+    )
+
+
+def sample_hashes(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> tuple[str, set[str]]:
+    """The name of the sample that `draw_sample` would write, and the content hashes of its texts.
+
+    The output keeps its design.
+    """
+    drawn = _draw(spec, options, cache_dir)
+    return drawn.sheet[SAMPLE][0].as_py(), set(drawn.sheet[HASH].to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A sample whose design the output has."""
+
+    audited: AuditedRule
+    frame: _Frame
+    sheet: pa.Table  # a row for each text, in random order
+    strata: int
+
+
+def _draw(spec: JobSpec, options: AuditOptions, cache_dir: Path) -> _Drawn:
     audited = AuditedRule.of(spec, options)
     frame = _frame(audited.with_thresholds(cache_dir))
     texts = len(frame.rows)
@@ -95,20 +133,7 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
     number = audited.rule.contents.number
     name = keep_design(audited.rule.store, SampleDesign(number, dict(by_text), sizes))
     sheet = sheet.append_column(SAMPLE, [[name] * len(sheet)])
-    with target.replaced() as path, WRITERS[format](path, sheet.schema) as write:
-        write(sheet)
-    return DrawnSample(
-        path=target.url,
-        tasks=audited.tasks,
-        reasons=tuple(reason.words for reason in audited.reasons if reason.tasks),
-        positive=audited.positive,
-        by=options.by,
-        texts=texts,
-        drawn=len(chosen),
-        strata=len(drawn),
-        left_out=frame.left_out,
-        snapshot=number,
-    )
+    return _Drawn(audited, frame, sheet, len(drawn))
 
 
 def _frame(audited: AuditedRule) -> _Frame:

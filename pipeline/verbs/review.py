@@ -17,12 +17,14 @@ import numpy as np
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Gate, parse_gate
 from pipeline.evaluation.intervals import Figure
+from pipeline.evaluation.metrics import HEADLINES
 from pipeline.gold.answers import answers_for, matching_snapshot
 from pipeline.gold.labels import Gold
-from pipeline.gold.people import GoldFile
+from pipeline.gold.people import AUDIT, GoldFile
 from pipeline.gold.values import GoldTask
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import RAW
+from pipeline.options import AuditOptions
 from pipeline.review.agreement import Agreement
 from pipeline.review.choice import Floats, Order, features
 from pipeline.review.options import ReviewOptions
@@ -35,8 +37,10 @@ from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
+from pipeline.verbs.audit_sample import sample_hashes
 from pipeline.verbs.gold_states import read_gold_states
 
+POOL = 2_000  # documents
 TEXT_CHARS = 20_000  # of a text on the page
 # Documents that are looked at for one of the pool: of a larger corpus not all are.
 _LOOKED_AT = 50
@@ -97,12 +101,25 @@ def open_review(
         alone = spec.model_copy(update={"tasks": (bare,), "exit": None})
         job = make_job(alone, place(spec.model, this_machine()), cache_dir)
         labelled = {line.content_hash for line in gold.answers.values()}
-        documents = _draw(job, options, labelled)
+        sample, drawn = None, set[str]()
+        if rules.order.name == "audit":
+            audit = AuditOptions(documents=options.pool, seed=options.seed)
+            sample, drawn = sample_hashes(spec, audit, cache_dir=cache_dir)
+            if any(line.shown.chosen != f"{AUDIT}{sample}" for line in gold.answers.values()):
+                fix = "has answers to other documents than this sample's; name a new file"
+                raise option_error("to", fix, options.to)
+        documents = _draw(job, options, labelled | drawn, 0 if drawn else options.pool or POOL)
         layers = None if spec.exit is None else str(spec.exit.layer)
         pool = _pool(job, bare, documents, layers, options.seed, announce)
         if rules.order.name == "disagreement":
             pool = _with_ledger(pool, spec, task, cache_dir)
-        yield Session(pool, task, gold, rules)
+        if missing := len(drawn - {*pool.hashes}):
+            fix = (
+                f"{missing:,} documents of the sample are not read whole as one piece, and without "
+            )
+            fix += "them it would be another sample; use assay audit --to"
+            raise option_error("order", fix, options.order)
+        yield Session(replace(pool, sample=sample), task, gold, rules)
 
 
 def reviewed(session: Session, options: ReviewOptions) -> Reviewed:
@@ -142,40 +159,39 @@ def _task(spec: JobSpec, name: str) -> TaskSpec:
 def _until(task: TaskSpec, written: str | None) -> Gate | None:
     if written is None:
         return None
-    labels = {part.name: tuple(part.labels) for part in (task, *task.parts)}
+    fix = "write METRIC >= NUMBER, as in 'auroc >= .95', with a metric of the whole task: "
+    wrong = option_error("until", fix + ", ".join(HEADLINES), written)
     try:
-        gate = parse_gate(f"{task.name}.{written}", labels)
+        gate = parse_gate(f"{task.name}.{written}", {task.name: tuple(task.labels)})
     except SpecError as error:
-        fix = f"{error.problems[0].fix}; write METRIC >= NUMBER, as in 'auroc >= .95'"
-        raise option_error("until", fix, written) from error
+        raise wrong from error
     if gate.label is not None:
-        fix = "is a metric of one label; write one of the whole task, as in 'auroc >= .95'"
-        raise option_error("until", fix, written)
+        raise wrong
     return gate
 
 
-def _draw(job: Job, options: ReviewOptions, labelled: set[str]) -> list[_Document]:
-    """Documents with different texts in random order: those with labels, and up to a pool more."""
+def _draw(job: Job, options: ReviewOptions, named: set[str], more: int) -> list[_Document]:
+    """Documents with different texts in random order: those of these hashes, and up to `more`."""
     found: dict[str, _Document] = {}
-    drawn = nsmallest(options.pool, _unlabelled(job, options, labelled, found))
-    if missing := len(labelled - found.keys()):
-        fix = f"{missing:,} of its {len(labelled):,} documents are not in the input; name the gold "
+    drawn = nsmallest(more, _others(job, options.seed, named, more, found))
+    if missing := len(named - found.keys()):
+        fix = f"{missing:,} of its {len(named):,} documents are not in the input; name the gold "
         raise option_error("to", f"{fix}file of this corpus, or a new one", options.to)
     return sorted([*found.values(), *drawn])
 
 
-def _unlabelled(
-    job: Job, options: ReviewOptions, labelled: set[str], found: dict[str, _Document]
+def _others(
+    job: Job, seed: int, named: set[str], more: int, found: dict[str, _Document]
 ) -> Iterator[_Document]:
-    """Readable documents without labels; those with labels are put into `found`.
+    """Readable documents with other hashes; those that are named are put into `found`.
 
     Shards are read in random order, until there are enough documents to draw from.
     """
     spec = job.spec
     shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
     seen: set[str] = set()
-    for place_ in np.random.default_rng(options.seed).permutation(len(shards)):
-        if len(seen) >= _LOOKED_AT * options.pool and len(found) == len(labelled):
+    for place_ in np.random.default_rng(seed).permutation(len(shards)):
+        if len(seen) >= _LOOKED_AT * more and len(found) == len(named):
             return
         for documents in read_documents(shards[place_], spec.input.storage_options):
             columns = (documents.column(n) for n in ("content_hash", "doc_id", "text", "status"))
@@ -184,9 +200,9 @@ def _unlabelled(
                 if status.as_py() != OK or own in seen:
                     continue
                 seen.add(own)
-                key = sha256_hex(f"review {options.seed} {own}".encode(), 16)
+                key = sha256_hex(f"review {seed} {own}".encode(), 16)
                 document = _Document(key, own, doc_id.as_py(), text.as_py())
-                if own in labelled:
+                if own in named:
                     found[own] = document
                 else:
                     yield document
