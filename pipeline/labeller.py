@@ -62,7 +62,7 @@ class Labeller:
         job = make_job(self.spec, where, cache, resumes=False)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._reader = JobReader(job, ignore)
-        self._calibrations = job.calibrations
+        self._job = job
         if self.spec.model_tasks:
             self._reader.load()
             _ = self._reader.document_reader  # loaded, too
@@ -102,8 +102,8 @@ class Labeller:
             if task.classifier is not None:
                 own = self._reader.classify(task, documents, asked)
             rows = overlaid(own, unanswered_rows(status, task))
-            if task.name in self._calibrations:
-                rows = with_calibrated(rows, self._calibrations[task.name].calibration)
+            if calibrations := self._job.calibrations_of(task):
+                rows = with_calibrated(rows, task, calibrations)
             table = table.append_column(task.name, rows)
         return table
 

@@ -7,7 +7,7 @@ applies one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
 from pipeline.hashes import parse_versioned_json, validated
-from pipeline.ledger.snapshots import Contents
+from pipeline.ledger.snapshots import Contents, SnapshotTask
 from pipeline.sources.rule import Expression, Group, Rule, Score, conjuncts, fields_in
 from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
 
@@ -73,7 +73,7 @@ class Policy:
         return asdict(self)
 
     @classmethod
-    def of_spec(cls, spec: FilterSpec, tasks: Collection[str]) -> Policy:
+    def of_spec(cls, spec: FilterSpec, tasks: Mapping[str, SnapshotTask]) -> Policy:
         """The policy of a spec. `decisions.with_thresholds` adds the thresholds of `drop_top`."""
         clauses = []
         for kind, own in (("drop_top", spec.drop_top), ("thresholds", spec.thresholds)):
@@ -87,9 +87,11 @@ class Policy:
         return cls(spec.keep, tuple(clauses))
 
 
-def group_sql(by: str, tasks: Collection[str]) -> str:
-    """A group as SQL: the name of a task means its label."""
-    return f"{by}.label" if by in tasks else by
+def group_sql(by: str, tasks: Mapping[str, SnapshotTask]) -> str:
+    """A group as SQL: the name of a task means its label, or its labels, which are no group."""
+    if by not in tasks:
+        return by
+    return f"{by}.labels" if "labels" in tasks[by].columns else f"{by}.label"
 
 
 def read_policy(data: bytes, path: str, contents: Contents) -> Policy:

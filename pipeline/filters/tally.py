@@ -52,7 +52,7 @@ class ShownDocument:
     doc_id: str
     path: str
     row: int
-    margin: float | None  # between the two likeliest labels
+    margin: float | None  # between the two likeliest labels, or those of the answer
     reason: str  # why the filter drops it; "" where it is kept
 
 
@@ -69,9 +69,17 @@ def scored_labels(tasks: Mapping[str, SnapshotTask], limited: Collection[Label])
 def tallied_columns(
     tasks: Mapping[str, SnapshotTask], scored: Sequence[Label]
 ) -> dict[str, tuple[str, ...]]:
-    """The columns of the table by name: of each task `TASK_label`, and `p_N` of scored label N."""
-    names = ("label", "status", "margin")
-    fields = {f"{task}_{name}": (task, name) for task in tasks for name in names}
+    """The columns of the table by name: of each task `TASK_label`, and `p_N` of scored label N.
+
+    Of the kind `multi`, `TASK_labels`: a list.
+    """
+    names = ("label", "labels", "status", "margin")
+    fields = {
+        f"{task}_{name}": (task, name)
+        for task, named in tasks.items()
+        for name in names
+        if name in named.columns
+    }
     return fields | {f"p_{n}": (task, "p", label) for n, (task, label) in enumerate(scored)}
 
 
@@ -108,7 +116,10 @@ def examples(table: Decisions, tasks: Mapping[str, SnapshotTask]) -> Iterator[Sh
             yield ShownDocument(kind, None, None, *document[:3], None, document[-1])
     for task, named in tasks.items():
         margin = f"{task}_margin"
-        where = f"{task}_label = ? and isfinite({margin})"
+        has_label = f"{task}_label = ?"
+        if "labels" in named.columns:
+            has_label = f"list_contains({task}_labels, ?)"
+        where = f"{has_label} and isfinite({margin})"
         for label in named.labels[:SHOWN_LABELS]:
             for kind, order in ((SURE, f"-{margin}"), (BORDERLINE, margin)):
                 for doc_id, path, row, place, reason in _first(table, where, order, label):

@@ -119,11 +119,12 @@ class ShardCounts:
     sid: str
     rows: int
     status: Mapping[str, int]  # rows by status
-    labels: Mapping[str, Mapping[str, int]]  # rows by label, by task
+    labels: Mapping[str, Mapping[str, int]]  # rows by label, by task; one may have several
     costs: Mapping[str, LabelCost]  # by the number of the reader, of those that were asked
     created: int = 0  # objects
     outside: int = 0  # rows of the input that were read and are not in the slice
     reused: int = 0  # rows with the answers of other shards
+    answered: Mapping[str, int] = field(default_factory=dict)  # rows with an answer, by task
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # Of the tasks' label files that were created, by key.

@@ -23,6 +23,8 @@ ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "statu
 # The two versions of probabilities; the second is also a column, of tasks with a calibration.
 RAW, CALIBRATED = "raw", "calibrated"
 CALIBRATED_COLUMNS = ("label", "p", "margin")  # of the struct in that column
+# The same of every kind of task: `labels` in place of `label`, of the kind `multi`, and `score`.
+_CALIBRATED_OF_KINDS = ("label", "labels", "p", "score", "margin")
 STAGE = "stage"  # the number of the stage that decided, from 1; only of tasks with a cascade
 # How the model continues its answer: the text, and its tokens; only of tasks with `explain`.
 EXPLANATION = "explanation"
@@ -31,6 +33,7 @@ EXPLANATION_TYPE = pa.struct([("text", pa.string()), ("tokens", TOKENS)])
 ADDED = (CALIBRATED, STAGE, EXPLANATION)  # what is added to the rows of the answers
 # An ordered list of labels with their probabilities.
 RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", pa.float32())])))
+LABELS_TYPE = pa.list_(pa.field("element", pa.string()))
 
 
 def answer_columns(task: TaskSpec) -> tuple[str, ...]:
@@ -40,19 +43,23 @@ def answer_columns(task: TaskSpec) -> tuple[str, ...]:
     calibrated = (CALIBRATED,) if task.calibration is not None else ()
     stage = (STAGE,) if task.cascade is not None else ()
     explanation = (EXPLANATION,) if task.explain is not None else ()
-    answer = (label, p if task.top_k is None else "top", *path, *others)
+    score = ("score",) if task.kind == "score" else ()
+    first = "labels" if task.kind == "multi" else label
+    answer = (first, p if task.top_k is None else "top", *score, *path, *others)
     return (*answer, *calibrated, *stage, *explanation)
 
 
-def calibrated_type(p: pa.StructType) -> pa.StructType:
-    """The type of the column `calibrated` of a task whose column `p` has this type."""
-    return pa.struct(list(zip(CALIBRATED_COLUMNS, (pa.string(), p, pa.float32()), strict=True)))
+def calibrated_type(answers: pa.StructType) -> pa.StructType:
+    """The type of the column `calibrated` beside the columns of these answers."""
+    return pa.struct([field for field in answers if field.name in _CALIBRATED_OF_KINDS])
 
 
 def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType:
     """The type of a row of answers as one struct, with strings instead of dictionaries."""
     types = {
         "label": pa.string(),
+        "labels": LABELS_TYPE,
+        "score": pa.float32(),
         "mass": pa.float32(),
         "margin": pa.float32(),
         "n_tokens": pa.int32(),
@@ -65,8 +72,16 @@ def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType
     }
     if "p" in columns:
         types["p"] = pa.struct([(label, pa.float32()) for label in labels])
-        types[CALIBRATED] = calibrated_type(types["p"])
+        answer = [(name, types[name]) for name in columns if name != CALIBRATED]
+        types[CALIBRATED] = calibrated_type(pa.struct(answer))
     return pa.struct([(name, types[name]) for name in columns])
+
+
+def labels_of(answers: pa.StructArray) -> pa.StringArray:
+    """The label of each answer in turn; of the kind `multi`, each label that applies."""
+    if answers.type.get_field_index("labels") >= 0:
+        return pc.list_flatten(answers.field("labels"))
+    return answers.field("label").drop_null()
 
 
 def versions(task_type: pa.StructType) -> tuple[str, ...]:
@@ -104,7 +119,7 @@ def overlaid(answers: pa.StructArray | None, below: pa.StructArray) -> pa.Struct
 def probabilities(
     answers: pa.StructArray, version: str, labels: Sequence[str]
 ) -> NDArray[np.float64]:  # [rows, labels]; NaN where there is no answer
-    """One version of the probabilities of all labels."""
+    """One version of the probabilities of all labels; of the kind `multi`, each of its own."""
     part = pc.struct_field(answers, CALIBRATED) if version == CALIBRATED else answers
     if part.type.get_field_index("p") >= 0:
         columns = [pc.struct_field(part, ["p", label]) for label in labels]

@@ -6,6 +6,7 @@ JSON values, `defuse_formulas` and `restore_formulas` are for texts in CSV files
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -21,6 +22,7 @@ from pipeline.ledger.rows import TEXT_COLUMN
 # The start of a formula: https://owasp.org/www-community/attacks/CSV_Injection. With apostrophes
 # before it, it is one that was defused.
 _FORMULA = r"('*[=+\-@\t\r])"
+NO_LABEL = "-"  # in a CSV file, where none of several labels applies
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class FlatColumn:
 def flat_columns(schema: pa.Schema) -> tuple[FlatColumn, ...]:
     """The columns for the rows of a schema of `open_labels`, which may also have the text.
 
-    A name is the parts of its source joined by underscores. A column `label` has the name of what
-    it is in: `toxic` is the answer to the task `toxic`. Law: no two names are equal, also without
+    A name is the parts of its source joined by underscores. A column `label` or `labels` has the
+    name of what it is in: `toxic` is the answer to the task `toxic`. Law: no two names are equal, also without
     regard to case. Where they would be, the columns of documents come first, then the answers of
     tasks, then the rest in order; the others end in `_2`, `_3`, ...
     """
@@ -44,7 +46,7 @@ def flat_columns(schema: pa.Schema) -> tuple[FlatColumn, ...]:
 
     def rank(leaf: tuple[tuple[str, ...], pa.DataType]) -> int:
         source, _ = leaf
-        return 0 if len(source) == 1 else 1 if source[1:] == ("label",) else 2
+        return 0 if len(source) == 1 else 1 if source[1:] in (("label",), ("labels",)) else 2
 
     names: dict[tuple[str, ...], str] = {}
     taken: set[str] = set()
@@ -88,9 +90,26 @@ def json_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
 def defuse_formulas(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts for a CSV file: one more apostrophe before each that a spreadsheet would run.
 
-    Law: `restore_formulas` returns the texts as they were, whatever they begin with.
+    A `-` alone is none. Law: `restore_formulas` returns the texts as they were, whatever they begin
+    with.
     """
-    return pc.replace_substring_regex(texts, f"^{_FORMULA}", r"'\1")
+    defused = pc.replace_substring_regex(texts, f"^{_FORMULA}", r"'\1")
+    return pc.if_else(pc.equal(texts, NO_LABEL), texts, defused)
+
+
+def joined_labels(labels: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The lists of labels as texts: `law;art`, and `-` for none.
+
+    A list with a label that such a text cannot show is JSON.
+    """
+    texts = [None if row is None else _joined(row) for row in labels.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _joined(labels: list[str]) -> str:
+    if any(";" in label or label[:1] == "[" or label == NO_LABEL for label in labels):
+        return json.dumps(labels, ensure_ascii=False)
+    return ";".join(labels) or NO_LABEL
 
 
 def restore_formulas(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -112,7 +131,8 @@ def _name(source: tuple[str, ...]) -> str:
     if source == (TEXT_COLUMN,):
         return TEXT_COLUMN.lstrip("_")
     # — a label of a task may be called `label`, too: its probability is below `p`
-    is_answer = source[1:] in (("label",), (CALIBRATED, "label"))
+    above = source[1:-1]
+    is_answer = above in ((), (CALIBRATED,)) and source[-1] in ("label", "labels")
     return "_".join(source[:-1] if is_answer else source)
 
 

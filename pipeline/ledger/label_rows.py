@@ -1,6 +1,7 @@
 """The rows of label files, from a model's scores. Entry points: `answer_rows`, `with_calibrated`.
 
 A row has the best label, the probabilities and how sure the answer is, or null without an answer.
+A task of kind `multi` has a row, too: the answers to its parts are put together here.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.fitted.calibration import Calibration
-from pipeline.ledger.blocks import LabelledDocuments
+from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.ledger.columns import (
     ADDED,
     CALIBRATED,
+    LABELS_TYPE,
     RANKED,
     RAW,
     answer_columns,
@@ -24,6 +26,7 @@ from pipeline.ledger.columns import (
     probabilities,
     with_column,
 )
+from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.spec.tasks import TaskSpec
 
 # Probabilities are quotients of float32 sums; a larger difference from 1 is not rounding.
@@ -34,21 +37,40 @@ SMALLEST_MASS = np.finfo(np.float32).smallest_subnormal
 
 def answer_rows(labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
     """[docs] the rows of the task's label file, without what is added to the answers."""
-    scores, labels = labelled.scores[task.name], list(task.labels)
+    scores = [labelled.scores[part.name] for part in task.parts]
+    columns = _of_parts(scores, task) if task.kind == "multi" else _of_scores(scores[0], task)
+    # — NaN where a part has none
+    mass = np.min(
+        [_mass(own.log_mass, part) for own, part in zip(scores, task.parts, strict=True)], axis=0
+    )
+    # — a document without the answer to a part is a failed one
+    status = [
+        next(filter(is_failed_status, of_parts), of_parts[0])
+        for of_parts in zip(*(own.status for own in scores), strict=True)
+    ]
+    columns |= reading_columns(mass, labelled.n_tokens, labelled.n_chunks, status)
+    names = [name for name in answer_columns(task) if name not in ADDED]
+    return pa.StructArray.from_arrays([columns[name] for name in names], names=names)
+
+
+def _of_scores(scores: TaskScores, task: TaskSpec) -> dict[str, pa.Array]:
+    """The columns of an answer that is one of the labels."""
     log_mass = scores.log_mass  # [docs]
     p = np.exp(scores.log_probs - log_mass[:, None])  # [docs, kept]
     if scores.label_ids is None or task.top_k is None:
-        columns = probability_columns(p, labels)
+        columns = value_columns(p, task)
     else:
-        columns = _ranked_answers(p, scores.label_ids, labels, task.top_k)
+        columns = _ranked_answers(p, scores.label_ids, list(task.labels), task.top_k)
     if task.separator and scores.levels is not None:
         path_p = np.exp(scores.levels - log_mass[:, None])  # [docs, levels]
         columns["levels"] = _levels(columns["label"].to_pylist(), path_p, task.separator)
-    columns |= reading_columns(
-        _mass(log_mass, task), labelled.n_tokens, labelled.n_chunks, scores.status
-    )
-    names = [name for name in answer_columns(task) if name not in ADDED]
-    return pa.StructArray.from_arrays([columns[name] for name in names], names=names)
+    return columns
+
+
+def _of_parts(scores: Sequence[TaskScores], task: TaskSpec) -> dict[str, pa.Array]:
+    """The columns of an answer to each of the labels, from the scores of yes and no."""
+    p = [np.exp(own.log_probs[:, 0] - own.log_mass) for own in scores]
+    return value_columns(np.stack(p, axis=1), task)
 
 
 def unanswered_rows(status: Sequence[str], task: TaskSpec) -> pa.StructArray:
@@ -60,18 +82,42 @@ def unanswered_rows(status: Sequence[str], task: TaskSpec) -> pa.StructArray:
     return pa.StructArray.from_arrays([columns[name] for name in names], fields=list(kind))
 
 
-def with_calibrated(rows: pa.StructArray, calibration: Calibration) -> pa.StructArray:
-    """The rows with the column `calibrated`, null where there is no answer."""
-    raw = probabilities(rows, RAW, calibration.labels)  # [docs, labels]
+def with_calibrated(
+    rows: pa.StructArray, task: TaskSpec, calibrations: Sequence[Calibration]
+) -> pa.StructArray:
+    """The rows with the column `calibrated`, null where there is no answer.
+
+    `calibrations` are those of the task's parts, in their order.
+    """
+    raw = probabilities(rows, RAW, list(task.labels))  # [docs, labels]
     answered = ~np.isnan(raw).any(axis=1)  # [docs]
     p = np.full(raw.shape, np.nan, np.float32)
-    p[answered] = calibration.apply(raw[answered])
-    columns = probability_columns(p, calibration.labels)
-    struct = calibrated_type(columns["p"].type)
+    if task.kind == "multi":
+        for number, calibration in enumerate(calibrations):
+            yes = raw[answered, number]
+            p[answered, number] = calibration.apply(np.stack([yes, 1 - yes], axis=1))[:, 0]
+    else:
+        p[answered] = calibrations[0].apply(raw[answered])
+    columns = value_columns(p, task)
+    struct = calibrated_type(rows.type)
     calibrated = pa.StructArray.from_arrays(
         [columns[field.name] for field in struct], fields=list(struct), mask=pa.array(~answered)
     )
     return with_column(rows, CALIBRATED, calibrated)
+
+
+def value_columns(p: NDArray[np.float32], task: TaskSpec) -> dict[str, pa.Array]:
+    """The columns of an answer that follow from [docs, labels]; null in a row with NaN.
+
+    These are p and margin, and the column label, of a score also its expected value, or labels.
+    """
+    if task.kind == "multi":
+        return _independent_columns(p, list(task.labels))
+    columns = probability_columns(p, list(task.labels))
+    if task.kind == "score":
+        score = p.astype(np.float64) @ np.array(task.values)  # [docs]
+        columns["score"] = pa.array(score, pa.float32(), mask=np.isnan(score))
+    return columns
 
 
 def probability_columns(p: NDArray[np.float32], labels: Sequence[str]) -> dict[str, pa.Array]:
@@ -85,13 +131,36 @@ def probability_columns(p: NDArray[np.float32], labels: Sequence[str]) -> dict[s
     largest = np.partition(p, label_count - 2, axis=1)[:, -2:]  # [docs, 2]: second, first
     return {
         "label": pa.array(list(labels), pa.string()).take(best),
-        "p": pa.StructArray.from_arrays(
-            [pa.array(np.ascontiguousarray(column), pa.float32()) for column in p.T],
-            fields=[pa.field(label, pa.float32()) for label in labels],
-            mask=pa.array(unanswered),
-        ),
+        "p": _p_column(p, labels, unanswered),
         "margin": pa.array(largest[:, 1] - largest[:, 0], pa.float32(), mask=unanswered),
     }
+
+
+def _independent_columns(p: NDArray[np.float32], labels: Sequence[str]) -> dict[str, pa.Array]:
+    """The columns labels, p and margin of [docs, labels], the probability of each label alone."""
+    unanswered = np.asarray(np.isnan(p).any(axis=1))  # [docs]
+    applies = (p >= 0.5) & ~unanswered[:, None]  # [docs, labels]
+    offsets = np.concatenate([[0], np.cumsum(applies.sum(axis=1))]).astype(np.int32)
+    names = pa.array(list(labels), pa.string()).take(pa.array(np.nonzero(applies)[1]))
+    return {
+        "labels": pa.ListArray.from_arrays(
+            pa.array(offsets), names, type=LABELS_TYPE, mask=pa.array(unanswered)
+        ),
+        "p": _p_column(p, labels, unanswered),
+        "margin": pa.array(np.abs(2 * p - 1).min(axis=1), pa.float32(), mask=unanswered),
+    }
+
+
+def _p_column(
+    p: NDArray[np.float32],  # [docs, labels]
+    labels: Sequence[str],
+    unanswered: NDArray[np.bool_],  # [docs]
+) -> pa.StructArray:
+    return pa.StructArray.from_arrays(
+        [pa.array(np.ascontiguousarray(column), pa.float32()) for column in p.T],
+        fields=[pa.field(label, pa.float32()) for label in labels],
+        mask=pa.array(unanswered),
+    )
 
 
 def _ranked_answers(

@@ -31,10 +31,16 @@ LEAST_MASS = 0.01
 LEAST_DISTANCE = 0.05
 
 
-def label_doubts(labels: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """A line for each task that gives nearly all documents one label; counts are by label."""
+def label_doubts(
+    labels: Mapping[str, Mapping[str, int]], answered: Mapping[str, int] | None = None
+) -> Iterator[str]:
+    """A line for each task that gives nearly all documents one label; counts are by label.
+
+    `answered` are the documents with an answer by task, where one may have several labels.
+    """
     for task, counts in labels.items():
-        documents, most = sum(counts.values()), max(counts.values(), default=0)
+        documents = sum(counts.values()) if answered is None else answered[task]
+        most = max(counts.values(), default=0)
         if documents >= LEAST_DOCUMENTS and most >= CONSTANT_SHARE * documents:
             label = next(name for name, count in counts.items() if count == most)
             yield (

@@ -45,13 +45,21 @@ def _is_task(field: Any) -> bool:
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
-    """`clean 0.81`; the calibrated answer where the task has a calibration."""
+    """`clean 0.81`; the calibrated answer where the task has a calibration.
+
+    Of several labels all that apply, `law 0.93 + art 0.55`; a score is `2.31 (3 0.48)`.
+    """
     status = "" if answer["status"] == "ok" else f" ({answer['status']})"
     answer = answer.get("calibrated") or answer
-    label = answer["label"]
-    if label is None:
+    if answer["margin"] is None:
         return f"-{status}"
+    if "labels" in answer:
+        labels = (f"{label} {answer['p'][label]:.2f}" for label in answer["labels"])
+        return f"{' + '.join(labels) or 'no label'}{status}"
+    label = answer["label"]
     p = answer["p"][label] if "p" in answer else answer["top"][0]["p"]
+    if "score" in answer:
+        return f"{answer['score']:.2f} ({label} {p:.2f}){status}"
     return f"{label} {p:.2f}{status}"
 
 

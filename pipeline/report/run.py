@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def show_summary(outcome: Outcome) -> Iterator[Part]:
     """What was labelled, how fast, where, how to read the snapshot, and at the end what is left."""
     yield [*summary_facts(outcome)]
-    yield from warnings(label_doubts(outcome.tally.labels))
+    yield from warnings(label_doubts(outcome.tally.labels, outcome.tally.answered))
     if outcome.snapshot is not None:
         command = _reading_command(outcome.output, outcome.job.spec.storage_options)
         yield from ("", "to read the labels:", command)
@@ -46,8 +46,9 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield "reused", f"{tally.reused:,} answers of other shards with equal texts"
     if tally.rows:
         cost = tally.cost
-        yield "status", _shares(tally.status)
-        yield from ((f"  {task}", _shares(labels)) for task, labels in tally.labels.items())
+        yield "status", _shares(tally.status, tally.rows)
+        for task, labels in tally.labels.items():
+            yield f"  {task}", _shares(labels, tally.answered[task]) or "no label applies"
         yield from ((f"  {task} decided", _stages(by)) for task, by in tally.decided.items())
         yield "time", f"{outcome.seconds:.1f} s; workers labelled for {cost.label_seconds:.1f} s"
         rate = tally.rows / cost.label_seconds if cost.label_seconds else 0.0
@@ -85,8 +86,8 @@ def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
     return f"{shlex.quote(python)} -c {quoted}"
 
 
-def _shares(counted: Counter[str]) -> str:
-    shares = (f"{name} {n / counted.total():.0%}" for name, n in counted.most_common())
+def _shares(counted: Counter[str], rows: int) -> str:
+    shares = (f"{name} {n / rows:.0%}" for name, n in counted.most_common())
     return ", ".join(shares)
 
 
@@ -143,7 +144,7 @@ def summary_json(outcome: Outcome) -> SummaryJson:
         status=tally.status,
         labels=tally.labels,
         decided_by_stage=tally.decided,
-        warnings=tuple(label_doubts(tally.labels)),
+        warnings=tuple(label_doubts(tally.labels, tally.answered)),
         seconds=outcome.seconds,
         label_seconds=cost.label_seconds,
         prefix_tokens_computed=cost.prefix_tokens_computed,

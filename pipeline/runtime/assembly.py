@@ -173,7 +173,7 @@ def job_engine(job: Job, send: Send = ignore) -> Engine:
         )
         return load_vllm(folder, prompt, options, max_tokens=job.spec.documents.max_tokens)
     if job.max_explanation_tokens:  # what the later stage would find after all answers
-        asked = [task for task in job.spec.model_tasks if task.question is not None]
+        asked = [task for task in job.spec.model_parts if task.question is not None]
         _check_room(job, folder, tokenizer, asked, job.max_explanation_tokens)
     send(WorkerReport(LOADING))
     model = job_model(job, folder)
@@ -262,7 +262,7 @@ def job_prompt(
     or if all tasks have classifiers.
     """
     if tasks is None:
-        tasks = job.spec.model_tasks
+        tasks = job.spec.model_parts
     if job.spec.model.kind == "encoder":
         fix = "this command is for decoders; `assay run` labels with an encoder"
         raise SpecError([Problem("model.kind", fix, job.spec.model.kind)])

@@ -62,7 +62,7 @@ class StagedTask:
             return ~has_label
         rows = answers
         if self.calibration is not None:
-            rows = with_calibrated(answers, self.calibration)
+            rows = with_calibrated(answers, self.task, [self.calibration])
         columns = [structs(documents).field(column) for column in _CONDITION_COLUMNS]
         schema = condition_schema(self.task)
         own = rows.cast(schema.field(self.task.name).type)
@@ -88,7 +88,7 @@ class StagedTask:
         answers, continuations = stages
         rows = overlaid(answers, rows)
         if self.calibration is not None:
-            rows = with_calibrated(rows, self.calibration)
+            rows = with_calibrated(rows, self.task, [self.calibration])
         explained = _explanations(continuations, decided_by == len(stages))
         return with_column(rows, EXPLANATION, explained)
 

@@ -79,25 +79,27 @@ def find_readouts(
     dtype: str,
     is_same_model: Callable[[Mapping[str, str]], bool] = lambda _: False,
 ) -> dict[str, str]:
-    """The SHA-256 of each task's readout, by task; SpecError for those fitted for another spec.
+    """The SHA-256 of each readout, by part of a task; SpecError for those fitted for another spec.
 
     `is_same_model` says whether another identity than `weights` is of the same model.
     """
+
+    places = _places(spec)
 
     def find(task: TaskSpec, data: bytes) -> str:
         readout = parse_readout(data)
         fitted = readout.card.model.weights
         own = fitted if fitted != weights and is_same_model(fitted) else weights
-        where = f"tasks.{spec.tasks.index(task)}"
+        where = places[task.name]
         if problems := [*differences(spec, task, where, readout, weights=own, dtype=dtype)]:
             raise SpecError(problems)
         return sha256_hex(data)
 
-    return _of_each_file(spec, "readout", [task.readout for task in spec.tasks], find)
+    return _of_each_file(spec, "readout", [task.readout for task in spec.parts], find)
 
 
-def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout]:  # by task
-    """The readouts, each of the layer that the spec reads.
+def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout]:
+    """The readouts by part of a task, each of the layer that the spec reads.
 
     StorageError if a file does not have the hash that `find_readouts` gave.
     """
@@ -111,11 +113,11 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout
         readout = parse_readout(data)
         return readout if spec.exit is None else readout.at(spec.exit.layer)
 
-    return _of_each_file(spec, "readout", [task.readout for task in spec.tasks], load)
+    return _of_each_file(spec, "readout", [task.readout for task in spec.parts], load)
 
 
 def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
-    """The calibration files that the tasks name; SpecError for files of other tasks."""
+    """The calibration files by part of a task; SpecError for files of other tasks."""
 
     def load(task: TaskSpec, data: bytes) -> CalibrationFile:
         file = parse_calibration(data)
@@ -130,7 +132,7 @@ def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
             )
         return file
 
-    paths = [task.calibration.file if task.calibration else None for task in spec.tasks]
+    paths = [task.calibration.file if task.calibration else None for task in spec.parts]
     return _of_each_file(spec, "calibration.file", paths, load)
 
 
@@ -139,7 +141,7 @@ def warn_of_stale_calibrations(
 ) -> None:
     """Logs the calibrations that were fitted to other answers than those they are applied to."""
     for task, file in files.items():
-        raw = fingerprints[task].raw.id
+        raw = fingerprints[task.partition(".")[0]].raw.id
         if file.fingerprint != raw:
             logger.warning(
                 "task %s: its calibration was fitted to the answers of fingerprint %s; the current "
@@ -166,25 +168,25 @@ def load_thresholds(
             raise ValueError("it is for other stages, or for another version of these")
         return own
 
-    paths = [task.cascade.file if task.cascade else None for task in spec.tasks]
+    paths = [task.cascade.file if task.cascade else None for task in spec.parts]
     return _of_each_file(spec, "cascade.file", paths, load)
 
 
 def _of_each_file(
     spec: JobSpec,
     key: str,
-    paths: Sequence[str | None],  # by task
+    paths: Sequence[str | None],  # by part of a task
     load: Callable[[TaskSpec, bytes], Loaded],
 ) -> dict[str, Loaded]:
-    """By task, what `load` makes of the file that the task names at this key of the spec.
+    """By part of a task, what `load` makes of the file that it has at this key of the spec.
 
     SpecError with the problems of all tasks, among them the files that `load` refuses.
     """
-    loaded, problems, made_by = {}, list[Problem](), _MADE_BY[key]
-    for index, (task, path) in enumerate(zip(spec.tasks, paths, strict=True)):
+    loaded, problems, made_by, places = {}, list[Problem](), _MADE_BY[key], _places(spec)
+    for task, path in zip(spec.parts, paths, strict=True):
         if path is None:
             continue
-        place = f"tasks.{index}.{key}"
+        place = f"{places[task.name]}.{key}"
         data = read_fitted(path, options_for(path, spec), place=place, made_by=made_by)
         try:
             loaded[task.name] = load(task, data)
@@ -198,3 +200,8 @@ def _of_each_file(
     if problems:
         raise SpecError(problems)
     return loaded
+
+
+def _places(spec: JobSpec) -> dict[str, str]:
+    """By part of a task, where the task is in the spec."""
+    return {part.name: f"tasks.{n}" for n, task in enumerate(spec.tasks) for part in task.parts}

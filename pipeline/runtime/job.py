@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
-from pipeline.fitted.calibration import CalibrationFile
+from pipeline.fitted.calibration import Calibration, CalibrationFile
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
@@ -59,8 +59,8 @@ class Job:
     fingerprints: Mapping[str, Fingerprint]  # by task
     cache_dir: str
     run_id: str
-    readouts: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
-    calibrations: Mapping[str, CalibrationFile]  # by task, of the files that the spec names
+    readouts: Mapping[str, str]  # the file's SHA-256 by part of a task, of those that have one
+    calibrations: Mapping[str, CalibrationFile]  # by part, of the files that the spec names
     classifiers: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
     thresholds: Mapping[str, Thresholds]  # by task, of those with a cascade
     # Of a job with tasks in stages: those that answer the stages, and with the first the other
@@ -92,6 +92,11 @@ class Job:
     def readers(self) -> tuple[Job, ...]:
         """The jobs that read a document, one after the other."""
         return self.stages or (self,)
+
+    def calibrations_of(self, task: TaskSpec) -> list[Calibration]:
+        """The calibrations of the task's parts, in their order; none without a calibration."""
+        files = [self.calibrations.get(part.name) for part in task.parts]
+        return [file.calibration for file in files if file is not None]
 
     def metadata(self, task: TaskSpec) -> dict[str, str]:
         """The metadata of the task's label files: what answered."""

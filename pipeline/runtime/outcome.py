@@ -56,6 +56,7 @@ class Tally:
     created: int = 0  # objects: documents and label files
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
+    answered: Counter[str] = field(default_factory=Counter)  # rows with an answer, by task
     costs: dict[str, Counter[str]] = field(default_factory=dict)  # by reader
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
@@ -74,11 +75,12 @@ class Tally:
             self.costs.setdefault(reader, Counter()).update(fields_of(cost))
         for task, by_label in counts.labels.items():
             self.labels.setdefault(task, Counter()).update(by_label)
+        self.answered.update(counts.answered)
         self.files.update(counts.files)
         for task, by_stage in counts.stages.items():
             numbers = {int(stage): rows for stage, rows in by_stage.items()}
             self.decided.setdefault(task, Counter()).update(numbers)
-        self._add_rows(replace(counts, labels={}, costs={}, stages={}, files={}))
+        self._add_rows(replace(counts, labels={}, answered={}, costs={}, stages={}, files={}))
         self._check(sum(n for name, n in self.status.items() if is_failed_status(name)))
 
     def add_read(self, counts: ShardCounts, *, engines: int) -> None:

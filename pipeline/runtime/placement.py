@@ -100,7 +100,7 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
         encoder = spec.model.kind == "encoder"
         least = ENCODER_BATCH_TOKENS if encoder else CPU_BATCH_TOKENS
         item_bytes = 4 if dtype == "float32" else 2
-        asked = sum(len((task.question or "").encode()) for task in spec.model_tasks)
+        asked = sum(len((task.question or "").encode()) for task in spec.model_parts)
         tokens = max(least, max_tokens + asked // _TOKEN_BYTES)
         prefix = len(spec.prompt.model_dump_json().encode()) // _TOKEN_BYTES
         try:

@@ -155,7 +155,8 @@ class JobReader:
             of_rows = [
                 pieces if is_asked else () for pieces, is_asked in zip(chunks, rows, strict=True)
             ]
-            shard = ShardAnswers(of_rows, own, identities)
+            parts = [part for task in own for part in task.parts]
+            shard = ShardAnswers(of_rows, parts, identities)
             if shard.asked_rows:
                 shard.label_rows(self._engine, 0, len(rows), on_rows)
             read, usage = read + shard.asked_rows, usage + shard.usage

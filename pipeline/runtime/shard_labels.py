@@ -23,7 +23,7 @@ from pipeline.ledger.blocks import (
     ShardCounts,
     TokenisedShard,
 )
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, only, overlaid
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, labels_of, only, overlaid
 from pipeline.ledger.failed_rows import failed_mask, is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.keys import cell_of_part
@@ -176,16 +176,18 @@ class ShardLabels:
         for reader in self._readers:
             metadata |= reader.metadata if reader.job.fp.get(task.name) == fp else {}
         rows = unanswered_rows(self._status, task)
-        calibration = self._job.calibrations.get(task.name)
+        calibrations = self._job.calibrations_of(task)
         if task.name in self._staged:
             decided_by = self._decided_by[task.name]
             rows = self._staged[task.name].rows(rows, answers, decided_by)
         else:
             rows = overlaid(answers[0], rows)
-            if calibration is not None:
-                rows = with_calibrated(rows, calibration.calibration)
-        if calibration is not None:
-            metadata["calibration"] = canonical_json(calibration.calibration.to_json()).decode()
+            if calibrations:
+                rows = with_calibrated(rows, task, calibrations)
+        if calibrations:
+            content = [own.to_json() for own in calibrations]
+            described = content if task.kind == "multi" else content[0]
+            metadata["calibration"] = canonical_json(described).decode()
         if reused := self._shard.reused.get(versions[0]):
             metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
         rows, cell = only(rows, self._shard.inside), self._work.shard.cell
@@ -210,10 +212,11 @@ class ShardLabels:
         inside = self._shard.inside
         kept = pa.array(inside)
         status = pa.array(self._status, pa.string()).filter(kept)
-        labels, stages = {}, {}
+        labels, answered, stages = {}, {}, {}
         for file in files:
             own = file.rows.filter(kept)
-            labels[file.task] = dict(Counter(own.field("label").drop_null().to_pylist()))
+            labels[file.task] = dict(Counter(labels_of(own).to_pylist()))
+            answered[file.task] = len(own.field("margin").drop_null())
             of_task = own.field("status")
             status = of_task if file is files[0] else _worse(status, of_task)
             if file.task in self._staged and self._staged[file.task].thresholds is not None:
@@ -228,6 +231,7 @@ class ShardLabels:
             rows=int(inside.sum()),
             status=dict(Counter(status.to_pylist())),
             labels=labels,
+            answered=answered,
             costs={stage: LabelCost(**cost) for stage, cost in self._costs.items()},
             outside=int((~inside).sum()),
             reused=max(reused, default=0),

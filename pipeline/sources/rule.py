@@ -149,7 +149,10 @@ class Group(Expression):
 
     def _check(self, kind: pa.DataType) -> None:
         if pa.types.is_nested(kind):
-            raise self._wrong("has several values; name one, such as toxic.label")
+            raise self._wrong(
+                "has several values; name one, such as toxic.label, or a condition, such as "
+                "list_contains(topic.labels, 'law')"
+            )
 
 
 @cache

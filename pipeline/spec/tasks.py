@@ -225,7 +225,7 @@ class TaskSpec(Frozen):
     def stage(self, number: int) -> TaskSpec:
         """The stage of the cascade with this number, from 0, as a task of its own."""
         stage = self.stages[number]
-        keys = ("name", "chunks", "scoring", "length_penalty", "beam")
+        keys = ("name", "kind", "chunks", "scoring", "length_penalty", "beam")
         shared = {key: getattr(self, key) for key in keys}
         answering = {key: getattr(stage, key) for key in ("question", "readout", "classifier")}
         return TaskSpec(**shared, **answering, labels=stage.labels or self.labels)

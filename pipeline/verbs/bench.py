@@ -129,7 +129,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     tokens = options.tokens
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
-    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.model_tasks))
+    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.model_parts))
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards
     samples = take_samples(shards, DocumentReader.of_job(job, folder, tokenizer), spec, 64)
@@ -137,7 +137,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     model = job_model(job, folder)
     trained = None
     if job.readouts:
-        whole = tokenise_prompt(tokenizer, spec.prompt, spec.model_tasks)
+        whole = tokenise_prompt(tokenizer, spec.prompt, spec.model_parts)
         trained = label_engine(job, model, whole)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     possible = [workload for workload in workloads if fits(workload, prompt, model.context_tokens)]

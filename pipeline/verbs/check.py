@@ -41,10 +41,10 @@ CONTENT_FREE = ("N/A", "[MASK]")  # of Zhao et al. 2021, "Calibrate Before Use"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One task's canonical prompt of one document."""
+    """The canonical prompt of one document for one task, or for one label of the kind `multi`."""
 
     doc_id: str
-    task: str
+    task: str  # `TASK.LABEL` of the kind `multi`
     text: str
     token_ids: tuple[int, ...]
     labels: dict[str, list[int]]  # first tokens
@@ -102,11 +102,11 @@ class Findings:
     output: str
     documents: int
     model: CheckedModel
-    label_tokens: dict[str, dict[str, list[str]]]  # task -> label -> first tokens as text
-    readouts: dict[str, ReadoutFacts]  # by task, for tasks with a trained readout
+    label_tokens: dict[str, dict[str, list[str]]]  # part of a task -> label -> first tokens as text
+    readouts: dict[str, ReadoutFacts]  # by part of a task, for those with a trained readout
     prompts: tuple[Prompt, ...]
     proof: Proof
-    answers: Mapping[str, AnswerFacts]  # by task
+    answers: Mapping[str, AnswerFacts]  # by part of a task
     repeated_ids: int  # documents that share their id with another; of the first `ids_read`
     ids_read: int
 
@@ -135,7 +135,7 @@ def check(
     count = DEFAULT_DOCUMENTS if documents is None else documents
     reader = DocumentReader.of_job(job, folder, tokenizer)
     samples = take_samples(planned.shards, reader, spec, count)
-    paths = {task.name: str(task.readout) for task in spec.tasks}
+    paths = {part.name: str(part.readout) for part in spec.parts}
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)
     label_tokens = _label_tokens(tokenizer, prompt)
@@ -209,7 +209,7 @@ def _answer_facts(
     facts = {}
     content_free = proof.content_free or [()] * len(prompt.questions)
     for task, question, answers, without in zip(
-        spec.model_tasks, prompt.questions, proof.answers, content_free, strict=True
+        spec.model_parts, prompt.questions, proof.answers, content_free, strict=True
     ):
         tokens = label_tokens.get(task.name, {}) if question.scores_first_tokens else {}
         fragments = {

@@ -32,12 +32,14 @@ from pipeline.filters.layout import refuse_own_input, relative_paths, shard_file
 from pipeline.filters.run import SHARDS_AT_ONCE
 from pipeline.filters.writers import row_groups
 from pipeline.hashes import canonical_json, sha256_hex
+from pipeline.ledger.columns import LABELS_TYPE
 from pipeline.ledger.flat import (
     FlatColumn,
     defuse_formulas,
     flat_columns,
     flat_schema,
     flatten,
+    joined_labels,
     json_rows,
 )
 from pipeline.ledger.rows import aligned_batches, read_shard, refuse_changed, wide_schema
@@ -277,7 +279,7 @@ def _parquet(path: Path, schema: pa.Schema) -> Iterator[_Write]:
 
 @contextmanager
 def _csv(path: Path, schema: pa.Schema) -> Iterator[_Write]:
-    """Lists are JSON in a CSV file, and no text is a formula to a spreadsheet."""
+    """Lists are JSON in a CSV file, or labels in one text; no text is a formula to a spreadsheet."""
     lists = [i for i, field in enumerate(schema) if pa.types.is_list(field.type)]
     for index in lists:
         schema = schema.set(index, schema.field(index).with_type(pa.string()))
@@ -285,6 +287,10 @@ def _csv(path: Path, schema: pa.Schema) -> Iterator[_Write]:
     def write(table: pa.Table) -> None:
         for index in lists:
             name = schema.names[index]
+            if table.schema.field(index).type == LABELS_TYPE:
+                texts = joined_labels(table.column(index))
+                table = table.set_column(index, name, texts)
+                continue
             values = [row[name] for row in json_rows(table.select([name]))]
             texts = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
             table = table.set_column(index, name, pa.array(texts, pa.string()))

@@ -164,7 +164,11 @@ def _measure(
     engine = job_engine(job)
     announce(WorkerReport(MEASURING))
     seconds = {
-        tasks: _seconds(engine, pieces, [task for task in spec.tasks if task.name in tasks])
+        tasks: _seconds(
+            engine,
+            pieces,
+            [part for task in spec.tasks if task.name in tasks for part in task.parts],
+        )
         for tasks in missing
     }
     tokens = sum(len(piece) for document in pieces for piece in document)

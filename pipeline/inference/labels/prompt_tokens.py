@@ -97,7 +97,10 @@ def tokenise_prompt(
     """The spans around a document; SpecError if labels of a task have the same tokens."""
     text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
     questions, problems = [], []
-    for place, task in enumerate(tasks):
+    # — a task of the spec may be several here, named `TASK.LABEL`
+    in_spec = [*dict.fromkeys(task.name.partition(".")[0] for task in tasks)]
+    for task in tasks:
+        place = in_spec.index(task.name.partition(".")[0])
         suffix = text.suffixes[task.name]
         verbalizers = label_verbalizers(tokenizer, task, suffix, text.answer_prefix)
         scored = scored_paths(task, verbalizers)
