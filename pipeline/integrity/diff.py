@@ -6,6 +6,7 @@ Entry point: `compare`. Two documents are the same if their content hashes are e
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from scipy.special import rel_entr
 
 from pipeline.errors import Option, Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, snapshot_numbers
 from pipeline.options import Limits
 from pipeline.stores.store import Store
 
@@ -51,8 +52,51 @@ class TaskChange:
         return jensen_shannon(self.before, self.after)
 
     @property
+    def texts(self) -> int:
+        """The distinct texts that both answered."""
+        return int(self.flips.sum())
+
+    @property
     def flip_rate(self) -> float:
         return flip_rate(self.flips)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiChange:
+    """One task of kind `multi`, before and after: each label applies to a document or not."""
+
+    task: str
+    labels: tuple[str, ...]
+    fps: tuple[str, str]
+    before: Counts  # rows to which the label applies
+    after: Counts
+    answered: tuple[int, int]  # rows with an answer: before, after
+    gained: Counts  # distinct texts that both answered, to which the label applies only after
+    lost: Counts  # only before
+    flipped: int  # distinct texts that both answered, with other labels
+    texts: int  # distinct texts that both answered
+    newly_failing: int
+    failing_ids: tuple[str, ...]
+
+    @property
+    def psi(self) -> float:
+        """The largest of the labels, each against its absence."""
+        return max(psi(*sides) for sides in self._by_label())
+
+    @property
+    def jensen_shannon(self) -> float:
+        """The largest of the labels, each against its absence."""
+        return max(jensen_shannon(*sides) for sides in self._by_label())
+
+    @property
+    def flip_rate(self) -> float:
+        return self.flipped / self.texts if self.texts else 0.0
+
+    def _by_label(self) -> Iterator[tuple[Counts, Counts]]:
+        """Of each label: the rows with and without it, before and after."""
+        rows_before, rows_after = self.answered
+        for before, after in zip(self.before, self.after, strict=True):
+            yield np.array([before, rows_before - before]), np.array([after, rows_after - after])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +107,7 @@ class Comparison:
     after: str
     rows: tuple[int, int]
     documents: tuple[int, int, int]  # distinct texts: only before, in both, only after
-    tasks: tuple[TaskChange, ...]
+    tasks: tuple[TaskChange | MultiChange, ...]
     only_before: tuple[str, ...]  # tasks
     only_after: tuple[str, ...]
 
@@ -92,6 +136,7 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             f"{_name(snapshot)} has {', '.join(snapshot.tasks)}" for snapshot in (before, after)
         )
         raise SpecError([Problem(place, "have no task in common", "; ".join(names))])
+    is_multi = {t: any("labels" in of.tasks[t].columns for of in (before, after)) for t in common}
     with (
         tempfile.TemporaryDirectory(prefix="assay-diff-") as folder,
         # — the tables are in a file, because they may be larger than the memory
@@ -99,7 +144,10 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
     ):
         for side, of in (("a", before), ("b", after)):
             # — a task may be called like a word of SQL or like another name here
-            fields = (f'"{t}".label as {t}_label, "{t}".status as {t}_status' for t in common)
+            fields = (
+                f'{_answer_sql(t, of.tasks[t], multi)} as {t}_label, "{t}".status as {t}_status'
+                for t, multi in is_multi.items()
+            )
             connection.register("_rows", LabelDataset(store, of, tuple(common)))
             columns = ", ".join(("doc_id", "content_hash", *fields))
             _rows(connection, f"create table {side} as select {columns} from _rows")
@@ -114,7 +162,10 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             after=_name(after),
             rows=(before.rows, after.rows),
             documents=(only_a, both, only_b),
-            tasks=tuple(_change(connection, task, before, after) for task in common),
+            tasks=tuple(
+                (_multi_change if multi else _change)(connection, task, before, after)
+                for task, multi in is_multi.items()
+            ),
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
         )
@@ -127,37 +178,98 @@ def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
         raise StorageError(f"the two snapshots cannot be compared: {error}") from error
 
 
+def _answer_sql(task: str, version: SnapshotTask, multi: bool) -> str:
+    """The label, or with `multi` the labels, also of a version that has one label."""
+    if "labels" in version.columns:
+        return f'"{task}".labels'
+    label = f'"{task}".label'
+    return f"if({label} is null, null, [{label}])" if multi else label
+
+
 def _change(connection: Connection, task: str, before: Contents, after: Contents) -> TaskChange:
-    versions = before.tasks[task], after.tasks[task]
-    labels = tuple(dict.fromkeys((*versions[0].labels, *versions[1].labels)))
-    label, status = f"{task}_label", f"{task}_status"
-    counts = []
-    for side in "ab":
-        query = f"select {label}, count(*) from {side} where {label} is not null group by 1"
-        counted = dict(_rows(connection, query))
-        counts.append(np.array([counted.get(label, 0) for label in labels], dtype=np.int64))
-    # — a text that occurs twice has the same answer each time, and min() takes one of them
-    one = f"select content_hash, min({label}) as l from {{}} where {label} is not null group by 1"
-    query = f"select a.l, b.l, count(*) from ({one.format('a')}) a join ({one.format('b')}) b "
+    labels = _labels(task, before, after)
+    counted = [dict(_counts(connection, side, task)) for side in "ab"]
     flips = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    for x, y, documents in _rows(connection, query + "using (content_hash) group by all"):
+    for x, y, documents in _pairs(connection, task):
         flips[labels.index(x), labels.index(y)] = documents
-    # — an empty text does not fail
-    failing = _rows(
-        connection,
-        f"select doc_id from b where {label} is null and {status} <> 'empty' and doc_id in "
-        f"(select doc_id from a where {label} is not null) order by doc_id",
-    )
+    failing = _failing(connection, task)
     return TaskChange(
         task=task,
         labels=labels,
-        fps=(versions[0].fp, versions[1].fp),
-        before=counts[0],
-        after=counts[1],
+        fps=(before.tasks[task].fp, after.tasks[task].fp),
+        before=np.array([counted[0].get(label, 0) for label in labels], dtype=np.int64),
+        after=np.array([counted[1].get(label, 0) for label in labels], dtype=np.int64),
         flips=flips,
         newly_failing=len(failing),
-        failing_ids=tuple(doc_id for (doc_id,) in failing[:SHOWN_FAILURES]),
+        failing_ids=failing[:SHOWN_FAILURES],
     )
+
+
+def _multi_change(
+    connection: Connection, task: str, before: Contents, after: Contents
+) -> MultiChange:
+    labels = _labels(task, before, after)
+    counts = np.zeros((2, len(labels)), dtype=np.int64)
+    rows = [0, 0]
+    for side, name in enumerate("ab"):
+        for own, documents in _counts(connection, name, task):
+            rows[side] += documents
+            counts[side] += documents * np.isin(labels, own)
+    gained, lost = np.zeros((2, len(labels)), dtype=np.int64)
+    texts = flipped = 0
+    for x, y, documents in _pairs(connection, task):
+        had, has = np.isin(labels, x), np.isin(labels, y)
+        gained += documents * (has & ~had)
+        lost += documents * (had & ~has)
+        texts += documents
+        flipped += documents * bool((had != has).any())
+    failing = _failing(connection, task)
+    return MultiChange(
+        task=task,
+        labels=labels,
+        fps=(before.tasks[task].fp, after.tasks[task].fp),
+        before=counts[0],
+        after=counts[1],
+        answered=(rows[0], rows[1]),
+        gained=gained,
+        lost=lost,
+        flipped=flipped,
+        texts=texts,
+        newly_failing=len(failing),
+        failing_ids=failing[:SHOWN_FAILURES],
+    )
+
+
+def _labels(task: str, before: Contents, after: Contents) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*before.tasks[task].labels, *after.tasks[task].labels)))
+
+
+def _counts(connection: Connection, side: str, task: str) -> list[tuple[Any, int]]:
+    """The rows of a side by their answer."""
+    label = f"{task}_label"
+    query = f"select {label}, count(*) from {side} where {label} is not null group by 1"
+    return [(answer, rows) for answer, rows in _rows(connection, query)]
+
+
+def _pairs(connection: Connection, task: str) -> list[tuple[Any, Any, int]]:
+    """The distinct texts that both sides answered, by both answers."""
+    label = f"{task}_label"
+    # — a text that occurs twice has the same answer each time, and min() takes one of them
+    one = f"select content_hash, min({label}) as l from {{}} where {label} is not null group by 1"
+    query = f"select a.l, b.l, count(*) from ({one.format('a')}) a join ({one.format('b')}) b "
+    pairs = _rows(connection, query + "using (content_hash) group by all")
+    return [(before, after, texts) for before, after, texts in pairs]
+
+
+def _failing(connection: Connection, task: str) -> tuple[str, ...]:
+    """The ids of the rows that had an answer and fail now. An empty text does not fail."""
+    label = f"{task}_label"
+    failing = _rows(
+        connection,
+        f"select doc_id from b where {label} is null and {task}_status <> 'empty' and doc_id in "
+        f"(select doc_id from a where {label} is not null) order by doc_id",
+    )
+    return tuple(doc_id for (doc_id,) in failing)
 
 
 def _name(snapshot: Contents) -> str:

@@ -1,7 +1,7 @@
 """The rows of `open_labels` with one flat column for each value: `toxic`, `toxic_p_clean`, ...
 
 Entry points: `flat_columns` names the columns, `flatten` makes the rows, `json_rows` writes them as
-JSON values, `defuse_formulas` and `restore_formulas` are for texts in CSV files.
+JSON values; `defuse_formulas`, `restore_formulas` and `joined_labels` are for CSV files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def flat_columns(schema: pa.Schema) -> tuple[FlatColumn, ...]:
     """The columns for the rows of a schema of `open_labels`, which may also have the text.
 
     A name is the parts of its source joined by underscores. A column `label` or `labels` has the
-    name of what it is in: `toxic` is the answer to the task `toxic`. Law: no two names are equal, also without
-    regard to case. Where they would be, the columns of documents come first, then the answers of
-    tasks, then the rest in order; the others end in `_2`, `_3`, ...
+    name of what it is in: `toxic` is the answer to the task `toxic`. Law: no two names are equal,
+    also without regard to case. Where they would be, the columns of documents come first, then the
+    answers of tasks, then the rest in order; the others end in `_2`, `_3`, ...
     """
     leaves = [leaf for field in schema for leaf in _leaves((field.name,), field.type)]
 

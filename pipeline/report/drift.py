@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline.evaluation.gates import Decision
-from pipeline.integrity.diff import Comparison, TaskChange, shares
+from pipeline.integrity.diff import Comparison, MultiChange, TaskChange, shares
 from pipeline.options import USUAL_PSI
 from pipeline.report.console import Grid, Part, printed
 from pipeline.report.run import SummaryJson, summary_facts, summary_json
@@ -32,7 +32,8 @@ def comparison_parts(comparison: Comparison) -> Iterator[Part]:
         facts["tasks new"] = ", ".join(comparison.only_after)
     yield facts
     for task in comparison.tasks:
-        yield from ("", task_grid(task), drift_line(task))
+        grid = multi_grid(task) if isinstance(task, MultiChange) else task_grid(task)
+        yield from ("", grid, drift_line(task))
 
 
 show_comparison = printed(comparison_parts)
@@ -68,6 +69,15 @@ class FlipsJson(TaskChangeJson):
 
 
 @dataclass(frozen=True, slots=True)
+class MultiChangeJson(TaskChangeJson):
+    """Of the kind `multi`; `psi` and `jensen_shannon` are the largest of its labels."""
+
+    answered: tuple[int, int]  # rows before and after; `before` and `after` are those with a label
+    gained: list[int]  # texts, by label
+    lost: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ComparisonJson:
     """Two snapshots, compared."""
 
@@ -77,7 +87,7 @@ class ComparisonJson:
     texts: Mapping[Literal["before_alone", "both", "after_alone"], int]
     only_before: tuple[str, ...]  # tasks
     only_after: tuple[str, ...]
-    tasks: Mapping[str, FlipMatrixJson | FlipsJson]
+    tasks: Mapping[str, FlipMatrixJson | FlipsJson | MultiChangeJson]
 
 
 def comparison_json(comparison: Comparison) -> ComparisonJson:
@@ -96,7 +106,7 @@ def comparison_json(comparison: Comparison) -> ComparisonJson:
 
 def task_grid(task: TaskChange) -> Grid:
     """The shares of the labels before and after, and how many answers went from one to another."""
-    title = task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
+    title = _title(task)
     columns, rows = list(task.labels), list(range(len(task.labels)))
     if len(rows) > SHOWN_LABELS:
         title += f": the {SHOWN_LABELS} most frequent of {len(rows):,} labels"
@@ -118,12 +128,43 @@ def task_grid(task: TaskChange) -> Grid:
     )
 
 
-def drift_line(task: TaskChange) -> str:
+def multi_grid(task: MultiChange) -> Grid:
+    """The shares of the documents with each label, and how many texts gained or lost it."""
+    before, after = (
+        counts / max(1, rows)
+        for counts, rows in zip((task.before, task.after), task.answered, strict=True)
+    )
+    order = np.argsort(-(task.before + task.after), kind="stable")[:SHOWN_LABELS]
+    rows = sorted(order.tolist())
+    title = _title(task)
+    if len(rows) < len(task.labels):
+        title += f": the {len(rows)} most frequent of {len(task.labels):,} labels"
+    return Grid(
+        title,
+        ("label", "before", "after", "gained", "lost"),
+        [
+            (
+                task.labels[row],
+                f"{before[row]:.2%}",
+                f"{after[row]:.2%}",
+                f"{task.gained[row]:,}",
+                f"{task.lost[row]:,}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _title(task: TaskChange | MultiChange) -> str:
+    return task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
+
+
+def drift_line(task: TaskChange | MultiChange) -> str:
     """Whether the labels shifted, by how much, and documents that newly fail."""
     verdict = "shifted" if task.psi > USUAL_PSI else "stable"
     line = (
         f"{verdict}: PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
-        f"{task.flip_rate:.2%} of {int(task.flips.sum()):,} shared texts flipped"
+        f"{task.flip_rate:.2%} of {task.texts:,} shared texts flipped"
     )
     if not task.newly_failing:
         return line
@@ -132,7 +173,9 @@ def drift_line(task: TaskChange) -> str:
     return f"{line} · {task.newly_failing:,} newly failing: {shown}{more}"
 
 
-def _task_json(task: TaskChange) -> FlipMatrixJson | FlipsJson:
+def _task_json(
+    task: TaskChange | MultiChange,
+) -> FlipMatrixJson | FlipsJson | MultiChangeJson:
     change = TaskChangeJson(
         fps=task.fps,
         labels=task.labels,
@@ -144,6 +187,9 @@ def _task_json(task: TaskChange) -> FlipMatrixJson | FlipsJson:
         newly_failing=task.newly_failing,
         failing_ids=task.failing_ids,
     )
+    if isinstance(task, MultiChange):
+        gained, lost = task.gained.tolist(), task.lost.tolist()
+        return MultiChangeJson(**asdict(change), answered=task.answered, gained=gained, lost=lost)
     if len(task.labels) <= SHOWN_LABELS:
         return FlipMatrixJson(**asdict(change), flips=task.flips.tolist())
     # only the cells of changed labels

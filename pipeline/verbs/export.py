@@ -279,7 +279,7 @@ def _parquet(path: Path, schema: pa.Schema) -> Iterator[_Write]:
 
 @contextmanager
 def _csv(path: Path, schema: pa.Schema) -> Iterator[_Write]:
-    """Lists are JSON in a CSV file, or labels in one text; no text is a formula to a spreadsheet."""
+    """Lists are JSON in a CSV file, those of labels one text; no text is a formula there."""
     lists = [i for i, field in enumerate(schema) if pa.types.is_list(field.type)]
     for index in lists:
         schema = schema.set(index, schema.field(index).with_type(pa.string()))

@@ -139,8 +139,9 @@ def answers() -> pa.StructArray:
 
 
 def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -> None:
+    binary = task(labels=["yes", "no"])
     batch = Calibration("batch", ("yes", "no"), Prior((0.75, 0.25)))
-    table = pa.Table.from_struct_array(with_calibrated(answers(), batch))
+    table = pa.Table.from_struct_array(with_calibrated(answers(), binary, [batch]))
     first, second, third = table.column("calibrated").to_pylist()
     assert second is None
     odds = (0.6 / 0.75) / (0.4 / 0.25), (0.9 / 0.75) / (0.1 / 0.25)  # by hand
@@ -151,5 +152,5 @@ def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -
     assert table.drop_columns(["calibrated"]).equals(pa.Table.from_struct_array(answers()))
     assert table.column("label").to_pylist() == ["yes", None, "yes"]  # is always raw
     halved = Calibration("temperature", ("yes", "no"), Temperature(2.0))
-    table = pa.Table.from_struct_array(with_calibrated(answers(), halved))
+    table = pa.Table.from_struct_array(with_calibrated(answers(), binary, [halved]))
     assert list(broken_answers(table, ("yes", "no"))) == []

@@ -48,7 +48,10 @@ def test_one_label_for_nearly_all_documents_is_named(counts: dict[str, int], nam
 
 def test_a_run_prints_the_doubt_after_its_summary() -> None:
     tally = Tally(
-        rows=60, labels={"t": Counter({"[b]": 60})}, costs={"1": Counter(label_seconds=1)}
+        rows=60,
+        labels={"t": Counter({"[b]": 60})},
+        answered=Counter(t=60),
+        costs={"1": Counter(label_seconds=1)},
     )
     outcome = toy_outcome(tally, rows=60)
     line = "warning: t: 60 of 60 documents have the label '[b]'."

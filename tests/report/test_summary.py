@@ -22,7 +22,13 @@ REPOSITORY = Path(__file__).parents[2]
 def labelled_as(label: str) -> Tally:
     """The counts of one document with this label."""
     cost = {"1": Counter(label_seconds=1)}
-    return Tally(rows=1, status=Counter(ok=1), labels={"t": Counter({label: 1})}, costs=cost)
+    return Tally(
+        rows=1,
+        status=Counter(ok=1),
+        labels={"t": Counter({label: 1})},
+        answered=Counter(t=1),
+        costs=cost,
+    )
 
 
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])

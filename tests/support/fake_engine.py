@@ -73,8 +73,8 @@ class Answering(FakeEngine):
     """Answers by the question and the tokens, and notes what it is asked."""
 
     def __init__(self, job: Any, asked: Asked, broken: set[tuple[str, str]]) -> None:
-        super().__init__(job.spec.tasks)
-        self._questions = {task.name: task.question for task in job.spec.tasks}
+        super().__init__(job.spec.parts)
+        self._questions = {part.name: part.question for part in job.spec.parts}
         self._asked, self._broken = asked, broken
 
     def label(self, documents: Sequence[Sequence[int]], **how: Any) -> Labelled:

@@ -1,0 +1,291 @@
+"""Tasks of kind `multi` and `score`, from text to file and back, against independent prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+import reference
+from changing_corpus import TOXIC, Corpus
+from fake_engine import p_of
+from fitted import card_of, write_calibration, write_readout
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.cli import main
+from pipeline.fitted.readout import parse_readout
+from pipeline.inference.labels.prompt_tokens import tokenise_prompt
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.inference.loading import load_model
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.ledger.dataset import open_labels
+from pipeline.runtime.weights import locate
+from pipeline.spec.schema import JobSpec
+
+LABELS = {"law": ["the law"], "a/b": ["art"], "sport": ["sports"]}
+MULTI: dict[str, Any] = {
+    "name": "topic",
+    "kind": "multi",
+    "question": "About {label}?",
+    "labels": LABELS,
+}
+SCORE: dict[str, Any] = {
+    "name": "quality",
+    "kind": "score",
+    "question": "How good?",
+    "labels": [0, 1.5, 4],
+}
+TEXTS = ["One.", "", "Two, and a longer text that is read in pieces. " * 2]
+RULES = {"max_tokens": 40, "too_long": "chunk", "overlap_tokens": 8}
+# Float32: two correct computations of one probability.
+TOLERANCE = 2e-6
+
+
+def pieces(ids: list[int]) -> list[list[int]]:
+    """The chunks of a document, by `RULES`."""
+    if len(ids) <= 40:
+        return [ids]
+    return [ids[start : start + 40] for start in [*range(0, len(ids) - 40, 32), len(ids) - 40]]
+
+
+def masses(
+    spec: JobSpec, model: LoadedModel, tokenizer: PreTrainedTokenizerFast, part: str, text: str
+) -> np.ndarray:  # [chunks, labels]
+    """The probability of each label's tokens, in a prompt for each chunk and label."""
+    prompt = tokenise_prompt(tokenizer, spec.prompt, spec.parts)
+    [question] = [question for question in prompt.questions if question.name == part]
+    chunks = pieces([*DocumentTokenizer(tokenizer).encode(text)])
+    return np.exp(
+        [
+            [
+                reference.label_log_prob(model, prompt.prefix, chunk, question.token_ids, first)
+                for first in question.first_tokens.values()
+            ]
+            for chunk in chunks
+        ]
+    )
+
+
+def test_the_answers_are_those_of_a_prompt_for_each_label_and_chunk(
+    modelled: Corpus, model_folder: Path, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    modelled.write("a", TEXTS)
+    modelled.task, modelled.others = MULTI, [SCORE, TOXIC]
+    modelled.settings = {"documents": RULES}
+    assert modelled.run().complete
+    spec, model = modelled.spec, load_model(model_folder, dtype="float32", device="cpu")
+    for row, text in zip(modelled.rows("topic").values(), TEXTS, strict=True):
+        if not text:
+            assert row["labels"] is row["p"] is row["mass"] is row["margin"] is None
+            continue
+        p, mass = {}, []
+        for label in LABELS:
+            of_chunks = masses(spec, model, byte_tokenizer, f"topic.{label}", text)
+            yes = of_chunks[:, 0] / of_chunks.sum(axis=1)  # [chunks]
+            p[label] = yes.max()
+            mass.append(of_chunks[yes.argmax()].sum())
+        assert row["p"] == pytest.approx(p, abs=TOLERANCE)
+        assert row["labels"] == [label for label in LABELS if p[label] >= 0.5]
+        assert row["mass"] == pytest.approx(min(mass), rel=1e-5)
+        margins = [abs(2 * each - 1) for each in p.values()]
+        assert row["margin"] == pytest.approx(min(margins), abs=2 * TOLERANCE)
+        assert (row["n_chunks"] > 1) == (text == TEXTS[2])
+    for row, text in zip(modelled.rows("quality").values(), TEXTS, strict=True):
+        if not text:
+            assert row["label"] is row["score"] is None
+            continue
+        mean = masses(spec, model, byte_tokenizer, "quality", text).mean(axis=0)
+        share = mean / mean.sum()
+        labels = ["0", "1.5", "4"]
+        assert row["p"] == pytest.approx(dict(zip(labels, share, strict=True)), abs=TOLERANCE)
+        assert row["score"] == pytest.approx(share @ [0, 1.5, 4], abs=4 * TOLERANCE)
+        assert row["label"] == labels[int(share.argmax())]
+
+
+@pytest.mark.parametrize("exit", [{}, {"exit": {"layer": 1}}])
+def test_readouts_and_calibrations_of_labels_are_those_of_their_files(
+    exit: dict[str, Any], modelled: Corpus, model_folder: Path
+) -> None:
+    modelled.write("a", TEXTS[:2])
+    (folder := modelled.folder / "readouts").mkdir()
+    calibration = {"method": "batch", "file": str(folder)}
+    modelled.task = {**MULTI, "question": None, "readout": str(folder), "calibration": calibration}
+    modelled.settings = exit
+    spec = modelled.spec
+    weights = dict(locate(spec.model, modelled.cache).hashes)
+    prior = {"law": 0.2, "a/b": 0.5, "sport": 0.9}  # of yes
+    for seed, part in enumerate(spec.parts):
+        card = card_of(spec, part, weights=weights, dtype="float32", layer=2)
+        write_readout(Path(part.readout or ""), card, hidden=48, layers=[1, 2], seed=seed)
+        assert part.calibration is not None
+        yes = prior[part.name.removeprefix("topic.")]
+        write_calibration(Path(part.calibration.file), {"yes": yes, "no": 1 - yes})
+    assert {path.name for path in folder.iterdir()} >= {"a%2Fb.safetensors", "a%2Fb.json"}
+    assert modelled.run().complete
+    row, empty = modelled.rows().values()
+    assert empty["calibrated"] is None and row["mass"] is None
+    model = load_model(model_folder, dtype="float32", device="cpu")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model_folder)
+    prefix = tokenise_prompt(tokenizer, spec.prompt, spec.parts).prefix
+    document = DocumentTokenizer(tokenizer).encode(TEXTS[0])
+    for part, label in zip(spec.parts, LABELS, strict=True):
+        readout = parse_readout(Path(part.readout or "").read_bytes()).at(1 if exit else 2)
+        p = np.exp(reference.readout_log_probs(model, prefix, document, (), readout)[0])
+        assert row["p"][label] == pytest.approx(p, abs=TOLERANCE)
+        odds = p / (1 - p) * (1 - prior[label]) / prior[label]
+        calibrated = odds / (1 + odds)
+        assert row["calibrated"]["p"][label] == pytest.approx(calibrated, abs=1e-5)
+        assert (label in row["calibrated"]["labels"]) == (calibrated >= 0.5)
+    (modelled.folder / "readouts" / "law.safetensors").unlink()
+    modelled.write("a", [*TEXTS, "more"])
+    assert main(["run", str(modelled.spec_file)]) == 2
+
+
+def test_a_label_without_an_answer_fails_the_row_and_only_the_row_is_asked_again(
+    plain: Corpus,
+) -> None:
+    plain.write("a", ["one", "two", "two", "three"])
+    plain.task, plain.others = MULTI, [TOXIC]
+    questions = [f"About {texts[0]}?" for texts in LABELS.values()]
+    plain.broken.add((questions[1], "two"))
+    tally = plain.run().tally
+    assert tally.answered == {"topic": 2, "toxic": 4}
+    assert sum(tally.status.values()) == 4 and tally.status["ok"] == 2
+    rows = plain.rows()
+    for row in (rows["a-1"], rows["a-2"]):
+        assert row["status"].startswith("error:") and row["labels"] is row["p"] is None
+    p = {label: 1 - p_of(own, "one") for label, own in zip(LABELS, questions, strict=True)}
+    assert rows["a-0"]["p"] == pytest.approx(p, abs=1e-6)
+    expected = {label: sum(label in (row["labels"] or ()) for row in rows.values()) for label in p}
+    assert tally.labels["topic"] == {label: n for label, n in expected.items() if n}
+    plain.broken.clear()
+    assert plain.run(retry_errors=True).complete
+    plain.assert_asked({(question, "two") for question in questions})
+    assert all(row["status"] == "ok" for row in plain.rows().values())
+    plain.write("b", ["one", "four"])
+    assert plain.run().complete
+    plain.assert_asked({(question, "four") for question in (*questions, TOXIC["question"])})
+    assert plain.rows()["b-0"] == plain.rows()["a-0"]
+    plain.verify()
+
+
+def test_a_slice_a_cascade_beside_it_and_a_new_kind(staged: Corpus) -> None:
+    staged.write("a", [f"text {n}" for n in range(12)])
+    staged.others = [MULTI, {**SCORE, "labels": [0, 1]}]
+    staged.decide(0.3, 0.7)
+    assert staged.run(documents=5).complete
+    assert staged.run().complete
+    for name, row in staged.rows("quality").items():
+        assert row["score"] == pytest.approx(p_of("How good?", staged.texts[name]), abs=1e-6)
+    before = staged.rows("topic")
+    staged.others = [MULTI]
+    assert staged.run().tally.asked_rows == 0  # — nothing new
+    assert staged.rows("topic") == before
+    staged.verify()
+
+
+def labelled(corpus: Corpus) -> Corpus:
+    corpus.write("a", [f"text {n}" for n in range(30)] + [""])
+    corpus.task, corpus.others = MULTI, [{**SCORE, "labels": [1, 3]}]
+    assert corpus.run().complete
+    return corpus
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_an_export_has_the_same_labels_in_every_format(form: str, plain: Corpus) -> None:
+    labelled(plain)
+    to = plain.folder / f"table.{form}"
+    assert main(["export", str(plain.spec_file), "--to", str(to)]) == 0
+    query = f"select doc_id, topic, quality_score, topic_p_law from '{to}'"
+    rows = duckdb.sql(query).fetchall()
+    topic, quality = plain.rows("topic"), plain.rows("quality")
+    assert len(rows) == 31 and any(len(row["labels"] or ()) > 1 for row in topic.values())
+    for doc_id, labels, score, p in rows:
+        expected = topic[doc_id]["labels"]
+        if form == "csv" and expected is not None:
+            expected = ";".join(expected) or "-"
+        assert labels == expected
+        if topic[doc_id]["p"] is not None:
+            assert score == pytest.approx(quality[doc_id]["score"])
+            assert p == pytest.approx(topic[doc_id]["p"]["law"])
+    frame = open_labels(str(plain.folder / "out")).to_pandas()
+    assert [*frame.topic[0]] == topic["a-0"]["labels"]
+
+
+@pytest.mark.parametrize(
+    "rule, keeps",
+    [
+        ({"keep": "quality.score >= 2"}, lambda topic, quality: quality["score"] >= 2),
+        (
+            {"keep": "list_contains(topic.labels, 'law')"},
+            lambda topic, quality: "law" in topic["labels"],
+        ),
+        (
+            {"thresholds": {"of": "topic.p.law", "otherwise": 0.4}},
+            lambda topic, quality: topic["p"]["law"] <= 0.4,
+        ),
+        ({"drop_top": {"of": "quality.score", "share": 1}}, lambda topic, quality: False),
+    ],
+)
+def test_a_filter_keeps_by_scores_and_by_one_of_several_labels(
+    rule: dict[str, Any], keeps: Any, plain: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labelled(plain)
+    plain.settings = {"filter": {**rule, "to": str(plain.folder / "kept"), "on_error": "drop"}}
+    assert main(["filter", str(plain.spec_file), "--json"]) == 0
+    kept = duckdb.sql(f"select id from '{plain.folder}/kept/**/*.jsonl'").fetchall()
+    topic, quality = plain.rows("topic"), plain.rows("quality")
+    expected = [
+        name for name, row in topic.items() if row["p"] is not None and keeps(row, quality[name])
+    ]
+    if "drop_top" not in rule:
+        assert [name for (name,) in kept] == expected and 0 < len(expected) < 30
+    else:
+        assert len(kept) < 30
+
+
+def test_several_labels_are_no_group(plain: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    labelled(plain)
+    by = {"thresholds": {"of": "topic.p.law", "by": "topic", "otherwise": 0.4}}
+    plain.settings = {"filter": {**by, "to": str(plain.folder / "kept")}}
+    assert main(["filter", str(plain.spec_file)]) == 2
+    assert "list_contains(topic.labels, 'law')" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_diff_counts_documents_by_label_and_sets_of_labels(
+    plain: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labelled(plain)
+    before = plain.rows("topic")
+    plain.task = {**MULTI, "question": "Is it {label}?"}
+    assert plain.run().complete
+    after = plain.rows("topic")
+    assert main(["diff", str(plain.folder / "out"), "1", "2", "--json"]) == 0
+    change = json.loads(capsys.readouterr().out)["tasks"]["topic"]
+    pairs = [(before[name]["labels"], after[name]["labels"]) for name in before]
+    pairs = [(x, y) for x, y in pairs if x is not None]
+    assert change["answered"] == [30, 30] == [len(pairs)] * 2
+    for number, label in enumerate(LABELS):
+        assert change["before"][number] == sum(label in x for x, _ in pairs)
+        assert change["gained"][number] == sum(label in y and label not in x for x, y in pairs)
+        assert change["lost"][number] == sum(label in x and label not in y for x, y in pairs)
+    flipped = sum(x != y for x, y in pairs)
+    assert change["flip_rate"] == pytest.approx(flipped / 30) and flipped
+    assert main(["diff", str(plain.folder / "out"), "1", "2"]) == 0
+    assert "gained" in capsys.readouterr().out
+
+
+def test_check_shows_a_prompt_for_each_label(
+    modelled: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modelled.write("a", TEXTS)
+    modelled.task, modelled.others = MULTI, [SCORE]
+    assert main(["check", str(modelled.spec_file), "--prompts", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    prompts = {prompt["task"]: prompt["text"] for prompt in report["prompts"]}
+    assert [*prompts] == ["topic.law", "topic.a/b", "topic.sport", "quality"]
+    assert "About the law?" in prompts["topic.law"] and "About art?" in prompts["topic.a/b"]
+    assert report["exactness"]["exact"] and report["exactness"]["answers"] == 8
