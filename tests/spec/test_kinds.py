@@ -1,0 +1,88 @@
+"""Kinds of task: what is asked for each label, numbers as labels, contradictions, fingerprints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.errors import SpecError
+from pipeline.spec.fingerprint import fingerprints
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
+
+MULTI: dict[str, Any] = {
+    "name": "topic",
+    "kind": "multi",
+    "question": "About {label}?",
+    "labels": {"law": ["the law"], "a/b": ["art"]},
+}
+SCORE: dict[str, Any] = {"name": "quality", "kind": "score", "question": "?", "labels": [0, 1.5, 3]}
+CHOICE: dict[str, Any] = {"name": "spam", "question": "?", "labels": ["x", "y"]}
+
+
+def spec(*tasks: dict[str, Any], **changes: Any) -> JobSpec:
+    content = {"name": "j", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
+    return parse_spec(json.dumps({**content, "tasks": tasks, **changes}))
+
+
+def test_a_task_of_several_labels_is_asked_as_one_of_yes_or_no_for_each() -> None:
+    fitted = {"readout": "folder/", "calibration": {"method": "batch", "file": "s3://b/c"}}
+    several = spec({**MULTI, **fitted}, SCORE, CHOICE)
+    law, art, quality, spam = several.parts
+    assert (law.name, art.name, quality.name, spam.name) == (
+        *("topic.law", "topic.a/b", "quality", "spam"),
+    )
+    assert (law.question, art.question) == ("About the law?", "About art?")
+    assert [*law.labels] == ["yes", "no"] and law.kind == "choice" and law.chunks == "max"
+    assert art.readout == "folder/a%2Fb.safetensors"
+    assert art.calibration is not None and art.calibration.file == "s3://b/c/a%2Fb.json"
+    assert several.model_parts == several.parts and quality == several.tasks[1]
+
+
+def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
+    assert [*spec(SCORE).tasks[0].labels] == ["0", "1.5", "3"]
+    assert spec(SCORE).tasks[0].values == (0, 1.5, 3)
+    named = spec({**SCORE, "labels": {"1": ["one"], "2": ["two"]}})
+    assert named.tasks[0].values == (1, 2) and spec(CHOICE).tasks[0].values == ()
+
+
+@pytest.mark.parametrize(
+    "task, key, fix",
+    [
+        ({**MULTI, "question": "Which?"}, "question", "{label}"),
+        ({**MULTI, "readout": "r.safetensors"}, "readout", "a folder"),
+        ({**MULTI, "top_k": 1}, "top_k", "not supported with kind: multi"),
+        ({**MULTI, "explain": {"tokens": 3}}, "explain", "a task for each label"),
+        ({**MULTI, "scoring": "full"}, "scoring", "yes or no"),
+        ({**MULTI, "labels": {"a": ["x", "z"], "b": ["y"]}}, "labels", "one text"),
+        ({**SCORE, "labels": ["low", "high"]}, "labels", "'low' is none"),
+        ({**SCORE, "labels": [1, 3, 2]}, "labels", "rise"),
+        ({**SCORE, "top_k": 2}, "top_k", "all its labels"),
+    ],
+)
+def test_what_contradicts_a_kind_is_named_with_its_fix(
+    task: dict[str, Any], key: str, fix: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec(task)
+    problems = {problem.place: problem.fix for problem in caught.value.problems}
+    assert fix in problems[f"tasks.0.{key}"]
+
+
+def versions(*tasks: dict[str, Any], **hashes: Any) -> dict[str, str]:
+    made = fingerprints(spec(*tasks), weights={"f": "1"}, dtype="float32", **hashes)
+    return {task: version.id for task, version in made.items()}
+
+
+def test_a_kind_is_a_part_of_the_version_and_no_other_version_changes() -> None:
+    numbers = {**SCORE, "labels": ["0", "1"]}
+    assert versions(numbers) != versions({**numbers, "kind": "choice"})
+    assert versions({**numbers, "kind": "choice"}) == versions(
+        {key: value for key, value in numbers.items() if key != "kind"}
+    )
+    both = {**MULTI, "readout": "r"}
+    first = versions(both, CHOICE, readouts={"topic.law": "1", "topic.a/b": "2"})
+    second = versions(both, CHOICE, readouts={"topic.law": "1", "topic.a/b": "3"})
+    assert first["topic"] != second["topic"] and first["spam"] == second["spam"]
