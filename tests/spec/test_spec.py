@@ -107,7 +107,8 @@ def test_what_is_left_out_has_the_documented_default() -> None:
     read = parse_spec(SMALLEST).model_dump(mode="json")
     written = yaml.safe_load(SMALLEST)
     (task,) = read.pop("tasks")
-    asked = {"name": "a", "question": "Why", "labels": {"x": ["x"], "y": ["y"]}}
+    asked = {"name": "a", "kind": "choice", "question": "Why"}
+    asked |= {"labels": {"x": ["x"], "y": ["y"]}}
     assert task == TASK_DEFAULTS | asked
     for section in ("model", "input"):
         written[section] |= DEFAULTS[section]
