@@ -42,7 +42,11 @@ OUTPUTS = {
     "plan": ("verbs.plan.RunEstimate",),
     "status": ("verbs.status.Status",),
     "bench": ("verbs.bench.Bench",),
-    "review": ("verbs.review.Reviewed",),
+    "review": (
+        "verbs.review.Reviewed",
+        "verbs.review_exchange.ExportedReview",
+        "verbs.review_exchange.ImportedReview",
+    ),
     "eval": ("report.evaluation_table.EvaluationJson",),
     "fit": ("verbs.fit.Fit",),
     "calibrate": ("verbs.calibrate.Calibrated",),

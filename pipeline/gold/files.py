@@ -35,6 +35,7 @@ class GoldRows:
 
     path: str
     columns: Mapping[str, Sequence[object]]
+    option: str = "gold"  # that names the file
 
     @property
     def rows(self) -> int:
@@ -43,7 +44,7 @@ class GoldRows:
     def place(self, row: int, column: str | None = None) -> Option:
         """A row's place, for errors."""
         of_column = "" if column is None else f", column {column}"
-        return Option("gold", part=f" {self.path}, row {row + 1}{of_column}")
+        return Option(self.option, part=f" {self.path}, row {row + 1}{of_column}")
 
 
 def gold_format(path: str) -> str | None:
@@ -52,17 +53,17 @@ def gold_format(path: str) -> str | None:
     return next((format for format in FORMATS if name.endswith(f".{format}")), None)
 
 
-def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
-    """All rows of the file, in order. A gold file is small, so it is held in memory."""
+def read_gold_rows(path: str, format: str, options: Options, *, option: str = "gold") -> GoldRows:
+    """All rows of the file that an option names, in order. It is small, and is held in memory."""
     try:
         with option_errors("input.storage_options", options):
-            return GoldRows(path, _columns(path, format, options))
+            return GoldRows(path, _columns(path, format, options), option)
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
-        raise option_error("gold", f"cannot be opened: {error}", path) from error
+        raise option_error(option, f"cannot be opened: {error}", path) from error
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise option_error("gold", "there is no such file", path) from error
-        raise type(error)(Problem(Option("gold"), str(error))) from error
+            raise option_error(option, "there is no such file", path) from error
+        raise type(error)(Problem(Option(option), str(error))) from error
 
 
 def _columns(path: str, format: str, options: Options) -> dict[str, list[object]]:
