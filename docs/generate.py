@@ -47,7 +47,7 @@ OUTPUTS = {
         "verbs.review_exchange.ExportedReview",
         "verbs.review_exchange.ImportedReview",
     ),
-    "eval": ("report.evaluation_table.EvaluationJson",),
+    "eval": ("report.evaluation_json.EvaluationJson",),
     "fit": ("verbs.fit.Fit",),
     "calibrate": ("verbs.calibrate.Calibrated",),
     "cascade": ("verbs.cascade.ChosenThresholds",),

@@ -41,7 +41,8 @@ def evaluate(
 
     `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
     """
-    from pipeline.report.evaluation_table import evaluation_json, show_evaluation
+    from pipeline.report.evaluation_json import evaluation_json
+    from pipeline.report.evaluation_table import show_evaluation
     from pipeline.verbs.evaluate import evaluate
 
     with spec_in(spec_file) as spec:

@@ -8,13 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import Option, Problem, SpecError
-from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, Scores
+from pipeline.evaluation.intervals import Figure
+from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, LabelScore
+from pipeline.evaluation.multi import MULTI_HEADLINES
+from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
+from pipeline.spec.labels import YES
+from pipeline.spec.tasks import TaskSpec
 
 PLACE = Option("gates")
 RAW, CALIBRATED = "raw", "calibrated"
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _GATE = re.compile(
-    r"\s*(?P<task>[a-z][a-z0-9_]*)\.(?:(?P<version>raw|calibrated)\.)?(?P<metric>[a-z0-9]+)"
+    r"\s*(?P<task>[a-z][a-z0-9_]*)\.(?:(?P<version>raw|calibrated)\.)?(?P<metric>[a-z0-9_]+)"
     r"(?:\.(?P<label>.+?))?\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>\d+(?:\.\d*)?|\.\d+)\s*",
     re.DOTALL,
 )
@@ -47,33 +52,49 @@ class Decision:
     passed: bool
 
 
-def parse_gate(written: str, labels: Mapping[str, Sequence[str]]) -> Gate:
-    """The gate; `labels` has the labels of every task. SpecError if the gate is malformed."""
+def parse_gate(written: str, tasks: Mapping[str, TaskSpec]) -> Gate:
+    """The gate, for one of the spec's tasks; SpecError if it is malformed.
+
+    That of a label of a task of kind `multi` is a gate of the label's part, `TASK.LABEL`.
+    """
     match = _GATE.fullmatch(written)
     if match is None:
         raise _wrong(_FORM, written)
-    task, metric, label = match["task"], match["metric"], match["label"]
-    if task not in labels:
-        raise _wrong(f"no such task; the spec has {', '.join(labels)}", written)
-    if metric not in HEADLINES and metric not in LABEL_METRICS:
-        known = ", ".join((*HEADLINES, *(f"{name}.LABEL" for name in LABEL_METRICS)))
+    name, metric, label = match["task"], match["metric"], match["label"]
+    if name not in tasks:
+        raise _wrong(f"no such task; the spec has {', '.join(tasks)}", written)
+    task = tasks[name]
+    of_task, of_label = metrics_of(task)
+    if metric not in of_task and metric not in of_label:
+        known = ", ".join((*of_task, *(f"{metric}.LABEL" for metric in of_label)))
         raise _wrong(f"no such metric; known are {known}", written)
-    if label is None and metric not in HEADLINES:
-        raise _wrong(f"is a metric of one label; write {task}.{metric}.{labels[task][0]}", written)
-    if label is not None and metric not in LABEL_METRICS:
-        raise _wrong(f"{metric} is a metric of the whole task; write {task}.{metric}", written)
-    if label is not None and label not in labels[task]:
-        raise _wrong(f"no such label; {task} has {', '.join(labels[task])}", written)
+    if label is None and metric not in of_task:
+        first = next(iter(task.labels))
+        raise _wrong(f"is a metric of one label; write {name}.{metric}.{first}", written)
+    if label is not None and metric not in of_label:
+        raise _wrong(f"{metric} is a metric of the whole task; write {name}.{metric}", written)
+    if label is not None and label not in task.labels:
+        raise _wrong(f"no such label; {name} has {', '.join(task.labels)}", written)
+    if task.kind == "multi" and label is not None:
+        name, label = f"{name}.{label}", YES if metric in LABEL_METRICS else None
     version = match["version"] or RAW
-    return Gate(written.strip(), task, version, metric, label, match["sign"], float(match["bound"]))
+    return Gate(written.strip(), name, version, metric, label, match["sign"], float(match["bound"]))
 
 
-def decide(gate: Gate, scores: Scores) -> Decision:
-    """Whether the metric passes the gate."""
+def metrics_of(task: TaskSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The metrics of the whole task, and those of each label."""
+    if task.kind == "multi":
+        return MULTI_HEADLINES, tuple(dict.fromkeys((*LABEL_METRICS, *HEADLINES)))
+    ordinal = ORDINAL_HEADLINES if task.kind == "score" else ()
+    return (*HEADLINES, *ordinal), LABEL_METRICS
+
+
+def decide(gate: Gate, headlines: Mapping[str, Figure], labels: Sequence[LabelScore]) -> Decision:
+    """Whether the metric passes the gate: one of the headlines, or of one of the labels."""
     if gate.label is None:
-        value = scores.headlines[gate.metric].value
+        value = headlines[gate.metric].value
     else:
-        of_label = next(metrics for metrics in scores.labels if metrics.label == gate.label)
+        of_label = next(metrics for metrics in labels if metrics.label == gate.label)
         value = getattr(of_label, gate.metric)
     passed = value is not None and gate.admits(value)
     return Decision(gate.written, value, passed)

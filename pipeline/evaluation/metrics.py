@@ -29,6 +29,7 @@ from pipeline.evaluation.intervals import (
     number_or_none,
     wilson,
 )
+from pipeline.evaluation.ordinal import ordinal_figures
 from pipeline.evaluation.resampling import Sampling, draws
 from pipeline.options import RESAMPLES
 
@@ -78,7 +79,8 @@ class Scores:
     """How good a task's answers are."""
 
     rows: int
-    headlines: Mapping[str, Figure]  # HEADLINES; f1 is macro, auroc and ap one against the rest
+    # HEADLINES, and ORDINAL_HEADLINES of a score; f1 is macro, auroc and ap one against the rest
+    headlines: Mapping[str, Figure]
     labels: tuple[LabelScore, ...]
     confusion: tuple[tuple[int, ...], ...]  # by gold label, by predicted label
     reliability: tuple[Bin, ...]
@@ -90,6 +92,7 @@ def score(
     p: Floats,  # [rows, labels]
     labels: Sequence[str],
     *,
+    values: Sequence[float] = (),
     resamples: int = RESAMPLES,
     sampling: Sampling | None = None,
 ) -> Scores:
@@ -97,13 +100,14 @@ def score(
 
     Intervals of accuracy, precision and recall are Wilson's, that of AUROC of two labels is
     Newcombe's, and others are from a bootstrap. Above RANKED_LABELS labels `auroc` and `ap` have no
-    interval: both ends are None. With `sampling`, metrics and intervals are those of the corpus.
+    interval: both ends are None. With `values`, the numbers of a score's labels, the headlines of a
+    score are among them. With `sampling`, metrics and intervals are those of the corpus.
     """
     rows, label_count = p.shape
     assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
     weights = np.ones(rows) if sampling is None else sampling.weights
     by_label = label_metrics(truth, p, weights)
-    values = task_metrics(truth, p, by_label, weights)
+    of_task = task_metrics(truth, p, by_label, weights)
     resampled = _resampled(truth, p, resamples, sampling)
     predicted = p.argmax(axis=1)
     confusion = confusion_matrix(truth, predicted, labels=range(label_count))
@@ -113,18 +117,20 @@ def score(
     whole = effective_rows(weights)
     headlines = {
         name: interval(
-            values[name],
+            of_task[name],
             resampled[name],
             rows=whole,
             rarest=rarest if name in _MEANS_OF_LABELS else whole,
         )
         for name in HEADLINES
     }
-    headlines["accuracy"] = Figure(values["accuracy"], *wilson(values["accuracy"], whole))
-    headlines["ece"] = error_interval(values["ece"], resampled["ece"], rows=whole)
+    headlines["accuracy"] = Figure(of_task["accuracy"], *wilson(of_task["accuracy"], whole))
+    headlines["ece"] = error_interval(of_task["ece"], resampled["ece"], rows=whole)
     if label_count == 2 and headlines["auroc"].value is not None:
         sides = (effective_rows(weights[truth == label]) for label in (0, 1))
-        headlines["auroc"] = Figure(values["auroc"], *auroc_interval(values["auroc"], *sides))
+        headlines["auroc"] = Figure(of_task["auroc"], *auroc_interval(of_task["auroc"], *sides))
+    if values:
+        headlines |= ordinal_figures(truth, p, values, resamples=resamples, sampling=sampling)
     return Scores(
         rows=rows,
         headlines=headlines,
@@ -240,13 +246,14 @@ def resampled_metrics(
     total = counts.sum(axis=1)
     confidence, hits = confidence_and_hits(truth, p)
     gold, predicted = _one_hot(truth, labels), _one_hot(p.argmax(axis=1), labels)
-    f1 = _ratio(
+    f1 = ratio(
         2 * (counts @ gold.multiply(hits[:, None]).tocsr()), counts @ gold + counts @ predicted
     )
     auroc = ap = np.full((len(counts), 1), np.nan)
     if rank:
-        ranked = range(1 if labels == 2 else labels)
-        pairs = [_ranked(truth == label, p[:, label], counts) for label in ranked]
+        pairs = [
+            ranked(truth == label, p[:, label], counts) for label in range(labels - (labels == 2))
+        ]
         auroc, ap = (np.stack(column, axis=1) for column in zip(*pairs, strict=True))
     return {
         "accuracy": counts @ hits / total,
@@ -258,7 +265,7 @@ def resampled_metrics(
     }
 
 
-def _ranked(
+def ranked(
     positive: Bools,  # [rows]
     score: Floats,  # [rows]
     counts: Floats,  # [resamples, rows]
@@ -279,8 +286,8 @@ def _ranked(
     below = negatives[:, None] - all_misses + misses / 2
     precision = all_hits / np.where(all_hits + all_misses > 0, all_hits + all_misses, 1)
     return (
-        _ratio((hits * below).sum(axis=1), positives * negatives),
-        _ratio((hits * precision).sum(axis=1), positives),
+        ratio((hits * below).sum(axis=1), positives * negatives),
+        ratio((hits * precision).sum(axis=1), positives),
     )
 
 
@@ -354,7 +361,7 @@ def _one_hot(index: Ints, number: int) -> csr_array:  # [rows] -> [rows, number]
     return csr_array((np.ones(len(index)), index, ends), shape=(len(index), number))
 
 
-def _ratio(a: Floats, b: Floats) -> Floats:
+def ratio(a: Floats, b: Floats) -> Floats:
     """a / b; NaN where b is 0."""
     return np.asarray(np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0), np.float64)
 
@@ -362,4 +369,4 @@ def _ratio(a: Floats, b: Floats) -> Floats:
 def mean_defined(values: Floats) -> Floats:  # [..., labels] -> [...]
     """The mean over the labels with a value; NaN if no label has one."""
     defined = ~np.isnan(values)
-    return _ratio(np.where(defined, values, 0).sum(axis=-1), defined.sum(axis=-1))
+    return ratio(np.where(defined, values, 0).sum(axis=-1), defined.sum(axis=-1))

@@ -21,8 +21,12 @@ from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.runtime.job import jobs_for_each_dtype
+from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store, open_store
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,10 @@ def matching_snapshot(
 ) -> tuple[Contents, int]:
     """The newest snapshot with the tasks' current fingerprints, and the spec's newest number.
 
-    SpecError if there is none: answers to another wording, or of another model, do not count.
+    `tasks` may be names of parts. SpecError if there is none: answers to another wording, or of
+    another model, do not count.
     """
+    names = list(dict.fromkeys(map(task_of, tasks)))
     jobs = jobs_for_each_dtype(spec, cache_dir)
     current = {task.name: {job.fp[task.name] for job in jobs} for task in spec.tasks}
     newest: Contents | None = None
@@ -62,7 +68,7 @@ def matching_snapshot(
         if snapshot.spec != spec.name:
             continue
         newest = newest or snapshot
-        if all(_fp(snapshot, task) in current[task] for task in tasks):
+        if all(_fp(snapshot, task) in current[task] for task in names):
             return snapshot, newest.number
     if newest is None:
         raise StorageError(
@@ -70,14 +76,14 @@ def matching_snapshot(
             f"all documents are labelled"
         )
     problems = []
-    for task in tasks:
+    for task in names:
         fp = _fp(newest, task)
         if fp not in current[task]:
             fix = f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
             fix += f"{newest.number}, has {fp or 'no such task'}); run `assay run`"
             problems.append(Problem(f"tasks.{task}", fix, " or ".join(sorted(current[task]))))
     fix = "no snapshot has the current fingerprints of all of them; run `assay run`"
-    raise SpecError(problems or [Problem("tasks", fix, tasks)])
+    raise SpecError(problems or [Problem("tasks", fix, names)])
 
 
 def answers_for(
@@ -85,21 +91,24 @@ def answers_for(
 ) -> GoldAnswers:
     """The snapshot's answers for the documents whose column `by` is one of `keys`.
 
-    All rows of the corpus are read, and only those of the gold's documents are held.
+    `tasks` are names of tasks, or of parts, whose probabilities are [p, 1 - p] of their label. All
+    rows of the corpus are read, and only those of the gold's documents are held.
     """
     store = open_store(spec.output, spec.storage_options)
-    dataset = LabelDataset(store, snapshot, tuple(tasks))
+    asked = frozenset(tasks)
+    columns = [task.name for task in spec.tasks if asked & {part.name for part in task.parts}]
+    dataset = LabelDataset(store, snapshot, tuple(columns))
     gold_keys = pa.array(keys, pa.string())
-    labels = {task.name: tuple(task.labels) for task in spec.tasks if task.name in dataset.labels}
+    parts = {part.name: part for part in spec.parts if part.name in asked}
     answers: dict[str, GoldTaskAnswers] = {}
-    for name, of_task in labels.items():
-        empty = np.full((len(keys), len(of_task)), np.nan)
-        names = versions(dataset.schema.field(name).type)
+    for name, part in parts.items():
+        empty = np.full((len(keys), len(part.labels)), np.nan)
+        names = versions(dataset.schema.field(task_of(name)).type)
         status = np.full(len(keys), None, object)
         answers[name] = GoldTaskAnswers({n: empty.copy() for n in names}, status)
     doc_ids, hashes = np.full((2, len(keys)), None, object)
     documents = np.zeros(len(keys), np.int64)
-    for batch in dataset.to_batches(columns=["doc_id", "content_hash", *labels]):
+    for batch in dataset.to_batches(columns=["doc_id", "content_hash", *columns]):
         places = pc.index_in(batch.column(by), value_set=gold_keys)
         rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
         gold_rows = places.drop_null().to_numpy()
@@ -111,11 +120,20 @@ def answers_for(
         doc_ids[gold_rows[new]] = chosen.column("doc_id").to_pylist()
         hashes[gold_rows[new]] = chosen.column("content_hash").to_pylist()
         for name, task in answers.items():
-            column = chosen.column(name)
+            column = chosen.column(task_of(name))
             for version, p in task.p.items():
-                p[gold_rows[new]] = probabilities(column, version, labels[name])
+                p[gold_rows[new]] = part_probabilities(column, version, parts[name])
             task.status[gold_rows[new]] = pc.struct_field(column, "status").to_pylist()
     return GoldAnswers(doc_ids, hashes, documents, answers)
+
+
+def part_probabilities(answers: pa.StructArray, version: str, part: TaskSpec) -> Floats:
+    """[rows, labels] of a task, or of a part from the answers of its task; NaN: no answer."""
+    _, _, label = part.name.partition(".")
+    if not label:
+        return probabilities(answers, version, tuple(part.labels))
+    applies = probabilities(answers, version, [label])
+    return np.concatenate([applies, 1 - applies], axis=1)
 
 
 def sampling_of(gold: Gold, answers: GoldAnswers, rows: NDArray[np.int64]) -> Sampling | None:

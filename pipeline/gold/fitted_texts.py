@@ -50,7 +50,8 @@ class FittedTexts:
             texts = _texts_of(parse_thresholds(data).source)
             silent += [path] if texts is None else []
             raw.update(texts or ())
-        file = load_calibrations(spec).get(task.name)
+        # — of this task alone, or of this label of a task of kind `multi`
+        file = load_calibrations(spec.model_copy(update={"tasks": (task,)})).get(task.name)
         if file is not None:
             texts = _texts_of(file.source)
             silent += [f"calibration of {task.name}"] if texts is None else []

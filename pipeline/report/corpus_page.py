@@ -27,15 +27,20 @@ from pipeline.report.console import Part, escape_controls, printed, truncate, wa
 from pipeline.report.disclosure import dataset_card, filter_text, public_summary
 from pipeline.report.doubts import evaluation_doubts, report_doubts
 from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
+from pipeline.report.evaluation_json import EvaluationJson, evaluation_json
 from pipeline.report.evaluation_table import (
-    EvaluationJson,
     confusion_grid,
-    evaluation_json,
     headline,
     issue_grid,
+    multi_grids,
+    multi_headline,
+    multi_issues,
+    multi_row_counts,
+    parts_of,
     row_counts,
     score_grids,
     sources,
+    whole_tasks,
 )
 from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport
@@ -128,6 +133,11 @@ def _template() -> Template:
         "evaluation_doubts": evaluation_doubts,
         "score_grids": score_grids,
         "confusion_grid": confusion_grid,
+        "multi_grids": multi_grids,
+        "multi_issues": multi_issues,
+        "multi_row_counts": multi_row_counts,
+        "parts_of": parts_of,
+        "whole_tasks": whole_tasks,
         "issue_grid": issue_grid,
         "task_grid": task_grid,
         "drift_line": drift_line,
@@ -183,8 +193,9 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     yield "documents", f"{whole.documents:,}{partial}"
     yield "filter", filter_text(report) if report.filter else "The spec has no filter."
     if report.quality is not None:
-        for task in report.quality.tasks:
+        for task in whole_tasks(report.quality):
             yield task.task, headline(task, report.quality.gold)
+        yield from ((whole.task, multi_headline(whole)) for whole in report.quality.multi)
 
 
 def _slider(score: ScoreCounts) -> dict[str, Any]:

@@ -118,7 +118,10 @@ def _unswapped(task: TaskEvaluation, gold: Gold) -> str:
         return "Write which label each value of the gold means: --value GOLD=LABEL"
     first, second = task.labels
     if gold.tasks[task.task].scored is not None:
-        column = next(c for name, c in gold.options.scores if name.partition(".")[0] == task.task)
+        scores = gold.options.scores
+        column = next(c for name, c in scores if task.task in (name, name.partition(".")[0]))
+        if any(name == task.task for name, _ in scores) and "." in task.task:
+            return f"If they are, write 1 minus each score into column {column}"
         other = second if gold.tasks[task.task].scored == first else first
         return f"If they are, write {shlex.join(['--score', f'{task.task}.{other}={column}'])}"
     named = {value: label for value, label in gold.options.values if label in task.labels}

@@ -1,26 +1,25 @@
-"""An evaluation as tables for a terminal, and as JSON. The page shows the same `Grid`s."""
+"""An evaluation as tables for a terminal. The page shows the same `Grid`s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.intervals import Figure
-from pipeline.evaluation.metrics import BINS, HEADLINES, Scores
+from pipeline.evaluation.metrics import BINS, LabelScore
+from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
-from pipeline.gold.labels import By, Gold, Kind
+from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import RAW
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts
-from pipeline.sources.shards import fields_of
+from pipeline.spec.labels import YES, task_of
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
     LabelIssue,
-    RowCounts,
+    MultiEvaluation,
     TaskEvaluation,
-    VersionScores,
 )
 
 SHOWN_ISSUES = 10
@@ -34,6 +33,11 @@ _NAMES = {
     "ap": "average precision",
     "brier": "Brier",
     "ece": f"calibration error ({BINS} bins of equal mass)",
+    "qwk": "quadratic weighted kappa",
+    "mae": "mean absolute error of the score",
+    "spearman": "Spearman's rank correlation of the score",
+    "macro_f1": "macro F1",
+    "macro_auroc": "macro AUROC",
 }
 
 
@@ -41,14 +45,22 @@ _NAMES = {
 def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
     """Where answers and gold are from, each task's tables, and the gates."""
     yield [*sources(evaluation)]
-    for task in evaluation.tasks:
+    for task in whole_tasks(evaluation):
         yield from ("", f"{task.task}: {row_counts(task)}")
         yield from score_grids(task)
         yield from warnings(evaluation_doubts(task, evaluation.gold))
         if task.versions:
             yield confusion_grid(task)
         if task.label_issues:
-            yield issue_grid(task, SHOWN_ISSUES)
+            yield issue_grid(task.label_issues, SHOWN_ISSUES)
+    for whole in evaluation.multi:
+        parts = parts_of(evaluation, whole)
+        yield from ("", *multi_row_counts(whole, parts))
+        yield from multi_grids(whole, parts)
+        for part in parts:
+            yield from warnings(evaluation_doubts(part, evaluation.gold))
+        if issues := multi_issues(parts):
+            yield issue_grid(issues, SHOWN_ISSUES)
     for decision in evaluation.decisions:
         verdict = "passed" if decision.passed else "FAILED"
         yield f"{verdict}: {decision.gate} (it is {number(decision.value)})"
@@ -65,8 +77,13 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "not the newest", f"{newest} has other questions or another model than this spec"
     joined = "id" if gold.by == "doc_id" else "the text's hash"
     yield "gold", f"{gold.source}, {gold.rows:,} documents, joined by {joined}"
+    words: dict[str, dict[str, str]] = {}  # by task, of its parts
     for task in evaluation.tasks:
-        yield f"gold of {task.task}", gold_words(gold, task.task)
+        words.setdefault(task_of(task.task), {})[task.task] = gold_words(gold, task.task)
+    for name, of_parts in words.items():
+        one = len(set(of_parts.values())) == 1
+        for part, giver in [(name, next(iter(of_parts.values())))] if one else of_parts.items():
+            yield f"gold of {part}", giver
     corpus = f"the corpus has {evaluation.corpus_rows:,} rows"
     yield "in the corpus", f"{evaluation.in_corpus:,} of them; {corpus}"
     if gold.repeated:
@@ -87,10 +104,41 @@ def headline(task: TaskEvaluation, gold: Gold) -> str:
         return "nothing is judged"
     headlines = next(iter(task.versions.values())).scores.headlines
     figures = [f"accuracy {interval(headlines['accuracy'])}"]
+    figures[:0] = [
+        f"{_NAMES[n]} {interval(headlines[n])}" for n in ORDINAL_HEADLINES if n in headlines
+    ]
     if headlines["auroc"].value is not None:
         figures.insert(0, f"AUROC {interval(headlines['auroc'])}")
     rows = f"on {task.rows.evaluated:,} documents, by {gold_words(gold, task.task)}"
     return ", ".join([*figures, rows])
+
+
+def multi_headline(whole: MultiEvaluation) -> str:
+    """The main figures of a task of kind `multi` in one line."""
+    if not whole.versions:
+        return "nothing is judged"
+    figures = next(iter(whole.versions.values()))
+    shown = (f"{_NAMES[name]} {interval(figure)}" for name, figure in figures.items())
+    return f"{', '.join(shown)}, of {len(whole.labels):,} labels"
+
+
+def whole_tasks(evaluation: Evaluation) -> list[TaskEvaluation]:
+    """The tasks that are no labels of tasks of kind `multi`."""
+    return [task for task in evaluation.tasks if task_of(task.task) == task.task]
+
+
+def parts_of(evaluation: Evaluation, whole: MultiEvaluation) -> list[TaskEvaluation]:
+    """The evaluations of the labels of a task of kind `multi`, in the spec's order."""
+    names = {f"{whole.task}.{label}" for label in whole.labels}
+    return [task for task in evaluation.tasks if task.task in names]
+
+
+def multi_row_counts(whole: MultiEvaluation, parts: Sequence[TaskEvaluation]) -> Iterator[str]:
+    """How many rows were evaluated, of all labels if their counts are equal."""
+    counts = {part.task: row_counts(part) for part in parts}
+    if len(set(counts.values())) == 1:
+        counts = {whole.task: next(iter(counts.values()))}
+    yield from (f"{name}: {count}" for name, count in counts.items())
 
 
 def row_counts(task: TaskEvaluation) -> str:
@@ -137,44 +185,91 @@ def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
     yield Grid(
         f"{task.task}, with 95 % intervals",
         ("", *task.versions),
-        [(_NAMES[n], *(interval(scored.headlines[n]) for scored in scores)) for n in HEADLINES],
+        [
+            (_NAMES[n], *(interval(scored.headlines[n]) for scored in scores))
+            for n in scores[0].headlines
+        ],
     )
     for name, version in task.versions.items():
         which = f" ({name})" if len(task.versions) > 1 else ""
-        yield _labels(version, which)
+        yield _labels([(label.label, label, None) for label in version.scores.labels], which)
         if version.cuts:
-            yield _cuts(version, which)
+            yield _cuts([(cut.label, cut) for cut in version.cuts], which)
 
 
-def _labels(version: VersionScores, which: str) -> Grid:
+def multi_grids(whole: MultiEvaluation, parts: Sequence[TaskEvaluation]) -> Iterator[Grid]:
+    """The scores of a task of kind `multi`: in all, then by label and by threshold."""
+    if not whole.versions:
+        return
+    figures = list(whole.versions.values())
+    yield Grid(
+        f"{whole.task}, with 95 % intervals",
+        ("", *whole.versions),
+        [(_NAMES[n], *(interval(of_version[n]) for of_version in figures)) for n in figures[0]],
+    )
+    for name in whole.versions:
+        which = f" ({name})" if len(whole.versions) > 1 else ""
+        judged = [(_label_of(part), part.versions[name]) for part in parts if name in part.versions]
+        yield _labels(
+            [
+                (label, scored, version.scores.headlines["ece"])
+                for label, version in judged
+                for scored in version.scores.labels
+                if scored.label == YES
+            ],
+            which,
+        )
+        cuts = [(label, c) for label, version in judged for c in version.cuts if c.label == YES]
+        if cuts:
+            yield _cuts(cuts, which)
+
+
+def _label_of(part: TaskEvaluation) -> str:
+    return part.task.partition(".")[2]
+
+
+def multi_issues(parts: Sequence[TaskEvaluation]) -> list[LabelIssue]:
+    """The label issues of all labels of a task of kind `multi`, the most probable first."""
+    issues = [
+        replace(issue, gold=f"{_label_of(part)}: {issue.gold}", likely=issue.likely)
+        for part in parts
+        for issue in part.label_issues
+    ]
+    return sorted(issues, key=lambda issue: issue.p_gold)
+
+
+def _labels(labels: Sequence[tuple[str, LabelScore, Figure | None]], which: str) -> Grid:
+    """The scores of each label; its calibration error, too, if it is a task of yes or no."""
+    error = ["ECE"] if any(ece for *_, ece in labels) else []
     return Grid(
         f"by label{which}",
-        ("label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted"),
+        ("label", "precision", "recall", "F1", "AUROC", "AP", *error, "gold", "predicted"),
         [
             (
-                label.label,
+                name,
                 *(
-                    interval(Figure(value, *label.intervals.get(name, (None, None))))
-                    for name, value in (("precision", label.precision), ("recall", label.recall))
+                    interval(Figure(value, *label.intervals.get(metric, (None, None))))
+                    for metric, value in (("precision", label.precision), ("recall", label.recall))
                 ),
                 *map(number, (label.f1, label.auroc, label.ap)),
+                *([number(ece.value)] if ece else []),
                 f"{label.support:,}",
                 f"{label.predicted:,}",
             )
-            for label in version.scores.labels
+            for name, label, ece in labels
         ],
     )
 
 
-def _cuts(version: VersionScores, which: str) -> Grid:
+def _cuts(cuts: Sequence[tuple[str, Cut]], which: str) -> Grid:
     rows = []
-    for cut in version.cuts:
+    for label, cut in cuts:
         figures = ["no threshold reaches this", "", "", ""]
         if at := cut.threshold:
             rounded = f"{at.threshold:.6g}"  # never up, because it may be copied into a rule
             least = rounded if float(rounded) <= at.threshold else repr(at.threshold)
             figures = [least, interval(at.precision), interval(at.recall), f"{at.flagged:,}"]
-        rows.append((f"{cut.metric} {cut.least:g}", cut.label, *figures))
+        rows.append((f"{cut.metric} {cut.least:g}", label, *figures))
     return Grid(
         f"thresholds{which}: a document has the label if its p is at least the threshold; "
         "precision and recall of other documents, by cross-validation",
@@ -209,11 +304,11 @@ def confusion_grid(task: TaskEvaluation) -> Grid:
     )
 
 
-def issue_grid(task: TaskEvaluation, most: int, *, texts: bool = False) -> Grid:
+def issue_grid(issues: Sequence[LabelIssue], most: int, *, texts: bool = False) -> Grid:
     """The first `most` label issues, with the documents' texts if asked for and known."""
-    shown = task.label_issues[:most]
+    shown = issues[:most]
     with_texts = texts and any(issue.text is not None for issue in shown)
-    left_out = len(task.label_issues) - len(shown)
+    left_out = len(issues) - len(shown)
     rest = f"; {left_out:,} more in --json" if left_out else ""
     return Grid(
         f"gold labels that are probably wrong, the most probable first{rest}",
@@ -230,101 +325,4 @@ def issue_grid(task: TaskEvaluation, most: int, *, texts: bool = False) -> Grid:
             for issue in shown
         ],
         texts=3 + with_texts,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class GoldJson:
-    """The gold labels of an evaluation."""
-
-    source: str
-    joined_by: By
-    documents: int
-    in_corpus: int
-    repeated: int
-    contradictory: int
-    repeated_in_corpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class VersionJson(Scores):
-    """The scores of one version of a task's probabilities."""
-
-    ece_bins: str
-    thresholds: tuple[Cut, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskEvaluationJson:
-    """The scores of one task's answers, with every label issue."""
-
-    labels: tuple[str, ...]
-    rows: RowCounts
-    versions: Mapping[str, VersionJson]
-    gold: Kind
-    fitted: Mapping[str, int]
-    represented: float | None
-    at_chance: bool
-    swapped: bool
-    mislabelled: tuple[LabelIssue, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationJson:
-    """An evaluation, for other programs."""
-
-    spec: str
-    output: str
-    snapshot: int
-    newest_snapshot: int
-    slice: str | None
-    corpus_rows: int
-    gold: GoldJson
-    tasks: Mapping[str, TaskEvaluationJson]
-    without_gold: tuple[str, ...]  # tasks
-    gates: tuple[Decision, ...]
-    passed: bool
-
-
-def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
-    """The JSON form of an evaluation."""
-    gold = evaluation.gold
-    return EvaluationJson(
-        spec=evaluation.spec,
-        output=evaluation.output,
-        snapshot=evaluation.snapshot,
-        newest_snapshot=evaluation.newest_snapshot,
-        slice=evaluation.slice,
-        corpus_rows=evaluation.corpus_rows,
-        gold=GoldJson(
-            source=gold.source,
-            joined_by=gold.by,
-            documents=gold.rows,
-            in_corpus=evaluation.in_corpus,
-            repeated=gold.repeated,
-            contradictory=gold.contradictory,
-            repeated_in_corpus=evaluation.repeated_in_corpus,
-        ),
-        tasks={task.task: _task_json(task, gold) for task in evaluation.tasks},
-        without_gold=evaluation.without_gold,
-        gates=evaluation.decisions,
-        passed=evaluation.passed,
-    )
-
-
-def _task_json(task: TaskEvaluation, gold: Gold) -> TaskEvaluationJson:
-    bins = f"{BINS}, equal mass"
-    return TaskEvaluationJson(
-        labels=task.labels,
-        rows=task.rows,
-        versions={
-            name: VersionJson(**fields_of(version.scores), ece_bins=bins, thresholds=version.cuts)
-            for name, version in task.versions.items()
-        },
-        gold=gold.kind(task.task),
-        fitted=task.fitted,
-        represented=task.represented,
-        at_chance=task.at_chance,
-        swapped=task.swapped,
-        mislabelled=task.label_issues,
     )

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from threadpoolctl import threadpool_limits
 
-from pipeline.evaluation.intervals import Figure, interval, number_or_none
+from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import HEADLINES, Floats, Ints, score
 from pipeline.evaluation.readout_fitting import GoldStates, fit
-from pipeline.review.agreement import kappa
 from pipeline.spec.tasks import TaskSpec
 
 LEAST = 2  # rows with a label, and rows without it, to fit a readout of it
@@ -76,15 +75,16 @@ def refit(
     with threadpool_limits(1, user_api="blas"):
         if task.kind != "multi":
             part = gold.fitted(targets, places[0] if places else None)
-            figures = dict(
-                score(
-                    targets.argmax(axis=1), part.held_out, list(task.labels), resamples=_RESAMPLES
-                ).headlines
-            )
-            if task.kind == "score":
-                figures["qwk"] = _weighted_kappa(targets.argmax(axis=1), part.held_out)
+            truth, labels = targets.argmax(axis=1), list(task.labels)
+            scores = score(truth, part.held_out, labels, values=task.values, resamples=_RESAMPLES)
             return Refit(
-                rows, targets, part.held_out, part.p, figures, main_metric(task), (part.place,)
+                rows,
+                targets,
+                part.held_out,
+                part.p,
+                scores.headlines,
+                main_metric(task),
+                (part.place,),
             )
         pairs = [np.stack([yes, 1 - yes], axis=1) for yes in targets.T]
         known = places or [None] * len(pairs)
@@ -145,19 +145,6 @@ def _mean(figures: Sequence[Figure]) -> Figure:
         return Figure(None, None, None)
     value, low, high = np.array(ends, np.float64).mean(axis=0).tolist()
     return Figure(value, low, high)
-
-
-def _weighted_kappa(truth: Ints, p: Floats) -> Figure:  # [rows], [rows, labels]
-    """Kappa with quadratic weights of the likeliest numbers; the interval is from a bootstrap."""
-    rows, labels = p.shape
-    numbers = np.arange(labels, dtype=np.float64)
-    distance = (numbers[:, None] - numbers) ** 2
-    chosen = p.argmax(axis=1)
-    drawn = np.random.default_rng(_SEED).integers(0, rows, (_RESAMPLES, rows))
-    value = kappa(truth, chosen, labels, distance)
-    resampled = np.array([kappa(truth[each], chosen[each], labels, distance) for each in drawn])
-    found = interval(value, resampled, rows=rows, rarest=rows)
-    return Figure(number_or_none(value), found.low, found.high)
 
 
 def losses(task: TaskSpec, p: Floats, targets: Floats) -> Floats:  # [rows, labels] x2 -> [rows]

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
+from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import Scores, score
+from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
 from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts
@@ -21,7 +23,9 @@ from pipeline.gold.labels import Gold, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions
+from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 
 
@@ -73,7 +77,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class TaskEvaluation:
-    """The scores of one task's answers."""
+    """The scores of one task's answers, or of those about one label of a task of kind `multi`."""
 
     task: str
     labels: tuple[str, ...]
@@ -104,6 +108,15 @@ class TaskEvaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class MultiEvaluation:
+    """The scores of a task of kind `multi` as a whole. Each label also is a `TaskEvaluation`."""
+
+    task: str
+    labels: tuple[str, ...]  # that have gold
+    versions: Mapping[str, Mapping[str, Figure]]  # MULTI_HEADLINES, of raw, then of calibrated
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """The scores of an output's answers, and whether the gates pass."""
 
@@ -115,11 +128,12 @@ class Evaluation:
     gold: Gold
     in_corpus: int  # gold rows
     repeated_in_corpus: int
-    tasks: tuple[TaskEvaluation, ...]
-    without_gold: tuple[str, ...]  # tasks
+    tasks: tuple[TaskEvaluation, ...]  # a task of kind `multi` is one for each label with gold
+    without_gold: tuple[str, ...]  # tasks, and labels of tasks of kind `multi`: TASK.LABEL
     decisions: tuple[Decision, ...]
     labelled_at: str  # ISO 8601; "" if the snapshot is not published
     slice: str | None = None  # the documents that the snapshot is limited to
+    multi: tuple[MultiEvaluation, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -151,9 +165,14 @@ def evaluate(
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
     answers = answers_for(spec, snapshot, gold.by, gold.keys, gold.tasks)
     tasks = tuple(
-        _evaluate_task(task.name, gold, answers, options, FittedTexts.of(spec, task))
+        _evaluate_task(part, gold, answers, options, FittedTexts.of(spec, part))
+        for part in spec.parts
+        if part.name in gold.tasks
+    )
+    multi = tuple(
+        _evaluate_multi(task, tasks, gold, answers, options)
         for task in spec.tasks
-        if task.name in gold.tasks
+        if task.kind == "multi" and any(part.name in gold.tasks for part in task.parts)
     )
     return Evaluation(
         spec=spec.name,
@@ -165,8 +184,9 @@ def evaluate(
         in_corpus=int(answers.in_corpus.sum()),
         repeated_in_corpus=int(np.maximum(answers.documents - 1, 0).sum()),
         tasks=tasks,
-        without_gold=tuple(task.name for task in spec.tasks if task.name not in gold.tasks),
-        decisions=tuple(_decide(gate, tasks) for gate in gates),
+        multi=multi,
+        without_gold=tuple(_without_gold(spec, gold)),
+        decisions=tuple(_decide(gate, tasks, multi) for gate in gates),
         labelled_at=snapshot.created_at,
         slice=None if snapshot.slice is None else str(snapshot.slice),
     )
@@ -187,19 +207,57 @@ def _check_options(options: EvalOptions) -> None:
 
 def parse_gates(written: Sequence[str], gold: Gold, spec: JobSpec) -> list[Gate]:
     """The gates; SpecError if one is malformed, or the gold has no labels for its task."""
-    labels = {task.name: tuple(task.labels) for task in spec.tasks}
-    gates = [parse_gate(text, labels) for text in written]
+    tasks = {task.name: task for task in spec.tasks}
+    gates = [parse_gate(text, tasks) for text in written]
+    known = gold.tasks.keys() | set(map(task_of, gold.tasks))
     fix = f"{gold.source} has no labels for this task"
-    problems = [Problem(PLACE, fix, gate.written) for gate in gates if gate.task not in gold.tasks]
+    problems = [Problem(PLACE, fix, gate.written) for gate in gates if gate.task not in known]
     if problems:
         raise SpecError(problems)
     return gates
 
 
+def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:
+    """The tasks without gold, and of others the labels of kind `multi` without it."""
+    for task in spec.tasks:
+        absent = [part.name for part in task.parts if part.name not in gold.tasks]
+        yield from [task.name] if len(absent) == len(task.parts) else absent
+
+
+def _evaluate_multi(
+    task: TaskSpec,
+    parts: Sequence[TaskEvaluation],
+    gold: Gold,
+    answers: GoldAnswers,
+    options: EvalOptions,
+) -> MultiEvaluation:
+    """The figures of all labels of the task that are judged."""
+    own = [part for part in parts if task_of(part.task) == task.name]
+    judged: dict[str, list[VersionScores]] = {}
+    for part in own:
+        for version, scored in part.versions.items():
+            judged.setdefault(version, []).append(scored)
+    versions = {}
+    for version, of_labels in judged.items():
+        rows = np.unique(np.concatenate([scored.gold_rows for scored in of_labels]))
+        versions[version] = multi_figures(
+            [
+                LabelRows(np.searchsorted(rows, s.gold_rows), s.truth == 0, s.p[:, 0])
+                for s in of_labels
+            ],
+            len(rows),
+            resamples=options.resamples,
+            sampling=sampling_of(gold, answers, rows),
+        )
+    labels = tuple(part.task.removeprefix(f"{task.name}.") for part in own)
+    return MultiEvaluation(task.name, labels, versions)
+
+
 def _evaluate_task(
-    name: str, gold: Gold, answers: GoldAnswers, options: EvalOptions, fitted: FittedTexts
+    task: TaskSpec, gold: Gold, answers: GoldAnswers, options: EvalOptions, fitted: FittedTexts
 ) -> TaskEvaluation:
     """Judges each version of the answers on the rows that it was not fitted to."""
+    name = task.name
     of_gold, of_task = gold.tasks[name], answers.tasks[name]
     answered = np.all([~np.isnan(p).any(axis=1) for p in of_task.p.values()], axis=0)
     labelled = of_gold.truth != UNLABELLED
@@ -214,8 +272,8 @@ def _evaluate_task(
     for version, p in of_task.p.items():
         rows = np.flatnonzero(usable & ~seen[version])
         if len(rows) >= (LEAST_ROWS if seen[version].any() else 1):
-            versions[version] = _score_version(name, gold, answers, rows, p[rows], options)
-    task = TaskEvaluation(
+            versions[version] = _score_version(task, gold, answers, rows, p[rows], options)
+    evaluated = TaskEvaluation(
         task=name,
         labels=of_gold.labels,
         rows=RowCounts(
@@ -233,8 +291,9 @@ def _evaluate_task(
         represented=_represented(gold, answers.hashes[usable & ~first]),
     )
     # — answers at chance say nothing about the gold
-    issues = () if task.at_chance or task.swapped or not versions else _issues(task, gold, answers)
-    return replace(task, label_issues=tuple(issues))
+    is_doubtful = evaluated.at_chance or evaluated.swapped or not versions
+    issues = () if is_doubtful else _issues(evaluated, gold, answers)
+    return replace(evaluated, label_issues=tuple(issues))
 
 
 def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
@@ -245,7 +304,7 @@ def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
 
 
 def _score_version(
-    name: str,
+    task: TaskSpec,
     gold: Gold,
     answers: GoldAnswers,
     rows: NDArray[np.int64],  # [evaluated], of the gold
@@ -253,7 +312,7 @@ def _score_version(
     options: EvalOptions,
 ) -> VersionScores:
     """The scores of these rows; those of a sample of `assay audit` are weighted."""
-    truth, labels = gold.tasks[name].truth[rows], gold.tasks[name].labels
+    truth, labels = gold.tasks[task.name].truth[rows], gold.tasks[task.name].labels
     sampling = sampling_of(gold, answers, rows)
     weights = np.ones(len(rows)) if sampling is None else sampling.weights
     minima: dict[Literal["precision", "recall"], float | None] = {
@@ -271,7 +330,9 @@ def _score_version(
         for metric, least in minima.items()
         if least is not None
     )
-    scores = score(truth, p, labels, resamples=options.resamples, sampling=sampling)
+    scores = score(
+        truth, p, labels, values=task.values, resamples=options.resamples, sampling=sampling
+    )
     return VersionScores(scores, cuts, rows, truth, p, weights)
 
 
@@ -290,11 +351,19 @@ def _issues(task: TaskEvaluation, gold: Gold, answers: GoldAnswers) -> Iterator[
         )
 
 
-def _decide(gate: Gate, tasks: Sequence[TaskEvaluation]) -> Decision:
-    task = next(task for task in tasks if task.task == gate.task)
-    if gate.version not in task.fitted:
-        fix = f"{gate.task} has no {gate.version} answers; it has {', '.join(task.fitted)}"
+def _decide(
+    gate: Gate, tasks: Sequence[TaskEvaluation], multi: Sequence[MultiEvaluation]
+) -> Decision:
+    """Whether the gate passes; SpecError if the answers are not calibrated and it is of these."""
+    whole = next((each for each in multi if each.task == gate.task), None)
+    of_task = [task for task in tasks if gate.task in (task.task, task_of(task.task))]
+    if all(gate.version not in task.fitted for task in of_task):
+        known = ", ".join(of_task[0].fitted)
+        fix = f"{gate.task} has no {gate.version} answers; it has {known}"
         raise SpecError([Problem(PLACE, fix, gate.written)])
-    if gate.version not in task.versions:
+    if gate.version not in (of_task[0].versions if whole is None else whole.versions):
         return Decision(gate.written, None, False)
-    return decide(gate, task.versions[gate.version].scores)
+    if whole is not None:
+        return decide(gate, whole.versions[gate.version], ())
+    scores = of_task[0].versions[gate.version].scores
+    return decide(gate, scores.headlines, scores.labels)

@@ -25,9 +25,9 @@ from pipeline.gold.values import GoldTask
 from pipeline.options import GoldOptions
 from pipeline.report.charts import MAX_LINES, curves
 from pipeline.report.console import escape_controls, json_value, truncate
+from pipeline.report.evaluation_json import evaluation_json
 from pipeline.report.evaluation_table import (
     confusion_grid,
-    evaluation_json,
     headline,
     show_evaluation,
 )

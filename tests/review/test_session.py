@@ -204,7 +204,7 @@ def test_the_readout_learns_every_kind_of_task(kind: str, file: Path) -> None:
 
 
 def test_the_review_ends_at_the_quality_of_until(world: World, file: Path) -> None:
-    until = parse_gate("tone.auroc >= .6", {"tone": ["toxic", "clean"]})
+    until = parse_gate("tone.auroc >= .6", {"tone": world.task})
     with world.session(file, until=until) as session:
         while session.open_document("ann") is not None:
             world.answers(session, "ann", 1)

@@ -22,6 +22,7 @@ from pipeline.gold.values import GoldTask
 from pipeline.ledger.columns import RAW
 from pipeline.options import EvalOptions
 from pipeline.spec.parse import load_spec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.verbs.evaluate import TaskEvaluation, _evaluate_task
 
 DOCUMENTS = 120
@@ -184,7 +185,8 @@ def judged(hashes: list[str], fitted: list[str], truth: NDArray[np.int64], p: Fl
     answer = GoldTaskAnswers({RAW: p}, np.full(len(names), "ok", object))
     answers = GoldAnswers(names, names, np.ones(len(names), np.int64), {"t": answer})
     texts = FittedTexts(frozenset(fitted), frozenset(fitted), ())
-    return _evaluate_task("t", gold, answers, EvalOptions(resamples=100), texts)
+    task = TaskSpec(name="t", question="?", labels=list(gold.tasks["t"].labels))
+    return _evaluate_task(task, gold, answers, EvalOptions(resamples=100), texts)
 
 
 def test_the_intervals_hold_the_truth_where_four_fifths_of_the_gold_were_fitted_to() -> None:

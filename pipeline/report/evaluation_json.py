@@ -1,0 +1,120 @@
+"""An evaluation as JSON, for other programs. Entry point: `evaluation_json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.evaluation.gates import Decision
+from pipeline.evaluation.intervals import Figure
+from pipeline.evaluation.metrics import BINS, Scores
+from pipeline.gold.labels import By, Gold, Kind
+from pipeline.sources.shards import fields_of
+from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, RowCounts, TaskEvaluation
+
+
+@dataclass(frozen=True, slots=True)
+class GoldJson:
+    """The gold labels of an evaluation."""
+
+    source: str
+    joined_by: By
+    documents: int
+    in_corpus: int
+    repeated: int
+    contradictory: int
+    repeated_in_corpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionJson(Scores):
+    """The scores of one version of a task's probabilities."""
+
+    ece_bins: str
+    thresholds: tuple[Cut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvaluationJson:
+    """The scores of one task's answers, with every label issue."""
+
+    labels: tuple[str, ...]
+    rows: RowCounts
+    versions: Mapping[str, VersionJson]
+    gold: Kind
+    fitted: Mapping[str, int]
+    represented: float | None
+    at_chance: bool
+    swapped: bool
+    mislabelled: tuple[LabelIssue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MultiEvaluationJson:
+    """The scores of a task of kind `multi` as a whole: means over its labels."""
+
+    labels: tuple[str, ...]  # that have gold; each also is a task, TASK.LABEL
+    versions: Mapping[str, Mapping[str, Figure]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJson:
+    """An evaluation, for other programs."""
+
+    spec: str
+    output: str
+    snapshot: int
+    newest_snapshot: int
+    slice: str | None
+    corpus_rows: int
+    gold: GoldJson
+    tasks: Mapping[str, TaskEvaluationJson]
+    multi: Mapping[str, MultiEvaluationJson]
+    without_gold: tuple[str, ...]  # tasks, and labels: TASK.LABEL
+    gates: tuple[Decision, ...]
+    passed: bool
+
+
+def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
+    """The JSON form of an evaluation."""
+    gold = evaluation.gold
+    return EvaluationJson(
+        spec=evaluation.spec,
+        output=evaluation.output,
+        snapshot=evaluation.snapshot,
+        newest_snapshot=evaluation.newest_snapshot,
+        slice=evaluation.slice,
+        corpus_rows=evaluation.corpus_rows,
+        gold=GoldJson(
+            source=gold.source,
+            joined_by=gold.by,
+            documents=gold.rows,
+            in_corpus=evaluation.in_corpus,
+            repeated=gold.repeated,
+            contradictory=gold.contradictory,
+            repeated_in_corpus=evaluation.repeated_in_corpus,
+        ),
+        tasks={task.task: _task_json(task, gold) for task in evaluation.tasks},
+        multi={of.task: MultiEvaluationJson(of.labels, of.versions) for of in evaluation.multi},
+        without_gold=evaluation.without_gold,
+        gates=evaluation.decisions,
+        passed=evaluation.passed,
+    )
+
+
+def _task_json(task: TaskEvaluation, gold: Gold) -> TaskEvaluationJson:
+    bins = f"{BINS}, equal mass"
+    return TaskEvaluationJson(
+        labels=task.labels,
+        rows=task.rows,
+        versions={
+            name: VersionJson(**fields_of(version.scores), ece_bins=bins, thresholds=version.cuts)
+            for name, version in task.versions.items()
+        },
+        gold=gold.kind(task.task),
+        fitted=task.fitted,
+        represented=task.represented,
+        at_chance=task.at_chance,
+        swapped=task.swapped,
+        mislabelled=task.label_issues,
+    )

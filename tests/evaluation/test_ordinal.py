@@ -1,0 +1,94 @@
+"""Figures of scores and of several labels at once: scikit-learn's and scipy's, of each resample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from sklearn.metrics import cohen_kappa_score, f1_score, mean_absolute_error, roc_auc_score
+
+from pipeline.evaluation.metrics import score
+from pipeline.evaluation.multi import LabelRows, multi_figures
+from pipeline.evaluation.ordinal import kappas, ordinal_figures, rank_correlations
+from pipeline.evaluation.resampling import Sampling, draws
+
+ROWS = 80
+SOURCE = np.random.default_rng(4)
+VALUES = (0.0, 1.0, 2.0, 3.0)
+TRUTH = SOURCE.integers(0, 4, ROWS)
+LOGITS = SOURCE.normal(size=(ROWS, 4)) + 1.5 * np.eye(4)[TRUTH]
+P = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+EXACT = {"rel": 0, "abs": 1e-12}
+
+
+def test_figures_of_a_score_are_those_of_scikit_learn_and_scipy() -> None:
+    figures = score(TRUTH, P, list("0123"), values=VALUES, resamples=200).headlines
+    expected = P @ np.array(VALUES)
+    oracle = {
+        "qwk": cohen_kappa_score(TRUTH, P.argmax(axis=1), weights="quadratic"),
+        "mae": mean_absolute_error(TRUTH, expected),
+        "spearman": spearmanr(TRUTH, expected).statistic,
+    }
+    for name, value in oracle.items():
+        figure = figures[name]
+        assert figure.value == pytest.approx(value, **EXACT)
+        assert figure.low is not None and figure.high is not None
+        assert figure.low < value < figure.high
+    assert figures["accuracy"].value == (P.argmax(axis=1) == TRUTH).mean()
+
+
+def test_every_resample_is_measured_as_the_rows_that_it_holds() -> None:
+    counts = draws(np.random.default_rng(0), 20, ROWS, None)
+    # — rounded: equal values share their ranks
+    predicted, expected = P.argmax(axis=1).astype(float), (P @ np.array(VALUES)).round(1)
+    kappa = kappas(TRUTH.astype(float), predicted, counts)
+    rank = rank_correlations(TRUTH.astype(float), expected, counts)
+    for number, count in enumerate(counts):
+        rows = np.repeat(np.arange(ROWS), count.astype(int))
+        own = cohen_kappa_score(TRUTH[rows], predicted[rows], weights="quadratic")
+        assert kappa[number] == pytest.approx(own, **EXACT)
+        own = spearmanr(TRUTH[rows], expected[rows]).statistic
+        assert rank[number] == pytest.approx(own, **EXACT)
+
+
+def test_rows_of_a_sample_count_by_their_weights() -> None:
+    times = SOURCE.integers(1, 5, ROWS)
+    sampling = Sampling(times.astype(float), np.zeros(ROWS, np.int64))
+    weighted = ordinal_figures(TRUTH, P, VALUES, resamples=50, sampling=sampling)
+    rows = np.repeat(np.arange(ROWS), times)
+    repeated = ordinal_figures(TRUTH[rows], P[rows], VALUES, resamples=0)
+    for name, figure in repeated.items():
+        assert weighted[name].value == pytest.approx(figure.value, **EXACT)
+
+
+def test_equal_numbers_have_no_kappa_and_no_rank_but_an_error() -> None:
+    p = np.tile([0.1, 0.2, 0.3, 0.4], (5, 1))
+    figures = ordinal_figures(np.full(5, 3), p, VALUES, resamples=10)
+    assert figures["qwk"].value is None and figures["spearman"].value is None
+    assert figures["mae"].value == pytest.approx(1.0, **EXACT)
+
+
+def test_means_over_labels_are_those_of_scikit_learn() -> None:
+    truth = SOURCE.random((ROWS, 3)) < (0.5, 0.2, 0.1)
+    p = np.clip(0.4 * truth + 0.7 * SOURCE.random((ROWS, 3)), 0, 1)
+    labels = [LabelRows(np.arange(ROWS), truth[:, n], p[:, n]) for n in range(3)]
+    figures = multi_figures(labels, ROWS, resamples=200)
+    oracle = {
+        "macro_f1": f1_score(truth, p >= 0.5, average="macro"),
+        "macro_auroc": roc_auc_score(truth, p, average="macro"),
+    }
+    for name, value in oracle.items():
+        figure = figures[name]
+        assert figure.value == pytest.approx(value, **EXACT)
+        assert figure.low is not None and figure.high is not None
+        assert figure.low < value < figure.high
+
+
+def test_a_label_is_judged_by_its_own_rows() -> None:
+    own = np.arange(0, ROWS, 2)
+    applies, p = SOURCE.random(ROWS) < 0.5, SOURCE.random(ROWS)
+    every = LabelRows(np.arange(ROWS), applies, p)
+    some = LabelRows(own, ~applies[own], p[own])
+    value = multi_figures([every, some], ROWS, resamples=10)["macro_f1"].value
+    f1 = [f1_score(applies, p >= 0.5), f1_score(~applies[own], p[own] >= 0.5)]
+    assert value == pytest.approx(np.mean(f1), **EXACT)
