@@ -194,7 +194,8 @@ class CalibrateOptions:
     method: Literal["batch", "temperature", "isotonic"]
     """Calibration method; temperature and isotonic need --gold."""
     to: str
-    """File to write: a local path or a URL."""
+    """File to write, or for a task of kind multi a folder with a file for each label: a local path
+    or a URL."""
     gold: str | None = None
     """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
     snapshot: int | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.report.console import Grid, Part, interval, number, printed, warnings
-from pipeline.verbs.calibrate import Calibrated
+from pipeline.spec.labels import NO, YES, task_of
+from pipeline.verbs.calibrate import Calibrated, CalibratedLabels
 from pipeline.verbs.cascade import ChosenThresholds
 from pipeline.verbs.fit import Fit, TaskFit
 
@@ -15,24 +16,46 @@ _UNDECIDED = (
     "no stage before the last decides anything: the scores are too close to each other, or the "
     "promise is too strict"
 )
-_NAMES = {"auroc": "AUROC", "f1": "macro F1", "accuracy": "accuracy", "ece": "ECE"}
+_NAMES = {
+    "qwk": "quadratic weighted kappa",
+    "mae": "mean absolute error",
+    "spearman": "rank correlation",
+    "auroc": "AUROC",
+    "f1": "macro F1",
+    "accuracy": "accuracy",
+    "ece": "ECE",
+}
 
 
 @printed
 def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
-    """The gold, each task's layers and file, and the next command."""
+    """The gold, each task's layers and file, and the next command.
+
+    The labels of a task of kind `multi` are one table, at the layer of each.
+    """
     yield [*_gold(fit)]
+    parts: dict[str, list[TaskFit]] = {}
     for task in fit.tasks:
-        yield from ("", _layers(task), [*_readout(fit, task)])
+        if task_of(task.task) == task.task:
+            yield from ("", _layers(task), [*_readout(fit, task)])
+        else:
+            parts.setdefault(task_of(task.task), []).append(task)
+    for name, labels in parts.items():
+        yield from ("", _labels(name, labels))
     yield from ("", [*_next_steps(fit, spec_file)])
 
 
 def _next_steps(fit: Fit, spec_file: str) -> Iterator[tuple[str, str]]:
     run = f"assay run {shlex.quote(spec_file)}"
-    unnamed = [task for task in fit.tasks if task.task in fit.not_in_spec]
-    for task in unnamed:
-        question = "question: null, " if task.kind == "document" else ""
-        yield "next", f"in the spec, below task {task.task}: {question}readout: {task.readout}"
+    unnamed = {}  # by task, what the spec says of its readout
+    for task in fit.tasks:
+        if task.task in fit.not_in_spec:
+            question = "question: null, " if task.kind == "document" else ""
+            name = task_of(task.task)
+            path = task.readout if name == task.task else task.readout.rpartition("/")[0]
+            unnamed[name] = f"{question}readout: {path}"
+    for name, keys in unnamed.items():
+        yield "next", f"in the spec, below task {name}: {keys}"
     yield ("then" if unnamed else "next"), run
 
 
@@ -70,6 +93,25 @@ def _layers(task: TaskFit) -> Grid:
     return Grid(f"{task.task}: {task.kind} readout{states}", names, rows, texts=0)
 
 
+def _labels(name: str, labels: Sequence[TaskFit]) -> Grid:
+    """The readouts of a task of kind `multi`: a row for each label."""
+    rows = [
+        (
+            of.task.partition(".")[2],
+            of.readout,
+            str(of.layer),
+            interval(of.scores["auroc"]),
+            interval(of.scores["f1"]),
+            number(of.scores["ece"].value),
+            f"{of.labels[YES]:,}",
+            f"{of.labels[NO]:,}",
+        )
+        for of in labels
+    ]
+    names = ("label", "readout", "layer", "AUROC", "macro F1", "ECE", "yes", "no")
+    return Grid(f"{name}: a readout for each label, yes or no", names, rows, texts=2)
+
+
 def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
     state = "last token" if task.pooling == "last" else "mean of the document's tokens"
     yield "readout", f"{task.readout}: layer {task.layer}, {state}"
@@ -77,7 +119,8 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
         best = min(task.layers, key=lambda layer: layer.loss)
         rule = f"of at most {number(task.loss_limit)}, the smallest plus one standard error"
         yield "layer", f"{task.layer} is the cheapest with a loss {rule} (layer {best.layer})"
-    shown = ", ".join(f"{name} {interval(task.scores[key])}" for key, name in _NAMES.items())
+    known = ((name, task.scores.get(key)) for key, name in _NAMES.items())
+    shown = ", ".join(f"{name} {interval(figure)}" for name, figure in known if figure)
     yield "scores", f"{shown}: each row is scored by a fit that has not seen it"
     counts = ", ".join(f"{label} {rows:,}" for label, rows in task.labels.items())
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
@@ -95,8 +138,15 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
 
 
 @printed
-def show_calibrated(calibrated: Calibrated) -> Iterator[Part]:
+def show_calibrated(calibrated: Calibrated | CalibratedLabels) -> Iterator[Part]:
     """The calibration, and the answers and gold labels that it was made from."""
+    if isinstance(calibrated, CalibratedLabels):
+        labels = calibrated.labels.items()
+        method = next(iter(calibrated.labels.values())).method
+        rows = [(name, of.path, f"{of.rows:,}", _parameters(of)) for name, of in labels]
+        title = f"{calibrated.task}: a calibration for each label, yes or no"
+        yield Grid(title, ("label", "file", "documents", method), rows, texts=2)
+        return
     source = calibrated.source
     of_gold = f", gold {source['gold']}" if "gold" in source else ""
     yield {

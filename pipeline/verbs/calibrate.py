@@ -1,4 +1,7 @@
-"""Makes a task's calibration file from its answers in the output, and gold labels."""
+"""Makes a task's calibration file from its answers in the output, and gold labels.
+
+Entry point: `calibrate`. A task of kind `multi` has a file for each label, in a folder.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,30 @@ from pipeline.fitted.calibration import (
     log_p,
     mean_prior,
 )
-from pipeline.gold.answers import answers_for, sampling_of
+from pipeline.gold.answers import (
+    GoldAnswers,
+    answers_for,
+    part_probabilities,
+    sampling_of,
+)
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
 from pipeline.gold.labels import Gold, gold_hash, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.cells import stored_version
-from pipeline.ledger.columns import RAW, probabilities
+from pipeline.ledger.columns import RAW
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import CalibrateOptions, GoldColumns
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.sources.shards import fields_of
+from pipeline.spec.labels import part_file
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file
 from pipeline.stores.store import Store, open_store
 
+_SUFFIX = ".json"
 # Beyond these limits, answers are nearly one-hot or nearly uniform.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
@@ -59,42 +69,89 @@ class Calibrated(Calibration):
     rows: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedLabels:
+    """The calibration files of a task of kind `multi`. Also the JSON form."""
+
+    path: str  # the folder
+    task: str
+    labels: Mapping[str, Calibrated]
+
+
 def calibrate(
     spec: JobSpec,
     options: CalibrateOptions,
     *,
     gold_options: GoldColumns = GoldColumns(),
     cache_dir: Path,
-) -> Calibrated:
-    """Writes the calibration file of a task at `options.to`.
+) -> Calibrated | CalibratedLabels:
+    """Writes the calibration file of a task at `options.to`; of kind `multi`, one for each label.
 
     The same answers and gold labels give the same bytes. Gold rows with a text that the task's
-    readout was fitted to are left out. SpecError if the task, the method or the snapshot is wrong,
-    the file exists, or the gold has too few other labels.
+    readout was fitted to are left out. Nothing is written unless all files can be.
+
+    Raises:
+        SpecError: The task, the method or the snapshot is wrong, a file exists, or the gold has too
+            few other labels.
     """
     task = _task(spec, options)
-    target = new_file(options.to, options_for(options.to, spec), overwrite=options.overwrite)
+    if task.kind == "multi" and options.to.endswith(_SUFFIX):
+        fix = "is one file, and each label has one; name a folder"
+        raise option_error("to", fix, options.to)
+    is_multi = task.kind == "multi"
+    labels = list(task.labels) if is_multi else [task.name]
+    paths = [part_file(options.to, label, _SUFFIX) if is_multi else options.to for label in labels]
+    targets = [
+        new_file(path, options_for(path, spec), overwrite=options.overwrite) for path in paths
+    ]
     store = open_store(spec.output, spec.storage_options)
     snapshot = _snapshot(spec, store, options, cache_dir)
-    source: dict[str, object] = {"snapshot": snapshot.number}
+    fp = stored_version(store, task.name, snapshot.tasks[task.name].fp).raw.id
+    files = _files(spec, task, options, gold_options, snapshot, fp)
+    for target, file in zip(targets, files, strict=True):
+        target.write(file.json())
+    calibrated = {
+        label: Calibrated(
+            **fields_of(file.calibration),
+            path=path,
+            task=file.task,
+            fingerprint=file.fingerprint,
+            source=file.source,
+            rows=file.rows,
+        )
+        for label, path, file in zip(labels, paths, files, strict=True)
+    }
+    if is_multi:
+        return CalibratedLabels(path=options.to, task=task.name, labels=calibrated)
+    return calibrated[task.name]
+
+
+def _files(
+    spec: JobSpec,
+    task: TaskSpec,
+    options: CalibrateOptions,
+    gold_options: GoldColumns,
+    snapshot: Contents,
+    fp: str,  # of the raw answers
+) -> list[CalibrationFile]:  # of each part of the task
     if options.gold is None:
-        calibration, rows = _batch(spec, task, snapshot)
-    else:
-        gold = read_gold(options.gold, spec, gold_options.of_task(task.name))
-        calibration, hashes = _fitted(spec, task, options.method, gold, snapshot)
-        rows = len(hashes)
-        source |= source_texts(gold_hash(gold, task.name), hashes)
-    version = stored_version(store, task.name, snapshot.tasks[task.name].fp)
-    file = CalibrationFile(task.name, calibration, version.raw.id, source, rows)
-    target.write(file.json())
-    return Calibrated(
-        **fields_of(calibration),
-        path=options.to,
-        task=file.task,
-        fingerprint=file.fingerprint,
-        source=source,
-        rows=rows,
-    )
+        return [
+            CalibrationFile(part.name, calibration, fp, {"snapshot": snapshot.number}, rows)
+            for part, (calibration, rows) in zip(
+                task.parts, _batch(spec, task, snapshot), strict=True
+            )
+        ]
+    gold = read_gold(options.gold, spec, gold_options.of_task(task.name))
+    if absent := [part.name for part in task.parts if part.name not in gold.tasks]:
+        fix = "has no gold of these labels, and each has a calibration of its own; add them"
+        raise option_error("gold", fix, absent)
+    answers = answers_for(spec, snapshot, gold.by, gold.keys, [part.name for part in task.parts])
+    files = []
+    for part in task.parts:
+        calibration, hashes = _fitted(spec, part, options.method, gold, answers)
+        source = {"snapshot": snapshot.number, **source_texts(gold_hash(gold, part.name), hashes)}
+        files.append(CalibrationFile(part.name, calibration, fp, source, len(hashes)))
+    return files
 
 
 def _task(spec: JobSpec, options: CalibrateOptions) -> TaskSpec:
@@ -133,31 +190,38 @@ def _snapshot(spec: JobSpec, store: Store, options: CalibrateOptions, cache_dir:
     raise option_error("snapshot", fix, options.snapshot)
 
 
-def _batch(spec: JobSpec, task: TaskSpec, snapshot: Contents) -> tuple[Calibration, int]:
-    """Batch calibration, and the number of documents with an answer; reads in batches."""
+def _batch(spec: JobSpec, task: TaskSpec, snapshot: Contents) -> list[tuple[Calibration, int]]:
+    """Batch calibration of each part, with the number of documents that have an answer.
+
+    The answers are read in batches.
+    """
     dataset = open_labels(
         spec.output, [task.name], snapshot=snapshot.number, storage_options=spec.storage_options
     )
-    labels = tuple(task.labels)
-    total, rows = np.zeros(len(labels)), 0
+    totals = [np.zeros(len(part.labels)) for part in task.parts]
+    rows = [0] * len(totals)
     for batch in dataset.to_batches(columns=[task.name]):
-        p = probabilities(batch.column(task.name), RAW, labels)  # [docs, labels]
-        answered = p[~np.isnan(p).any(axis=1)]
-        total, rows = total + answered.sum(axis=0), rows + len(answered)
-    if not rows:
+        for number, part in enumerate(task.parts):
+            p = part_probabilities(batch.column(task.name), RAW, part)  # [docs, labels]
+            answered = p[~np.isnan(p).any(axis=1)]
+            totals[number] += answered.sum(axis=0)
+            rows[number] += len(answered)
+    if not all(rows):
         raise option_error("task", "no document has an answer to this task", task.name)
-    return Calibration("batch", labels, mean_prior((total / rows)[None])), rows
+    return [
+        (Calibration("batch", tuple(part.labels), mean_prior((total / of_part)[None])), of_part)
+        for part, total, of_part in zip(task.parts, totals, rows, strict=True)
+    ]
 
 
 def _fitted(
-    spec: JobSpec, task: TaskSpec, method: str, gold: Gold, snapshot: Contents
+    spec: JobSpec, task: TaskSpec, method: str, gold: Gold, answers: GoldAnswers
 ) -> tuple[Calibration, list[str]]:
     """A calibration by gold labels, and the content hashes of the documents that it is fitted to.
 
     The rows of a sample of `assay audit` count by their weights in the corpus.
     """
     truth = gold.tasks[task.name].truth  # [rows]
-    answers = answers_for(spec, snapshot, gold.by, gold.keys, [task.name])
     p = answers.tasks[task.name].p[RAW]  # [rows, labels]
     usable = (truth != UNLABELLED) & ~np.isnan(p).any(axis=1)
     seen = usable & np.isin(answers.hashes, list(readout_texts(spec, task)))
@@ -176,7 +240,10 @@ def _fitted(
         return Calibration(method, labels, fit_temperature(p, truth, weights)), hashes
     absent = [label for index, label in enumerate(labels) if index not in truth]
     if absent:
-        fix = "no gold row has these labels, so isotonic curves would never predict them; add some"
+        fix = (
+            f"no gold row of {task.name} has these labels, so isotonic curves would never predict "
+        )
+        fix += "them; add some"
         raise option_error("gold", fix, absent)
     return Calibration(method, labels, fit_isotonic(p, truth, weights)), hashes
 

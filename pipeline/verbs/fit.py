@@ -31,6 +31,7 @@ from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.labels import YES, part_file
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file, open_target
@@ -65,9 +66,12 @@ class LayerFit:
 
 @dataclass(frozen=True, slots=True)
 class TaskFit:
-    """One task's readout. Also its JSON form, and the figures of its card."""
+    """The readout of a task, or of a label of a task of kind `multi`.
 
-    task: str
+    Also its JSON form, and the figures of its card.
+    """
+
+    task: str  # or TASK.LABEL
     kind: Literal["document", "question"]
     rows: int
     unlabelled: int  # documents that were read for other tasks, without a label for this one
@@ -117,12 +121,14 @@ def fit_readouts(
 ) -> Fit:
     """Fits and writes a readout for every task that the gold at `source` has labels for.
 
+    A task of kind `multi` has a readout for each label that has gold.
+
     The model reads each gold document once. `announce` is called with the number of documents, and
     returns a function that is called with the number of documents of each batch. SpecError if the
     gold has too few labels, or an option is wrong.
     """
     gold = read_gold(source, spec, gold_options)
-    tasks = [task for task in spec.model_tasks if task.name in gold.tasks]
+    tasks = [part for part in spec.model_parts if part.name in gold.tasks]
     if not tasks:
         fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
         raise SpecError([Problem("tasks", fix, list(gold.tasks))])
@@ -172,24 +178,30 @@ def _texts_by_label(part: GoldStates) -> list[int]:
 
 
 def _without_files(spec: JobSpec) -> JobSpec:
-    """The spec's tasks of the model without readouts and calibrations, which may not exist yet."""
+    """What the model is asked, without readouts and calibrations, which may not exist yet."""
     none = {"readout": None, "calibration": None}
-    bare = [task.model_copy(update=none) for task in spec.model_tasks]
+    bare = [part.model_copy(update=none) for part in spec.model_parts]
     return spec.model_copy(update={"tasks": tuple(bare), "exit": None})
 
 
 def readout_path(task: str, *, named: str | None, to: str | None) -> str:
-    """The path of a task's readout: `to`, else the one that the spec names, else `readouts/`."""
-    if to is None:
-        return named or f"readouts/{task}{SUFFIX}"
-    return to if to.endswith(SUFFIX) else f"{to.rstrip('/')}/{task}{SUFFIX}"
+    """The path of a task's readout: `to`, else the one that the spec names, else `readouts/`.
+
+    That of a label of a task of kind `multi` is in a folder with the task's name.
+    """
+    if to is None and named is not None:
+        return named
+    if to is not None and to.endswith(SUFFIX):
+        return to
+    folder, (name, _, label) = (to or "readouts").rstrip("/"), task.partition(".")
+    return part_file(f"{folder}/{name}", label, SUFFIX) if label else f"{folder}/{name}{SUFFIX}"
 
 
 def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> list[str]:
     """The path of each task's readout; SpecError if `options.to` may not be written."""
     to = options.to
     if len(tasks) > 1 and to is not None and to.endswith(SUFFIX):
-        fix = f"is one file for {len(tasks)} tasks; write a folder, or name one task with --task"
+        fix = f"is one file for {len(tasks)} readouts; write a folder, or name one task with --task"
         raise option_error("to", fix, to)
     paths = [readout_path(task.name, named=task.readout, to=to) for task in tasks]
     if repeated := sorted({path for path in paths if paths.count(path) > 1}):
@@ -235,8 +247,8 @@ def _lacks(name: str, task: GoldTask, counts: Sequence[int], folds: int) -> Iter
         for label, count in zip(task.labels, counts, strict=True):
             if count < folds:
                 yield (
-                    f"label {label!r} of task {name} has {count} documents, and one is needed in "
-                    f"each of {folds} folds"
+                    f"{_which(name, label)} has {count} documents, and one is needed in each of "
+                    f"{folds} folds"
                 )
     # — a document with a score teaches both labels, so all scores may be on one side of .5
     elif sum(counts) < len(task.labels) * folds:
@@ -247,6 +259,14 @@ def _lacks(name: str, task: GoldTask, counts: Sequence[int], folds: int) -> Iter
     elif (low := np.nanmin(task.soft[:, 0])) == np.nanmax(task.soft[:, 0]):
         score = low if task.scored == task.labels[0] else 1 - low
         yield f"all scores of task {name} are {score:g}, and a fit needs documents of other scores"
+
+
+def _which(task: str, label: str) -> str:
+    """A label of a task, or a side of a label of a task of kind `multi`, in words."""
+    name, _, part = task.partition(".")
+    if not part:
+        return f"label {label!r} of task {name}"
+    return f"label {part!r} of task {name}{'' if label == YES else ', where it does not apply,'}"
 
 
 def _fit_task(
@@ -261,7 +281,7 @@ def _fit_task(
 ) -> TaskFit:
     """Fits the task's maps, measures them and writes their file."""
     fitted = fit(gold, folds_number=options.folds)
-    scores = score(gold.truth, fitted.held_out, list(task.labels))
+    scores = score(gold.truth, fitted.held_out, list(task.labels), values=task.values)
     task_fit = TaskFit(
         task=task.name,
         kind="document" if question is None else "question",
@@ -308,7 +328,9 @@ def _layer_fits(
             strength=fitted.choices[n].strength,
             loss=fitted.best_choices[n].loss,
             loss_standard_error=fitted.best_choices[n].standard_error,
-            scores=score(gold.truth, fitted.by_layer[n], list(task.labels)).headlines,
+            scores=score(
+                gold.truth, fitted.by_layer[n], list(task.labels), values=task.values
+            ).headlines,
             auroc_by_pooling={
                 POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
                 for pooling, p in enumerate(fitted.by_place[n])
