@@ -15,12 +15,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.filters.policy import BoundClause, Policy
-from pipeline.ledger.columns import CALIBRATED, CALIBRATED_COLUMNS
+from pipeline.ledger.columns import CALIBRATED
 from pipeline.sources.documents import OK
 from pipeline.sources.rule import Rule, conjuncts
 from pipeline.spec.tasks import TaskSpec
 
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Truth = str | Collection[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,14 @@ def reasons_of(policy: Policy, schema: pa.Schema, tasks: Collection[str]) -> tup
 
 
 def ideal_rows(
-    rows: pa.RecordBatch, truth: Mapping[str, Sequence[str | None]], tasks: Mapping[str, TaskSpec]
+    rows: pa.RecordBatch, truth: Mapping[str, Sequence[Truth]], tasks: Mapping[str, TaskSpec]
 ) -> pa.RecordBatch:
     """The rows with certain answers that are right; everything else of them stays.
 
     Args:
         rows: Of a snapshot.
-        truth: By task, the true label of each row; None gives null.
+        truth: By task, the true label of each row, or of kind `multi` all true labels; None gives
+            null.
         tasks: The spec's, by name.
     """
     for name, labels in truth.items():
@@ -86,17 +89,21 @@ def ideal_rows(
 
 
 def _ideal(
-    answer: Mapping[str, Any], label: str, task: TaskSpec, columns: Sequence[str]
+    answer: Mapping[str, Any], truth: str | Collection[str], task: TaskSpec, columns: Sequence[str]
 ) -> dict[str, Any]:
-    """An answer with this label, of which the model is certain."""
-    p = {other: float(other == label) for other in task.labels}
-    best = dict(zip(CALIBRATED_COLUMNS, (label, p, 1.0), strict=True))
-    parts = label.split(task.separator) if task.separator else []
+    """An answer with this label, or with these of kind `multi`, of which the model is certain."""
+    true = (truth,) if isinstance(truth, str) else truth
+    labels = [label for label in task.labels if label in true]
+    p = {label: float(label in true) for label in task.labels}
+    best = {"label": truth, "labels": labels, "p": p, "margin": 1.0}
+    if task.kind == "score":
+        best["score"] = float(labels[0])
+    parts = labels[0].split(task.separator) if task.separator else []
     path = [(task.separator or "").join(parts[:end]) for end in range(1, len(parts) + 1)]
     ideal = {
         **best,
         CALIBRATED: best,
-        "top": [{"label": label, "p": 1.0}],
+        "top": [{"label": truth, "p": 1.0}],
         "levels": [{"label": part, "p": 1.0} for part in path],
         "mass": 1.0,
         "status": OK,
@@ -107,9 +114,41 @@ def _ideal(
 def dropping_labels(
     reasons: Sequence[Reason], schema: pa.Schema, task: TaskSpec
 ) -> NDArray[np.int64]:
-    """The numbers of the labels that are a reason to drop a document, whatever else is known."""
-    nulls = [pa.nulls(len(task.labels), field.type) for field in schema]
+    """The numbers of the labels that are a reason to drop a document, whatever else is known.
+
+    Of kind `multi`: of a document to which no other label applies.
+    """
+    is_multi = task.kind == "multi"
+    truth = [(label,) if is_multi else label for label in task.labels]
+    return np.flatnonzero(_dropped(reasons, schema, task, truth))
+
+
+def drop_probabilities(
+    p: Floats,  # [rows, labels]
+    reasons: Sequence[Reason],
+    schema: pa.Schema,
+    task: TaskSpec,
+) -> Floats:  # [rows]
+    """An estimate of the probability that the task's answer is a reason to drop each row.
+
+    Of kind `multi`, labels are taken to be independent, and to decide each for itself: one of them
+    is a reason to drop, or to keep what is dropped without any.
+    """
+    dropping = dropping_labels(reasons, schema, task)
+    if task.kind != "multi":
+        return np.asarray(np.minimum(p[:, dropping].sum(axis=1), 1), np.float64)
+    [without_any] = _dropped(reasons, schema, task, [()])
+    own = np.setdiff1d(np.arange(len(task.labels)), dropping) if without_any else dropping
+    none = np.asarray((1 - p[:, own]).prod(axis=1), np.float64)
+    return none if without_any else 1 - none
+
+
+def _dropped(
+    reasons: Sequence[Reason], schema: pa.Schema, task: TaskSpec, truth: Sequence[Truth]
+) -> Bools:  # [truth]
+    """Whether an answer of this task, without any other, is a reason to drop."""
+    nulls = [pa.nulls(len(truth), field.type) for field in schema]
     rows = pa.RecordBatch.from_arrays(nulls, schema=schema)
-    rows = ideal_rows(rows, {task.name: list(task.labels)}, {task.name: task})
+    rows = ideal_rows(rows, {task.name: truth}, {task.name: task})
     own = [reason.kept(rows) for reason in reasons if task.name in reason.tasks]
-    return np.array([n for n in range(len(rows)) if any(kept[n] is False for kept in own)], int)
+    return np.array([any(kept[n] is False for kept in own) for n in range(len(truth))], np.bool_)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pipeline.gold.values import BETWEEN, NONE
 from pipeline.report.console import Grid, Part, printed
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def show_drawn_sample(sample: DrawnSample) -> Iterator[Part]:
     for task, labels in sample.tasks.items():
         few = len(labels) <= SHOWN_LABELS
         shown = " or ".join(labels) if few else f"one of the {len(labels):,} labels of the task"
+        if task in sample.multi:
+            shown = f"those that apply of {', '.join(labels)}"
+            shown += f", with {BETWEEN} between them; {NONE} if none applies"
         facts[f"column {task}"] = f"write {shown}"
     facts["then"] = f"assay audit SPEC {shlex.join(words)}"
     yield facts

@@ -23,6 +23,7 @@ from pipeline.gold.people import label_columns
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, find_design
 from pipeline.gold.values import UNLABELLED
 from pipeline.options import AuditOptions, GoldColumns, GoldOptions
+from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.audited_rule import (
     AuditedRule,
@@ -66,7 +67,7 @@ class _Sheet:
     rows: GoldRows
     design: SampleDesign
     texts: Hashes  # [texts]: of its rows, rising
-    labels: Mapping[str, Numbers]  # [texts] for each task: the number of the label, or UNLABELLED
+    labels: Mapping[str, Numbers]  # [texts] by part of a task: the label's number, or UNLABELLED
 
     @property
     def has_label(self) -> Bools:  # [texts]
@@ -212,7 +213,7 @@ def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _She
         fix = f"was not drawn by `assay audit --to`: it has no column {SAMPLE}; draw a sample, and "
         fix += "label it"
         raise option_error("gold", fix, source)
-    named = {task for task, _ in options.columns}.union(n.split(".")[0] for n, _ in options.scores)
+    named = {task_of(name) for name, _ in (*options.columns, *options.scores)}
     tasks = [task for task in audited.tasks if task in rows.columns or task in named]
     columns = options.columns, options.values, options.scores, tuple(tasks or audited.tasks)
     gold = read_gold(source, spec, GoldOptions(HASH, None, *columns))
@@ -220,8 +221,9 @@ def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _She
     order = np.argsort(keys)
     unlabelled = np.full(len(keys), UNLABELLED)
     labels = {
-        task: gold.tasks[task].truth[order] if task in gold.tasks else unlabelled
+        part.name: gold.tasks[part.name].truth[order] if part.name in gold.tasks else unlabelled
         for task in audited.tasks
+        for part in audited.spec_tasks[task].parts
     }
     return _Sheet(rows, design, keys[order], labels)
 

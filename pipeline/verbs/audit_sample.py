@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.survey import Population, allocate, strata
 from pipeline.filters.excerpts import excerpts
-from pipeline.filters.ideal_answers import dropping_labels
+from pipeline.filters.ideal_answers import drop_probabilities
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, keep_design
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.rows import TEXT_COLUMN
@@ -37,6 +37,7 @@ class DrawnSample:
 
     path: str
     tasks: Mapping[str, tuple[str, ...]]  # the columns to fill in, and what to write there
+    multi: tuple[str, ...]  # those of them in which several labels may be written, or none
     reasons: tuple[str, ...]  # of the rule, to drop a document; each is estimated
     positive: str | None  # the task and label of documents that should be dropped, if it was named
     by: tuple[str, ...]  # the groups that were asked for
@@ -79,6 +80,7 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
     return DrawnSample(
         path=target.url,
         tasks=audited.tasks,
+        multi=tuple(t for t in audited.tasks if audited.spec_tasks[t].kind == "multi"),
         reasons=tuple(reason.words for reason in audited.reasons if reason.tasks),
         positive=audited.positive,
         by=options.by,
@@ -143,14 +145,13 @@ def _frame(audited: AuditedRule) -> _Frame:
     be dropped: that one of the tasks has a label for which the rule drops it.
     """
     tasks = [audited.spec_tasks[name] for name in audited.tasks]
-    labels = [dropping_labels(audited.criteria, audited.rule.schema, task) for task in tasks]
     numbers: dict[str, int] = {}
     parts: list[tuple[NDArray[np.generic], ...]] = []
     for documents in audited.documents(numbers):
         kept = np.ones(len(documents.rows))
-        for task, dropping in zip(tasks, labels, strict=True):
+        for task in tasks:
             p = probabilities(documents.rows.column(task.name), RAW, tuple(task.labels))
-            kept *= 1 - np.minimum(p[:, dropping].sum(axis=1), 1)
+            kept *= 1 - drop_probabilities(p, audited.criteria, audited.rule.schema, task)
         parts.append(
             (documents.hashes, documents.positions, 1 - kept, documents.groups, documents.dropped)
         )

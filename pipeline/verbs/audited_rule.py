@@ -5,7 +5,7 @@ Entry point: `AuditedRule`. Used by `audit_sample`, which draws texts, and `audi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.filters.decisions import with_thresholds
-from pipeline.filters.ideal_answers import Reason, condition, ideal_rows, reasons_of
+from pipeline.filters.ideal_answers import Reason, Truth, condition, ideal_rows, reasons_of
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.gold.fitted_texts import FittedTexts
 from pipeline.gold.sample_design import HASH
@@ -82,7 +82,11 @@ class AuditedRule:
             return cls(rule, shards, None, reasons, reasons)
         task, label = _task_and_label(rule, positive)
         quoted = label.replace("'", "''")
-        other = condition(f"\"{task}\".label <> '{quoted}'", positive, rule.schema, names)
+        kinds = {each.name: each.kind for each in rule.spec.tasks}
+        sql = f"\"{task}\".label <> '{quoted}'"
+        if kinds[task] == "multi":
+            sql = f"not list_contains(\"{task}\".labels, '{quoted}')"
+        other = condition(sql, positive, rule.schema, names)
         return cls(rule, shards, positive, (), (other,))
 
     @property
@@ -131,16 +135,21 @@ class AuditedRule:
     def by_labels(
         self,
         rows: pa.RecordBatch,
-        labels: Mapping[str, Numbers],  # [rows] for each task: the label, or UNLABELLED
+        labels: Mapping[str, Numbers],  # [rows] by part of a task: the label, or UNLABELLED
     ) -> tuple[Bools, Bools]:  # [rows, criteria] each
         """Whether the rows have the labels that each criterion reads, and whether it drops them."""
         known, should = np.ones((2, len(rows), len(self.criteria)), np.bool_)
         for number, criterion in enumerate(self.criteria):
-            truth = {}
-            for task in criterion.tasks:
-                names = (*self.tasks[task], None)  # — UNLABELLED is the last index
-                truth[task] = [names[label] for label in labels[task].tolist()]
-                known[:, number] &= labels[task] != UNLABELLED
+            truth: dict[str, list[Truth]] = {}
+            for name in criterion.tasks:
+                task = self.spec_tasks[name]
+                codes = np.array([labels[part.name] for part in task.parts])
+                of_rows = (codes != UNLABELLED).all(axis=0)
+                truth[name] = [
+                    _truth(task, of_row) if is_known else None
+                    for of_row, is_known in zip(codes.T.tolist(), of_rows, strict=True)
+                ]
+                known[:, number] &= of_rows
             should[:, number] = criterion.drops(ideal_rows(rows, truth, self.spec_tasks))
         return known, should
 
@@ -156,6 +165,14 @@ class AuditedRule:
             "answers were fitted to": len(np.intersect1d(answered, fitted)),
         }
         return {reason: count for reason, count in counts.items() if count}
+
+
+def _truth(task: TaskSpec, codes: Sequence[int]) -> Truth:
+    """The label with this number, or of kind `multi` the labels that are answered with yes."""
+    labels = list(task.labels)
+    if task.kind != "multi":
+        return labels[codes[0]]
+    return [label for label, code in zip(labels, codes, strict=True) if code == 0]
 
 
 def _task_and_label(rule: SnapshotRule, positive: str) -> tuple[str, str]:
@@ -176,6 +193,6 @@ def text_number(content_hash: str) -> int:
 def fitted_texts(audited: AuditedRule) -> Hashes:
     """The texts that the answers of the rule's tasks were fitted to."""
     spec = audited.rule.spec
-    tasks = [task for task in spec.tasks if task.name in audited.read_tasks]
-    texts = {text for task in tasks for text in FittedTexts.of(spec, task).calibrated}
+    parts = [part for task in spec.tasks if task.name in audited.read_tasks for part in task.parts]
+    texts = {text for part in parts for text in FittedTexts.of(spec, part).calibrated}
     return np.array(sorted(map(text_number, texts)), np.uint64)

@@ -8,7 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.filters.ideal_answers import dropping_labels, ideal_rows, reasons_of
+from pipeline.filters.ideal_answers import (
+    drop_probabilities,
+    dropping_labels,
+    ideal_rows,
+    reasons_of,
+)
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.ledger.columns import ANSWER_COLUMNS, CALIBRATED, answers_type
 from pipeline.spec.tasks import TaskSpec
@@ -120,3 +125,59 @@ def test_the_labels_that_alone_are_a_reason_to_drop(
     reasons = reasons_of(policy, SCHEMA, TASKS)
     assert dropping_labels(reasons, SCHEMA, TASKS["toxic"]).tolist() == toxic
     assert dropping_labels(reasons, SCHEMA, TASKS["topic"]).tolist() == topic
+
+
+KINDS = {
+    "about": TaskSpec(name="about", kind="multi", question="{label}?", labels=["law", "tax"]),
+    "quality": TaskSpec(name="quality", kind="score", question="?", labels=["0", "1", "4"]),
+}
+LABELS = pa.list_(pa.field("element", pa.string()))
+P = {name: [(label, pa.float32()) for label in task.labels] for name, task in KINDS.items()}
+KINDS_SCHEMA = pa.schema(
+    [
+        ("about", pa.struct([("labels", LABELS), ("p", pa.struct(P["about"]))])),
+        (
+            "quality",
+            pa.struct(
+                [
+                    ("label", pa.string()),
+                    ("p", pa.struct(P["quality"])),
+                    ("score", pa.float32()),
+                ]
+            ),
+        ),
+    ]
+)
+
+
+def test_ideal_answers_of_several_labels_and_of_scores() -> None:
+    rows = pa.RecordBatch.from_arrays(
+        [pa.nulls(3, field.type) for field in KINDS_SCHEMA], schema=KINDS_SCHEMA
+    )
+    truth = {"about": [["tax", "law"], (), None], "quality": ["4", "0", None]}
+    ideal = ideal_rows(rows, truth, KINDS)
+    assert ideal.column("about").to_pylist() == [
+        {"labels": ["law", "tax"], "p": {"law": 1.0, "tax": 1.0}},
+        {"labels": [], "p": {"law": 0.0, "tax": 0.0}},
+        None,
+    ]
+    assert [row and row["score"] for row in ideal.column("quality").to_pylist()] == [4, 0, None]
+
+
+@pytest.mark.parametrize(
+    ("keep", "task", "expected"),
+    [
+        ("not list_contains(about.labels, 'law')", "about", 0.3),
+        ("about.p.law < 0.9 and about.p.tax < 0.9", "about", 1 - 0.7 * 0.4),
+        ("list_contains(about.labels, 'tax')", "about", 0.4),
+        ("len(about.labels) > 0", "about", 0.7 * 0.4),
+        ("quality.score >= 1", "quality", 0.2),
+    ],
+)
+def test_the_probability_of_an_answer_that_is_a_reason_to_drop(
+    keep: str, task: str, expected: float
+) -> None:
+    p = {"about": np.array([[0.3, 0.6]]), "quality": np.array([[0.2, 0.5, 0.3]])}[task]
+    reasons = reasons_of(Policy(keep, ()), KINDS_SCHEMA, KINDS)
+    [estimate] = drop_probabilities(p, reasons, KINDS_SCHEMA, KINDS[task])
+    assert estimate == pytest.approx(expected)
