@@ -1,6 +1,6 @@
 """The charts of a page: scores of a corpus, and curves of an evaluation. `page.html` draws them.
 
-Entry points: `histograms` and `curves`. A chart is as wide as a telephone.
+Entry points: `histograms`, `score_histogram` and `curves`. A chart is as wide as a telephone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
 from pipeline.report.console import truncate
+from pipeline.verbs.corpus_report import ExpectedScores
 from pipeline.verbs.evaluate import TaskEvaluation
 
 BARS = 50  # of a histogram
@@ -46,6 +47,7 @@ class Chart:
     name: str
     height: int  # pixels of the plot
     y: Ticks
+    x: Ticks = ((0, "0"), (0.5, "0.5"), (1, "1"))
     axes: tuple[str, str] = ("", "")  # names
     bars: Sequence[tuple[float, float, str]] = ()  # left end, height, words
     lines: Sequence[Line] = ()
@@ -70,24 +72,37 @@ def histograms(scores: Sequence[ScoreCounts]) -> list[Chart]:
 
 
 def histogram(score: ScoreCounts) -> Chart:
-    """Bars of equal width on a logarithmic axis, so that a bar of one document is visible."""
+    """The documents by the probability of a label."""
     bars = _bars(score).tolist()
+    return _histogram(f"p of {score.label} ({score.task}), {sum(bars):,} documents", bars, (0, 1))
+
+
+def score_histogram(task: str, scores: ExpectedScores) -> Chart:
+    """The documents by the expected value of a score."""
+    name = f"{task}: expected score, {sum(scores.counts):,} documents"
+    return _histogram(name, scores.counts, (scores.low, scores.high))
+
+
+def _histogram(name: str, bars: Sequence[int], ends: tuple[float, float]) -> Chart:
+    """Bars of equal width on a logarithmic axis, so that a bar of one document is visible."""
     decades = max(1, len(str(max(bars))) - (str(max(bars)).strip("0") == "1"))
+    low, width = ends[0], ends[1] - ends[0]
 
     def height(count: int) -> float:
         return (math.log10(count) + _LOG_BELOW_ONE) / (decades + _LOG_BELOW_ONE)
 
     def words(bar: int) -> str:
-        return f"{bar / BARS:.2f} to {(bar + 1) / BARS:.2f}"
+        first, last = (low + width * (bar + n) / len(bars) for n in (0, 1))
+        return f"{first:.2f} to {last:.2f}"
 
-    highest = max(range(BARS), key=bars.__getitem__)
-    name = f"p of {score.label} ({score.task}), {sum(bars):,} documents"
+    highest = max(range(len(bars)), key=bars.__getitem__)
     return Chart(
         name,
         _LOW,
         [(height(10**n), f"{10**n:,}") for n in range(decades + 1)],
+        x=[(share, f"{low + width * share:g}") for share in (0, 0.5, 1)],
         bars=[
-            (bar / BARS, height(count), f"{words(bar)}: {count:,}")
+            (bar / len(bars), height(count), f"{words(bar)}: {count:,}")
             for bar, count in enumerate(bars)
             if count
         ],
@@ -121,7 +136,7 @@ def curves(task: TaskEvaluation) -> tuple[Chart, Chart]:
             f"{task.task}: reliability",
             _HIGH,
             ticks,
-            ("confidence: p of the answer", "share of correct answers"),
+            axes=("confidence: p of the answer", "share of correct answers"),
             lines=reliability,
             diagonal=True,
         ),
@@ -129,7 +144,7 @@ def curves(task: TaskEvaluation) -> tuple[Chart, Chart]:
             f"{task.task}: precision and recall",
             _HIGH,
             ticks,
-            ("recall", "precision"),
+            axes=("recall", "precision"),
             lines=list(_precision_by_recall(task)),
         ),
     )

@@ -22,7 +22,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.tally import THRESHOLDS, ScoreCounts
-from pipeline.report.charts import curves, histograms
+from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.disclosure import dataset_card, filter_text, public_summary
 from pipeline.report.doubts import evaluation_doubts, report_doubts
@@ -127,6 +127,7 @@ def _template() -> Template:
         "shown_groups": SHOWN_GROUPS,
         "ranked_labels": RANKED_LABELS,
         "histograms": histograms,
+        "score_histogram": score_histogram,
         "curves": curves,
         "sources": sources,
         "row_counts": row_counts,

@@ -15,6 +15,7 @@ from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.integrity.diff import exceeded
 from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.options import USUAL_LIMITS
+from pipeline.spec.labels import task_of
 
 if TYPE_CHECKING:
     from pipeline.gold.labels import Gold
@@ -114,14 +115,14 @@ def _nothing_judged(task: TaskEvaluation) -> str:
 
 def _unswapped(task: TaskEvaluation, gold: Gold) -> str:
     """The options that give the labels the other way round."""
+    if task_of(task.task) != task.task:
+        return "If the gold is right, ask in other words, or train a readout (assay fit)"
     if len(task.labels) > 2:
         return "Write which label each value of the gold means: --value GOLD=LABEL"
     first, second = task.labels
     if gold.tasks[task.task].scored is not None:
         scores = gold.options.scores
-        column = next(c for name, c in scores if task.task in (name, name.partition(".")[0]))
-        if any(name == task.task for name, _ in scores) and "." in task.task:
-            return f"If they are, write 1 minus each score into column {column}"
+        column = next(c for name, c in scores if name.partition(".")[0] == task.task)
         other = second if gold.tasks[task.task].scored == first else first
         return f"If they are, write {shlex.join(['--score', f'{task.task}.{other}={column}'])}"
     named = {value: label for value, label in gold.options.values if label in task.labels}

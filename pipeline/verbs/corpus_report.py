@@ -54,6 +54,17 @@ from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
+SCORE_BARS = 50  # of a histogram of expected values
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedScores:
+    """The expected values of a score over the documents with an answer."""
+
+    mean: float
+    low: float  # the lowest label
+    high: float  # the highest label
+    counts: tuple[int, ...]  # documents, in bars of equal width from `low` to `high`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +76,15 @@ class TaskReport:
     instruction: str | None  # of the label files; None if no model answered
     weights: Mapping[str, str]  # SHA-256 of the files of the model or the classifier
     fingerprint: str
-    labels: Mapping[str, int]  # documents, in the spec's order
+    labels: Mapping[
+        str, int
+    ]  # documents, in the spec's order; of kind `multi` one may have several
     statuses: Mapping[str, int]  # documents
     versions: Mapping[str, str]  # packages that answered the first shard
     readout: str | None
+    kind: str
+    answered: int  # documents
+    score: ExpectedScores | None  # of kind `score`
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +252,9 @@ def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
             text = (footer.metadata or {}).get(f"{METADATA_PREFIX}{name}".encode(), b"{}")
             stored[name] = json.loads(text)
     written = stored.get("spec", {})
-    counts = table.counts(f"{task.name}_label")
+    is_multi = task.kind == "multi"
+    counts = table.counts(f"unnest({task.name}_labels)" if is_multi else f"{task.name}_label")
+    [(answered,)] = table.rows(f"select count({task.name}_margin) from documents")
     return TaskReport(
         task=task.name,
         question=written.get("task", {}).get("question", task.question),
@@ -248,7 +266,26 @@ def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
         statuses=table.counts(f"{task.name}_status"),
         versions=stored.get("versions", {}),
         readout=task.readout,
+        kind=task.kind,
+        answered=answered,
+        score=_expected_scores(task, table) if task.kind == "score" else None,
     )
+
+
+def _expected_scores(task: TaskSpec, table: Decisions) -> ExpectedScores | None:
+    """None if no document has an answer."""
+    low, high = task.values[0], task.values[-1]
+    bar = f"least(floor(({task.name}_score - ?) / ? * {SCORE_BARS}), {SCORE_BARS - 1})::INTEGER"
+    rows = table.rows(
+        f"select {bar} as bar, count(*), sum({task.name}_score::DOUBLE) from documents "
+        f"where isfinite({task.name}_score) group by bar",
+        [low, high - low],
+    )
+    if not rows:
+        return None
+    counts = {number: count for number, count, _ in rows}
+    mean = sum(total for *_, total in rows) / sum(counts.values())
+    return ExpectedScores(mean, low, high, tuple(counts.get(n, 0) for n in range(SCORE_BARS)))
 
 
 def _pace(

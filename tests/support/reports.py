@@ -22,7 +22,9 @@ PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
 
 def task(name: str, statuses: dict[str, int], **changes: Any) -> TaskReport:
     labels = {name: 30, "other": 70}
-    made = TaskReport(name, "?", None, {"gguf": "ab" * 32}, "fp", labels, statuses, {}, None)
+    made = TaskReport(
+        name, "?", None, {"gguf": "ab" * 32}, "fp", labels, statuses, {}, None, "choice", 100, None
+    )
     return replace(made, **changes)
 
 
