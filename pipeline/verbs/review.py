@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import Problem, SpecError, option_error
-from pipeline.evaluation.gates import Gate, parse_gate
+from pipeline.evaluation.gates import Gate, metrics_of, parse_gate
 from pipeline.evaluation.intervals import Figure
-from pipeline.evaluation.metrics import HEADLINES
 from pipeline.gold.answers import answers_for, matching_snapshot
 from pipeline.gold.labels import Gold
 from pipeline.gold.people import AUDIT, GoldFile
@@ -159,17 +158,12 @@ def _task(spec: JobSpec, name: str) -> TaskSpec:
 def _until(task: TaskSpec, written: str | None) -> Gate | None:
     if written is None:
         return None
-<<<<<<< HEAD
-    fix = "write METRIC >= NUMBER, as in 'auroc >= .95', with a metric of the whole task: "
-    wrong = option_error("until", fix + ", ".join(HEADLINES), written)
-    try:
-        gate = parse_gate(f"{task.name}.{written}", {task.name: tuple(task.labels)})
-=======
     # — the figures of a review are means over the labels, also where each applies for itself
     mean = task.model_copy(update={"kind": "choice"}) if task.kind == "multi" else task
+    fix = "write METRIC >= NUMBER, as in 'auroc >= .95', with a metric of the whole task: "
+    wrong = option_error("until", fix + ", ".join(metrics_of(mean)[0]), written)
     try:
         gate = parse_gate(f"{task.name}.{written}", {task.name: mean})
->>>>>>> 4df3bdb (eval knows scores and several labels at once: quadratic weighted kappa, the error and the rank correlation of the expected value, and means over labels that apply or not, each with an interval; gates name them)
     except SpecError as error:
         raise wrong from error
     if gate.label is not None:
