@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import select
 import shlex
 import signal
 import sys
@@ -32,7 +33,7 @@ from cyclopts.exceptions import (
 
 from pipeline.cli.parameters import flag_of
 from pipeline.errors import AssayError, Problem, SpecError
-from pipeline.report.console import console_on, escape_controls, json_value
+from pipeline.report.console import PipeConsole, console_on, escape_controls, json_value
 from pipeline.runtime.imports import wait_passively
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENT = 2
 EXIT_INCOMPLETE = 3
+EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # what a shell reports of a program that the signal ends
 
 
 @contextmanager
@@ -128,6 +130,7 @@ def new_app(name: str, help: str) -> App:
             show_default=_default_text,
         ),
         result_action="return_value",
+        console=PipeConsole(),
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
@@ -146,12 +149,19 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
         try:
             with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
                 result = command(tokens)
+            sys.stdout.flush()
         except CycloptsError as error:
             raise SpecError([_problem(error, command)]) from None
     except AssayError as error:
         name = "" if isinstance(error, SpecError) else "assay: "
         print(f"{name}{_shown(error)}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout):
+            raise  # — of another pipe or socket
+        # — Python flushes standard output once more, when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CLOSED_PIPE
     except KeyboardInterrupt as stop:
         kept = f"{stop}; " if str(stop) else ""
         again = shlex.join([*command.name, *tokens])
@@ -161,6 +171,13 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
     if not tokens and command.default_command is None:
         return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
     return result if isinstance(result, int) else EXIT_COMPLETE
+
+
+def _is_closed(stream: TextIO) -> bool:
+    """Whether the stream is a pipe whose reader has ended, as `head` does."""
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _shown(error: AssayError) -> str:

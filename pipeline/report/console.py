@@ -26,9 +26,16 @@ if TYPE_CHECKING:  # imports scipy
 _UNLIMITED_COLUMNS, _LINES = 10_000, 25
 
 
+class PipeConsole(Console):
+    """A console that leaves a closed pipe to the command."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 def console_on(stream: TextIO) -> Console:
     """A console that prints text as it is; a stream that is not a terminal has no line width."""
-    return Console(
+    return PipeConsole(
         file=stream,
         width=None if stream.isatty() else _UNLIMITED_COLUMNS,
         # — without a height, rich takes 80 columns where FORCE_COLOR is set and TERM is dumb

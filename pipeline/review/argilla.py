@@ -25,6 +25,7 @@ from pipeline.review.exchange import (
 from pipeline.spec.tasks import TaskSpec
 
 NAME = "Argilla"
+USER = "argilla:"  # before the id of a user, in place of a person's name
 ORIGIN = "assay"  # key of a record's metadata
 # The option for none of the labels: Argilla submits no empty answer.
 NONE = "-"
@@ -92,6 +93,8 @@ def _value(labels: list[str], task: TaskSpec) -> str | list[str]:
 
 def user_id(person: str) -> str:
     """The id of a person as a user of Argilla."""
+    if person.startswith(USER):  # — the answers came from there
+        return person.removeprefix(USER)
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"assay:{person}"))
 
 
@@ -135,5 +138,5 @@ def _line(
     people = {user_id(line.by): line for line in origin.answers}
     if user in people and people[user].label == label:
         return people[user]  # — it was not changed since the export
-    by = people[user].by if user in people else f"argilla:{user}"
+    by = people[user].by if user in people else f"{USER}{user}"
     return origin.line(place, label, by=by, at=now, seconds=0, chosen="argilla")
