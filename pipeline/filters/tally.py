@@ -71,9 +71,9 @@ def tallied_columns(
 ) -> dict[str, tuple[str, ...]]:
     """The columns of the table by name: of each task `TASK_label`, and `p_N` of scored label N.
 
-    Of the kind `multi`, `TASK_labels`: a list.
+    Of the kind `multi`, `TASK_labels`: a list. Of the kind `score`, also `TASK_score`.
     """
-    names = ("label", "labels", "status", "margin")
+    names = ("label", "labels", "score", "status", "margin")
     fields = {
         f"{task}_{name}": (task, name)
         for task, named in tasks.items()

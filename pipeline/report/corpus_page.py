@@ -25,7 +25,7 @@ from pipeline.filters.tally import THRESHOLDS, ScoreCounts
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.disclosure import dataset_card, filter_text, public_summary
-from pipeline.report.doubts import evaluation_doubts, report_doubts
+from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
 from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
 from pipeline.report.evaluation_json import EvaluationJson, evaluation_json
 from pipeline.report.evaluation_table import (
@@ -133,6 +133,7 @@ def _template() -> Template:
         "row_counts": row_counts,
         "evaluation_doubts": evaluation_doubts,
         "score_grids": score_grids,
+        "shared_doubts": shared_doubts,
         "confusion_grid": confusion_grid,
         "multi_grids": multi_grids,
         "multi_issues": multi_issues,

@@ -1,14 +1,14 @@
 """Warnings of answers that may mean nothing, each one line with what to do.
 
-Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubts`, for the figures
-of an evaluation, `report_doubts`, for all of a report, and `check_doubts`, for the answers to the
-few documents of a check.
+Entry points: `label_doubts`, for the labels that a run gave, `evaluation_doubts` and
+`shared_doubts`, for the figures of one evaluation and of several, `report_doubts`, for all of a
+report, and `check_doubts`, for the answers to the few documents of a check.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.gold.fitted_texts import LEAST_ROWS
@@ -76,6 +76,15 @@ def evaluation_doubts(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
         )
 
 
+def shared_doubts(tasks: Sequence[TaskEvaluation], gold: Gold) -> Iterator[str]:
+    """The doubts of several evaluations; a reason that several share is one line."""
+    names: dict[str, list[str]] = {}
+    for task in tasks:
+        for doubt in evaluation_doubts(task, gold):
+            names.setdefault(doubt.removeprefix(f"{task.task}: "), []).append(task.task)
+    yield from (f"{', '.join(of)}: {reason}" for reason, of in names.items())
+
+
 def report_doubts(report: CorpusReport) -> Iterator[str]:
     """Every reason why the labels, the figures or the filter of a report may mislead."""
     if report.partial:
@@ -85,11 +94,13 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
         if failed:
             shown = ", ".join(f"{name} {count:,}" for name, count in failed.items())
             yield f"{task.task}: {sum(failed.values()):,} documents have no answer ({shown})"
-    yield from label_doubts({task.task: task.labels for task in report.tasks})
+    yield from label_doubts(
+        {task.task: task.labels for task in report.tasks},
+        {task.task: task.answered for task in report.tasks},
+    )
     quality = report.quality
     if quality is not None:
-        for evaluated in quality.tasks:
-            yield from evaluation_doubts(evaluated, quality.gold)
+        yield from shared_doubts(quality.tasks, quality.gold)
     for of in report.subgroups:
         for rate in of.rates:
             if rate.flagged and rate.rate is not None and rate.rate_of_others is not None:

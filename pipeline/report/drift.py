@@ -32,8 +32,7 @@ def comparison_parts(comparison: Comparison) -> Iterator[Part]:
         facts["tasks new"] = ", ".join(comparison.only_after)
     yield facts
     for task in comparison.tasks:
-        grid = multi_grid(task) if isinstance(task, MultiChange) else task_grid(task)
-        yield from ("", grid, drift_line(task))
+        yield from ("", task_grid(task), drift_line(task))
 
 
 show_comparison = printed(comparison_parts)
@@ -104,8 +103,10 @@ def comparison_json(comparison: Comparison) -> ComparisonJson:
     )
 
 
-def task_grid(task: TaskChange) -> Grid:
+def task_grid(task: TaskChange | MultiChange) -> Grid:
     """The shares of the labels before and after, and how many answers went from one to another."""
+    if isinstance(task, MultiChange):
+        return _multi_grid(task)
     title = _title(task)
     columns, rows = list(task.labels), list(range(len(task.labels)))
     if len(rows) > SHOWN_LABELS:
@@ -128,7 +129,7 @@ def task_grid(task: TaskChange) -> Grid:
     )
 
 
-def multi_grid(task: MultiChange) -> Grid:
+def _multi_grid(task: MultiChange) -> Grid:
     """The shares of the documents with each label, and how many texts gained or lost it."""
     before, after = (
         counts / max(1, rows)

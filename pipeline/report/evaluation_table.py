@@ -12,7 +12,7 @@ from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import RAW
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
-from pipeline.report.doubts import evaluation_doubts
+from pipeline.report.doubts import evaluation_doubts, shared_doubts
 from pipeline.spec.labels import YES, task_of
 from pipeline.verbs.evaluate import (
     Cut,
@@ -57,8 +57,7 @@ def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
         parts = parts_of(evaluation, whole)
         yield from ("", *multi_row_counts(whole, parts))
         yield from multi_grids(whole, parts)
-        for part in parts:
-            yield from warnings(evaluation_doubts(part, evaluation.gold))
+        yield from warnings(shared_doubts(parts, evaluation.gold))
         if issues := multi_issues(parts):
             yield issue_grid(issues, SHOWN_ISSUES)
     for decision in evaluation.decisions:
