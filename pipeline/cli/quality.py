@@ -166,7 +166,7 @@ def _announce(address: str) -> None:
 def _exchange(
     spec_file: str, options: ReviewOptions, exchange: ExchangeOptions, *, as_json: bool
 ) -> int:
-    from pipeline.report.review_exchange import show_exported_review, show_imported_review
+    from pipeline.report.review import show_exported_review, show_imported_review
     from pipeline.verbs.review_exchange import export_review, import_review
 
     with spec_in(spec_file) as spec:

@@ -51,8 +51,8 @@ def ordinal_figures(
 def _figure(measured: Floats, low: float, high: float, *, rows: float) -> Figure:
     """The first of the values, which are from `low` to `high`, and its interval by the others."""
     shares = (measured - low) / (high - low)
-    found = interval(float(shares[0]), shares[1:], rows=rows, rarest=rows)
-    ends = (found.value, found.low, found.high)
+    figure = interval(float(shares[0]), shares[1:], rows=rows, rarest=rows)
+    ends = (figure.value, figure.low, figure.high)
     return Figure(*(None if end is None else low + (high - low) * end for end in ends))
 
 

@@ -103,8 +103,8 @@ class Session:
     def open_document(self, person: str) -> Asked | None:
         """The document that the person has open, else the next one; None if there is none."""
         self.collect_fit()
-        if person not in self._asked and not self.is_done and (found := self._next(person)):
-            self._open(person, *found)
+        if person not in self._asked and not self.is_done and (following := self._next(person)):
+            self._open(person, *following)
         return self._asked.get(person)
 
     def answer(self, person: str, text_hash: str, action: Action, label: object = None) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from pipeline.gold.answers import answers_for, matching_snapshot
 from pipeline.gold.labels import Gold
 from pipeline.gold.people import AUDIT, GoldFile
 from pipeline.gold.values import GoldTask
-from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import RAW
 from pipeline.options import AuditOptions
 from pipeline.review.agreement import Agreement
@@ -29,20 +26,22 @@ from pipeline.review.choice import Floats, Order, features
 from pipeline.review.options import ReviewOptions
 from pipeline.review.session import Pool, Rules, Session
 from pipeline.review.view import pairs
-from pipeline.runtime.job import Job, make_job, plan
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
-from pipeline.sources.documents import OK
-from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.audit_sample import sample_hashes
 from pipeline.verbs.gold_states import read_gold_states
+from pipeline.verbs.review_documents import (
+    Document,
+    documents_with,
+    drawn_documents,
+    of_another_corpus,
+)
 
 POOL = 2_000  # documents
 TEXT_CHARS = 20_000  # of a text on the page
-# Documents that are looked at for one of the pool: of a larger corpus not all are.
-_LOOKED_AT = 50
 _LAYER = 1  # among the layers that are read: the states in its middle say most about the topic
 
 
@@ -61,13 +60,6 @@ class Reviewed:
     agreements: tuple[Agreement, ...]
     agreed: int  # labels that the model gave, too, when the document was shown
     compared: int
-
-
-class _Document(NamedTuple):
-    key: str  # random, by the content and the seed
-    hash: str
-    doc_id: str
-    text: str
 
 
 @contextmanager
@@ -107,16 +99,15 @@ def open_review(
             if any(line.shown.chosen != f"{AUDIT}{sample}" for line in gold.answers.values()):
                 fix = "has answers to other documents than this sample's; name a new file"
                 raise option_error("to", fix, options.to)
-        documents = _draw(job, options, labelled | drawn, 0 if drawn else options.pool or POOL)
+        more = 0 if drawn else options.pool or POOL
+        documents = _documents(spec, options, labelled | drawn, more, cache_dir)
         layers = None if spec.exit is None else str(spec.exit.layer)
         pool = _pool(job, bare, documents, layers, options.seed, announce)
         if rules.order.name == "disagreement":
             pool = _with_ledger(pool, spec, task, cache_dir)
         if missing := len(drawn - {*pool.hashes}):
-            fix = (
-                f"{missing:,} documents of the sample are not read whole as one piece, and without "
-            )
-            fix += "them it would be another sample; use assay audit --to"
+            fix = f"{missing:,} documents of the sample are not read whole as one piece, and "
+            fix += "without them it would be another sample; use assay audit --to"
             raise option_error("order", fix, options.order)
         yield Session(replace(pool, sample=sample), task, gold, rules)
 
@@ -142,17 +133,17 @@ def reviewed(session: Session, options: ReviewOptions) -> Reviewed:
 
 def _task(spec: JobSpec, name: str) -> TaskSpec:
     """The task; SpecError unless its documents are texts and a readout may answer it."""
-    found = next((task for task in spec.tasks if task.name == name), None)
-    if found is None:
+    own = next((task for task in spec.tasks if task.name == name), None)
+    if own is None:
         known = ", ".join(task.name for task in spec.tasks)
         raise option_error("task", f"the spec has no such task; it has {known}", name)
-    if found not in spec.model_tasks:
+    if own not in spec.model_tasks:
         fix = "has a classifier or a cascade; a review fits a readout of the model's states"
         raise option_error("task", f"{fix}: name a task with a question or a readout", name)
     if spec.input.image is not None:
         fix = "a review shows texts, and the documents of this spec are images"
         raise SpecError([Problem("input.image", fix, spec.input.image)])
-    return found
+    return own
 
 
 def _until(task: TaskSpec, written: str | None) -> Gate | None:
@@ -171,48 +162,21 @@ def _until(task: TaskSpec, written: str | None) -> Gate | None:
     return gate
 
 
-def _draw(job: Job, options: ReviewOptions, named: set[str], more: int) -> list[_Document]:
+def _documents(
+    spec: JobSpec, options: ReviewOptions, named: set[str], more: int, cache_dir: Path
+) -> list[Document]:
     """Documents with different texts in random order: those of these hashes, and up to `more`."""
-    found: dict[str, _Document] = {}
-    drawn = nsmallest(more, _others(job, options.seed, named, more, found))
-    if missing := len(named - found.keys()):
-        fix = f"{missing:,} of its {len(named):,} documents are not in the input; name the gold "
-        raise option_error("to", f"{fix}file of this corpus, or a new one", options.to)
-    return sorted([*found.values(), *drawn])
-
-
-def _others(
-    job: Job, seed: int, named: set[str], more: int, found: dict[str, _Document]
-) -> Iterator[_Document]:
-    """Readable documents with other hashes; those that are named are put into `found`.
-
-    Shards are read in random order, until there are enough documents to draw from.
-    """
-    spec = job.spec
-    shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
-    seen: set[str] = set()
-    for place_ in np.random.default_rng(seed).permutation(len(shards)):
-        if len(seen) >= _LOOKED_AT * more and len(found) == len(named):
-            return
-        for documents in read_documents(shards[place_], spec.input.storage_options):
-            columns = (documents.column(n) for n in ("content_hash", "doc_id", "text", "status"))
-            for text_hash, doc_id, text, status in zip(*columns, strict=True):
-                own = text_hash.as_py()
-                if status.as_py() != OK or own in seen:
-                    continue
-                seen.add(own)
-                key = sha256_hex(f"review {seed} {own}".encode(), 16)
-                document = _Document(key, own, doc_id.as_py(), text.as_py())
-                if own in named:
-                    found[own] = document
-                else:
-                    yield document
+    own = documents_with(spec, named, seed=options.seed, cache_dir=cache_dir)
+    if missing := len(named) - len(own):
+        raise option_error("to", of_another_corpus(missing, len(named)), options.to)
+    others = drawn_documents(spec, more, without=named, seed=options.seed, cache_dir=cache_dir)
+    return sorted([*own.values(), *others])
 
 
 def _pool(
     job: Job,
     task: TaskSpec,
-    documents: Sequence[_Document],
+    documents: Sequence[Document],
     layers: str | None,
     seed: int,
     announce: Callable[[int], Callable[[int], None]],

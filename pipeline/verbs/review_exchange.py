@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from heapq import nsmallest
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +20,8 @@ import pyarrow.compute as pc
 from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.gold.files import read_gold_rows
 from pipeline.gold.people import GoldFile, GoldLine
-from pipeline.hashes import parse_json, sha256_hex
+from pipeline.hashes import parse_json
 from pipeline.ledger.columns import RAW, probabilities
-from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import contents, last_snapshot
@@ -32,18 +29,14 @@ from pipeline.review import argilla, label_studio, tables
 from pipeline.review.exchange import PLACE, Lines, Origin, Record, new_lines
 from pipeline.review.options import ExchangeOptions, ReviewOptions, ReviewTool
 from pipeline.runtime.fitted_files import options_for
-from pipeline.sources.documents import OK
-from pipeline.sources.shards import MAX_SHARD_BYTES
-from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import Target, new_file
 from pipeline.stores.store import Store, open_store
+from pipeline.verbs.review_documents import documents_with, drawn_documents, of_another_corpus
 
 logger = logging.getLogger(__name__)
 
-# Documents that are looked at for each that is exported: of a larger corpus, not all are.
-_LOOKED_AT = 50
 _P_DIGITS = 6
 
 
@@ -72,13 +65,6 @@ class ImportedReview:
     people: Mapping[str, int]  # the added answers of each
 
 
-class _Document(NamedTuple):
-    key: str  # random, by the content and the seed
-    hash: str
-    doc_id: str
-    text: str
-
-
 def export_review(
     spec: JobSpec, review: ReviewOptions, options: ExchangeOptions, *, cache_dir: Path
 ) -> ExportedReview:
@@ -100,12 +86,15 @@ def export_review(
         answers = _by_document(gold.answers.values(), with_flags=tool in ("jsonl", "csv"))
         known = {line.content_hash for line in gold.answers.values()}
     if options.documents is None:
-        documents = _documents_with(spec, store, answers.keys(), cache_dir)
+        documents = documents_with(spec, answers.keys(), seed=review.seed, cache_dir=cache_dir)
         if missing := sorted(answers.keys() - documents.keys()):
-            raise option_error("to", _of_another_corpus(len(missing), len(answers)), review.to)
+            raise option_error("to", of_another_corpus(len(missing), len(answers)), review.to)
         chosen = [documents[text_hash] for text_hash in answers]
     else:
-        chosen, answers = _drawn(spec, store, known, options.documents, review.seed, cache_dir), {}
+        chosen = drawn_documents(
+            spec, options.documents, without=known, seed=review.seed, cache_dir=cache_dir
+        )
+        answers = {}
     if not chosen:
         fix = "no document has an answer; add --documents N to export documents to answer"
         fix = "every document has an answer already" if options.documents else fix
@@ -144,28 +133,20 @@ def import_review(
             not have, or two answers of one person for a document. Nothing is written.
         StorageError: A file cannot be read or written.
     """
-    task, store = _task(spec, review), open_store(spec.output, spec.storage_options)
-    tool = options.tool
+    task, tool = _task(spec, review), options.tool
     lines = list(_lines(spec, options, task))
     with _gold_file(review.to, task) as gold:
         added = new_lines(lines, gold, task)
-        documents = _documents_with(spec, store, added.keys(), cache_dir)
+        documents = documents_with(spec, added.keys(), seed=review.seed, cache_dir=cache_dir)
         missing = [text_hash for text_hash in added if text_hash not in documents]
         if missing:
             place, _ = added[missing[0]]
-            raise SpecError([Problem(place, _of_another_corpus(len(missing), len(added)))])
+            raise SpecError([Problem(place, of_another_corpus(len(missing), len(added)))])
         new = [line for _, of_document in added.values() for line in of_document]
         for line in new:
             gold.append(line)
     people = dict(Counter(line.by for line in new))
     return ImportedReview(review.to, tool, task.name, len(new), len(lines) - len(new), people)
-
-
-def _of_another_corpus(missing: int, documents: int) -> str:
-    return (
-        f"{missing:,} of its {documents:,} documents are not in the input: it is of another "
-        "corpus, or they were changed; name the spec whose documents they are"
-    )
 
 
 def _task(spec: JobSpec, review: ReviewOptions) -> TaskSpec:
@@ -245,54 +226,6 @@ def _by_document(answers: Iterable[GoldLine], *, with_flags: bool) -> dict[str, 
         if with_flags or line.action != "flag":
             of_document.setdefault(line.content_hash, []).append(line)
     return of_document
-
-
-def _documents(spec: JobSpec, store: Store, cache_dir: Path, seed: int) -> Iterator[_Document]:
-    """The documents with a text, once each, file by file in random order."""
-    source = spec.input
-    objects = find_objects(source.path, cache_dir, source.storage_options)
-    shards = load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False).shards
-    seen: set[str] = set()
-    for number in np.random.default_rng(seed).permutation(len(shards)):
-        for documents in read_documents(shards[number], source.storage_options):
-            columns = (documents.column(n) for n in ("content_hash", "doc_id", "text", "status"))
-            for text_hash, doc_id, text, status in zip(*columns, strict=True):
-                own = text_hash.as_py()
-                if status.as_py() == OK and own not in seen:
-                    seen.add(own)
-                    key = sha256_hex(f"review {seed} {own}".encode(), 16)
-                    yield _Document(key, own, doc_id.as_py(), text.as_py())
-
-
-def _documents_with(
-    spec: JobSpec, store: Store, hashes: Collection[str], cache_dir: Path
-) -> dict[str, _Document]:
-    """The documents with these content hashes; the input is read until all of them are read."""
-    own: dict[str, _Document] = {}
-    if hashes:
-        for document in _documents(spec, store, cache_dir, seed=0):
-            if document.hash in hashes:
-                own[document.hash] = document
-                if len(own) == len(hashes):
-                    break
-    return own
-
-
-def _drawn(
-    spec: JobSpec, store: Store, known: Collection[str], count: int, seed: int, cache_dir: Path
-) -> list[_Document]:
-    """Random documents without an answer."""
-
-    def candidates() -> Iterator[_Document]:
-        looked_at = 0
-        for document in _documents(spec, store, cache_dir, seed):
-            if document.hash not in known:
-                yield document
-                looked_at += 1
-            if looked_at == _LOOKED_AT * count:
-                return
-
-    return nsmallest(count, candidates())
 
 
 def _predictions(
