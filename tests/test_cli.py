@@ -20,17 +20,15 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from finished import Corpus, finish, toy_fingerprints, toy_spec
 from local_cluster import command_line
 from many_rows import assert_every_row_once, has_begun, write_many
 from rich.console import Console
 
 import pipeline
 from pipeline.cli import app, main
-from pipeline.cli.app import EXIT_CLOSED_PIPE, _RayReports
+from pipeline.cli.app import _RayReports
 from pipeline.cli.parameters import flag_of
 from pipeline.options import EvalOptions, GoldOptions
-from pipeline.stores.local import LocalStore
 
 DOCUMENTS = 600
 COMMANDS = [name for name in app if not name.startswith("-")]
@@ -400,21 +398,3 @@ def test_ray_s_reports_of_workers_that_the_run_ended_are_dropped() -> None:
     assert stream.getvalue() == "(raylet) a worker died: out of memory\n"
     reports.close()
     assert stream.getvalue() == "(raylet) a worker died: out of memory\nlast\n"
-
-
-@pytest.mark.parametrize("words", ["--help", "show SPEC", "show SPEC --json", "check SPEC --help"])
-def test_a_closed_pipe_ends_the_command_quietly(
-    words: str, toy_corpus: Corpus, tmp_path: Path
-) -> None:
-    store, spec = LocalStore(tmp_path / "out"), tmp_path / "spec.json"
-    finish(store, toy_corpus.shards(store), toy_fingerprints())
-    content = toy_spec(tmp_path)
-    content["input"]["path"] = str(toy_corpus.folder)
-    spec.write_text(json.dumps(content))
-    # — the reader has ended before anything is written
-    line = (
-        f"{{ sleep .2; {sys.executable} -m pipeline {words.replace('SPEC', str(spec))}; }} | true"
-    )
-    line += '; echo "${PIPESTATUS[0]}"'
-    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
-    assert (ended.stdout, ended.stderr) == (f"{EXIT_CLOSED_PIPE}\n", "")
