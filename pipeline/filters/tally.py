@@ -109,18 +109,24 @@ def score_counts(
         yield ScoreCounts(task, label, limit, counts, tuple(sizes.tolist()))
 
 
-def examples(table: Decisions, tasks: Mapping[str, SnapshotTask]) -> Iterator[ShownDocument]:
-    """The documents to show: by the filter's decision, then of each label. Equal texts are one."""
+def examples(
+    table: Decisions, tasks: Mapping[str, SnapshotTask], scored: Sequence[Label] = ()
+) -> Iterator[ShownDocument]:
+    """The documents to show: by the filter's decision, then of each label. Equal texts are one.
+
+    Of kind `multi`, the margin is that of the label where it is `scored`, else of the answer.
+    """
     for kind, condition in ((KEPT, "not dropped"), (DROPPED, "dropped")):
         for document in _first(table, f"status = 'ok' and {condition}", "0"):
             yield ShownDocument(kind, None, None, *document[:3], None, document[-1])
     for task, named in tasks.items():
-        margin = f"{task}_margin"
-        has_label = f"{task}_label = ?"
-        if "labels" in named.columns:
-            has_label = f"list_contains({task}_labels, ?)"
-        where = f"{has_label} and isfinite({margin})"
+        is_multi = "labels" in named.columns
+        has_label = f"list_contains({task}_labels, ?)" if is_multi else f"{task}_label = ?"
         for label in named.labels[:SHOWN_LABELS]:
+            margin = f"{task}_margin"
+            if is_multi and (task, label) in scored:
+                margin = f"abs(2 * p_{scored.index((task, label))} - 1)"
+            where = f"{has_label} and isfinite({margin})"
             for kind, order in ((SURE, f"-{margin}"), (BORDERLINE, margin)):
                 for doc_id, path, row, place, reason in _first(table, where, order, label):
                     yield ShownDocument(kind, task, label, doc_id, path, row, abs(place), reason)

@@ -55,13 +55,14 @@ class Chart:
     caption: str = ""
 
 
-def histograms(scores: Sequence[ScoreCounts]) -> list[Chart]:
+def histograms(scores: Sequence[ScoreCounts], kind: str = "choice") -> list[Chart]:
     """The charts of a task: of two labels the first, else the labels with most to show.
 
-    A label has something to show if one document in a hundred scores above the lowest bar.
+    Of kind `multi`, the second of two labels has a chart of its own. A label has something to show
+    if one document in a hundred scores above the lowest bar.
     """
     # — of two labels the second mirrors the first
-    candidates = scores[:1] if len(scores) == 2 else scores
+    candidates = scores[:1] if len(scores) == 2 and kind != "multi" else scores
     above = [int(_bars(score)[1:].sum()) for score in candidates]
     most = sorted(range(len(candidates)), key=lambda n: -above[n])[:MOST_FIGURES]
     return [

@@ -216,7 +216,7 @@ def report_of(
             groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
             files=table.sizes("path", MOST_GROUPS),
             lengths=table.sizes(BY_LENGTH),
-            examples=_with_texts(rule, list(examples(table, named))),
+            examples=_with_texts(rule, list(examples(table, named, scored))),
             quality=quality,
             subgroups=tuple(_subgroups(quality, options.terms, _group_of(rule, quality, table))),
             drift=None if before is None else compare(rule.store, before, contents),

@@ -136,8 +136,11 @@ def test_several_labels_from_gold_to_an_audit(
     rows = corpus.rows("topic")
     for label in LABELS:
         assert counts[label] == sum(label in row["labels"] for row in rows.values())
-    assert "a readout for each label" not in page.read_text()
     assert "macro AUROC" in page.read_text()
+    shown = [each["example"] for each in report["examples"] if each["example"]["label"] == "law"]
+    margins = {each["doc_id"]: each["margin"] for each in shown}
+    own = {name: abs(2 * rows[name]["p"]["law"] - 1) for name in margins}
+    assert len(margins) >= 4 and margins == pytest.approx(own, abs=1e-6)
 
 
 def test_a_label_without_enough_gold_stops_a_fit_by_name(
