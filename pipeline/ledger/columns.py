@@ -22,9 +22,7 @@ ROW = "row"
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
 # The two versions of probabilities; the second is also a column, of tasks with a calibration.
 RAW, CALIBRATED = "raw", "calibrated"
-CALIBRATED_COLUMNS = ("label", "p", "margin")  # of the struct in that column
-# The same of every kind of task: `labels` in place of `label`, of the kind `multi`, and `score`.
-_CALIBRATED_OF_KINDS = ("label", "labels", "p", "score", "margin")
+CALIBRATED_COLUMNS = ("label", "labels", "p", "score", "margin")  # that it may have
 STAGE = "stage"  # the number of the stage that decided, from 1; only of tasks with a cascade
 # How the model continues its answer: the text, and its tokens; only of tasks with `explain`.
 EXPLANATION = "explanation"
@@ -51,7 +49,7 @@ def answer_columns(task: TaskSpec) -> tuple[str, ...]:
 
 def calibrated_type(answers: pa.StructType) -> pa.StructType:
     """The type of the column `calibrated` beside the columns of these answers."""
-    return pa.struct([field for field in answers if field.name in _CALIBRATED_OF_KINDS])
+    return pa.struct([field for field in answers if field.name in CALIBRATED_COLUMNS])
 
 
 def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType:
