@@ -244,7 +244,7 @@ def test_scores_that_cannot_be_fitted_are_one_line(
         (["--hold-out", "1"], "--hold-out: write a share, as in 0.2 (got 1.0)"),
         (["--folds", "1"], "--folds: write 2 or more"),
         (["--folds", "16"], "--gold: label 'toxic' of task toxic has 15 documents, and one is"),
-        (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 tasks"),
+        (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 readouts"),
         (["--to", "{folder}"], "--to: exists; write another name, or add --overwrite"),
     ],
 )
