@@ -72,7 +72,7 @@ def test_local_paths_are_relative_to_the_folder_of_the_spec_where_it_is_near() -
 
 def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     assert list(report_doubts(REPORT)) == []
-    constant = task("topic", {"ok": 98, "error:x": 2}, labels={"<art>": 98})
+    constant = task("topic", {"ok": 98, "error:x": 2}, labels={"<art>": 98}, answered=98)
     before, after = np.array([90, 10]), np.array([10, 90])
     change = TaskChange("spam", ("a", "b"), ("f", "f"), before, after, np.eye(2, dtype=int), 0, ())
     drift = Comparison("snapshot 00000006", "now", (100, 100), (0, 100, 0), (change,), (), ())
