@@ -59,7 +59,7 @@ def rotate(
 
 def gate(gates: Tensor, ups: Tensor) -> Tensor:
     """SwiGLU's product (Shazeer, 2020); both [rows, inner], and the gates may be written."""
-    return silu(gates).mul_(ups)
+    return silu(gates, inplace=True).mul_(ups)
 
 
 PLAIN = Passes(normalise, rotate, gate, Tensor.add_)
