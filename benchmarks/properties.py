@@ -16,13 +16,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from math import exp
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.__main__ import CACHE, start
 from benchmarks.peers.environments import Worker
-from benchmarks.peers.serve import Asked, Setup
+from benchmarks.peers.serve import Asked, Setup, Writing
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.job import make_job, plan
@@ -137,7 +138,6 @@ def measure(
     tokens = [sorted({t for own in q.first_tokens.values() for t in own}) for q in prompt.questions]
     asked = Asked(list(prompt.prefix), [list(q.token_ids) for q in prompt.questions], tokens)
     before, after = json_prompt.prefix, json_prompt.questions[0].token_ids
-    limits = {"schema": schema(spec.tasks), "max_tokens": MAX_JSON_TOKENS}
     seconds: dict[str, list[float]] = {"assay": [], "vllm": []}
     replies: dict[str, list[Any]] = {"assay": [], "vllm": []}
     rest = documents[WARM_UP:]
@@ -145,7 +145,7 @@ def measure(
     parts = [documents[:WARM_UP], *(rest[i : i + size] for i in range(0, len(rest), size))]
     with ExitStack() as stack:
         assay = start("assay", setup, CACHE, stack)
-        vllm = Worker("vllm", setup, CACHE, module="vllm_json")
+        vllm = Worker("vllm", setup, CACHE)
         stack.callback(vllm.close)
         assay.prepare(asked)
         for number, part in enumerate(parts):
@@ -154,7 +154,7 @@ def measure(
                     took, of_part = assay.label(list(part))
                 else:
                     ids = [[*before, *document, *after] for document in part]
-                    vllm.ask(label={"prompts": ids, **limits})
+                    vllm.ask(write=asdict(Writing(ids, schema(spec.tasks), MAX_JSON_TOKENS)))
                     took, of_part = vllm.reply()
                 if number:
                     seconds[name].append(took / len(part))
@@ -171,7 +171,7 @@ def measure(
         "tokens of a document": statistics.fmean(map(len, rest)),
         "tokens of the questions": sum(map(len, asked.questions)),
         "tokens that vLLM read": statistics.fmean(each["read"] for each in replies["vllm"]),
-        "tokens that vLLM wrote": statistics.fmean(each["written"] for each in replies["vllm"]),
+        "tokens that vLLM wrote": statistics.fmean(each["tokens"] for each in replies["vllm"]),
         "seconds of a document, by round": seconds,
         "vLLM / assay": [statistics.median(ratios), min(ratios), max(ratios)],
         "not valid JSON": read.count(None) / len(read),

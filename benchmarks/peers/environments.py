@@ -56,13 +56,10 @@ def interpreter(engine: str, cache: Path) -> Path:
 class Worker:
     """An engine in its own process, which is stopped except while it answers.
 
-    Its module has the engine's name unless `module` names another. PeerError where it cannot be
-    loaded, or ends while it is asked.
+    PeerError where it cannot be loaded, or ends while it is asked.
     """
 
-    def __init__(
-        self, engine: str, setup: Setup, cache: Path, *, module: str | None = None
-    ) -> None:
+    def __init__(self, engine: str, setup: Setup, cache: Path) -> None:
         python = interpreter(engine, cache)
         variables = {**os.environ, "PYTHONPATH": str(_HERE.parents[1])}
         variables["OMP_NUM_THREADS"] = str(setup.threads)
@@ -71,10 +68,10 @@ class Worker:
         if openmp := [str(path) for path in python.parents[1].glob("lib/libiomp5.so")]:
             variables["LD_PRELOAD"] = openmp[0]  # as vLLM's manual recommends
         options = json.dumps(asdict(setup))
-        self._log = cache / f"{module or engine}-{setup.number_format}.log"
+        self._log = cache / f"{engine}-{setup.number_format}.log"
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "benchmarks.peers.serve", module or engine, options],
+                [python, "-m", "benchmarks.peers.serve", engine, options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

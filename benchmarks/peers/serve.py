@@ -14,8 +14,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol, TextIO
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TextIO, cast
 
 Documents = list[list[int]]
 Answers = list[list[dict[int, float]]]  # by document, by question: token id -> log-probability
@@ -41,6 +41,24 @@ class Asked:
     tokens: list[list[int]]  # by question: the tokens that may come next
 
 
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Prompts, after each of which a JSON text is written."""
+
+    prompts: list[list[int]]
+    schema: dict[str, Any]  # a JSON schema
+    max_tokens: int  # of a text
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A JSON text."""
+
+    text: str
+    read: int  # tokens of the prompt that were not in the prefix cache
+    tokens: int  # that were written
+
+
 class Engine(Protocol):
     """An engine with its model. Its module has a class of this name, made from a `Setup`."""
 
@@ -56,17 +74,26 @@ class Engine(Protocol):
         """
 
 
+class WritingEngine(Engine, Protocol):
+    """An engine that also writes JSON."""
+
+    def write(self, request: Writing) -> list[Written]:
+        """The texts that follow the prompts."""
+
+
 def serve(engine: Engine, requests: Iterable[str], replies: TextIO) -> None:
     """Answer requests until there are no more. Seconds are those of the engine alone."""
     print(json.dumps(engine.version), file=replies, flush=True)
     for line in requests:
         [(verb, value)] = json.loads(line).items()
         started = time.perf_counter()
-        answers: Answers = []
+        answers: list[Any] = []
         if verb == "prepare":
             engine.prepare(Asked(**value))
-        else:
+        elif verb == "label":
             answers = engine.label(value)
+        else:
+            answers = [asdict(each) for each in cast(WritingEngine, engine).write(Writing(**value))]
         print(json.dumps([time.perf_counter() - started, answers]), file=replies, flush=True)
 
 

@@ -131,8 +131,8 @@ def drop_probabilities(
 ) -> Floats:  # [rows]
     """An estimate of the probability that the task's answer is a reason to drop each row.
 
-    Of kind `multi`, labels are taken to be independent, and to decide each for itself: one of them
-    is a reason to drop, or to keep what is dropped without any.
+    Of kind `multi`, the labels are taken to be independent of each other, and one label to be
+    enough: to drop the document, or to keep one that is dropped without any label.
     """
     dropping = dropping_labels(reasons, schema, task)
     if task.kind != "multi":

@@ -31,17 +31,23 @@ Connection = duckdb.DuckDBPyConnection
 
 
 @dataclass(frozen=True, slots=True)
-class TaskChange:
-    """One task, before and after."""
+class Change:
+    """What is counted of a task of any kind, before and after."""
 
     task: str
     labels: tuple[str, ...]
     fps: tuple[str, str]
-    before: Counts  # rows, so that a repeated text counts each time
+    before: Counts  # rows with the label, so that a repeated text counts each time
     after: Counts
-    flips: Flips  # distinct texts that both answered
     newly_failing: int  # rows that had an answer, matched by document id
     failing_ids: tuple[str, ...]  # the first of them
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange(Change):
+    """One task with one label a document, before and after."""
+
+    flips: Flips  # distinct texts that both answered
 
     @property
     def psi(self) -> float:
@@ -62,21 +68,14 @@ class TaskChange:
 
 
 @dataclass(frozen=True, slots=True)
-class MultiChange:
+class MultiChange(Change):
     """One task of kind `multi`, before and after: each label applies to a document or not."""
 
-    task: str
-    labels: tuple[str, ...]
-    fps: tuple[str, str]
-    before: Counts  # rows to which the label applies
-    after: Counts
     answered: tuple[int, int]  # rows with an answer: before, after
     gained: Counts  # distinct texts that both answered, to which the label applies only after
     lost: Counts  # only before
     flipped: int  # distinct texts that both answered, with other labels
     texts: int  # distinct texts that both answered
-    newly_failing: int
-    failing_ids: tuple[str, ...]
 
     @property
     def psi(self) -> float:

@@ -8,7 +8,8 @@ from itertools import combinations
 
 import numpy as np
 
-from pipeline.evaluation.metrics import Floats, Ints, mean_defined
+from pipeline.evaluation.metrics import Ints, mean_defined
+from pipeline.evaluation.ordinal import kappas
 from pipeline.gold.people import GoldLine, Label
 from pipeline.spec.tasks import TaskSpec
 
@@ -46,13 +47,12 @@ def _task_kappa(codes: Ints, task: TaskSpec) -> float | None:  # [documents, 2, 
     if task.kind == "multi":
         by_label = [kappa(of[:, 0], of[:, 1], 2) for of in np.moveaxis(codes, 2, 0)]
         value = float(mean_defined(np.array(by_label)))
+    elif task.kind == "score":
+        one, other = np.array(task.values)[codes.argmax(axis=2)].T
+        value = float(kappas(one, other, np.ones((1, len(codes))))[0])
     else:
-        distance = None
-        if task.kind == "score":
-            numbers = np.arange(len(task.labels), dtype=np.float64)
-            distance = (numbers[:, None] - numbers) ** 2
         one, other = codes.argmax(axis=2).T
-        value = kappa(one, other, len(task.labels), distance)
+        value = kappa(one, other, len(task.labels))
     return None if np.isnan(value) else value
 
 
@@ -62,14 +62,8 @@ def one_hot(label: Label, task: TaskSpec) -> list[int]:  # [labels]
     return [int(name in chosen) for name in task.labels]
 
 
-def kappa(one: Ints, other: Ints, labels: int, distance: Floats | None = None) -> float:
-    """Cohen's kappa (1960) of two people's labels, NaN where chance alone would make them agree.
-
-    `distance` [labels, labels] weights the disagreements (Cohen 1968); default: all alike.
-    """
-    weights = 1 - np.eye(labels) if distance is None else distance
-    seen = np.zeros((labels, labels))
-    np.add.at(seen, (one, other), 1)
-    by_chance = np.outer(seen.sum(axis=1), seen.sum(axis=0)) / len(one)
-    expected = float((weights * by_chance).sum())
-    return 1 - float((weights * seen).sum()) / expected if expected else float("nan")
+def kappa(one: Ints, other: Ints, labels: int) -> float:
+    """Cohen's kappa (1960) of two people's labels, NaN where chance alone would make them agree."""
+    shares = [np.bincount(codes, minlength=labels) / len(one) for codes in (one, other)]
+    apart = 1 - float(shares[0] @ shares[1])
+    return 1 - float((one != other).mean()) / apart if apart else float("nan")

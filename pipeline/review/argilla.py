@@ -104,18 +104,15 @@ def read_records(data: bytes, path: str, task: TaskSpec, now: str) -> Lines:
     The file has no times, so the answers are of `now`. Where a response has no status, it was
     submitted.
     """
-    for place, record in json_records(data, path, NAME):
-        metadata, responses = record.get("metadata"), record.get("responses")
-        if not isinstance(metadata, dict) or not isinstance(responses, dict):
-            fix = f"is no record of {NAME}; write the file with dataset.records.to_json"
-            raise SpecError([Problem(place, fix)])
-        written = str(metadata.get(ORIGIN, ""))
+    form = {"metadata": dict, "responses": dict}
+    for place, record in json_records(data, path, form, f"write it with {NAME}'s records.to_json"):
+        written = str(record["metadata"].get(ORIGIN, ""))
         try:
             content = parse_json(written)
         except ValueError:
             content = written
         origin = Origin.parse(content, place, NAME)
-        for response in responses.get(origin.task) or ():
+        for response in record["responses"].get(origin.task) or ():
             line = _line(response, origin, place, task, now)
             if line is not None:
                 yield place, line

@@ -40,7 +40,9 @@ class Origin:
         try:
             return validated(cls, value)
         except ValueError as error:
-            fix = f"is no record that `assay review --export` wrote, or was changed ({error}); "
+            fix = (
+                f"`assay review --export` did not write this record, or it was changed ({error}); "
+            )
             fix += f"export the {format} file with all data of its records"
             raise SpecError([Problem(place, fix)]) from error
 
@@ -73,7 +75,7 @@ class Origin:
         try:
             return GoldLine(*own, action, label, by, in_utc(at), seconds, shown)
         except ValueError as error:
-            raise SpecError([Problem(place, f"is no answer of a person: {error}")]) from error
+            raise SpecError([Problem(place, f"is not the answer of a person: {error}")]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,11 @@ class Record:
 
 
 def question_of(task: TaskSpec) -> str:
-    """The question as a person reads it."""
-    return (task.question or task.name).replace(SLOT, "…")
+    """The question as a person reads it, above the names of the labels."""
+    if task.question is None:
+        several = "Which labels of {} fit?" if task.kind == "multi" else "Which label of {} fits?"
+        return several.format(task.name)
+    return task.question.replace(SLOT, "…") if task.kind == "multi" else task.question
 
 
 def predicted(origin: Origin, task: TaskSpec) -> list[str]:
@@ -104,7 +109,7 @@ def predicted(origin: Origin, task: TaskSpec) -> list[str]:
 
 
 def in_utc(at: str) -> str:
-    """A time with a zone in UTC, or without a zone, which is UTC; ValueError if it is none."""
+    """A time in UTC; a time without a zone is in UTC. ValueError unless it is in ISO 8601."""
     time = datetime.fromisoformat(at)
     if time.utcoffset() == timedelta(0):
         return at
@@ -112,18 +117,25 @@ def in_utc(at: str) -> str:
     return utc.isoformat()
 
 
-def json_records(data: bytes, path: str, format: str) -> Iterator[tuple[Option, dict[str, Any]]]:
-    """The records of a file with a JSON list of objects; SpecError if it is none."""
+def json_records(
+    data: bytes, path: str, form: Mapping[str, type], fix: str
+) -> Iterator[tuple[Option, dict[str, Any]]]:
+    """The records in a JSON list of objects, each with its place in the file.
+
+    SpecError, which ends with `fix`, unless every record has a value of each type of `form`.
+    """
     try:
         values = parse_json(data)
     except ValueError as error:
-        fix = f"is no JSON of {format}: {error}"
-        raise SpecError([Problem(Option(PLACE), fix, path)]) from error
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        fix = f"is no list of records; export all records of {format} as JSON"
-        raise SpecError([Problem(Option(PLACE), fix, path)])
+        raise SpecError([Problem(Option(PLACE), f"is not JSON ({error}); {fix}", path)]) from error
+    if not isinstance(values, list):
+        raise SpecError([Problem(Option(PLACE), f"is not a JSON list; {fix}", path)])
     for number, value in enumerate(values, start=1):
-        yield Option(PLACE, part=f" {path}, record {number}"), value
+        place = Option(PLACE, part=f" {path}, record {number}")
+        record = value if isinstance(value, dict) else {}
+        if missing := [key for key, kind in form.items() if not isinstance(record.get(key), kind)]:
+            raise SpecError([Problem(place, f"has no {', '.join(missing)}; {fix}")])
+        yield place, record
 
 
 def new_lines(

@@ -85,13 +85,11 @@ def _result(labels: list[str], task: TaskSpec) -> list[dict[str, Any]]:
 
 def read_tasks(data: bytes, path: str, task: TaskSpec) -> Lines:
     """The annotations in an export in the format JSON."""
-    for place, record in json_records(data, path, NAME):
-        annotations, content = record.get("annotations"), record.get("data")
-        if not isinstance(annotations, list) or not isinstance(content, dict):
-            fix = f"is no task of {NAME} with annotations; export the project in the format JSON"
-            raise SpecError([Problem(place, fix)])
-        origin = Origin.parse(content.get(ORIGIN), place, NAME)
-        for annotation in annotations:
+    form = {"data": dict, "annotations": list}
+    fix = f"export the project of {NAME} in the format JSON"
+    for place, record in json_records(data, path, form, fix):
+        origin = Origin.parse(record["data"].get(ORIGIN), place, NAME)
+        for annotation in record["annotations"]:
             yield place, _line(annotation, origin, place, task)
 
 

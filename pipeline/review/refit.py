@@ -14,7 +14,8 @@ from scipy.special import softmax
 from threadpoolctl import threadpool_limits
 
 from pipeline.evaluation.intervals import Figure
-from pipeline.evaluation.metrics import HEADLINES, Floats, Ints, score
+from pipeline.evaluation.metrics import Floats, Ints, score
+from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.readout_fitting import GoldStates, fit
 from pipeline.spec.tasks import TaskSpec
 
@@ -45,10 +46,10 @@ class Refit:
 
 
 def main_metric(task: TaskSpec) -> str:
-    """AUROC; of more than two labels that exclude each other macro F1; of a score kappa."""
-    if task.kind == "score":
-        return "qwk"
-    return "f1" if task.kind == "choice" and len(task.labels) > 2 else "auroc"
+    """AUROC of two labels, macro F1 of more, weighted kappa of a score, macro AUROC of `multi`."""
+    if task.kind == "choice":
+        return "f1" if len(task.labels) > 2 else "auroc"
+    return "qwk" if task.kind == "score" else "macro_auroc"
 
 
 def can_fit(task: TaskSpec, targets: Floats) -> bool:  # [labelled, labels]
@@ -89,16 +90,17 @@ def refit(
         pairs = [np.stack([yes, 1 - yes], axis=1) for yes in targets.T]
         known = places or [None] * len(pairs)
         parts = [gold.fitted(pair, place) for pair, place in zip(pairs, known, strict=True)]
+    held_out = np.stack([part.held_out[:, 0] for part in parts], axis=1)
+    every = np.arange(len(rows))
     by_label = [
-        score(pair.argmax(axis=1), part.held_out, ["yes", "no"], resamples=_RESAMPLES).headlines
-        for pair, part in zip(pairs, parts, strict=True)
+        LabelRows(every, applies, p) for applies, p in zip(targets.T == 1, held_out.T, strict=True)
     ]
     return Refit(
         rows=rows,
         targets=targets,
-        held_out=np.stack([part.held_out[:, 0] for part in parts], axis=1),
+        held_out=held_out,
         p=np.stack([part.p[:, 0] for part in parts], axis=1),
-        figures={name: _mean([of[name] for of in by_label]) for name in HEADLINES},
+        figures=multi_figures(by_label, len(rows), resamples=_RESAMPLES),
         metric=main_metric(task),
         places=tuple(part.place for part in parts),
     )
@@ -135,16 +137,6 @@ class _Gold:
         logits = fitted.maps[fitted.layer].logits(states[:, fitted.layer, fitted.pooling])
         chosen = first[0] + fitted.layer, first[1] + fitted.pooling
         return _Part(fitted.held_out, np.asarray(softmax(logits, axis=1), np.float64), chosen)
-
-
-def _mean(figures: Sequence[Figure]) -> Figure:
-    """The mean over labels, of which the ends are those of labels that err together."""
-    ends = [(f.value, f.low, f.high) for f in figures if f.value is not None]
-    ends = [each for each in ends if each[1] is not None]
-    if not ends:
-        return Figure(None, None, None)
-    value, low, high = np.array(ends, np.float64).mean(axis=0).tolist()
-    return Figure(value, low, high)
 
 
 def losses(task: TaskSpec, p: Floats, targets: Floats) -> Floats:  # [rows, labels] x2 -> [rows]

@@ -173,7 +173,7 @@ class Session:
         if self.task.kind == "multi":
             if isinstance(label, list) and len({*map(str, label)} & {*own}) == len(label):
                 return tuple(name for name in own if name in label)
-            raise RefusedAnswer(f"{label!r} is no list of labels of {self.task.name}: {shown}.")
+            raise RefusedAnswer(f"{label!r} is not a list of labels of {self.task.name}: {shown}.")
         if isinstance(label, str) and label in own:
             return label
         raise RefusedAnswer(f"{label!r} is not a label of {self.task.name}: {shown}.")

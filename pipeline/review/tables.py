@@ -106,7 +106,7 @@ def _line(
     try:
         seconds = float(row.get("seconds", 0))
     except (TypeError, ValueError):
-        raise SpecError([Problem(place, "is no number of seconds", row["seconds"])]) from None
+        raise SpecError([Problem(place, "is not a number of seconds", row["seconds"])]) from None
     return origin.line(
         place,
         label,

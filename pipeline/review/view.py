@@ -7,11 +7,16 @@ from typing import Any
 
 from pipeline.evaluation.intervals import Figure
 from pipeline.review.agreement import Agreement, agreements
+from pipeline.review.exchange import question_of
 from pipeline.review.refit import main_metric
 from pipeline.review.session import Asked, Session
-from pipeline.spec.tasks import SLOT, TaskSpec
 
-METRIC_NAMES = {"auroc": "AUROC", "f1": "macro F1", "qwk": "weighted kappa"}
+METRIC_NAMES = {
+    "auroc": "AUROC",
+    "f1": "macro F1",
+    "macro_auroc": "macro AUROC",
+    "qwk": "weighted kappa",
+}
 TOO_LITTLE = (
     "Doubling the labels made the readout no better than chance explains. "
     "More labels like these may not pay."
@@ -24,19 +29,11 @@ def task_json(session: Session, command: str) -> dict[str, Any]:
     return {
         "name": task.name,
         "kind": task.kind,
-        "question": _question(task),
+        "question": question_of(task),
         "labels": list(task.labels),
         "blind": session.rules.blind,
         "command": command,
     }
-
-
-def _question(task: TaskSpec) -> str:
-    """The question for a person; a label's name is on its button."""
-    if task.question is None:
-        several = "Which labels of {} fit?" if task.kind == "multi" else "Which label of {} fits?"
-        return several.format(task.name)
-    return task.question.replace(SLOT, "…") if task.kind == "multi" else task.question
 
 
 def view_json(session: Session, person: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pipeline.options import AuditOptions
 from pipeline.review.agreement import Agreement
 from pipeline.review.choice import Floats, Order, features
 from pipeline.review.options import ReviewOptions
+from pipeline.review.refit import main_metric
 from pipeline.review.session import Pool, Rules, Session
 from pipeline.review.view import pairs
 from pipeline.runtime.job import Job, make_job
@@ -149,15 +150,14 @@ def _task(spec: JobSpec, name: str) -> TaskSpec:
 def _until(task: TaskSpec, written: str | None) -> Gate | None:
     if written is None:
         return None
-    # — the figures of a review are means over the labels, also where each applies for itself
-    mean = task.model_copy(update={"kind": "choice"}) if task.kind == "multi" else task
-    fix = "write METRIC >= NUMBER, as in 'auroc >= .95', with a metric of the whole task: "
-    wrong = option_error("until", fix + ", ".join(metrics_of(mean)[0]), written)
+    metrics, _ = metrics_of(task)
+    fix = f"write METRIC >= NUMBER, as in '{main_metric(task)} >= .95', with a metric of the whole "
+    wrong = option_error("until", f"{fix}task: {', '.join(metrics)}", written)
     try:
-        gate = parse_gate(f"{task.name}.{written}", {task.name: mean})
+        gate = parse_gate(f"{task.name}.{written}", {task.name: task})
     except SpecError as error:
         raise wrong from error
-    if gate.label is not None:
+    if gate.metric not in metrics or gate.task != task.name:
         raise wrong
     return gate
 

@@ -14,7 +14,6 @@ from benchmarks import filters
 PEERS = {
     "openvino": "openvino_genai",
     "vllm": "vllm",
-    "vllm_json": "vllm",
     "llama_cpp": "llama_cpp",
 }
 

@@ -1,4 +1,4 @@
-"""From mails without labels to a filter: a person labels a hundred of them on a page."""
+"""From posts without labels to a filter: a person labels a hundred of them on a page."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from person import REPOSITORY, Person
+from person import Person
 from sklearn.metrics import roc_auc_score
 
-CHARS, LABELS = 300, 100
-MAILS = 300
+from benchmarks.annotators import news
+from pipeline.hashes import sha256_hex
+
+POSTS, CHARS, LABELS = 600, 600, 100
 TASKS = """\
-documents: {max_tokens: 64}
+documents: {max_tokens: 96}
 tasks:
-  - name: spam
+  - name: kind
     question: null
-    readout: readouts/spam.safetensors
-    labels: [spam, other]
+    readout: readouts/kind.safetensors
+    labels: [advert, other]
 exit: {layer: 12}
 """
 FILTER = """
 filter:
-  keep: "spam.p.spam < 0.5"
+  keep: "kind.p.advert < 0.5"
 """
 
 
-def mails() -> list[dict[str, str]]:
-    """Different starts of real mails, with what the SpamAssassin project sorted them into."""
-    lines = (REPOSITORY / "jobs/corpus/train.jsonl").read_text().strip().split("\n")
-    rows = [row for row in map(json.loads, lines) if not row.keys() & {"toxic", "language"}]
-    spam = {row["text"][:CHARS]: row["spam"] for row in rows}
-    return [
-        {"id": f"m{n}", "text": text, "spam": spam[text]}
-        for n, text in enumerate(list(spam)[:MAILS])
-    ]
+def posts() -> list[dict[str, str]]:
+    """Starts of real posts to six newsgroups, of which one is for classified advertisements."""
+    kinds = {
+        text[:CHARS]: "advert" if group == "misc.forsale" else "other" for text, group in news()
+    }
+    texts = sorted(kinds, key=lambda text: sha256_hex(text.encode()))[:POSTS]
+    return [{"id": f"p{n}", "text": text, "kind": kinds[text]} for n, text in enumerate(texts)]
 
 
 def address_in(log: Path) -> str:
@@ -81,17 +81,17 @@ class Annotator:
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_a_hundred_labels_on_a_page_are_enough_for_a_filter(person: Person) -> None:
-    rows = mails()
-    truth = {row["text"]: row["spam"] for row in rows}
+    rows = posts()
+    truth = {row["text"]: row["kind"] for row in rows}
     corpus = [json.dumps({"id": row["id"], "text": row["text"]}) for row in rows]
-    person.writes("mails.jsonl", "\n".join(corpus))
-    person.types("assay init mails.jsonl --to my.yaml --model smollm2.gguf")
+    person.writes("posts.jsonl", "\n".join(corpus))
+    person.types("assay init posts.jsonl --to my.yaml --model smollm2.gguf")
     spec = (person.folder / "my.yaml").read_text()
     head = spec[: re.search(r"^tasks:", spec, re.MULTILINE).start()]  # type: ignore[union-attr]
     head = re.sub(r"(?m)^documents:.*\n(  .*\n)*", "", head)
     person.writes("my.yaml", head + TASKS)
 
-    with person.runs_beside("assay review my.yaml --task spam --to gold.jsonl") as review:
+    with person.runs_beside("assay review my.yaml --task kind --to gold.jsonl") as review:
         [log] = person.folder.glob("log-*")
         annotator = Annotator(address_in(log), truth)
         annotator.labels(LABELS // 2)
@@ -111,17 +111,17 @@ def test_a_hundred_labels_on_a_page_are_enough_for_a_filter(person: Person) -> N
         lines = (person.folder / gold).read_text().splitlines()
         labelled = {json.loads(line)["doc_id"] for line in lines}
         assert len(labelled) == number
-        p = {row["doc_id"]: float(row["spam_p_spam"]) for row in person.reads_csv("labels.csv")}
+        p = {row["doc_id"]: float(row["kind_p_advert"]) for row in person.reads_csv("labels.csv")}
         others = [row for row in rows if row["id"] not in labelled]
-        is_spam = [row["spam"] == "spam" for row in others]
-        aurocs[number] = roc_auc_score(is_spam, [p[row["id"]] for row in others])
-    print("AUROC of the other mails, by labels:", aurocs)
+        is_advert = [row["kind"] == "advert" for row in others]
+        aurocs[number] = roc_auc_score(is_advert, [p[row["id"]] for row in others])
+    print("AUROC of the other posts, by labels:", aurocs)
     assert aurocs[LABELS // 2] > 0.8 and aurocs[LABELS] > 0.85
 
     person.writes("my.yaml", head + TASKS + FILTER)
-    person.writes_csv("truth.csv", [{"id": row["id"], "spam": row["spam"]} for row in rows])
+    person.writes_csv("truth.csv", [{"id": row["id"], "kind": row["kind"]} for row in rows])
     judged = person.types("assay eval my.yaml --gold truth.csv --json")
-    task = json.loads(judged.out)["tasks"]["spam"]
+    task = json.loads(judged.out)["tasks"]["kind"]
     assert task["rows"]["evaluated"] == len(rows) - LABELS  # not those that the readout knows
     person.types("assay report my.yaml --gold truth.csv --to report.html")
     person.types("assay filter my.yaml --to clean")

@@ -155,7 +155,7 @@ def test_the_answers_of_the_model_go_along_and_are_known_to_the_gold_file(
     assert topic.export("new.jsonl", documents=5).predictions == 0
 
 
-def refused(exchange: Exchange, match: str, gold: str = "gold.jsonl") -> None:
+def assert_refused(exchange: Exchange, match: str, gold: str = "gold.jsonl") -> None:
     path = exchange.folder / gold
     before = path.read_bytes() if path.exists() else None
     with pytest.raises(SpecError, match=match) as error:
@@ -169,7 +169,7 @@ def test_a_label_that_the_task_does_not_have_is_refused(exchange: Exchange) -> N
     first, _, unknown = LABELS[exchange.task.name]
     exchange.export(documents=3)
     exchange.answer([first, unknown])
-    refused(exchange, "is not a label of task")
+    assert_refused(exchange, "is not a label of task")
 
 
 def test_an_older_wording_is_refused(topic: Exchange) -> None:
@@ -177,21 +177,21 @@ def test_an_older_wording_is_refused(topic: Exchange) -> None:
     topic.answer(["art"])
     topic.spec = spec_of(topic.folder, [{**TASKS[0], "question": "What?"}])
     topic.task = topic.spec.tasks[0]
-    refused(topic, "has an older wording of task topic")
+    assert_refused(topic, "has an older wording of task topic")
 
 
 def test_the_file_of_another_task_is_refused(topic: Exchange, tool: ReviewTool) -> None:
     topic.export(documents=3)
     topic.answer(["art"])
     other = Exchange(topic.folder, "quality", tool)
-    refused(other, "is of task topic; name it: --task topic")
+    assert_refused(other, "is of task topic; name it: --task topic")
 
 
 def test_documents_of_another_corpus_are_refused(topic: Exchange) -> None:
     topic.export(documents=3)
     topic.answer(["art"])
     Corpus(topic.folder / "in", topic.folder / "cache").write(seed=7)
-    refused(topic, "1 of its 1 documents are not in the input")
+    assert_refused(topic, "1 of its 1 documents are not in the input")
     with pytest.raises(SpecError, match="1 of its 1 documents are not in the input"):
         topic.append(
             GoldLine(
@@ -216,10 +216,10 @@ def test_two_answers_of_one_person_are_refused(topic: Exchange) -> None:
     topic.import_()
     topic.file.write_bytes(plain)
     topic.answer(["law"])
-    refused(topic, "has answered this document with art already")
+    assert_refused(topic, "has answered this document with art already")
     if topic.tool in ("label-studio", "argilla"):  # — in one file
         topic.answer(["art"])
-        refused(topic, "has answered this document with law already", "new.jsonl")
+        assert_refused(topic, "has answered this document with law already", "new.jsonl")
 
 
 def test_an_answer_that_its_person_took_back_is_not_imported_again(topic: Exchange) -> None:
@@ -233,11 +233,18 @@ def test_an_answer_that_its_person_took_back_is_not_imported_again(topic: Exchan
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "no list": (lambda records: {"tasks": records}, "is no list of records"),
+    "no list": (
+        lambda records: {"tasks": records},
+        "is not a JSON list; (export the project|write it)",
+    ),
     "no origin": (lambda records: [{**records[0], "data": {}, "metadata": {}}], "was changed"),
     "no answers": (
-        lambda records: [{"data": {}}],
-        "is no (task of Label Studio|record of Argilla)",
+        lambda records: [{"data": {}, "metadata": {}}],
+        "record 1: has no (annotations|responses)",
+    ),
+    "no record": (
+        lambda records: [*records, 1],
+        "record 2: has no (data, annotations|metadata, responses)",
     ),
 }
 
@@ -257,7 +264,7 @@ def test_another_file_of_the_tool_is_refused(topic: Exchange, change: str) -> No
 def test_a_row_without_a_person_needs_the_option(topic: Exchange) -> None:
     topic.export(documents=2)
     topic.answer(["art"], by="")
-    refused(topic, "has no person; fill in its column `by`, or add --person NAME")
+    assert_refused(topic, "has no person; fill in its column `by`, or add --person NAME")
     assert topic.import_(person="ann").people == {"ann": 1}
 
 

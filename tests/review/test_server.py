@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 from aiohttp import ClientSession, web
-from reviews import World, task_of
+from reviews import World
 
 from pipeline.review.server import HOST, TOKEN_HEADER, make_app
 from pipeline.review.session import Session
@@ -56,16 +56,6 @@ class Page:
         status, view = await self.post("/answer", id=row["id"], action="label", label=label)
         assert status == 200, view
         return dict(view)
-
-
-@pytest.fixture
-def world() -> World:
-    return World(task_of())
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "gold.jsonl"
 
 
 def with_page(

@@ -19,16 +19,6 @@ from pipeline.review.session import RESERVED_S, RefusedAnswer, Session
 from pipeline.review.view import view_json
 
 
-@pytest.fixture
-def world() -> World:
-    return World(task_of())
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "gold.jsonl"
-
-
 def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -248,14 +238,23 @@ def test_contradicting_people_teach_nothing_about_a_document(world: World, file:
         assert pair.kappa == pytest.approx(cohen_kappa_score(*labels.T))
 
 
-@pytest.mark.parametrize("weights", [None, "quadratic"])
-def test_kappa_is_that_of_scikit_learn(weights: str | None) -> None:
-    source = np.random.default_rng(0)
-    numbers = np.arange(4)
-    distance = None if weights is None else (numbers[:, None] - numbers) ** 2.0
-    for _ in range(20):
-        one = source.integers(0, 4, 30)
-        other = np.where(source.random(30) < 0.5, one, source.integers(0, 4, 30))
-        expected = cohen_kappa_score(one, other, weights=weights, labels=numbers)
-        assert kappa(one, other, 4, distance) == pytest.approx(expected)
+@pytest.mark.parametrize(("kind", "weights"), [("choice", None), ("score", "quadratic")])
+@pytest.mark.parametrize("seed", range(10))
+def test_kappa_is_that_of_scikit_learn(
+    kind: str, weights: str | None, seed: int, file: Path
+) -> None:
+    source, labels = np.random.default_rng(seed), ["0", "1", "2", "3"]
+    world = World(task_of(kind, labels), rows=30)
+    one = source.integers(0, 4, world.rows)
+    other = np.where(source.random(world.rows) < 0.5, one, source.integers(0, 4, world.rows))
+    with world.session(file) as session:
+        world.answers(session, "ann", world.rows, lambda row: labels[one[row]])
+    with world.session(file, second=True) as session:
+        world.answers(session, "bob", world.rows, lambda row: labels[other[row]])
+        [pair] = agreements(session.gold.answers.values(), world.task)
+    expected = cohen_kappa_score(one, other, weights=weights, labels=range(4))
+    assert (pair.documents, pair.kappa) == (world.rows, pytest.approx(expected))
+
+
+def test_kappa_is_undefined_where_chance_alone_makes_people_agree() -> None:
     assert np.isnan(kappa(np.zeros(3, int), np.zeros(3, int), 4))

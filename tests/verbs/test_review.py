@@ -51,6 +51,18 @@ def test_a_wrong_option_is_one_line_and_no_file_is_made(
     assert not list(tmp_path.glob("gold*"))
 
 
+def test_until_has_the_metrics_of_several_labels_as_a_whole(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    themes = {"name": "themes", "kind": "multi", "question": "About {label}?", "labels": ["a", "b"]}
+    command = ["review", str(write_spec(tasks=[themes])), "--task", "themes", "--to", "gold.jsonl"]
+    for until in ("auroc >= .9", "auroc.a >= .9"):
+        assert main([*command, "--until", until]) == 2
+        [error] = capsys.readouterr().err.splitlines()
+        assert error.startswith("--until: write METRIC >= NUMBER, as in 'macro_auroc >= .95', with")
+        assert error.endswith(f"whole task: macro_f1, macro_auroc (got '{until}')")
+
+
 def test_a_sample_that_is_labelled_on_the_page_gives_the_audit_of_its_file(
     known: Known, tmp_path: Path
 ) -> None:
