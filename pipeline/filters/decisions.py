@@ -216,7 +216,7 @@ def with_thresholds(rule: SnapshotRule, shards: Mapping[str, Shard]) -> Policy:
             scores = bound.scores(rows)
             if (missing := np.flatnonzero(answered & ~np.isfinite(scores))).size:
                 doc_id = rows.column("doc_id")[int(missing[0])].as_py()
-                fix = f"is no finite number for document {doc_id!r}, which has an answer"
+                fix = f"is not a finite number for document {doc_id!r}, which has an answer"
                 fix += "; write coalesce(..., 0)"
                 raise SpecError([Problem("filter.drop_top.of", fix, top.of)])
             scored = pa.table({"score": scores, "part": pa.array(bound.groups(rows), pa.string())})

@@ -99,7 +99,7 @@ def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
     try:
         policy = validated(Policy, parse_versioned_json(data, FORMAT))
     except ValueError as error:
-        fix = f"is no policy: {error}; name a policy.json that a filter wrote"
+        fix = f"is not a policy: {error}; name a policy.json that a filter wrote"
         raise SpecError([Problem("filter.policy", fix, path)]) from error
     for task, fp in policy.tasks.items():
         now = contents.tasks.get(task)

@@ -54,7 +54,7 @@ def column_tasks(
 ) -> dict[str, GoldTask]:
     """The gold of a column, by task; of a task of kind `multi`, by `TASK.LABEL`.
 
-    SpecError names the values that are no labels.
+    SpecError names the values that are not labels.
     """
     if score is not None:
         return {task.name: _scored_task(rows, task, score, keys)}

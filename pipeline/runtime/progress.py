@@ -55,7 +55,7 @@ LABELLING = "labelling"
 PUBLISHING = "publishing"
 MEASURING = "measuring the speed"  # of `plan`
 COMPARING = "comparing the answers with those of separate prompts"  # of `check`
-# Only of a worker: they are no phases of the run.
+# Phases of a worker, which the run as a whole does not have.
 WAITING = "waiting for work"
 READING = "reading"
 COMMITTING = "committing"

@@ -90,7 +90,7 @@ class Watchdog:
 def is_worker_alive(report: WorkerReport) -> bool:
     """Whether the worker's process runs, or is stopped, as far as Ray knows.
 
-    Of processes that are no actors Ray knows nothing: they end when they have nothing to do.
+    Ray knows nothing of processes that are not actors: they end when they have nothing to do.
     """
     if not report.actor_id:
         return report.worker == DRIVER or report.phase != WAITING

@@ -137,7 +137,7 @@ def test_a_policy_of_another_task_version_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keep": null, "clauses": 3}', '{"format": 2}'])
 def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
     (folder / "policy.json").write_text(text)
-    with pytest.raises(SpecError, match=r"^filter\.policy: is no policy: .*$"):
+    with pytest.raises(SpecError, match=r"^filter\.policy: is not a policy: .*$"):
         filtered_with(folder, policy=str(folder / "policy.json"))
 
 
