@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from collections.abc import Callable
 from math import log
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
+from benchmarks import properties
+from benchmarks.peers.environments import Worker
+from benchmarks.peers.serve import Asked, Documents, Writing, Written, serve
 from benchmarks.properties import answers, description, differences, parsed, schema
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.spec.tasks import TaskSpec
@@ -81,3 +89,56 @@ def test_differences_are_shares_by_kind_and_of_a_list_by_label() -> None:
     other = {"form": "whole", "value": 2, "topic": ["art", "law", "art"]}
     shares = differences(TASKS, [VALID, VALID, VALID], [VALID, None, other])
     assert shares == {"choice": 1 / 2, "multi": 1 / 4, "score": 0}
+
+
+class Scribe(Worker):
+    """In place of vLLM: writes one text after each prompt, and the last one is cut off."""
+
+    def __init__(self, engine: str, _setup: object, _cache: Path) -> None:
+        assert engine == "vllm"
+        self.version, self.prompts = "0", 0
+
+    def close(self) -> None:
+        """There is no process."""
+
+    def prepare(self, asked: Asked) -> None:
+        raise NotImplementedError
+
+    def label(self, documents: Documents) -> Any:
+        raise NotImplementedError
+
+    def write(self, request: Writing) -> list[Written]:
+        jsonschema.validate(VALID, request.schema)
+        self.prompts += len(request.prompts)
+        texts = [json.dumps(VALID)] * len(request.prompts)
+        if self.prompts == properties.WARM_UP + 5:
+            texts[-1] = texts[-1][:9]
+        return [Written(text, 7, len(text)) for text in texts]
+
+    def ask(self, **message: object) -> None:
+        self.replies = io.StringIO()
+        serve(self, [json.dumps(message)], self.replies)
+
+    def reply(self) -> Any:
+        return json.loads(self.replies.getvalue().splitlines()[-1])
+
+
+def test_both_engines_answer_each_document_once_after_the_warm_up(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.dumps({"id": str(n), "text": f"Text {n}."}) for n in range(20)]
+    corpus, figures = tmp_path / "texts.jsonl", tmp_path / "figures.json"
+    corpus.write_text("\n".join(rows))
+    tasks = [task.model_dump(mode="json", exclude_unset=True) for task in TASKS]
+    spec = write_spec(tasks=tasks, input={"path": str(corpus), "id": "id"})
+    monkeypatch.setattr(properties, "Worker", Scribe)
+    monkeypatch.setattr(properties, "CACHE", tmp_path / "peers")
+    words = ["properties", str(spec), "--documents", "5", "--rounds", "2", "--to", str(figures)]
+    monkeypatch.setattr(sys, "argv", words)
+    properties.main()
+    found = json.loads(figures.read_text())
+    own, written = found["answers"]
+    assert len(own) == len(written) == found["documents"] == 5
+    assert all(len(each) == 2 for each in found["seconds of a document, by round"].values())
+    assert found["not valid JSON"] == 0.2 and found["tokens that vLLM read"] == 7
+    assert found["other answers, by kind"] == differences(TASKS, own[:4], [VALID] * 4)
