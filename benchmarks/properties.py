@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.peers.__main__ import CACHE, start
 from benchmarks.peers.environments import Worker
 from benchmarks.peers.serve import Asked, Setup, Writing
+from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.job import make_job, plan
@@ -32,7 +33,7 @@ from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.labels import YES
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import SLOT, TaskSpec
+from pipeline.spec.tasks import ANSWER, TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.bench import as_questions, processor
 from pipeline.verbs.samples import take_samples
@@ -63,7 +64,8 @@ def description(tasks: Sequence[TaskSpec]) -> str:
     """The instruction that asks for all properties at once, with the tasks' own questions."""
     lines = ["Read the text, then describe it as one JSON object with these properties:"]
     for task in tasks:
-        question = (task.question or "").removesuffix(_YES_OR_NO).replace(SLOT, "these")
+        question, _, _ = (task.question or "").partition(ANSWER)
+        question = question.removesuffix(_YES_OR_NO)
         labels = ", ".join(
             f"{label} ({texts[0]})" if task.kind == "multi" else label
             for label, texts in task.labels.items()
@@ -169,7 +171,7 @@ def measure(
         "versions": versions,
         "documents": len(rest),
         "tokens of a document": statistics.fmean(map(len, rest)),
-        "tokens of the questions": sum(map(len, asked.questions)),
+        "tokens of the questions": len(Branches.of(asked.questions).token_ids),
         "tokens that vLLM read": statistics.fmean(each["read"] for each in replies["vllm"]),
         "tokens that vLLM wrote": statistics.fmean(each["tokens"] for each in replies["vllm"]),
         "seconds of a document, by round": seconds,

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.gold.people import Action, GoldFile, GoldLine, Label, Shown, check_line
 from pipeline.hashes import parse_json, validated
-from pipeline.spec.tasks import SLOT, TaskSpec
+from pipeline.spec.tasks import ANSWER, SLOT, TaskSpec
 
 PLACE = "import_file"  # the option that names the file of an import
 # The lines that a file has, each with its place in the file.
@@ -96,7 +96,8 @@ def question_of(task: TaskSpec) -> str:
     if task.question is None:
         several = "Which labels of {} fit?" if task.kind == "multi" else "Which label of {} fits?"
         return several.format(task.name)
-    return task.question.replace(SLOT, "…") if task.kind == "multi" else task.question
+    question = task.question.partition(ANSWER)[0]
+    return question.replace(SLOT, "…") if task.kind == "multi" else question
 
 
 def predicted(origin: Origin, task: TaskSpec) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import ModelError
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import ANSWER, TaskSpec
 
 Message = Mapping[str, str]
 Render = Callable[[Sequence[Message]], str]
@@ -26,11 +26,11 @@ _QUESTION = "\ue0d0question\ue0d1"
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """The text before and after a document, and between the answer position and a label."""
+    """The text before a document, and by task name what follows it."""
 
     prefix: str
-    suffixes: Mapping[str, str]  # by task name; without a question, of an empty one
-    answer_prefix: str  # " " where the prompt ends in "Answer:", "" behind a chat header
+    suffixes: Mapping[str, str]  # up to a label; without a question, of an empty one
+    spaces: Mapping[str, str]  # before a label: " " behind "Answer:" or a begun answer, or ""
 
 
 def prompt_text(
@@ -39,11 +39,14 @@ def prompt_text(
     """The prompt of every task; `render` is the tokenizer's chat template, if it has one."""
     prefix, behind = _split((render or _plain)(_messages(prompt)), _DOCUMENT)
     before_question, after_question = _split(behind, _QUESTION)
-    return PromptText(
-        prefix=prefix,
-        suffixes={t.name: before_question + (t.question or "") + after_question for t in tasks},
-        answer_prefix=" " if render is None else "",
-    )
+    space = " " if render is None else ""
+    suffixes, spaces = {}, {}
+    for task in tasks:
+        question, _, begun = (task.question or "").partition(ANSWER)
+        begun = space + begun if begun else ""
+        suffixes[task.name] = before_question + question + after_question + begun
+        spaces[task.name] = " " if begun else space
+    return PromptText(prefix, suffixes, spaces)
 
 
 def _messages(prompt: PromptSpec) -> list[Message]:

@@ -39,6 +39,7 @@ _BESIDE_A_CLASSIFIER = {
     "question": "a classifier reads the text alone; remove the question, or it",
 }
 SLOT = "{label}"  # in the question of a task of kind `multi`
+ANSWER = "{answer}"  # in a question: what follows it begins the answer
 _BY_LABELS: Any = None  # the default of `chunks`, which follows from the number of labels
 
 
@@ -134,7 +135,9 @@ class TaskSpec(Frozen):
     question: Annotated[str, Field(min_length=1)] | None = None
     """Question about the document. `null`, with a readout: read the state after the document
     itself, which takes no additional tokens. Leave it out for classifiers and encoders. Of a task
-    of kind `multi`: a question of yes or no, in which `{label}` stands for the text of a label."""
+    of kind `multi`: a question of yes or no, in which `{label}` stands for the text of a label.
+    What follows `{answer}` is not asked but begins the answer. So all labels share one question in
+    `Which topics is it about? Answer yes or no.{answer}{label}:`."""
     labels: Labels
     """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
     label. Default of a classifier of kind `language`: all its languages, by their ISO 639 code."""
@@ -303,6 +306,8 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
             "a continuation follows the question and its answer, and the task has no question; "
             "write one, or remove this",
         )
+    if task.question is not None and task.question.count(ANSWER) > 1:
+        yield "question", f"has one answer; write {ANSWER} once"
     if task.kind == "multi":
         yield from _multi_contradictions(task)
     elif task.kind == "score":

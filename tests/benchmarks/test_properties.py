@@ -20,6 +20,7 @@ from benchmarks.properties import answers, description, differences, parsed, sch
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.spec.tasks import TaskSpec
 
+ASKED = "About what? Answer yes or no.{answer}{label}:"
 TASKS = [
     TaskSpec.model_validate({"labels": labels, **own})
     for labels, own in (
@@ -27,7 +28,7 @@ TASKS = [
         ([0, 1, 2], {"name": "value", "question": "0 to 2?", "kind": "score"}),
         (
             {"law": ["law"], "art": ["art"]},
-            {"name": "topic", "kind": "multi", "question": "About {label}? Answer yes or no."},
+            {"name": "topic", "kind": "multi", "question": ASKED},
         ),
     )
 ]
@@ -60,7 +61,7 @@ def test_the_description_asks_the_questions_of_all_tasks_with_their_labels() -> 
     assert lines == [
         "- form: Whole or cut? One of: whole, cut.",
         "- value: 0 to 2? One of: 0, 1, 2.",
-        "- topic: About these? A list of all that apply of: law (law), art (art).",
+        "- topic: About what? A list of all that apply of: law (law), art (art).",
     ]
 
 
@@ -130,6 +131,9 @@ def test_both_engines_answer_each_document_once_after_the_warm_up(
     corpus, figures = tmp_path / "texts.jsonl", tmp_path / "figures.json"
     corpus.write_text("\n".join(rows))
     tasks = [task.model_dump(mode="json", exclude_unset=True) for task in TASKS]
+    tasks[2]["question"] = (
+        "About {label}?"  # — a token is a byte, and a begun answer goes on with " "
+    )
     spec = write_spec(tasks=tasks, input={"path": str(corpus), "id": "id"})
     monkeypatch.setattr(properties, "Worker", Scribe)
     monkeypatch.setattr(properties, "CACHE", tmp_path / "peers")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.spec.parse import load_spec
 
@@ -43,5 +44,6 @@ def test_the_questions_are_short_and_read_at_one_position() -> None:
     model = ROOT / "models" / "smollm2-135m-instruct.gguf"
     tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
     prompt = tokenise_prompt(tokenizer, SPEC.prompt, SPEC.parts)
-    assert sum(len(question.token_ids) for question in prompt.questions) == 1_022
+    branches = Branches.of([question.token_ids for question in prompt.questions])
+    assert len(branches.token_ids) == 552
     assert all(question.scores_first_tokens for question in prompt.questions)

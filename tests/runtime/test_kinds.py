@@ -54,26 +54,28 @@ def pieces(ids: list[int]) -> list[list[int]]:
 def masses(
     spec: JobSpec, model: LoadedModel, tokenizer: PreTrainedTokenizerFast, part: str, text: str
 ) -> np.ndarray:  # [chunks, labels]
-    """The probability of each label's tokens, in a prompt for each chunk and label."""
+    """The probability of each label's tokens, in a prompt for each chunk and verbalizer."""
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.parts)
     [question] = [question for question in prompt.questions if question.name == part]
     chunks = pieces([*DocumentTokenizer(tokenizer).encode(text)])
-    return np.exp(
+    read = [(model, prompt.prefix, chunk, question.token_ids) for chunk in chunks]
+    return np.array(
         [
             [
-                reference.label_log_prob(model, prompt.prefix, chunk, question.token_ids, first)
-                for first in question.first_tokens.values()
+                sum(np.exp(reference.verbalizer_log_prob(*each, path)) for path in paths)
+                for paths in question.labels.values()
             ]
-            for chunk in chunks
+            for each in read
         ]
     )
 
 
+@pytest.mark.parametrize("question", ["About {label}?", "About what?{answer}{label}:"])
 def test_the_answers_are_those_of_a_prompt_for_each_label_and_chunk(
-    modelled: Corpus, model_folder: Path, byte_tokenizer: PreTrainedTokenizerFast
+    question: str, modelled: Corpus, model_folder: Path, byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     modelled.write("a", TEXTS)
-    modelled.task, modelled.others = MULTI, [SCORE, TOXIC]
+    modelled.task, modelled.others = {**MULTI, "question": question}, [SCORE, TOXIC]
     modelled.settings = {"documents": RULES}
     assert modelled.run().complete
     spec, model = modelled.spec, load_model(model_folder, dtype="float32", device="cpu")

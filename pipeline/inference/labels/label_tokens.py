@@ -23,7 +23,7 @@ Verbalizers = Mapping[str, Collection[Path]]  # each label's verbalizers, as tok
 
 
 def label_verbalizers(
-    tokenizer: PreTrainedTokenizerBase, task: TaskSpec, suffix: str, answer_prefix: str
+    tokenizer: PreTrainedTokenizerBase, task: TaskSpec, suffix: str, space: str
 ) -> Verbalizers:
     """Each label's verbalizers as the tokenizer splits them directly after `suffix`.
 
@@ -32,7 +32,7 @@ def label_verbalizers(
     if task.readout is not None:
         return dict.fromkeys(task.labels, ())
     texts = [text for of_label in task.labels.values() for text in of_label]
-    tokens = tokens_after(tokenizer, suffix, [answer_prefix + text for text in texts])
+    tokens = tokens_after(tokenizer, suffix, [space + text for text in texts])
     path_of = dict(zip(texts, tokens, strict=True))
     return {label: {path_of[text] for text in own} for label, own in task.labels.items()}
 
