@@ -74,7 +74,7 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     assert list(report_doubts(REPORT)) == []
     constant = task("topic", {"ok": 98, "error:x": 2}, labels={"<art>": 98}, answered=98)
     before, after = np.array([90, 10]), np.array([10, 90])
-    change = TaskChange("spam", ("a", "b"), ("f", "f"), before, after, np.eye(2, dtype=int), 0, ())
+    change = TaskChange("spam", ("a", "b"), ("f", "f"), before, after, 0, (), np.eye(2, dtype=int))
     drift = Comparison("snapshot 00000006", "now", (100, 100), (0, 100, 0), (change,), (), ())
     rate = SubgroupRate("group books", 50, 25, 0.5, 0.4, 0.6, 0.1, 0.001, True)
     report = replace(

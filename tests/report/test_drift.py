@@ -18,7 +18,7 @@ def compared(labels: int) -> Comparison:
     names = tuple(f"label-{index}" for index in range(labels))
     counts = np.arange(labels, dtype=np.int64)
     flips = np.diag(counts) + np.eye(labels, k=1, dtype=np.int64)
-    change = TaskChange("t", names, ("f", "f"), counts, counts, flips, 0, ())
+    change = TaskChange("t", names, ("f", "f"), counts, counts, 0, (), flips)
     whole = int(counts.sum())
     return Comparison("1", "2", (whole, whole), (0, whole, 0), (change,), (), ())
 
