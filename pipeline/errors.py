@@ -44,7 +44,7 @@ class Option(str):
         return option
 
 
-# A value may be a whole file that is no spec.
+# A value may be a whole file that is not a spec.
 _VALUE_CHARS = 200
 
 

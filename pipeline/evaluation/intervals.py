@@ -1,4 +1,4 @@
-"""Figures with 95 % intervals, none of which has no width.
+"""Figures with 95 % intervals; each interval is wider than 0.
 
 Entry points: `wilson` for shares, at the `effective_rows` of weighted rows, `auroc_interval`, and
 `interval` and `error_interval` for resampled metrics.

@@ -31,7 +31,7 @@ class Thresholds:
 
     def __post_init__(self) -> None:
         if self.positive not in self.labels:
-            raise ValueError(f"{self.positive!r} is none of its labels")
+            raise ValueError(f"{self.positive!r} is not one of its labels")
         if not self.low < 0.5 < self.high:
             raise ValueError(f"its thresholds {self.low:g} and {self.high:g} are not around 0.5")
 

@@ -137,7 +137,7 @@ def part_probabilities(answers: pa.StructArray, version: str, part: TaskSpec) ->
 
 
 def sampling_of(gold: Gold, answers: GoldAnswers, rows: NDArray[np.int64]) -> Sampling | None:
-    """How these rows of the gold were drawn; None if the gold is no sample of `assay audit`."""
+    """How these rows of the gold were drawn; None if the gold is not a sample of `assay audit`."""
     if gold.design is None:
         return None
     hashes = answers.hashes[rows].tolist()

@@ -1,4 +1,4 @@
-"""The texts that a task's answers were fitted to, which are no evidence of how good they are.
+"""The texts that a task's answers were fitted to, which do not show how good they are.
 
 Entry points: `FittedTexts.of`, `readout_texts`, and `is_held_out` for the texts that a fit leaves
 out. A text is known by its content hash: so rows of another gold set, or of another output, count.

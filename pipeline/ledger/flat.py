@@ -90,8 +90,8 @@ def json_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
 def defuse_formulas(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts for a CSV file: one more apostrophe before each that a spreadsheet would run.
 
-    A `-` alone is none. Law: `restore_formulas` returns the texts as they were, whatever they begin
-    with.
+    A `-` alone is not a formula. Law: `restore_formulas` returns the texts as they were, whatever
+    they begin with.
     """
     defused = pc.replace_substring_regex(texts, f"^{_FORMULA}", r"'\1")
     return pc.if_else(pc.equal(texts, NO_LABEL), texts, defused)

@@ -49,9 +49,9 @@ class StoredAnswers:
         """Rows of label files, null without an answer; and how many are of each other shard.
 
         The documents are the shard's whole documents file, the sources are keys of label files of
-        any shard. Earlier sources count more. A failed row is no answer; a quarantined one is, in
-        the same shard, unless this is a retry. The rows are without the columns that are added to
-        answers, such as the calibrated ones. The first value is None if there is no answer at all.
+        any shard. Earlier sources count more. A failed row is not an answer; a quarantined one is,
+        in the same shard, unless this is a retry. The rows are without the columns that are added
+        to answers, such as the calibrated ones. The first value is None if there is no answer.
         """
         texts = text_identities(documents)
         # — a document without text has no answer, but its hash may equal another's

@@ -122,7 +122,7 @@ def multi_headline(whole: MultiEvaluation) -> str:
 
 
 def whole_tasks(evaluation: Evaluation) -> list[TaskEvaluation]:
-    """The tasks that are no labels of tasks of kind `multi`."""
+    """The tasks that are not labels of tasks of kind `multi`."""
     return [task for task in evaluation.tasks if task_of(task.task) == task.task]
 
 

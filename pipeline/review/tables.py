@@ -95,7 +95,7 @@ def _line(
     origin = Origin.parse({**texts, **own}, place, "table")
     action = row.get("action", "label")
     if action not in _ACTIONS or (action == "label") != ("label" in row):
-        fix = f"its action is none of {', '.join(_ACTIONS)}, or does not fit its label"
+        fix = f"its action is not one of {', '.join(_ACTIONS)}, or does not fit its label"
         raise SpecError([Problem(place, fix, action)])
     by = row.get("by", default_by)
     if by is None:

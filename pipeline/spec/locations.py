@@ -38,7 +38,7 @@ def _without_secrets(value: Any) -> Any:
         for name, inner in value.items():
             if _SECRET.search(str(name).lower()) and inner not in _WAYS_TO_LOG_IN:
                 raise ValueError(
-                    f"{name!r} is a secret, and a spec is no place for one; name a profile, or set "
+                    f"{name!r} is a secret, and a spec must not hold one; name a profile, or set "
                     f"the environment variable that its file system reads"
                 )
             _without_secrets(inner)
@@ -74,7 +74,7 @@ def masked(value: object) -> object:
 
 
 def _masked_option(name: str, value: object) -> object:
-    secret = _SECRET.search(name.lower().replace("tokens", ""))  # `max_tokens` is none
+    secret = _SECRET.search(name.lower().replace("tokens", ""))  # `max_tokens` is not one
     return "***" if secret and not isinstance(value, int | float | None) else masked(value)
 
 

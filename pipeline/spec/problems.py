@@ -106,7 +106,7 @@ def _other_key(loc: Sequence[int | str]) -> str:
     """The fix of an unknown key: the nearest key there, or the place where this key belongs."""
     *above, last = loc
     models: list[type[BaseModel]] = [JobSpec]
-    for part in above:  # — indices and names of types are no keys of a model
+    for part in above:  # — indices and names of types are not keys of a model
         models = [inner for model in models for inner in _models(model, str(part))] or models
     key, keys = str(last), [name for model in models for name in model.model_fields]
     sections = [

@@ -30,7 +30,7 @@ class PromptText:
 
     prefix: str
     suffixes: Mapping[str, str]  # up to a label; without a question, of an empty one
-    spaces: Mapping[str, str]  # before a label: " " behind "Answer:" or a begun answer, or ""
+    before_labels: Mapping[str, str]  # " " after "Answer:" or a begun answer, else ""
 
 
 def prompt_text(
@@ -40,13 +40,13 @@ def prompt_text(
     prefix, behind = _split((render or _plain)(_messages(prompt)), _DOCUMENT)
     before_question, after_question = _split(behind, _QUESTION)
     space = " " if render is None else ""
-    suffixes, spaces = {}, {}
+    suffixes, before_labels = {}, {}
     for task in tasks:
         question, _, begun = (task.question or "").partition(ANSWER)
         begun = space + begun if begun else ""
         suffixes[task.name] = before_question + question + after_question + begun
-        spaces[task.name] = " " if begun else space
-    return PromptText(prefix, suffixes, spaces)
+        before_labels[task.name] = " " if begun else space
+    return PromptText(prefix, suffixes, before_labels)
 
 
 def _messages(prompt: PromptSpec) -> list[Message]:

@@ -50,7 +50,7 @@ class Store(Protocol):
         """
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Deletes the objects; a missing one is no error.
+        """Deletes the objects; a missing one is not an error.
 
         Only `assay gc` may delete anything outside `attempts/`.
         """

@@ -157,8 +157,8 @@ def audit(
     The decisions are those of the spec's filter now: one sample judges several rules.
 
     Raises:
-        SpecError: The file is no sample, a stratum has no label, or its documents were used to fit
-            a readout that the filter reads.
+        SpecError: The file is not a sample, a stratum has no label, or a readout that the filter
+            reads was fitted to its documents.
     """
     audited = AuditedRule.of(spec, options)
     sheet = _read_sheet(audited, options.gold or "", gold_options)
@@ -199,7 +199,7 @@ def audit(
 
 
 def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _Sheet:
-    """The labels of the file, by text; SpecError if it is no sample of the spec's output."""
+    """The labels of the file, by text; SpecError if it is not a sample of the spec's output."""
     for name, column in (("id", options.id), ("text", options.text)):
         if column is not None:
             fix = f"the rows of a sample are matched by their {HASH}; leave this option out"
@@ -231,7 +231,7 @@ def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _She
 def _refuse_fitted(sheet: _Sheet, fitted: Hashes) -> None:
     if both := int(np.isin(sheet.texts, fitted).sum()):
         fix = f"a readout of the filter was fitted to {both:,} of its {len(sheet.texts):,} texts, "
-        fix += "so they are no evidence; draw other documents: assay audit --to"
+        fix += "so they do not show its quality; draw other documents: assay audit --to"
         raise option_error("gold", fix, sheet.rows.path)
 
 

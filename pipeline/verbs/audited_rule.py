@@ -154,7 +154,7 @@ class AuditedRule:
         return known, should
 
     def left_out(self, answered: Hashes, fitted: Hashes) -> dict[str, int]:
-        """How many texts of the corpus are no evidence, by reason.
+        """How many texts of the corpus are not evidence, by reason.
 
         Args:
             answered: The texts of all documents that have an answer.

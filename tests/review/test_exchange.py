@@ -11,7 +11,7 @@ from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
-from exchanged import TASKS, Exchange, spec_of
+from exchanged import QUESTIONS, TASKS, Exchange, spec_of
 from finished import Corpus, finish, toy_fingerprints, toy_spec
 
 from pipeline.cli import main
@@ -292,8 +292,13 @@ def test_the_labelling_interface_has_the_question_and_the_labels(
     assert choices.get("choice") == ("multiple" if exchange.task.kind == "multi" else "single")
     assert [choice.get("value") for choice in choices] == list(exchange.task.labels)
     header = view.find("Header")
-    question = exchange.task.question or ""
-    assert header is not None and header.get("value") == question.replace("{label}", "…")
+    assert header is not None and header.get("value") == QUESTIONS[exchange.task.name]
+
+
+@pytest.mark.parametrize("tool", ["argilla"], indirect=True)
+def test_the_settings_of_a_dataset_have_the_question(exchange: Exchange) -> None:
+    settings = json.loads(Path(exchange.export(documents=1).settings).read_text())
+    assert [QUESTIONS[exchange.task.name]] == [asked["title"] for asked in settings["questions"]]
 
 
 @pytest.mark.parametrize("tool", ["argilla"], indirect=True)

@@ -86,7 +86,8 @@ def test_the_page_runs_no_script_but_its_own_and_fetches_nothing_else(
     assert "unsafe" not in policy and policy.count("'sha256-") == 2
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "") and " style=" not in text
     assert (headers["Cache-Control"], headers["Referrer-Policy"]) == ("no-store", "no-referrer")
-    assert task["labels"] == ["toxic", "clean"] and task["command"] == COMMAND
+    assert (task["question"], task["labels"]) == ("Is it rude?", ["toxic", "clean"])
+    assert task["command"] == COMMAND
 
 
 @pytest.mark.parametrize(

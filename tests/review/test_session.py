@@ -48,7 +48,7 @@ def test_an_answer_is_a_line_with_what_the_person_saw(world: World, file: Path) 
         "at": "2026-11-26T00:00:02.500+00:00",
         "seconds": 2.5,
     }
-    assert shown["question"] == "Is it rude?" and shown["labels"] == ["toxic", "clean"]
+    assert shown["question"] == world.task.question and shown["labels"] == ["toxic", "clean"]
     assert (shown["p"], shown["blind"], shown["chosen"]) == (None, False, "diverse")
 
 

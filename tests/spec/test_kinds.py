@@ -57,9 +57,10 @@ def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
         ({**MULTI, "explain": {"tokens": 3}}, "explain", "a task for each label"),
         ({**MULTI, "scoring": "full"}, "scoring", "yes or no"),
         ({**MULTI, "labels": {"a": ["x", "z"], "b": ["y"]}}, "labels", "one text"),
-        ({**SCORE, "labels": ["low", "high"]}, "labels", "'low' is none"),
+        ({**SCORE, "labels": ["low", "high"]}, "labels", "'low' is not a number"),
         ({**SCORE, "labels": [1, 3, 2]}, "labels", "rise"),
         ({**SCORE, "top_k": 2}, "top_k", "all its labels"),
+        ({**CHOICE, "question": "?{answer}It is{answer}"}, "question", "write {answer} once"),
     ],
 )
 def test_what_contradicts_a_kind_is_named_with_its_fix(

@@ -61,7 +61,7 @@ def test_the_spans_around_a_document_make_the_conversation_with_it(
     text = prompt_text(prompt, TASKS, render=chat)
     assert written(text, document) == [whole_chat(prompt, document, t.question) for t in TASKS]
     assert list(text.suffixes) == ["first", "second"]
-    assert set(text.spaces.values()) == {""}
+    assert set(text.before_labels.values()) == {""}
 
 
 def test_without_a_template_the_prompt_is_paragraphs_that_end_in_answer() -> None:
@@ -72,7 +72,7 @@ def test_without_a_template_the_prompt_is_paragraphs_that_end_in_answer() -> Non
         "Read.\n\nText:\nIt rains.\n\nWet?\nAnswer: Yes\n\n"
         "Read.\n\nText:\nDOC\n\nIs it good?\nAnswer:"
     ]
-    assert text.spaces == {"first": " "}
+    assert text.before_labels == {"first": " "}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_an_answer_that_the_question_begins_is_followed_by_a_space(
     render: Render | None, suffix: str
 ) -> None:
     text = prompt_text(PromptSpec(), [task("first", "Which?{answer}law:")], render=render)
-    assert (text.suffixes["first"], text.spaces["first"]) == (suffix, " ")
+    assert (text.suffixes["first"], text.before_labels["first"]) == (suffix, " ")
 
 
 @pytest.mark.parametrize("render", [None, chat])

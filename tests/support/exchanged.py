@@ -21,8 +21,15 @@ from pipeline.verbs.review_exchange import export_review, import_review
 TASKS = [
     {"name": "topic", "question": "?", "labels": ["art", "law", "sport"]},
     {"name": "themes", "kind": "multi", "question": "Of {label}?", "labels": ["a&b", "c<d", "e;f"]},
-    {"name": "quality", "kind": "score", "question": "How good?", "labels": ["-1", "0", "1"]},
+    {
+        "name": "quality",
+        "kind": "score",
+        "question": "How good?{answer}It is",
+        "labels": ["-1", "0", "1"],
+    },
 ]
+
+QUESTIONS = {"topic": "?", "themes": "Of …?", "quality": "How good?"}  # as a person reads them
 
 
 def spec_of(folder: Path, tasks: list[dict[str, Any]] = TASKS) -> JobSpec:

@@ -36,7 +36,7 @@ class MemoryStore:
         return self._objects[key][0]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Deletes the objects; a missing one is no error."""
+        """Deletes the objects; a missing one is not an error."""
         with self._lock:
             for key in keys:
                 check_key(key)

@@ -21,7 +21,7 @@ LABELS = {"choice": ["toxic", "clean"], "multi": ["law", "art"], "score": ["0", 
 
 
 def task_of(kind: str = "choice", labels: list[str] | None = None) -> TaskSpec:
-    question = "Is it about {label}?" if kind == "multi" else "Is it rude?"
+    question = "Is it about {label}?" if kind == "multi" else "Is it rude?{answer}It is"
     own = {"name": "tone", "kind": kind, "labels": labels or LABELS[kind], "question": question}
     return TaskSpec.model_validate(own)
 

@@ -102,7 +102,7 @@ def tokenise_prompt(
     for task in tasks:
         place = in_spec.index(task.name.partition(".")[0])
         suffix = text.suffixes[task.name]
-        verbalizers = label_verbalizers(tokenizer, task, suffix, text.spaces[task.name])
+        verbalizers = label_verbalizers(tokenizer, task, suffix, text.before_labels[task.name])
         scored = scored_paths(task, verbalizers)
         problems += collisions(place, task, scored, tokenizer)
         token_ids = tuple(encode(tokenizer, suffix))
@@ -123,7 +123,7 @@ def answered_suffixes(
     suffixes = {}
     for task in tasks:
         suffix = text.suffixes[task.name]
-        space = text.spaces[task.name]
+        space = text.before_labels[task.name]
         answers = [space + verbalizers[0] for verbalizers in task.labels.values()]
         question = tuple(encode(tokenizer, suffix))
         paths = tokens_after(tokenizer, suffix, answers)

@@ -93,7 +93,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    The unknown token is none: it replaces unknown letters. Whitespace that is not special is none
+    The unknown token is not one, as it replaces letters. Whitespace that is not special is not one
     either, like Gemma's runs of line breaks: templates write it as ordinary text.
     """
     written = _template_text(tokenizer)
