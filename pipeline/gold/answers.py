@@ -91,8 +91,8 @@ def answers_for(
 ) -> GoldAnswers:
     """The snapshot's answers for the documents whose column `by` is one of `keys`.
 
-    `tasks` are names of tasks, or of parts, whose probabilities are [p, 1 - p] of their label. All
-    rows of the corpus are read, and only those of the gold's documents are held.
+    `tasks` are names of parts: of tasks, or of labels of the kind `multi`, whose probabilities are
+    [p, 1 - p]. All rows of the corpus are read, and only those of the gold's documents are held.
     """
     store = open_store(spec.output, spec.storage_options)
     asked = frozenset(tasks)

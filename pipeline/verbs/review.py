@@ -211,7 +211,8 @@ def _with_ledger(pool: Pool, spec: JobSpec, task: TaskSpec, cache_dir: Path) -> 
     """The pool with the answers of the output's last snapshot."""
     store = open_store(spec.output, spec.storage_options)
     snapshot, _ = matching_snapshot(spec, store, [task.name], cache_dir)
-    answers = answers_for(spec, snapshot, "content_hash", pool.hashes, [task.name])
-    p: list[Floats] = [answers.tasks[part.name].p[RAW] for part in task.parts]
-    ledger = np.stack([part[:, 0] for part in p], axis=1) if task.kind == "multi" else p[0]
+    parts = [part.name for part in task.parts]
+    answers = answers_for(spec, snapshot, "content_hash", pool.hashes, parts)
+    p: list[Floats] = [answers.tasks[name].p[RAW] for name in parts]
+    ledger = np.stack([own[:, 0] for own in p], axis=1) if task.kind == "multi" else p[0]
     return replace(pool, ledger=ledger)

@@ -105,6 +105,17 @@ def test_the_file_has_the_probabilities_of_the_classifier(corpus: Corpus, model_
         assert row["p"] == pytest.approx(shares, abs=1e-6)
 
 
+def test_a_score_is_the_expected_value_of_the_classifier(corpus: Corpus, model_file: Path) -> None:
+    numbers = dict(zip("012", LABELS.values(), strict=True))
+    corpus.task = language(model_file, kind="score", labels=numbers)
+    corpus.run()
+    answered = [row for row in corpus.rows().values() if row["p"] is not None]
+    assert len(answered) == 9
+    for row in answered:
+        expected = sum(int(number) * p for number, p in row["p"].items())
+        assert row["score"] == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_new_question_asks_the_model_alone_and_a_new_classifier_nothing_of_it(
     corpus: Corpus, model_file: Path, decoder: dict[str, Any]
 ) -> None:

@@ -68,8 +68,9 @@ def expected(corpus: Corpus, text: str, label: str) -> tuple[str, list[str], lis
         ({}, {}),
         ({}, CHUNKS),
         ({"labels": RANKED, "top_k": 2, "separator": "/"}, {}),
+        ({"kind": "score", "labels": ["0", "1", "2"]}, {}),
     ],
-    ids=["whole", "the first of chunks", "ranked labels with levels"],
+    ids=["whole", "the first of chunks", "ranked labels with levels", "a score"],
 )
 def test_every_answer_is_continued_as_greedy_decoding_does(
     task: dict[str, Any], documents: dict[str, Any], command: Sequence[str], modelled: Corpus

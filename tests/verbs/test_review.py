@@ -1,4 +1,4 @@
-"""`assay review` refuses wrong options before it reads a model, and draws the audit's sample."""
+"""`assay review` refuses wrong options before it reads a model, and draws samples."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from changing_corpus import Corpus
 from known_corpus import Known, known_corpus
 
 from pipeline.cli import main
 from pipeline.gold.people import AUDIT, GoldFile, GoldLine, Shown
 from pipeline.options import AuditOptions
+from pipeline.review.options import ReviewOptions
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.verbs.audit import audit
 from pipeline.verbs.audit_sample import sample_hashes
+from pipeline.verbs.review import open_review
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +86,44 @@ def test_a_sample_that_is_labelled_on_the_page_gives_the_audit_of_its_file(
     result = audit(spec, AuditOptions(gold=str(file)), cache_dir=tmp_path / "cache")
     assert (result.precision, result.recall) == (expected.precision, expected.recall)
     assert result.prevalence == expected.prevalence
+
+
+@pytest.mark.parametrize("kind", ["choice", "multi", "score"])
+def test_disagreement_shows_what_a_person_taught_the_readout_against_the_ledger(
+    kind: str, modelled: Corpus
+) -> None:
+    labels = ["0", "1"] if kind == "score" else ["law", "art"]
+    modelled.task = {"name": "tone", "kind": kind, "question": "{label}?", "labels": labels}
+    rest = ["xyz" if n % 2 else "789" for n in range(60)]
+    modelled.write("old", [f"{n} {text * 3}" for n, text in enumerate(rest)])
+    modelled.run()
+    modelled.write("new", [f"{n}. {text * 3}" for n, text in enumerate(rest[:9])])
+    gold = str(modelled.folder / "gold.jsonl")
+    options = ReviewOptions("tone", gold, order="disagreement")
+    with open_review(modelled.spec, options, cache_dir=modelled.cache, announce=_quiet) as session:
+        pool = session.pool
+        assert pool.ledger is not None and len(pool) == 69
+        rows = modelled.rows()
+        for doc_id, ledger in zip(pool.doc_ids, pool.ledger, strict=True):
+            expected = [rows[doc_id]["p"][label] for label in labels] if doc_id in rows else np.nan
+            np.testing.assert_array_equal(ledger, expected)
+        for _ in range(20):
+            asked = session.open_document("ann")
+            assert asked is not None and asked.chosen == "diverse"
+            label: Any = labels["789" in pool.texts[asked.row]]
+            label = [label] if kind == "multi" else label
+            session.answer("ann", pool.hashes[asked.row], "label", label)
+        session.collect_fit(None)
+        asked = session.open_document("ann")
+        assert asked is not None and asked.chosen == "disagreement"
+        [fit] = session.fits
+        apart = np.abs(fit.p - pool.ledger).max(axis=1)
+        unseen = np.setdiff1d(np.flatnonzero(~np.isnan(apart)), fit.rows)
+        assert asked.row in unseen and apart[asked.row] == apart[unseen].max()
+
+
+def _quiet(_: int) -> Callable[[int], None]:
+    return lambda _: None
 
 
 def _line(text_hash: str, task: Any, label: str, chosen: str) -> GoldLine:
