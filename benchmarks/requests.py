@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _measure(model: str, shards: int, requests: Requests) -> Counter[str]:
-    """The requests and messages of a run of so many shards."""
+    """The requests and messages of a run of this number of shards."""
     bucket, client = f"bucket-{shards}", boto3.client("s3")
     client.create_bucket(Bucket=bucket)
     for number in range(shards // SHARDS_A_FILE):

@@ -101,7 +101,7 @@ class StoredAnswers:
         return np.where(np.append(is_answer, False)[at], at, -1), file  # — -1 is the last
 
     def _rows(self, key: str, file: pa.Table, documents: int) -> NDArray[np.int64]:
-        """The rows of a label file, from 0 in its shard, which has so many documents."""
+        """The rows of a label file, counted from 0 in its shard of `documents` documents."""
         is_part = ROW in file.column_names
         rows = np.arange(len(file))
         if is_part:

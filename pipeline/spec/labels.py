@@ -94,9 +94,7 @@ def scores_fix(labels: Sequence[str]) -> str | None:
         try:
             numbers.append(float(label))
         except ValueError:
-            return (
-                f"a score's labels are numbers, and {label!r} is not a number; write [0, 1, 2, 3]"
-            )
+            return f"a score's labels are numbers; {label!r} is not a number; write [0, 1, 2, 3]"
     if not all(map(isfinite, numbers)):
         return "a score's labels are finite numbers; write [0, 1, 2, 3]"
     if any(high <= low for low, high in pairwise(numbers)):

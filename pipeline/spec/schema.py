@@ -62,7 +62,7 @@ class InputSpec(Frozen):
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
     text: str | None = Field(default="text", min_length=1)
-    """Column with the text of a document. With `image`, no text is the default."""
+    """Column with the text of a document. With `image`, the default is to read no text."""
     image: str | None = Field(default=None, min_length=1)
     """Column with the image of a document, which comes before its text: the image file's bytes, or
     its path, from the folder of the input file or absolute in the same file system."""

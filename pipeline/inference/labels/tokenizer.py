@@ -93,8 +93,8 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    The unknown token is not one, as it replaces letters. Whitespace that is not special is not one
-    either, like Gemma's runs of line breaks: templates write it as ordinary text.
+    Neither the unknown token, which replaces letters, nor whitespace that is not special, such as
+    Gemma's runs of line breaks, which templates write as ordinary text, is a control token.
     """
     written = _template_text(tokenizer)
     # — only newer versions of transformers have it

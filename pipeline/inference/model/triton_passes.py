@@ -109,5 +109,5 @@ def gate(gates: Tensor, ups: Tensor) -> Tensor:
 
 
 def _warps(numbers: int) -> int:
-    """The warps of a program that reads so many numbers: a power of two."""
+    """The warps of a program that reads this number of values: a power of two."""
     return int(min(16, triton.next_power_of_2(triton.cdiv(numbers, _OF_WARP))))
