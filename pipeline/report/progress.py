@@ -209,7 +209,9 @@ def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
     except OSError:  # it is not a file
         yield stream
         return
-    with os.fdopen(descriptor, "w", buffering=1, encoding=stream.encoding) as own:
+    with os.fdopen(
+        descriptor, "w", buffering=1, encoding=stream.encoding, errors=stream.errors
+    ) as own:
         yield own
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from ray.util import metrics
 
@@ -31,6 +32,8 @@ GAUGES = {
     "assay_documents_missing": ("Documents of this run that are not answered yet.", ()),
 }
 SPEC = "spec"  # the tag of every metric: the name of the spec
+# Ray sends tags as ASCII; all other characters, and `%`, are percent-encoded.
+_PLAIN = "".join(chr(code) for code in range(32, 127)).replace("%", "")
 
 
 class RunMetrics:
@@ -42,7 +45,7 @@ class RunMetrics:
     """
 
     def __init__(self, spec: str, plan: Plan) -> None:
-        self._spec = spec
+        self._tags = {SPEC: tag(spec)}
         self._counters = {
             name: metrics.Counter(name, text, (SPEC, *tags))
             for name, (text, tags) in COUNTERS.items()
@@ -89,13 +92,18 @@ class RunMetrics:
         self._add("assay_documents", progress.answered - self._answered, {})
         self._answered = max(self._answered, progress.answered)
         missing = progress.documents - progress.answered
-        self._gauges["assay_documents_missing"].set(missing, {SPEC: self._spec})
+        self._gauges["assay_documents_missing"].set(missing, self._tags)
 
     def _set_shards(self) -> None:
-        tags = {SPEC: self._spec}
-        self._gauges["assay_shards_missing"].set(self._missing, tags)
-        self._gauges["assay_shards_done"].set(self._shards - self._missing, tags)
+        self._gauges["assay_shards_missing"].set(self._missing, self._tags)
+        self._gauges["assay_shards_done"].set(self._shards - self._missing, self._tags)
 
     def _add(self, name: str, value: float, tags: Mapping[str, str]) -> None:
         if value > 0:
-            self._counters[name].inc(value, {SPEC: self._spec, **tags})
+            escaped = {key: tag(text) for key, text in tags.items()}
+            self._counters[name].inc(value, self._tags | escaped)
+
+
+def tag(text: str) -> str:
+    """The text as the value of a tag, percent-encoded beyond printable ASCII."""
+    return quote(text, safe=_PLAIN, errors="surrogatepass")

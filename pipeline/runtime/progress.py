@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import logging
 import os
 import signal
 import threading
@@ -25,6 +26,8 @@ import psutil
 if TYPE_CHECKING:
     from pipeline.ledger.cells import WorkItem
     from pipeline.runtime.job import Plan
+
+logger = logging.getLogger(__name__)
 
 # A worker sends at most two reports a second, even if its batches are faster.
 REPORT_S = 0.5
@@ -104,6 +107,29 @@ Send = Callable[[WorkerReport], None]
 
 def ignore(_report: object) -> None:
     """Takes a report that nobody reads."""
+
+
+class Display:
+    """What only shows a run, such as its progress: its errors never end the run.
+
+    Args:
+        name: What it is, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._failed = False
+
+    def __call__(self, show: Callable[..., object], *values: object) -> None:
+        """Calls `show`. The first error is logged, and nothing is called after it."""
+        if self._failed:
+            return
+        try:
+            show(*values)
+        except Exception as error:
+            self._failed = True
+            text = "%s cannot be shown any more, and the run goes on: %s: %s"
+            logger.warning(text, self._name, type(error).__name__, error)
 
 
 def work_report(phase: str, work: WorkItem) -> WorkerReport:

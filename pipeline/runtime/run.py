@@ -41,6 +41,7 @@ from pipeline.runtime.progress import (
     READING_TEXTS,
     STARTING_RAY,
     STARTING_WORKERS,
+    Display,
     Post,
     Progress,
     ignore,
@@ -101,7 +102,7 @@ def run(
         spec, cache_dir=cache, address=address, options=options, announce=announce
     ) as labelled:
         if labelled.complete or options.publish_partial:
-            announce(Progress(PUBLISHING))
+            Display("the progress")(announce, Progress(PUBLISHING))
         outcome = labelled.published(partial=options.publish_partial)
     if outcome.stopped:
         logger.warning("ended by %s; %s", outcome.stopped, outcome.left)

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ from pipeline.runtime.progress import (
     LABELLING,
     WAITING,
     WORKER_PHASES,
+    Display,
     Mailbox,
     Post,
     Progress,
@@ -63,7 +65,8 @@ class Watch:
     """
 
     def __init__(self, announce: Callable[[Progress], None], *, stall_limit_s: float) -> None:
-        self._announce = announce
+        self._announce = partial(Display("the progress"), announce)
+        self._count = Display("the metrics of Ray")
         self._changing = threading.Lock()  # held while the counts change or are announced
         self._phase = ""
         self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
@@ -164,7 +167,7 @@ class Watch:
             self._at_work.pop(key, None)
             self._watchdog.committed(key)
             if self._metrics is not None:
-                self._metrics.committed(counts)
+                self._count(self._metrics.committed, counts)
             self._announce(self._progress())
 
     @contextmanager
@@ -176,7 +179,7 @@ class Watch:
         if not ray.is_initialized():
             yield None
             return
-        self._metrics = RunMetrics(spec, plan)
+        self._count(self._open_metrics, spec, plan)
         # — if the mailbox's node is lost, a new mailbox gets each worker's next report
         actor = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         self._services, self._mailbox = own_services(), actor.remote()
@@ -186,9 +189,13 @@ class Watch:
             with self._polling, self._changing:
                 # — the last documents: after an error too, and before Ray ends
                 self._count_seconds()
-                self._metrics.tick(self._progress(), self._seconds)
+                if self._metrics is not None:
+                    self._count(self._metrics.tick, self._progress(), self._seconds)
                 self._mailbox = self._metrics = None
                 self._watchdog = Watchdog(self._stall_limit_s)
+
+    def _open_metrics(self, spec: str, plan: Plan) -> None:
+        self._metrics = RunMetrics(spec, plan)
 
     def take_in(self, reports: Iterable[WorkerReport], now_s: float) -> None:
         """Adds workers' reports to the progress, which is announced within a second."""
@@ -236,7 +243,7 @@ class Watch:
                 stalls = list(self._watchdog.stalls(now_s, is_worker_alive))
                 progress = self._progress()
                 if self._metrics is not None:
-                    self._metrics.tick(progress, self._seconds)
+                    self._count(self._metrics.tick, progress, self._seconds)
                 self._announce(progress)
             if self._bound and progress.phase in DRIVER_PHASES and time.time() >= self._bound[0]:
                 left = "nothing was labelled; run the same command again with more time"

@@ -108,9 +108,10 @@ def test_ray_exports_these_names_with_the_run_s_figures(shared_ray: None) -> Non
 
     plan: Any = OneShard()
     counted = RunMetrics("demo", plan)
-    for task in ("mood", "topic"):
+    # — Ray takes ASCII alone, and Prometheus no line breaks
+    for task, label in (("mood", "a"), ("topic", "是 100%\n\ud800")):
         costs = {"0": LabelCost(1.5, 4, 100, 50)}
-        counted.committed(ShardCounts("s", 4, {"ok": 3, "empty": 1}, {task: {"a": 3}}, costs))
+        counted.committed(ShardCounts("s", 4, {"ok": 3, "empty": 1}, {task: {label: 3}}, costs))
     for seconds, answered in enumerate((3, 2, 8), 1):  # a worker died in between
         moment = Progress(LABELLING, plan, documents=8, answered=answered)
         counted.tick(moment, {LABELLING: float(seconds)})
@@ -128,7 +129,7 @@ def test_ray_exports_these_names_with_the_run_s_figures(shared_ray: None) -> Non
         "ray_assay_rows_total{spec=demo,status=ok}": 6,
         "ray_assay_rows_total{spec=demo,status=empty}": 2,
         "ray_assay_answers_total{label=a,spec=demo,task=mood}": 3,
-        "ray_assay_answers_total{label=a,spec=demo,task=topic}": 3,
+        "ray_assay_answers_total{label=%E6%98%AF 100%25%0A%ED%A0%80,spec=demo,task=topic}": 3,
         "ray_assay_tokens_total{kind=document,spec=demo}": 200,
         "ray_assay_tokens_total{kind=question,spec=demo}": 100,
         "ray_assay_label_seconds_total{spec=demo}": 3,

@@ -116,6 +116,27 @@ def test_workers_phases_follow_one_another_and_do_not_replace_the_drivers(
     assert announced[0].phase == STARTING_WORKERS
 
 
+@pytest.mark.parametrize("broken", ["progress", "metrics"])
+def test_an_error_of_progress_or_metrics_is_logged_once_and_ends_nothing(
+    broken: str, watched: tuple[Watch, list[Progress]], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, announced = watched
+
+    def fail(*_values: object) -> None:
+        raise OSError("no space left")
+
+    if broken == "progress":
+        watch = Watch(fail, stall_limit_s=LIMIT_S)
+    else:
+        watch._metrics = SimpleNamespace(committed=fail, tick=fail)  # type: ignore[assignment]
+    for sid in ("s0", "s1"):
+        watch.committed(counts(sid, 10))
+    with watch._changing:
+        assert watch._progress().committed == 20
+    assert [r.getMessage().count("OSError: no space left") for r in caplog.records] == [1]
+    assert broken == "progress" or announced[-1].committed == 20
+
+
 @pytest.mark.parametrize("workers, at_once", [(1, 3), (1_000, 3), (1_001, 1)])
 def test_more_than_a_thousand_workers_leave_their_reports_to_the_thread_that_repeats(
     workers: int, at_once: int, monkeypatch: pytest.MonkeyPatch
