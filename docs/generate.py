@@ -42,11 +42,7 @@ OUTPUTS = {
     "plan": ("verbs.plan.RunEstimate",),
     "status": ("verbs.status.Status",),
     "bench": ("verbs.bench.Bench",),
-    "review": (
-        "verbs.review.Reviewed",
-        "verbs.review_exchange.ExportedReview",
-        "verbs.review_exchange.ImportedReview",
-    ),
+    "review": ("verbs.review.Reviewed",),
     "eval": ("report.evaluation_json.EvaluationJson",),
     "fit": ("verbs.fit.Fit",),
     "calibrate": ("verbs.calibrate.Calibrated", "verbs.calibrate.CalibratedLabels"),

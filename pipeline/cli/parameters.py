@@ -53,9 +53,6 @@ _FLAGS = {
     "after": Parameter("B", help="Number of the later snapshot."),
     "before": Parameter("A", help="Number of the earlier snapshot."),
     "columns": Parameter("--column", converter=_distinct_pairs, n_tokens=1),
-    "export_as": Parameter("--as"),
-    "import_file": Parameter("--import"),
-    "import_from": Parameter("--from"),
     "data": Parameter("DATA", help="File, folder or glob of documents, local or at a URL."),
     "gates": Parameter("--gate"),
     "n": Parameter(("--n", "-n")),
@@ -68,7 +65,6 @@ _FLAGS = {
 }
 # The title above the options of a class in a help text (default: Parameters).
 _TITLES = {
-    "ExchangeOptions": "Exchange with other annotation tools",
     "GoldColumns": "How gold labels are read",
     "GoldOptions": "How gold labels are read",
     "Limits": "When a run publishes",
@@ -81,7 +77,7 @@ _PLACEHOLDERS = {
     "COLUMN": ("id", "text"),
     "COST": ("max_cost",),
     "DAYS": ("older_than_days",),
-    "FILE": ("export", "gold", "import_file"),
+    "FILE": ("gold",),
     "GATE": ("gates",),
     "GOLD=LABEL": ("values",),
     "GROUP": ("by",),
@@ -90,7 +86,6 @@ _PLACEHOLDERS = {
     "LAYERS": ("layers",),
     "METRIC": ("until",),
     "MODEL": ("model",),
-    "NAME": ("person",),
     "ORDER": ("order",),
     "PATH": ("dropped", "to"),
     "PRICE": ("price",),

@@ -22,7 +22,7 @@ from pipeline.options import (
     GoldColumns,
     GoldOptions,
 )
-from pipeline.review.options import ExchangeOptions, ReviewOptions
+from pipeline.review.options import ReviewOptions
 
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
 
@@ -131,17 +131,13 @@ def review(
     /,
     *,
     options: ReviewOptions,
-    exchange: ExchangeOptions = ExchangeOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Show a page on this machine, on which people label the documents that teach most.
 
     Every answer is on the disk before the next document is shown. The same command goes on where
-    the last one ended. Ctrl-C ends it. With --export or --import, exchange documents and answers
-    with another annotation tool instead.
+    the last one ended. Ctrl-C ends it.
     """
-    if exchange.file is not None:
-        return _exchange(spec_file, options, exchange, as_json=as_json)
     from pipeline.report.progress import fit_progress
 
     command = shlex.join(["assay", "fit", spec_file, "--gold", options.to])
@@ -161,17 +157,3 @@ def review(
 
 def _announce(address: str) -> None:
     print(f"assay: open {address} (Ctrl-C ends the review)", file=sys.stderr, flush=True)
-
-
-def _exchange(
-    spec_file: str, options: ReviewOptions, exchange: ExchangeOptions, *, as_json: bool
-) -> int:
-    from pipeline.report.review import show_exported_review, show_imported_review
-    from pipeline.verbs.review_exchange import export_review, import_review
-
-    with spec_in(spec_file) as spec:
-        if exchange.export is None:
-            imported = import_review(spec, options, exchange, cache_dir=cache_dir())
-            return print_result(imported, show_imported_review, as_json=as_json)
-        exported = export_review(spec, options, exchange, cache_dir=cache_dir())
-    return print_result(exported, show_exported_review, as_json=as_json)

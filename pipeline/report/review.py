@@ -1,4 +1,4 @@
-"""What a review prints at its end, and when answers go to another tool or come back."""
+"""What a review prints at its end."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from collections.abc import Iterator
 from pipeline.report.console import Grid, Part, interval, number, printed
 from pipeline.review.view import METRIC_NAMES, TOO_LITTLE
 from pipeline.verbs.review import Reviewed
-from pipeline.verbs.review_exchange import ExportedReview, ImportedReview
-
-_NEXT = {
-    "label-studio": "paste {settings} into the project's labelling interface, then import {file}",
-    "argilla": "make a dataset with Settings.from_json({settings!r}), then "
-    "dataset.records.from_json({file!r})",
-    "jsonl": "fill in label and by in {file}",
-    "csv": "fill in label and by in {file}",
-}
 
 
 @printed
@@ -49,28 +40,3 @@ def show_reviewed(reviewed: Reviewed, *, command: str) -> Iterator[Part]:
         yield from ("", TOO_LITTLE)
     if reviewed.labels:
         yield from ("", f"next: {command}")
-
-
-@printed
-def show_exported_review(exported: ExportedReview) -> Iterator[Part]:
-    """The counts, and what to do with the files."""
-    yield [
-        ("task", exported.task),
-        ("documents", f"{exported.documents:,}"),
-        ("answers of people", f"{exported.answers:,}"),
-        ("answers of the model", f"{exported.predictions:,}"),
-        ("file", exported.file),
-        ("next", _NEXT[exported.tool].format(file=exported.file, settings=exported.settings)),
-    ]
-
-
-@printed
-def show_imported_review(imported: ImportedReview) -> Iterator[Part]:
-    """The answers that were added, and whose they are."""
-    yield [
-        ("task", imported.task),
-        ("added answers", f"{imported.added:,}"),
-        *((f"of {person}", f"{count:,}") for person, count in imported.people.items()),
-        ("known answers", f"{imported.known:,}"),
-        ("gold file", imported.to),
-    ]

@@ -7,9 +7,9 @@ from typing import Any
 
 from pipeline.evaluation.intervals import Figure
 from pipeline.review.agreement import Agreement, agreements
-from pipeline.review.exchange import question_of
 from pipeline.review.refit import main_metric
 from pipeline.review.session import Asked, Session
+from pipeline.spec.tasks import ANSWER, SLOT, TaskSpec
 
 METRIC_NAMES = {
     "auroc": "AUROC",
@@ -29,7 +29,7 @@ def task_json(session: Session, command: str) -> dict[str, Any]:
     return {
         "name": task.name,
         "kind": task.kind,
-        "question": question_of(task),
+        "question": _question(task),
         "labels": list(task.labels),
         "blind": session.rules.blind,
         "command": command,
@@ -44,6 +44,15 @@ def view_json(session: Session, person: str) -> dict[str, Any]:
         "note": _note(session) if asked is None else "",
         "progress": _progress(session, person),
     }
+
+
+def _question(task: TaskSpec) -> str:
+    """The question as a person reads it, above the names of the labels."""
+    if task.question is None:
+        several = "Which labels of {} fit?" if task.kind == "multi" else "Which label of {} fits?"
+        return several.format(task.name)
+    question = task.question.partition(ANSWER)[0]
+    return question.replace(SLOT, "…") if task.kind == "multi" else question
 
 
 def _row(session: Session, asked: Asked) -> dict[str, Any]:
