@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError
 from pipeline.filters.policy import INPUT
-from pipeline.sources.documents import TooLong, id_text
+from pipeline.sources.documents import TooLong
+from pipeline.sources.id_text import id_text
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_rows
 from pipeline.sources.streams import Options, reading

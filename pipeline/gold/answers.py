@@ -21,6 +21,7 @@ from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.runtime.job import jobs_for_each_dtype
+from pipeline.sources.id_text import spellings
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -89,7 +90,8 @@ def matching_snapshot(
 def answers_for(
     spec: JobSpec, snapshot: Contents, by: str, keys: Sequence[str], tasks: Iterable[str]
 ) -> GoldAnswers:
-    """The snapshot's answers for the documents whose column `by` is one of `keys`.
+    """The snapshot's answers for the documents whose column `by` is one of `keys`, or is spelled
+    as one of them may be.
 
     `tasks` are names of parts: of tasks, or of labels of the kind `multi`, whose probabilities are
     [p, 1 - p]. All rows of the corpus are read, and only those of the gold's documents are held.
@@ -98,7 +100,9 @@ def answers_for(
     asked = frozenset(tasks)
     columns = [task.name for task in spec.tasks if asked & {part.name for part in task.parts}]
     dataset = LabelDataset(store, snapshot, tuple(columns))
-    gold_keys = pa.array(keys, pa.string())
+    spelled, numbers = spellings(keys), {key: row for row, key in enumerate(keys)}
+    gold_keys = pa.array(spelled, pa.string())
+    row_of_key = np.array([numbers[key] for key in spelled.values()], np.int64)
     parts = {part.name: part for part in spec.parts if part.name in asked}
     answers: dict[str, GoldTaskAnswers] = {}
     for name, part in parts.items():
@@ -111,7 +115,7 @@ def answers_for(
     for batch in dataset.to_batches(columns=["doc_id", "content_hash", *columns]):
         places = pc.index_in(batch.column(by), value_set=gold_keys)
         rows = np.flatnonzero(places.is_valid().to_numpy(zero_copy_only=False))
-        gold_rows = places.drop_null().to_numpy()
+        gold_rows = row_of_key[places.drop_null().to_numpy()]
         # — only the first row of the corpus for a document of the gold counts
         _, first = np.unique(gold_rows, return_index=True)
         new = np.sort(first[documents[gold_rows[first]] == 0])

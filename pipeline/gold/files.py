@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.csv
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import Option, Problem, StorageError, UnreadableError, one_line, option_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.flat import restore_formulas
+from pipeline.sources.id_text import plain_values
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, opened
 from pipeline.stores.retries import option_errors
 
@@ -129,4 +131,5 @@ def _as_columns(table: pa.Table) -> dict[str, list[object]]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise pa.ArrowInvalid(f"columns {twice} occur twice; rename or remove one")
-    return {name: table.column(name).to_pylist() for name in names}
+    columns = zip(names, table.itercolumns(), strict=True)
+    return {name: list(chain(*map(plain_values, own.iterchunks()))) for name, own in columns}

@@ -245,11 +245,11 @@ def _documents(
     texts = None
     if text_column in rows.columns and text_column is not None and spec.input.image is None:
         texts = tuple(text if isinstance(text, str) else None for text in rows.columns[text_column])
-    missing = [row for row, value in enumerate(rows.columns[column]) if value in (None, "")]
+    values = rows.columns[column]
+    missing = [row for row, value in enumerate(values) if value in (None, "") or value != value]
     if missing:
         fix = f"has no {column}, so it matches no document ({len(missing)} such rows); remove it"
         raise SpecError([Problem(rows.place(missing[0]), fix)])
-    values = rows.columns[column]
     if by == "doc_id":
         documents = documents_from(RawRow("", value) for value in values)
     else:

@@ -6,7 +6,6 @@ Entry points: `documents_from`, and `slices_from` for input that does not fit in
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from pipeline.errors import DocumentError
 from pipeline.hashes import short_hash
+from pipeline.sources.id_text import id_text
 
 OK = "ok"
 EMPTY = "empty"
@@ -132,7 +132,9 @@ def _document(row: RawRow, image_of: ImageOf | None = None) -> _Document:
         except DocumentError as error:
             problem = str(error)
     content_hash = short_hash(encoded)
-    doc_id = content_hash if row.id is None else id_text(row.id)
+    # — pandas writes NaN for a missing id
+    has_id = row.id is not None and row.id == row.id
+    doc_id = id_text(row.id) if has_id else content_hash
     if isinstance(row.id, TooLong) or len(doc_id) > MAX_ID_CHARS:
         doc_id = short_hash(doc_id.encode())
         problem = f"its id is longer than {MAX_ID_CHARS:,} characters"
@@ -156,18 +158,6 @@ def read_text(row: RawRow) -> tuple[str, bytes, str | None]:
     if isinstance(row.text, TooLong):
         return "", b"", too_long()
     return "", b"", "no text" if row.text is None else "text is not a string"
-
-
-def id_text(value: object) -> str:
-    """An id as a string: an object, a list or a boolean as JSON, another value as Python does.
-
-    Bytes that are not UTF-8 are escaped, so that two ids stay different.
-    """
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, bool | dict | list):
-        value = json.dumps(value, ensure_ascii=False, sort_keys=True, default=id_text)
-    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def too_long() -> str:

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError
-from pipeline.sources.documents import TooLong, id_text
+from pipeline.sources.documents import TooLong
+from pipeline.sources.id_text import id_text
 from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.rule import Rule, names_in
 from pipeline.sources.shards import Shard

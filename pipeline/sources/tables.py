@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from pipeline.errors import Problem, SpecError
-from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong, id_text
+from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
+from pipeline.sources.id_text import id_text, plain_values
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Fetched, Options, continued, opened
 
@@ -69,7 +70,7 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     """The shard's rows, one at a time; without names, all columns but those of bytes and lists.
 
-    A named column has strings, as bytes; images are bytes, or paths as strings.
+    Strings are bytes, other values as of `plain_values`; images are bytes, or paths as strings.
     """
     with opened_table(shard, options) as table:
         count, image = table.schema.names.count, shard.version.image_column
@@ -81,8 +82,7 @@ def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
         for batch in table.batches(read):
             named = zip(read, map(batch.column, read), strict=True)
             columns = [
-                _images(column) if name == image else _values(column, as_strings=names is not None)
-                for name, column in named
+                _images(column) if name == image else _values(column) for name, column in named
             ]
             for values in zip(*columns, strict=True):
                 yield Row(dict(zip(read, values, strict=True)))
@@ -221,13 +221,9 @@ def _codecs(parquet: pq.ParquetFile) -> dict[str, str]:
     return {path: "none" if codec == "UNCOMPRESSED" else codec for path, codec in codecs.items()}
 
 
-def _values(column: pa.Array, *, as_strings: bool) -> Iterator[object]:
-    """The values, strings as bytes; `as_strings` makes strings of others, too."""
-    if not _is_string(column.type):
-        if not as_strings:
-            return iter(column.to_pylist())
-        column = column.cast(pa.large_string())
-    return _strings(column)
+def _values(column: pa.Array) -> Iterator[object]:
+    """The values, strings as bytes."""
+    return _strings(column) if _is_string(column.type) else iter(plain_values(column))
 
 
 def _strings(strings: pa.Array) -> Iterator[bytes | TooLong | None]:

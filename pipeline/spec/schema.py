@@ -68,7 +68,9 @@ class InputSpec(Frozen):
     its path, from the folder of the input file or absolute in the same file system."""
     id: str | None = Field(default=None, min_length=1)
     """Column with the id of a document. Default: the hash of the text. Text files have the columns
-    `text` and `id`, which is the file's path below the folder."""
+    `text` and `id`, which is the file's path below the folder. A whole number is its digits (1.0 is
+    `1`), a time is `2026-01-31 23:59:59.5`, with `Z` in UTC if it has a zone, a duration is in
+    seconds, and bytes are UTF-8 or hex digits."""
     shard_bytes: Literal["auto"] | PositiveInt = "auto"
     """Approximate size of a shard in bytes of input. A shard is the unit of work and of recovery.
     `auto` chooses the size from the size of the input."""

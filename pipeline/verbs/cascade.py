@@ -33,6 +33,7 @@ from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
+from pipeline.sources.id_text import spellings
 from pipeline.sources.shards import fields_of
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
@@ -187,8 +188,8 @@ def _sample(
     truth = p[-1].argmax(axis=1)
     if gold is not None:
         by_key = dict(zip(gold.keys, gold.tasks[options.task].truth.tolist(), strict=True))
-        keys = documents.column(gold.by).to_pylist()
-        truth = np.array([by_key.get(key, UNLABELLED) for key in keys])
+        key_of, ids = spellings(gold.keys), documents.column(gold.by).to_pylist()
+        truth = np.array([by_key.get(key_of.get(own, own), UNLABELLED) for own in ids])
         usable &= truth != UNLABELLED
     seen = usable & np.isin(hashes.to_pylist(), list(_fitted(spec, options.task)))
     usable &= ~seen

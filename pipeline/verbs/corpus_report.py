@@ -46,6 +46,7 @@ from pipeline.integrity.diff import Comparison, compare
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import EvalOptions, GoldOptions, ReportOptions
+from pipeline.sources.id_text import spellings
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -227,10 +228,10 @@ def _group_of(rule: SnapshotRule, quality: Evaluation | None, table: Decisions) 
     """The groups of the documents of the gold, by key."""
     if quality is None or not rule.by:
         return {}
-    table.add("gold", pa.table({"key": pa.array(quality.gold.keys, pa.string())}))
-    key = quality.gold.by
+    key, key_of = quality.gold.by, spellings(quality.gold.keys)
+    table.add("gold", pa.table({"key": pa.array(key_of, pa.string())}))
     query = f"select {key}, grp from documents where {key} in (select key from gold) order by rowid"
-    return dict(table.rows(query))
+    return {key_of[own]: group for own, group in table.rows(query)}
 
 
 def _without_filter(spec: JobSpec) -> JobSpec:

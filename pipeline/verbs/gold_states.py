@@ -37,6 +37,7 @@ from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, memory_plan
 from pipeline.runtime.job import Job, plan
 from pipeline.sources.documents import RawRow, documents_from, images_of
+from pipeline.sources.id_text import spellings
 from pipeline.sources.source import read_documents
 from pipeline.stores.store import open_store
 
@@ -221,15 +222,16 @@ def _contents(job: Job, gold: Gold) -> list[_Content]:  # [rows]
 
 def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, _Content]:
     """The first document of each key in the corpus."""
-    spec = job.spec
+    spec, key_of = job.spec, spellings(keys)
     texts: dict[str, _Content] = {}
     for shard in plan(job, open_store(spec.output, spec.storage_options), keep=False).shards:
         if len(texts) == len(keys):
             break
         for documents in read_documents(shard, spec.input.storage_options):
             pairs = zip(documents.column(by).to_pylist(), images_of(documents), strict=True)
-            for row, (key, image) in enumerate(pairs):
-                if key in keys and key not in texts:
+            for row, (spelled, image) in enumerate(pairs):
+                key = key_of.get(spelled)
+                if key is not None and key not in texts:
                     text, status, content_hash = (
                         documents.column(name)[row].as_py()
                         for name in ("text", "status", "content_hash")
