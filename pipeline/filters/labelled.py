@@ -57,7 +57,7 @@ def labelled_shards(
     StorageError if the input has another version of a labelled file by now.
     """
     source = spec.input
-    objects = find_objects(source.path, cache_dir, source.storage_options)
+    objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
     shards = cut_before(store, objects, source.columns).shards
     of_slice = (replace(shard, slice=contents.slice) for shard in shards)
     by_sid = {sid: shard for shard in of_slice for sid in (shard.id, shard.earlier_id)}

@@ -6,9 +6,10 @@ torch nor ray.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -348,9 +349,12 @@ def check_places(spec: JobSpec, cache_dir: Path) -> None:
 
 
 def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
-    """The input's files; SpecError if there are none, or if some are in the output."""
-    objects = find_objects(spec.input.path, cache_dir, spec.input.storage_options)
-    inside = [item.path for item in objects if item.path.startswith(f"{store.url}/")]
+    """The input's files; SpecError if there are none, or if the path is in the output."""
+    source, url = spec.input, store.url
+    objects = find_objects(source.path, cache_dir, source.storage_options, output=url)
+    # — a local path may lead into the output by a link
+    real: Callable[[str], str] = str if "://" in url else os.path.realpath
+    inside = [item.path for item in objects if real(item.path).startswith(f"{real(url)}/")]
     if inside:  # a run would label its own results
         fix = f"{len(inside)} of its files are in the output {store.url}; name another output"
         raise SpecError([Problem("input.path", fix, inside[0])])

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
+from fnmatch import fnmatchcase
+from functools import cache, partial
 from glob import escape
 from itertools import chain
 from typing import Any
@@ -37,34 +38,137 @@ _TIME_KEYS = (
     "created",
 )
 
-
+# Names that programs give to files that are not data: unfinished jobs, editors, version control,
+# table formats, and the caches of Hugging Face's `datasets`.
+_HIDDEN = re.compile(r"[._].*|cache-.*\.arrow")
+_WILDCARD = re.compile(r"[*?\[]")
 LISTINGS_AT_ONCE = 16
 # The parts of a glob, each up to the end of a name with a wildcard.
 _STEPS = re.compile(r"[^*?\[]*[*?\[][^/]*|[^*?\[]+$")
 
 
+class LeftOut(dict[str, set[str]]):
+    """Paths below a folder or a glob that are not part of the input, by what they are."""
+
+    def add(self, what: str, path: str) -> None:
+        self.setdefault(what, set()).add(path)
+
+    def __str__(self) -> str:
+        kinds = self.items()
+        return ", ".join(f"{len(paths):,} {what} (such as {min(paths)!r})" for what, paths in kinds)
+
+
 def files_at(
     file_system: AbstractFileSystem,
     place: str,
-    of_folder: Callable[[Iterable[FileInfo]], Iterable[FileInfo]] = iter,
-) -> Iterator[FileInfo]:
+    of_folder: Callable[[Iterable[FileInfo]], Iterable[FileInfo]],
+    left_out: LeftOut,
+    output: str | None = None,
+) -> list[FileInfo]:
     """The file system's description of each file that `place` names.
 
-    `of_folder` chooses among the files below a folder; by default they are all named.
+    Below a folder or a glob, hidden names and the files of `output` are left out. A part of the
+    glob that begins as a hidden name does names it. On a disk, linked folders are followed, and a
+    file with two names is one file. `of_folder` chooses among the files below a folder.
     """
     itself: FileInfo | None = None
     with suppress(FileNotFoundError):
         # — first, so that a file with a bracket in its name is not taken for a glob
         itself = retry_transient(partial(file_system.info, place))
-    if itself is None:
-        if any(sign in place for sign in "*?["):
-            matched = _matched(file_system, place)
-            yield from (info for info in matched if info["type"] != "directory")
-    elif itself["type"] == "directory":
-        below = retry_transient(partial(file_system.find, place, detail=True)).values()
-        yield from of_folder(below)
+    is_folder = itself is not None and itself["type"] == "directory"
+    if itself is not None and not is_folder:
+        return [itself]
+    is_local = isinstance(file_system, LocalFileSystem)
+    root, glob = (place, "**") if is_folder else _split_glob(place, is_local=is_local)
+    if not _WILDCARD.search(glob):
+        return []
+    named = [part for part in glob.split("/") if _HIDDEN.match(part)]
+    hidden_part = partial(_hidden_part, root=root, named=named)
+    lister = _Disk(root, hidden_part, left_out) if is_local else file_system
+    if is_folder:
+        infos = retry_transient(partial(lister.find, place, detail=True)).values()
     else:
-        yield itself
+        infos = _matched(lister, escape(root) + glob)
+    path_of = cache(os.path.realpath if is_local else file_system.unstrip_protocol)
+    own = None if output is None else f"{path_of(output) if is_local else output}/"
+    if own is not None and f"{path_of(root.rstrip('/'))}/".startswith(own):
+        own = None  # — a path in the output names its files
+    files: list[FileInfo] = []
+    for info in infos:
+        if (hidden := hidden_part(info["name"])) is not None:
+            left_out.add("hidden", hidden)
+        elif own is not None and path_of(info["name"]).startswith(own):
+            left_out.add("in the output", info["name"])
+        elif info["type"] != "directory":
+            files.append(info)
+    return list(_once(of_folder(files) if is_folder else files, path_of, left_out))
+
+
+def _split_glob(place: str, *, is_local: bool) -> tuple[str, str]:
+    """The folder that a glob starts from, and the glob below it.
+
+    A local folder with a wildcard in its name is taken for itself, as a file is.
+    """
+    fixed, parts = "", place.split("/")
+    while len(parts) > 1:
+        folder = fixed + parts[0]
+        if _WILDCARD.search(parts[0]) and not (is_local and os.path.isdir(folder)):
+            break
+        fixed = f"{folder}/"
+        del parts[0]
+    return fixed, "/".join(parts)
+
+
+def _hidden_part(path: str, root: str, named: Collection[str]) -> str | None:
+    """What is below the root, up to the first hidden name that no part of the glob names."""
+    parts = path.removeprefix(root).split("/") if path.startswith(root) else []
+    for length, part in enumerate(parts, start=1):
+        if _HIDDEN.fullmatch(part) and not any(fnmatchcase(part, own) for own in named):
+            return "/".join(parts[:length]).lstrip("/")
+    return None
+
+
+class _Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The local disk, with links to folders as folders. Each folder is followed once."""
+
+    cachable = False
+
+    def __init__(
+        self, root: str, hidden_part: Callable[[str], str | None], left_out: LeftOut
+    ) -> None:
+        super().__init__()
+        self._followed = {os.path.realpath(root)}
+        self._hidden_part, self._left_out = hidden_part, left_out
+
+    def ls(self, path: str, detail: bool = False, **kwargs: Any) -> list[Any]:
+        """What is in a folder; for fsspec alone, a link to a folder is a file."""
+        infos = []
+        for info in sorted(super().ls(path, detail=True), key=lambda info: str(info["name"])):
+            name = info["name"]
+            if info["islink"] and os.path.isdir(name) and self._hidden_part(name) is None:
+                target = os.path.realpath(name)
+                if target in self._followed:
+                    self._left_out.add("links to what is there", name)
+                    continue
+                self._followed.add(target)
+                info["type"] = "directory"
+            infos.append(info)
+        return infos if detail else [info["name"] for info in infos]
+
+
+def _once(
+    infos: Iterable[FileInfo], path_of: Callable[[str], str], left_out: LeftOut
+) -> Iterator[FileInfo]:
+    """Each file once: by its own name, or by the first of the names that links give it."""
+    paths: set[str] = set()
+    for info in sorted(
+        infos, key=lambda info: (path_of(info["name"]) != info["name"], info["name"])
+    ):
+        if path_of(info["name"]) in paths:
+            left_out.add("links to what is there", info["name"])
+        else:
+            paths.add(path_of(info["name"]))
+            yield info
 
 
 def _matched(file_system: AbstractFileSystem, pattern: str) -> Collection[FileInfo]:

@@ -5,6 +5,7 @@ Entry points: `find_objects`, `cut`, `read_documents`.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from pipeline.hashes import content_hash
 from pipeline.sources.documents import Names, RawRow, Row, slices_from
 from pipeline.sources.formats import READERS, format_of, of_first_kind, reader_of, supported
 from pipeline.sources.image_files import image_of
-from pipeline.sources.listing import FileInfo, files_at, irregularity, remote_etag
+from pipeline.sources.listing import FileInfo, LeftOut, files_at, irregularity, remote_etag
 from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import (
     Options,
@@ -38,7 +39,11 @@ from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL, pinned
 from pipeline.stores.retries import option_errors
 
+logger = logging.getLogger(__name__)
+
 _CLOCKS_APART_S = 60.0
+# The protocols of stores whose paths begin with a bucket.
+_BUCKETS = frozenset({"s3", "gs", "abfs"})
 NO_OPTIONS: Options = {}
 # The length of the reason in each row of a file that cannot be read.
 REASON_CHARS = 200
@@ -61,14 +66,15 @@ class InputObject:
 
 
 def find_objects(
-    path_glob: str, cache_dir: Path, options: Options = NO_OPTIONS
+    path_glob: str, cache_dir: Path, options: Options = NO_OPTIONS, *, output: str | None = None
 ) -> list[InputObject]:
     """The objects that a file, a glob or a folder names, sorted by path.
 
     A local file is hashed once (`hashes.content_hash`). All text files are one object. An entry
-    that is not a file, such as a FIFO, is an object that cannot be read.
+    that is not a file, such as a FIFO, is an object that cannot be read. `output` is the path or
+    the URL of an output, which is not part of a folder or a glob.
     """
-    file_system, place, infos = find_files(path_glob, options)
+    file_system, place, infos = find_files(path_glob, options, output=output)
     objects: list[InputObject] = []
     texts: list[FileInfo] = []
     for info in infos:
@@ -89,14 +95,20 @@ def find_objects(
 
 
 def find_files(
-    path_glob: str, options: Options = NO_OPTIONS, *, key: str = "input.path"
+    path_glob: str,
+    options: Options = NO_OPTIONS,
+    *,
+    key: str = "input.path",
+    output: str | None = None,
 ) -> tuple[AbstractFileSystem, str, list[FileInfo]]:
     """The file system, the place in it, and the description of each file that a path names.
 
     A folder means the files below it of the first kind that it has (`formats.Reader`). Each file
-    that is named, or matched by a glob, must be supported; SpecError at `key` if one is not. A
-    branch of a dataset on the Hub becomes its commit, which is then a part of every path.
+    that is named, or matched by a glob, must be supported; SpecError at `key` if one is not. What
+    is left out (`listing.files_at`) is logged on one line. A branch of a dataset on the Hub becomes
+    its commit, which is then a part of every path.
     """
+    left_out = LeftOut()
     if path_glob.startswith(PROTOCOL):
         with option_errors("input.storage_options", options):
             path_glob = pinned(path_glob, options, key)
@@ -104,12 +116,17 @@ def find_files(
         try:
             file_system, place = file_system_at(path_glob, options)
             file_system.invalidate_cache()  # forgets what it listed before
-        except (ValueError, ImportError) as error:  # no such protocol, or package not installed
+            infos = files_at(file_system, place, of_first_kind, left_out, output)
+        except (ValueError, ImportError) as error:  # no such protocol, package or pattern
             fix = f"cannot be opened: {error}"
             raise SpecError([Problem(key, fix, path_glob)]) from error
-        infos = list(files_at(file_system, place, of_first_kind))
-    if not infos:
-        raise SpecError([Problem(key, _no_file(file_system, place), path_glob)])
+        if not infos:
+            fix = _no_file(file_system, place)
+            if left_out:
+                fix = f"names nothing but {left_out}; name a file in full, or another output"
+            raise SpecError([Problem(key, fix, path_glob)])
+    if left_out:
+        logger.info("%s: left out: %s", key, left_out)
     names = [info["name"] for info in infos]
     if unsupported := sorted(name for name in names if format_of(name) is None):
         fix = f"{len(unsupported)} of {len(infos)} files are not {supported()}; narrow the glob"
@@ -125,14 +142,21 @@ def find_files(
 
 
 def _no_file(file_system: AbstractFileSystem, place: str) -> str:
-    """Why no file is named: a folder without one, a name that resembles another, or neither."""
+    """Why a path names no file, and what to write instead where that is known."""
+    bucket = place.partition("/")[0]
+    if _BUCKETS.intersection(file_system.protocol) and not file_system.exists(bucket):
+        return f"there is no bucket {bucket!r}, or these credentials do not see it"
+    if isinstance(file_system, LocalFileSystem) and os.path.isdir(place):
+        return f"this folder has no supported file; supported are {supported()}"
+    if "{" in place:
+        return "names no file; globs have no {a,b}: write * or ? for what differs"
+    if "[" in place:
+        return "names no file; in a glob, [ab] is one character: write [[] for a [ in a name"
     if isinstance(file_system, LocalFileSystem):
-        if os.path.isdir(place):
-            return f"this folder has no supported file; supported are {supported()}"
         folder, name = os.path.split(place)
         beside = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         if similar := get_close_matches(name, beside, n=1):
-            return f"names no file; a similar name is {similar[0]}"
+            return f"names no file; a similar name is {similar[0]!r}"
     return f"names no file; supported are {supported()}, globs and folders"
 
 

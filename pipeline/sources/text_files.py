@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.hashes import canonical_json, content_hash, short_hash
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
-from pipeline.sources.listing import FileInfo, files_at, irregularity, remote_etag
+from pipeline.sources.listing import FileInfo, LeftOut, files_at, irregularity, remote_etag
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, check_same, fetching, retry_transient
 from pipeline.stores.file_systems import file_system_at
@@ -75,10 +75,14 @@ def _listed(
 
 def text_infos(file_system: AbstractFileSystem, place: str) -> list[FileInfo]:
     """The descriptions of the regular text files, sorted by name."""
-    infos = files_at(file_system, place)
-    infos = (info for info in infos if str(info["name"]).lower().endswith(".txt"))
+    infos = texts_of(files_at(file_system, place, texts_of, LeftOut()))
     infos = (info for info in infos if irregularity(file_system, info) is None)
     return sorted(infos, key=lambda info: str(info["name"]))
+
+
+def texts_of(infos: Iterable[FileInfo]) -> Iterator[FileInfo]:
+    """The text files among these."""
+    return (info for info in infos if str(info["name"]).lower().endswith(".txt"))
 
 
 def text_state(

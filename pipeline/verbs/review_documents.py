@@ -75,7 +75,7 @@ def of_another_corpus(missing: int, documents: int) -> str:
 def _documents(spec: JobSpec, seed: int, cache_dir: Path) -> Iterator[Document]:
     """The documents with a text, once each, file by file in random order."""
     store, source = open_store(spec.output, spec.storage_options), spec.input
-    objects = find_objects(source.path, cache_dir, source.storage_options)
+    objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
     shards = load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False).shards
     read: set[str] = set()
     for number in np.random.default_rng(seed).permutation(len(shards)):

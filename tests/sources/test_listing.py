@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ KINDS = {
     "zero": "a device",
     "socket": "a socket",
     "dangling": "a link that leads nowhere (No such file or directory)",
-    "folder": "a folder",
     "loop": "a link that leads nowhere (Too many levels of symbolic links)",
 }
 
@@ -34,7 +35,7 @@ KINDS = {
 def make(folder: Path, kind: str, format: str) -> str:
     """Makes the entry in the folder; its path."""
     path = folder / f"{kind}.{format}"
-    target = {"zero": "/dev/zero", "dangling": "nowhere", "folder": ".", "loop": path.name}
+    target = {"zero": "/dev/zero", "dangling": "nowhere", "loop": path.name}
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "socket":
@@ -117,3 +118,141 @@ def test_the_folders_that_a_glob_matches_are_listed_side_by_side_and_no_others(
         assert len(listed) == 1 + 8 + 24 and not any("other" in path for path in listed)
     finally:
         memory.rm("/globbed", recursive=True)
+
+
+TEXT = b'{"text": "a", "id": "1"}\n'
+HIDDEN = {
+    "_temporary/0/b.jsonl": "_temporary",
+    ".ipynb_checkpoints/b-checkpoint.jsonl": ".ipynb_checkpoints",
+    "deep/_delta_log/0.jsonl": "deep/_delta_log",
+    "deep/._b.jsonl": "deep/._b.jsonl",
+    "cache-0123456789abcdef.arrow": "cache-0123456789abcdef.arrow",
+}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Writes files below a folder of a disk or a remote store; the folder's path or URL."""
+    memory = fsspec.filesystem("memory")
+
+    def write(*names: str) -> str:
+        for name in names:
+            if request.param == "memory":
+                memory.pipe(f"/tree/{name}", TEXT)
+            else:
+                (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / "tree" / name).write_bytes(TEXT)
+        return "memory:///tree" if request.param == "memory" else f"{tmp_path}/tree"
+
+    yield write
+    if memory.exists("/tree"):
+        memory.rm("/tree", recursive=True)
+
+
+def names_at(root: str, path: str, cache: Path, output: str | None = None) -> list[str]:
+    objects = find_objects(f"{root}{path}", cache, output=output)
+    return [each.path.removeprefix(f"{root}/") for each in objects]
+
+
+@pytest.mark.parametrize("path", ["", "/**", "/**/*.*"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_names_below_a_folder_are_left_out_and_one_line_says_so(
+    tree: Callable[..., str],
+    name: str,
+    path: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    root = tree("deep/a.jsonl", name)
+    with caplog.at_level(logging.INFO, "pipeline"):
+        assert names_at(root, path, tmp_path / "cache") == ["deep/a.jsonl"]
+    line = f"input.path: left out: 1 hidden (such as {HIDDEN[name]!r})"
+    assert [record.getMessage() for record in caplog.records] == [line]
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/_tmp", ["_tmp/b.jsonl"]),
+        ("/_tmp/*.jsonl", ["_tmp/b.jsonl"]),
+        ("/*/_c.jsonl", ["deep/_c.jsonl"]),
+        ("/**/_*.jsonl", ["deep/_c.jsonl"]),
+        ("/_tmp/.d.jsonl", ["_tmp/.d.jsonl"]),
+        ("/*/*.jsonl", ["deep/a.jsonl"]),
+    ],
+)
+def test_a_hidden_name_that_the_path_writes_is_read(
+    tree: Callable[..., str], path: str, names: list[str], tmp_path: Path
+) -> None:
+    root = tree("deep/a.jsonl", "_tmp/b.jsonl", "deep/_c.jsonl", "_tmp/.d.jsonl")
+    assert names_at(root, path, tmp_path / "cache") == names
+
+
+def test_a_folder_of_hidden_names_alone_says_what_they_are(
+    tree: Callable[..., str], tmp_path: Path
+) -> None:
+    root = tree("_tmp/b.jsonl", ".a.jsonl")
+    with pytest.raises(SpecError, match=r"names nothing but 2 hidden \(such as '.a.jsonl'\); name"):
+        find_objects(root, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("path", ["", "/**", "/*/**"])
+def test_the_output_is_no_part_of_the_input_whatever_its_formats(
+    tree: Callable[..., str], path: str, tmp_path: Path
+) -> None:
+    # — of a folder, Parquet would be read instead of CSV
+    root = tree("deep/a.csv", "deep/out/labels/t/b.parquet", "deep/output/c.csv")
+    names = names_at(root, path, tmp_path / "cache", f"{root}/deep/out")
+    assert names == ["deep/a.csv", "deep/output/c.csv"]
+
+
+def links(folder: Path, **targets: str) -> None:
+    for name, target in targets.items():
+        (folder / name).symlink_to(folder / target)
+
+
+@pytest.mark.parametrize("path", ["", "/**/*.jsonl"])
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        ({"linked": "../real"}, ["linked/in/r.jsonl", "own/a.jsonl"]),
+        ({"loop": "."}, ["own/a.jsonl"]),
+        ({"a_copy": "own", "file.jsonl": "own/a.jsonl"}, ["own/a.jsonl"]),
+        ({"one": "../real", "two": "../real/in"}, ["one/in/r.jsonl", "own/a.jsonl"]),
+        ({"up": ".."}, ["own/a.jsonl", "up/real/in/r.jsonl"]),
+        ({"to_out": "own/out"}, ["own/a.jsonl"]),
+        ({".hidden": "../real", "seen": "../real"}, ["own/a.jsonl", "seen/in/r.jsonl"]),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_links_are_followed_once(
+    tmp_path: Path, path: str, targets: dict[str, str], names: list[str]
+) -> None:
+    folder = tmp_path / "data"
+    for name in ("data/own/a.jsonl", "real/in/r.jsonl", "data/own/out/labels/x.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(TEXT)
+    links(folder, **targets)
+    assert names_at(str(folder), path, tmp_path / "cache", f"{folder}/own/out") == names
+
+
+def test_an_output_that_a_link_names_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "data/out/labels").mkdir(parents=True)
+    (tmp_path / "data/out/labels/x.jsonl").write_bytes(TEXT)
+    (tmp_path / "data/a.jsonl").write_bytes(TEXT)
+    links(tmp_path, out="data/out", input="data")
+    for output in ("out", "data/out", "input/out"):
+        assert names_at(f"{tmp_path}/input", "", tmp_path / "cache", f"{tmp_path}/{output}") == [
+            "a.jsonl"
+        ]
+
+
+@pytest.mark.parametrize("folder", ["w[1]", "a*b", "what?", "[x"])
+def test_a_folder_with_wildcards_in_its_name_is_taken_by_its_name(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / folder / "deep").mkdir(parents=True)
+    (tmp_path / folder / "deep/a.jsonl").write_bytes(TEXT)
+    for path in ("", "/**", "/*/a.jsonl", "/deep/*.jsonl", "/deep/a.jsonl"):
+        names = names_at(f"{tmp_path}/{folder}", path, tmp_path / "cache")
+        assert names == ["deep/a.jsonl"]
