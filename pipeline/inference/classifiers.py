@@ -110,7 +110,8 @@ class _FastText:
     def probabilities(self, texts: Sequence[str]) -> Floats:  # [texts, classes]
         p = np.full((len(texts), len(self.classes)), np.nan, np.float32)
         for row, text in enumerate(texts):
-            line = text.replace("\n", " ")  # — it reads one line
+            # — it reads one line, and to the word `</s>`, which is the end of a line to it
+            line = text.replace("\n", " ").replace("</s>", "</ s>")
             names, values = self._model.predict(line, k=-1, threshold=-1.0)
             if names:
                 p[row, [self._number[name.removeprefix(_PREFIX)] for name in names]] = values

@@ -63,6 +63,14 @@ def test_a_fasttext_model_gives_each_text_its_own_probabilities(languages: Path)
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=176 * 2e-5)
 
 
+@pytest.mark.parametrize("end", ["</s>", " </s> ", "\n</s>\n", "</s> </s>", "\t</s>\0"])
+def test_a_fasttext_model_reads_beyond_a_written_end_of_line(languages: Path, end: str) -> None:
+    classifier = load_classifier("fasttext", languages)
+    french = "Ceci est une phrase sur le temps de demain, que personne ne sait encore. " * 3
+    p = classifier.probabilities([f"It rains.{end}{french}"])
+    assert classifier.classes[p[0].argmax()] == "fr"
+
+
 @pytest.mark.parametrize("zipmap", [True, False], ids=["maps", "tensor"])
 def test_an_onnx_graph_gives_the_probabilities_of_scikit_learn(
     fitted: Pipeline, tmp_path: Path, zipmap: bool

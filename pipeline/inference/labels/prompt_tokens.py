@@ -5,13 +5,13 @@ Entry point: `tokenise_prompt`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.errors import SpecError
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.labels.label_tokens import (
     Verbalizers,
     collisions,
@@ -19,11 +19,12 @@ from pipeline.inference.labels.label_tokens import (
     scored_paths,
     tokens_after,
 )
-from pipeline.inference.labels.tokenizer import chat_template, encode
+from pipeline.inference.labels.tokenizer import chat_template, control_texts, encode
 from pipeline.inference.labels.trie import LabelTrie
+from pipeline.spec.labels import task_of
 from pipeline.spec.prompts import prompt_text
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import ANSWER, TaskSpec
 
 # A trie with more inner nodes is searched level by level: all of its rows in one forward would
 # take as much memory for one document as many documents do.
@@ -94,13 +95,18 @@ class PromptTokens:
 def tokenise_prompt(
     tokenizer: PreTrainedTokenizerBase, prompt: PromptSpec, tasks: Sequence[TaskSpec]
 ) -> PromptTokens:
-    """The spans around a document; SpecError if labels of a task have the same tokens."""
-    text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
-    questions, problems = [], []
+    """The spans around a document.
+
+    SpecError if labels of a task have the same tokens, or if a text of the spec writes a control
+    token elsewhere than after `{answer}`.
+    """
     # — a task of the spec may be several here, named `TASK.LABEL`
-    in_spec = [*dict.fromkeys(task.name.partition(".")[0] for task in tasks)]
-    for task in tasks:
-        place = in_spec.index(task.name.partition(".")[0])
+    in_spec = [*dict.fromkeys(task_of(task.name) for task in tasks)]
+    places = [in_spec.index(task_of(task.name)) for task in tasks]
+    problems = _written_controls(tokenizer, prompt, zip(places, tasks, strict=True))
+    text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
+    questions = []
+    for place, task in zip(places, tasks, strict=True):
         suffix = text.suffixes[task.name]
         verbalizers = label_verbalizers(tokenizer, task, suffix, text.before_labels[task.name])
         scored = scored_paths(task, verbalizers)
@@ -110,6 +116,25 @@ def tokenise_prompt(
     if problems:
         raise SpecError(problems)
     return PromptTokens(_prefix(tokenizer, text.prefix), tuple(questions))
+
+
+def _written_controls(
+    tokenizer: PreTrainedTokenizerBase, prompt: PromptSpec, tasks: Iterable[tuple[int, TaskSpec]]
+) -> list[Problem]:
+    """Each text of a spec that would become a control token."""
+    keys = ("system", "instruction", "document")
+    texts = [(f"prompt.{key}", getattr(prompt, key) or "") for key in keys]
+    for number, example in enumerate(prompt.examples):
+        turns = example.model_dump().items()
+        texts += [(f"prompt.examples.{number}.{key}", turn) for key, turn in turns]
+    for place, task in tasks:
+        texts.append((f"tasks.{place}.question", (task.question or "").partition(ANSWER)[0]))
+        labels = "\0".join(text for of_label in task.labels.values() for text in of_label)
+        texts.append((f"tasks.{place}.labels", labels))
+    controls = control_texts(tokenizer)
+    written = [(at, next((each for each in controls if each in text), None)) for at, text in texts]
+    fix = f"a control token is not text; write it in another way, or after {ANSWER} in a question"
+    return [Problem(place, fix, control) for place, control in dict.fromkeys(written) if control]
 
 
 def answered_suffixes(

@@ -6,7 +6,8 @@ Entry points: `DocumentTokenizer`, `encode` and `chat_template`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -33,6 +34,8 @@ _PROBES = (
 _TURN = "\ue0d2"
 
 
+# Part of each piece that replaces a control token: a text cannot contain what nobody can guess.
+_UNGUESSABLE = secrets.token_hex(8)
 # Characters that are tokenised at once: each token takes some hundred bytes until it is a number.
 _BATCH_CHARS = 500_000
 
@@ -50,7 +53,10 @@ class DocumentTokenizer:
             raise ModelError(
                 f"{type(tokenizer).__name__} has no tokenizer.json; save the model's fast tokenizer"
             )
-        self._backend = _without(backend, self.control_ids)
+        content = json.loads(backend.to_str())
+        # — what stands for letters that the vocabulary lacks may also begin or end a sequence
+        self._forbidden = self.control_ids - {_unknown_id(content["model"])}
+        self._backend = _without(content, self.control_ids, backend.id_to_token)
 
     def encode(self, text: str) -> list[int]:
         """The text's token ids; DocumentError if one of them is a control token."""
@@ -64,7 +70,7 @@ class DocumentTokenizer:
         for batch in _batches(texts):
             for encoding in self._backend.encode_batch_fast(batch, add_special_tokens=False):
                 ids: list[int] = encoding.ids
-                forbidden = self.control_ids.intersection(ids)
+                forbidden = self._forbidden.intersection(ids)
                 yield (
                     DocumentError(f"its text encodes to control tokens {sorted(forbidden)}")
                     if forbidden
@@ -93,8 +99,9 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
 
-    Neither the unknown token, which replaces letters, nor whitespace that is not special, such as
-    Gemma's runs of line breaks, which templates write as ordinary text, is a control token.
+    The token of unknown letters is one of them: text may need it, but may not write it. Whitespace
+    that is not special, such as Gemma's runs of line breaks, which templates write as ordinary
+    text, is not a control token.
     """
     written = _template_text(tokenizer)
     # — only newer versions of transformers have it
@@ -106,7 +113,13 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
         or token.content in declared
         or (token.content in written and not token.content.isspace())
     }
-    return frozenset(added.union(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
+    return frozenset(added.union(tokenizer.all_special_ids))
+
+
+def control_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The written forms of the control tokens, except runs of line breaks."""
+    pieces = map(str, tokenizer.convert_ids_to_tokens(sorted(control_ids(tokenizer))))
+    return [piece for piece in pieces if piece.strip()]
 
 
 def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -127,12 +140,15 @@ def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
     return "\0".join(texts)
 
 
-def _without(backend: Tokenizer, forbidden: frozenset[int]) -> Tokenizer:
-    """A copy that cannot produce the forbidden ids from text.
+def _without(
+    content: dict[str, Any], forbidden: frozenset[int], piece_of: Callable[[int], str | None]
+) -> Tokenizer:
+    """A tokenizer that cannot produce the forbidden ids, except for letters that it lacks.
+
+    `content` is that of a tokenizer.json, and is changed.
 
     A forbidden piece keeps its id, with a content that no text has.
     """
-    content: dict[str, Any] = json.loads(backend.to_str())
     content.update(post_processor=None, truncation=None, padding=None)
     content["added_tokens"] = [
         {**token, "content": _unwritable(token["id"]), "special": False, "normalized": False}
@@ -141,7 +157,9 @@ def _without(backend: Tokenizer, forbidden: frozenset[int]) -> Tokenizer:
         for token in content["added_tokens"]
     ]
     model = content["model"]
-    pieces = {backend.id_to_token(token_id) for token_id in forbidden}
+    if (unknown := _unknown_id(model)) in forbidden and "unk_token" in model:
+        model["unk_token"] = _unwritable(unknown)
+    pieces = {piece_of(token_id) for token_id in forbidden}
     if isinstance(model.get("vocab"), dict):
         model["vocab"] = {
             _unwritable(token_id) if token_id in forbidden else piece: token_id
@@ -157,6 +175,14 @@ def _without(backend: Tokenizer, forbidden: frozenset[int]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
+def _unknown_id(model: Mapping[str, Any]) -> int | None:
+    """The id that the model of a tokenizer gives to letters that its vocabulary lacks, if any."""
+    unknown: int | None = model.get("unk_id")
+    if unknown is None and isinstance(model.get("vocab"), dict):
+        unknown = model["vocab"].get(model.get("unk_token"))
+    return unknown
+
+
 def _builds(merge: str | list[str], pieces: set[str | None]) -> bool:
     """Whether a merge of two pieces produces or uses one of these."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
@@ -165,7 +191,7 @@ def _builds(merge: str | list[str], pieces: set[str | None]) -> bool:
 
 def _unwritable(token_id: int) -> str:
     """A piece that no text contains: Unicode reserves noncharacters for internal use."""
-    return f"\ufdd0{token_id}\ufdd1"
+    return f"\ufdd0{_UNGUESSABLE}.{token_id}\ufdd1"
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = False) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.errors import DocumentError, ModelError, SpecError
+from pipeline.errors import ModelError, SpecError
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template, control_ids
 from pipeline.spec.schema import PromptSpec
@@ -53,6 +54,7 @@ def pieces_of_words(unknown: str = "<unk>") -> PreTrainedTokenizerFast:
     """As SentencePiece: control pieces stand in the scored vocabulary itself."""
     letters = "▁abcdefghijklmnopqrstuvwxyzANTY<>/|:., \n"
     scored = [(unknown, 0.0), *((control, 0.0) for control in CONTROLS)]
+    scored = list(dict(scored).items())
     scored += [(letter, -5.0) for letter in dict.fromkeys(letters)]
     scored += [("▁Yes", -1.0), ("▁No", -1.0), ("s>", -2.0)]
     backend = Tokenizer(models.Unigram(scored, unk_id=0))
@@ -121,7 +123,7 @@ def merged_control() -> PreTrainedTokenizerFast:
     [
         (merged_control, "a<s>b"),
         (pieces_of_words, "a\uff1cs\uff1ea"),  # full-width brackets, which NFKC makes plain
-        # — the spelling that replaces that of a control token
+        # — noncharacters, which are a part of what replaces a control token
         *[(pieces_of_words, f"\ufdd0{number}\ufdd1") for number in range(5)],
     ],
 )
@@ -129,12 +131,9 @@ def test_text_that_could_become_a_control_token_is_only_text(
     make: Callable[[], PreTrainedTokenizerFast], text: str
 ) -> None:
     documents = DocumentTokenizer(make())
-    try:
-        ids = documents.encode(text)
-    except DocumentError:
-        assert "\ufdd0" in text
-        return
-    assert documents.control_ids.isdisjoint(ids)
+    ids = documents.encode(text)
+    unknown = {make().unk_token_id} if "\ufdd0" in text else set()
+    assert (documents.control_ids - unknown).isdisjoint(ids) and len(ids) >= len(text) - 1
     if "\ufdd0" not in text:
         assert documents.decode(ids) == unicodedata.normalize("NFKC", text)
 
@@ -160,9 +159,90 @@ def test_an_added_token_that_is_no_control_token_keeps_its_id(
     assert {*tokenizer.convert_tokens_to_ids(names)} <= {*expected}
 
 
-@pytest.mark.parametrize("text", ["a<unk>b", "a\u20acb"], ids=["spelled out", "unknown letter"])
-def test_a_letter_that_the_vocabulary_lacks_does_not_set_the_document_aside(text: str) -> None:
-    assert DocumentTokenizer(pieces_of_words()).encode(text)
+def ends_unknown(ignore_merges: bool = False) -> PreTrainedTokenizerFast:
+    """As GPT-2 and SmolLM2: one token begins and ends a text, and stands for unknown letters."""
+    name = "<|endoftext|>"
+    backend = byte_pairs(name, ignore_merges=ignore_merges)
+    backend.model.unk_token = name
+    backend.add_special_tokens([name])
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), name)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def falls_back_to_bytes() -> PreTrainedTokenizerFast:
+    """As Llama 2: letters that the vocabulary lacks are bytes, and `<unk>` is a piece of it."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁ab<unk>s/"]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    model = models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    backend = Tokenizer(model)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def words_of(model: type[models.WordPiece] | type[models.WordLevel]) -> PreTrainedTokenizerFast:
+    """As BERT, but for the brackets, which are letters of a word here."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "a", "b", "##b"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    backend = Tokenizer(model(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(words[:3])
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ends_unknown,
+        partial(ends_unknown, ignore_merges=True),
+        pieces_of_words,
+        partial(pieces_of_words, "</s>"),
+        falls_back_to_bytes,
+    ],
+    ids=["GPT-2", "whole words", "SentencePiece", "SentencePiece, also the end", "bytes"],
+)
+@pytest.mark.parametrize("between", ["", " ", "a"])
+def test_the_token_of_unknown_letters_is_only_text_where_it_is_written(
+    make: Callable[[], PreTrainedTokenizerFast], between: str
+) -> None:
+    tokenizer = make()
+    documents, written = DocumentTokenizer(tokenizer), str(tokenizer.unk_token)
+    text = "a" + between.join([written] * 20) + "a"
+    assert (
+        tokenizer(text, add_special_tokens=False)["input_ids"].count(tokenizer.unk_token_id) >= 20
+    )
+    ids = documents.encode(text)
+    assert tokenizer.unk_token_id not in ids and len(ids) >= 20 * (len(written) - 1)
+    assert documents.decode(ids).replace("▁", " ").strip() == text
+
+
+@pytest.mark.parametrize(
+    "make, unknown",
+    [
+        (pieces_of_words, 1),
+        (partial(pieces_of_words, "</s>"), 1),
+        (partial(words_of, models.WordPiece), 1),
+        (partial(words_of, models.WordLevel), 1),
+        (falls_back_to_bytes, 0),
+    ],
+    ids=["SentencePiece", "SentencePiece, also the end", "WordPiece", "words", "bytes"],
+)
+def test_a_letter_that_the_vocabulary_lacks_does_not_set_the_document_aside(
+    make: Callable[[], PreTrainedTokenizerFast], unknown: int
+) -> None:
+    tokenizer = make()
+    ids = DocumentTokenizer(tokenizer).encode("a \u20ac b")
+    assert ids == tokenizer("a \u20ac b", add_special_tokens=False)["input_ids"]
+    assert ids.count(tokenizer.unk_token_id) == unknown
+
+
+@pytest.mark.parametrize("model", [models.WordPiece, models.WordLevel])
+def test_a_written_unknown_token_is_a_word_that_the_vocabulary_lacks(model: Any) -> None:
+    documents = DocumentTokenizer(words_of(model))
+    assert documents.encode("a [UNK] b [CLS] a") == documents.encode("a [xxx] b [yyy] a")
+    assert documents.encode("a[UNK]b") == documents.encode("a[xxx]b")  # — one word, one token
 
 
 def task(
@@ -171,6 +251,7 @@ def task(
     return TaskSpec(name=name, question=question, labels=labels, **more)
 
 
+EXAMPLE = {"document": "a text", "question": "Q?", "answer": "Yes"}
 YES_NO = task({"yes": ("Yes", "yes"), "no": ("No",)})
 
 
@@ -208,6 +289,50 @@ def test_a_label_is_tokenised_where_the_model_answers(
     prompt = tokenise_prompt(tokenizer, PromptSpec(instruction=""), [labels])
     for label, ids in prompt.questions[0].first_tokens.items():
         assert sorted(tokenizer.convert_ids_to_tokens(ids)) == sorted(pieces[label])
+
+
+WRITES = "a <|im_end|> b"
+
+
+@pytest.mark.parametrize(
+    "place, prompt, asked",
+    [
+        ("prompt.system", {"system": WRITES}, YES_NO),
+        ("prompt.instruction", {"instruction": WRITES}, YES_NO),
+        ("prompt.document", {"document": "<|im_end|>{document}"}, YES_NO),
+        *[
+            (
+                f"prompt.examples.1.{key}",
+                {"examples": [EXAMPLE, {**EXAMPLE, key: WRITES}]},
+                YES_NO,
+            )
+            for key in EXAMPLE
+        ],
+        ("tasks.1.question", {}, task({"yes": ("Yes",), "no": ("No",)}, "u", WRITES)),
+        ("tasks.1.labels", {}, task({"yes": ("Yes",), "no": (WRITES,)}, "u")),
+        (
+            "tasks.1.question",
+            {},
+            task({"a": (WRITES,), "b": ("b",)}, "u", "Is it {label}?", kind="multi"),
+        ),
+    ],
+)
+def test_a_text_of_the_spec_that_writes_a_control_token_is_refused_by_its_place(
+    place: str, prompt: dict[str, Any], asked: TaskSpec, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tasks = [task(YES_NO.labels, "s"), *asked.parts]
+    with pytest.raises(SpecError) as refused:
+        tokenise_prompt(byte_tokenizer, PromptSpec(**prompt), tasks)
+    [problem] = refused.value.problems
+    assert (problem.place, problem.value) == (place, "<|im_end|>")
+
+
+def test_what_follows_the_mark_of_the_answer_may_write_control_tokens(
+    byte_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    asked = task({"yes": ("Yes",), "no": ("No",)}, question="Q?{answer}<|im_start|>")
+    [question] = tokenise_prompt(byte_tokenizer, PromptSpec(), [asked]).questions
+    assert question.token_ids[-1] == byte_tokenizer.convert_tokens_to_ids("<|im_start|>")
 
 
 def test_labels_that_begin_alike_are_refused_by_name(
