@@ -5,7 +5,7 @@ Entry point: `Labels`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
 from typing import Annotated, Any
@@ -99,6 +99,16 @@ def scores_fix(labels: Sequence[str]) -> str | None:
         return "a score's labels are finite numbers; write [0, 1, 2, 3]"
     if any(high <= low for low, high in pairwise(numbers)):
         return f"a score's labels rise; write {[str(n) for n in sorted(set(labels), key=float)]}"
+    return None
+
+
+def equal_in_sql(labels: Iterable[str]) -> tuple[str, str] | None:
+    """The first two labels that DuckDB takes for one column; it ignores the case of ASCII alone."""
+    seen: dict[bytes, str] = {}
+    for label in labels:
+        other = seen.setdefault(label.encode(errors="surrogatepass").lower(), label)
+        if other != label:
+            return other, label
     return None
 
 

@@ -21,6 +21,7 @@ from pipeline.spec.labels import (
     MOST_COLUMNS,
     YES_OR_NO,
     Labels,
+    equal_in_sql,
     part_file,
     scores_fix,
     with_numbers_as_texts,
@@ -30,6 +31,7 @@ from pipeline.spec.model import ExitSpec, Frozen, ModelSpec, mistakes_error
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 # Columns of `open_labels` that every document has, beside one column a task.
 DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
+_TAKEN = (*DOCUMENT_COLUMNS, "doc")  # in SQL, the columns of the input are in `doc`
 
 # The keys that a classifier cannot be beside, and the fix.
 _BESIDE_A_CLASSIFIER = {
@@ -236,10 +238,10 @@ class TaskSpec(Frozen):
     @field_validator("name")
     @classmethod
     def _has_a_column_of_its_own(cls, name: str) -> str:
-        if name in DOCUMENT_COLUMNS:
+        if name in _TAKEN:
             raise ValueError(
                 "every document has a column of this name; choose a name other than "
-                f"{', '.join(DOCUMENT_COLUMNS)}"
+                f"{', '.join(_TAKEN)}"
             )
         return name
 
@@ -289,6 +291,12 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
             "top_k",
             f"{len(task.labels):,} labels are too many for a column each; keep the likeliest: "
             "top_k: 10",
+        )
+    elif task.top_k is None and (alike := equal_in_sql(task.labels)):
+        yield (
+            "labels",
+            f"SQL does not tell {alike[0]!r} from {alike[1]!r}, which differ only in case; give "
+            "one of them another name",
         )
     if task.separator is not None and not any(task.separator in label for label in task.labels):
         yield "separator", "no label contains it; write the text between the levels of a label"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 
 from pipeline.errors import SpecError
 from pipeline.spec.fingerprint import fingerprints
+from pipeline.spec.labels import equal_in_sql
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 
@@ -57,6 +60,13 @@ def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
         ({**MULTI, "explain": {"tokens": 3}}, "explain", "a task for each label"),
         ({**MULTI, "scoring": "full"}, "scoring", "yes or no"),
         ({**MULTI, "labels": {"a": ["x", "z"], "b": ["y"]}}, "labels", "one text"),
+        ({**CHOICE, "labels": ["Yes", "no", "yes"]}, "labels", "'Yes' from 'yes'"),
+        ({**CHOICE, "labels": {"a": ["x"], "b": ["y"], "A": ["z"]}}, "labels", "'a' from 'A'"),
+        ({**CHOICE, "labels": ["C++", "c++"]}, "labels", "another name"),
+        ({**CHOICE, "labels": ["ÉTÉ", "ÉtÉ"]}, "labels", "'ÉTÉ' from 'ÉtÉ'"),
+        ({**MULTI, "labels": ["Law", "law"]}, "labels", "differ only in case"),
+        ({**CHOICE, "name": "doc"}, "name", "every document has a column"),
+        ({**SCORE, "labels": ["1e1", "1E1"]}, "labels", "rise"),
         ({**SCORE, "labels": ["low", "high"]}, "labels", "'low' is not a number"),
         ({**SCORE, "labels": [1, 3, 2]}, "labels", "rise"),
         ({**SCORE, "top_k": 2}, "top_k", "all its labels"),
@@ -70,6 +80,29 @@ def test_what_contradicts_a_kind_is_named_with_its_fix(
         spec(task)
     problems = {problem.place: problem.fix for problem in caught.value.problems}
     assert fix in problems[f"tasks.0.{key}"]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("Yes", "yes"), ("\u0414\u0430", "\u0434\u0430"), ("\xc9", "\xe9"), ("\xdf", "\u1e9e"),
+        ("\u03a3", "\u03c2"), ("\u0131", "I"), ("\xe9", "e\u0301"), ("\u212a", "K"),
+    ],
+)  # fmt: skip
+def test_labels_are_told_apart_as_duckdb_tells_columns_apart(one: str, other: str) -> None:
+    found = duckdb.connect().from_arrow(pa.table({one: [1], "z": [1]}))
+    try:
+        found.project(f'"{other}"')
+        same = True
+    except duckdb.BinderException:
+        same = False
+    assert bool(equal_in_sql([one, "z", other])) == same
+
+
+def test_labels_without_a_column_each_may_differ_only_in_case() -> None:
+    assert (
+        len(spec({**CHOICE, "labels": ["Java", "java", "JAVA"], "top_k": 2}).tasks[0].labels) == 3
+    )
 
 
 def versions(*tasks: dict[str, Any], **hashes: Any) -> dict[str, str]:
