@@ -32,6 +32,7 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
         ("model", f"{model.path}, {model.dtype}{weights} on {model.device}, engine {model.engine}"),
         ("context", f"{model.context_tokens:,} tokens"),
         ("template", template),
+        *((f"  {task}", f"asked of each label: {own}") for task, own in findings.usual.items()),
         *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
         *((f"  {task}", _readout(facts)) for task, facts in findings.readouts.items()),
         ("memory", _memory(findings.proof.memory)),

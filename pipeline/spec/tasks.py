@@ -138,7 +138,8 @@ class TaskSpec(Frozen):
     """Question about the document. `null`, with a readout: read the state after the document
     itself, which takes no additional tokens. Leave it out for classifiers and encoders. Of a task
     of kind `multi`: a question of yes or no, in which `{label}` stands for the text of a label.
-    What follows `{answer}` is not asked but begins the answer. So all labels share one question in
+    Without it, ` {label}: yes or no` is added. What follows `{answer}` is not asked but begins the
+    answer. So all labels share one question in
     `Which topics is it about? Answer yes or no.{answer}{label}:`."""
     labels: Labels
     """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
@@ -199,7 +200,7 @@ class TaskSpec(Frozen):
             "name": f"{self.name}.{label}",
             "kind": "choice",
             "labels": YES_OR_NO,
-            "question": self.question and self.question.replace(SLOT, text),
+            "question": self.question and with_slot(self.question).replace(SLOT, text),
             "readout": self.readout and part_file(self.readout, label, ".safetensors"),
         }
         if self.calibration is not None:
@@ -269,6 +270,19 @@ class TaskSpec(Frozen):
         return self
 
 
+def with_slot(question: str) -> str:
+    """The question of a task of kind `multi` as it is asked of each label.
+
+    Examples:
+        >>> with_slot("What is it about?"), with_slot("Is it about {label}?")
+        ('What is it about? {label}: yes or no', 'Is it about {label}?')
+    """
+    if SLOT in question:
+        return question
+    asked, mark, begun = question.partition(ANSWER)
+    return f"{asked.rstrip()} {SLOT}: yes or no{mark}{begun}"
+
+
 def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
     """The keys of a task that contradict another of its keys, and the fix of each."""
     if task.classifier is not None and task.readout is not None:
@@ -334,8 +348,6 @@ def _multi_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
         yield key, "each label is answered with yes or no; remove this"
     if any(len(texts) > 1 for texts in task.labels.values()):
         yield "labels", f"{SLOT} stands for one text; write one text for each label"
-    if task.readout is None and task.question is not None and SLOT not in task.question:
-        yield "question", f"asks the same of every label; write {SLOT} where the label belongs"
     if task.readout is not None and task.readout.endswith(".safetensors"):
         yield "readout", "is one file; name a folder, which has a file for each label"
     if task.calibration is not None and task.calibration.file.endswith(".json"):

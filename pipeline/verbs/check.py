@@ -29,6 +29,7 @@ from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import SLOT, with_slot
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.exactness import Proof, prove
@@ -109,6 +110,7 @@ class Findings:
     answers: Mapping[str, AnswerFacts]  # by part of a task
     repeated_ids: int  # documents that share their id with another; of the first `ids_read`
     ids_read: int
+    usual: Mapping[str, str]  # by task of kind `multi`: its question, if it does not say {label}
 
     @property
     def exact(self) -> bool:
@@ -167,6 +169,11 @@ def check(
         answers=_answer_facts(spec, prompt, proof, label_tokens),
         repeated_ids=repeated,
         ids_read=ids_read,
+        usual={
+            task.name: with_slot(task.question)
+            for task in spec.model_tasks
+            if task.kind == "multi" and task.question and SLOT not in task.question
+        },
     )
 
 

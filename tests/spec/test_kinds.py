@@ -44,6 +44,22 @@ def test_a_task_of_several_labels_is_asked_as_one_of_yes_or_no_for_each() -> Non
     assert several.model_parts == several.parts and quality == several.tasks[1]
 
 
+@pytest.mark.parametrize(
+    "question, asked",
+    [
+        ("About {label}?", "About the law?"),
+        ("About what?", "About what? the law: yes or no"),
+        ("About what?\n", "About what? the law: yes or no"),
+        ("About what?{answer}It is", "About what? the law: yes or no{answer}It is"),
+        ("About what?{answer}{label}:", "About what?{answer}the law:"),
+        ("About {labels}?", "About {labels}? the law: yes or no"),
+    ],
+)
+def test_a_question_of_several_labels_names_each_of_them(question: str, asked: str) -> None:
+    task = spec({**MULTI, "question": question}).tasks[0]
+    assert task.parts[0].question == asked and task.question == question
+
+
 def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
     assert [*spec(SCORE).tasks[0].labels] == ["0", "1.5", "3"]
     assert spec(SCORE).tasks[0].values == (0, 1.5, 3)
@@ -54,7 +70,6 @@ def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
 @pytest.mark.parametrize(
     "task, key, fix",
     [
-        ({**MULTI, "question": "Which?"}, "question", "{label}"),
         ({**MULTI, "readout": "r.safetensors"}, "readout", "a folder"),
         ({**MULTI, "top_k": 1}, "top_k", "not supported with kind: multi"),
         ({**MULTI, "explain": {"tokens": 3}}, "explain", "a task for each label"),
