@@ -41,7 +41,8 @@ def _as_verbalizers(labels: object) -> object:
     if odd:
         raise ValueError(f"a list holds names of labels; write {{name: [text]}} for texts: {odd}")
     if any(not isinstance(label, str) for label in labels):
-        raise ValueError(f"write each label as a text: {[str(label) for label in labels]}")
+        texts = ["null" if label is None else str(label) for label in labels]
+        raise ValueError(f"write each label as a text, in quotes: {texts}")
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
         raise ValueError(f"{repeated} listed more than once; list each label once")
@@ -83,8 +84,9 @@ def with_numbers_as_texts(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _as_text(label: object) -> object:
-    is_number = isinstance(label, int | float) and not isinstance(label, bool)
-    return str(label) if is_number else label
+    if isinstance(label, int | float) and not isinstance(label, bool):
+        return str(label + 0)  # — 1.5, also for what was written as 1.50
+    return label
 
 
 def scores_fix(labels: Sequence[str]) -> str | None:

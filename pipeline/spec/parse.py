@@ -215,6 +215,36 @@ class PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Written:
+    """A number that an error shows as it was written, such as 007 or 2.10."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    __str__ = __repr__
+
+
+class _Int(_Written, int): ...
+
+
+class _Float(_Written, float): ...
+
+
+def _number(loader: PlainLoader, node: yaml.ScalarNode) -> _Written:
+    """The number in a node, with its text."""
+    number: _Written
+    if node.tag.endswith(":int"):
+        number = _Int(loader.construct_yaml_int(node))
+    else:
+        number = _Float(loader.construct_yaml_float(node))
+    number.text = node.value
+    return number
+
+
+PlainLoader.add_constructor("tag:yaml.org,2002:int", _number)
+PlainLoader.add_constructor("tag:yaml.org,2002:float", _number)
 # YAML 1.1 reads yes, no, on, off as booleans and 2026-11-01 as a date. In a spec they are labels.
 PlainLoader.yaml_implicit_resolvers = {
     first: [

@@ -96,7 +96,10 @@ def _fix(detail: ErrorDetails) -> str:
         return IN_WORDS[context["pattern"]]
     if kind == "string_type":
         value = detail["input"]
-        return f"write a text: '{value}'" if isinstance(value, int | float) else "write a text"
+        if value is None and "labels" in detail["loc"]:
+            value = "null"
+        is_scalar = isinstance(value, int | float | str)
+        return f"write a text: '{value}'" if is_scalar else "write a text"
     if kind in _FIXES:
         return _FIXES[kind].format(**context)
     return detail["msg"].removeprefix("Value error, ")

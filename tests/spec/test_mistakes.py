@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -90,8 +91,8 @@ LABELS = [
     ({"x": [""], "y": ["Y"]}, ".x.0", "this one is empty"),
     ({"x": "X", "y": ["Y"]}, ".x", "write a list"),
     (["x"], "", "at least 2"),
-    ([1, 2], "", "as a text: ['1', '2']"),
-    ([1.5, "a"], "", "as a text: ['1.5', 'a']"),
+    ([1, 2], "", "as a text, in quotes: ['1', '2']"),
+    ([1.5, "a"], "", "as a text, in quotes: ['1.5', 'a']"),
     (["yes", {"no": ["No"]}], "", "write {name: [text]}"),
     ([["Yes"], ["No"]], "", "write {name: [text]}"),
 ]
@@ -240,6 +241,44 @@ def test_a_label_by_a_number_is_refused_at_each_label() -> None:
                    "question: q, labels: {1: [x], 2: [y]}}]}")  # fmt: skip
     first, *_ = caught.value.problems
     assert (first.place, first.fix, first.value) == ("tasks.0.labels.1", "write a text: '1'", 1)
+
+
+@pytest.mark.parametrize(
+    "labels, place, text",
+    [
+        ("[007, 2.10, null]", "", "['007', '2.10', 'null']"),
+        ("[a, ~]", "", "['a', 'null']"),
+        ("[0x1F, 1_000]", "", "['0x1F', '1_000']"),
+        ("[+1, -0, .50]", "", "['+1', '-0', '.50']"),
+        ("{007: [x], b: [y]}", ".7", "'007'"),
+        ("{2.10: [x], b: [y]}", "", "'2.10'"),
+        ("{null: [x], b: [y]}", "", "'null'"),
+        ("{a: [x, 007], b: [y]}", ".a.1", "'007'"),
+        ("{a: [x, null], b: [y]}", ".a.1", "'null'"),
+    ],
+)
+def test_what_yaml_reads_as_a_number_or_nothing_is_shown_as_it_was_written(
+    labels: str, place: str, text: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec("{name: a, model: {path: m}, input: {path: i}, output: o, tasks: [{name: a, "
+                   f"question: q, labels: {labels}}}]}}")  # fmt: skip
+    (problem,) = caught.value.problems
+    assert problem.place == f"tasks.0.labels{place}" and problem.fix.endswith(f": {text}")
+    quoted = labels
+    for written in ("007", "2.10", "null", "~", "0x1F", "1_000", "+1", "-0", ".50"):
+        quoted = re.sub(rf"(?<=[\[{{, ]){re.escape(written)}(?=[,\]:])", f"'{written}'", quoted)
+    parse_spec("{name: a, model: {path: m}, input: {path: i}, output: o, tasks: [{name: a, "
+               f"question: q, labels: {quoted}}}]}}")  # fmt: skip
+
+
+def test_a_number_elsewhere_is_shown_as_it_was_written() -> None:
+    with pytest.raises(SpecError) as caught:
+        read({"model": {"path": "m", "revision": 1}})
+    assert caught.value.problems[0].fix == "write a text: '1'"
+    with pytest.raises(SpecError, match="write a text: '0012345'"):
+        parse_spec("{name: a, model: {path: m, revision: 0012345}, input: {path: i}, output: o, "
+                   "tasks: [{name: a, question: q, labels: [a, b]}]}")  # fmt: skip
 
 
 def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
