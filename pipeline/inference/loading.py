@@ -7,9 +7,12 @@ model gives the same answers under the tree. Code that a model folder carries is
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pipeline.errors import ModelError
+from pipeline.errors import ModelError, one_line
 from pipeline.inference.attention import hook
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageReader
@@ -44,7 +47,11 @@ _NO_IMAGES = (
     "`input.image` cannot use it; use a model of the LLaVA, Idefics3, SmolVLM or Qwen-VL kind"
 )
 _BIDIRECTIONAL_IMAGES = {"gemma3", "paligemma", "gemma4"}
-_BROKEN = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
+# What a forward of an unsupported model raises, and a kernel that cannot be built.
+_BROKEN = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+_UNBUILT = (OSError, SubprocessError)
+
+logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -262,21 +269,29 @@ def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> L
     )
     if images is not None and whole.schedule == "staged":
         raise ModelError(f"{_family(network.config)} has recurrent layers, and {_NO_IMAGES}")
+    without_kernel = None
     for model in _variants(whole):
         if is_llama and not model.cuts_last_layer:
             use_family_layers(decoder)
+        # — Triton is imported only where its kernel is tried
+        of_triton = getattr(sys.modules.get("triton.errors"), "TritonError", RuntimeError)
         try:
             error = tree_error(model)
-        except _BROKEN as reason:
+        except (*_BROKEN, *_UNBUILT, of_triton) as reason:
             refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
             refusal.__cause__ = reason
-            continue
-        if error <= tolerance(model):
-            return model
-        refusal = ModelError(
-            f"{_family(config)} gives other answers under the tree: its states or logits "
-            f"differ by {error:.1g} of their norm; {_SUPPORTED}"
-        )
+        else:
+            if error <= tolerance(model):
+                if without_kernel and model.kernel is None:
+                    told = "the kernel for this GPU is not used, and attention takes longer: %s"
+                    logger.warning(told, one_line(without_kernel))
+                return model
+            refusal = ModelError(
+                f"{_family(config)} gives other answers under the tree: its states or logits "
+                f"differ by {error:.1g} of their norm; {_SUPPORTED}"
+            )
+        if model.kernel is not None:
+            without_kernel = refusal
     raise refusal
 
 

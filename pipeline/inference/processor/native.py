@@ -3,8 +3,8 @@
 Entry points: `formats`; `attend_into`; `normalise`, `rotate`, `gate` and `add`; `round_rows`.
 
 The first process of a machine that needs them compiles them, which takes a second; they are kept in
-the cache folder. Where there is no C++ compiler, or no AVX-512, there are none, and torch's own
-kernels take their place. `ASSAY_KERNELS=off` turns them off.
+a folder of the cache that only this user may write. Without a C++ compiler (`CXX`) or AVX-512 there
+are none, and torch's own kernels take their place. `ASSAY_KERNELS=off` turns them off.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ctypes
 import hashlib
 import logging
 import os
-import shutil
+import shlex
 import subprocess
 import tempfile
 import time
@@ -60,18 +60,18 @@ def formats() -> frozenset[torch.dtype]:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    compiler = shutil.which(os.environ.get("CXX") or "c++")
     features = torch.cpu.get_capabilities()
-    off = os.environ.get("ASSAY_KERNELS") == "off"
-    if off or compiler is None or not all(map(features.get, _NEEDED)):
+    if os.environ.get("ASSAY_KERNELS") == "off" or not all(map(features.get, _NEEDED)):
         return None
+    compiler = os.environ.get("CXX") or "c++"
     try:
         library = ctypes.CDLL(str(_compiled(compiler, features)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", None) or str(error).encode()
         reason = output.decode(errors="replace").strip().splitlines()[-1:]
         log.warning(
-            "torch's kernels are used, which are slower: %s cannot compile assay's: %s",
+            "torch's kernels are used, which are slower: assay's need a C++ compiler, and %s "
+            "gives: %s",
             compiler,
             *(reason or ["it printed nothing"]),
         )
@@ -81,24 +81,31 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _compiled(compiler: str, features: Mapping[str, object]) -> Path:
-    """The compiled library, made unless it is in the cache."""
+    """The compiled library, made unless it is in the cache; OSError if it is not only ours.
+
+    `compiler` may have words before it, such as `ccache g++`.
+    """
     sources = sorted(_FOLDER.glob("*.cpp")) + sorted(_FOLDER.glob("*.h"))
     known = hashlib.sha256(repr((compiler, _FLAGS, sorted(features.items()))).encode())
     for source in sources:
         known.update(source.read_bytes())
-    folder = cache_dir() / "kernels"
+    folder = cache_dir() / f"kernels-{os.geteuid()}"
     library = folder / f"{known.hexdigest()[:20]}.so"
-    if library.exists():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        made = Path(temporary) / library.name
-        code = [str(source) for source in sources if source.suffix == ".cpp"]
-        command = [compiler, *_FLAGS, *code, "-o", str(made)]
-        subprocess.run(
-            command, check=True, capture_output=True, timeout=_COMPILE_SECONDS, cwd=temporary
-        )
-        made.replace(library)  # — processes may compile at once: the last one's stays
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            made = Path(temporary) / library.name
+            code = [str(source) for source in sources if source.suffix == ".cpp"]
+            command = [*shlex.split(compiler), *_FLAGS, *code, "-o", str(made)]
+            subprocess.run(
+                command, check=True, capture_output=True, timeout=_COMPILE_SECONDS, cwd=temporary
+            )
+            made.chmod(0o700)
+            made.replace(library)  # — processes may compile at once: the last one's stays
+    for path in (folder, library):  # — who may write one of them would run code as this user
+        status = path.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(f"{path} is of another user, or others may write it; delete it")
     return library
 
 

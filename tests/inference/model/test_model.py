@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,9 +87,28 @@ def broken(*args: Any, **kwargs: Any) -> Attended:
     raise RuntimeError("head_size must be a multiple of 8")
 
 
+def without_headers(*args: Any, **kwargs: Any) -> Attended:
+    raise subprocess.CalledProcessError(1, ["gcc", "cuda_utils.c"])
+
+
+def without_a_compiler(*args: Any, **kwargs: Any) -> Attended:
+    raise FileNotFoundError(2, "No such file or directory", "gcc")
+
+
+class UnknownGpuError(Exception):
+    """As `triton.errors.TritonError`, which is an error of no other kind."""
+
+
+def of_an_unknown_gpu(*args: Any, **kwargs: Any) -> Attended:
+    raise UnknownGpuError
+
+
 @pytest.mark.parametrize(
     "kernel, family, used",
     [
+        (without_headers, "llama", False),
+        (without_a_compiler, "gemma2", False),
+        (of_an_unknown_gpu, "llama", False),
         (attend_row_by_row, "llama", True),
         (attend_row_by_row, "gemma2", True),
         (wrong, "llama", False),
@@ -100,11 +122,15 @@ def test_a_fused_kernel_is_used_only_once_it_has_answered_as_independent_prompts
     used: bool,
     monkeypatch: pytest.MonkeyPatch,
     make_network: MakeNetwork,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    errors = SimpleNamespace(TritonError=UnknownGpuError)
+    monkeypatch.setitem(sys.modules, "triton.errors", errors)  # type: ignore[arg-type]
     monkeypatch.setattr(loading, "fused_kernel", lambda network: kernel)
     changes = {"attn_logit_softcapping": 1e4} if family == "gemma2" else {}
     model = prepare(make_network(family, **changes))
     assert model.kernel is (kernel if used else None)
+    assert [r.getMessage().startswith("the kernel") for r in caplog.records] == [True] * (not used)
     assert tree_error(model) < TOLERANCE
 
 
@@ -163,6 +189,7 @@ def test_a_state_that_is_not_carried_on_is_refused(
 
 CANARY = """
 from pathlib import Path
+from types import SimpleNamespace
 Path({path!r}).write_text("ran")
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 class EvilConfig(LlamaConfig):

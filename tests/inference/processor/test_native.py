@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,6 +46,39 @@ def forget() -> None:
 
 def numbers(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that stands for the compiled kernels, made by a compiler of two words."""
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    return native._compiled(f"env {compiler}", {})
+
+
+@pytest.mark.parametrize("place", ["the file", "the folder"])
+@pytest.mark.parametrize("fault", [0o770, 0o702, 0o777, "another user"])
+def test_kernels_that_others_could_have_written_are_not_loaded(
+    place: str, fault: int | str, compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = f"env {tmp_path / 'g++'}"
+    assert native._compiled(compiler, {}) == compiled
+    path = compiled if place == "the file" else compiled.parent
+    if isinstance(fault, int):
+        path.chmod(fault)
+    elif os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        pytest.skip("only root can give a file away")
+    with pytest.raises(PermissionError, match=re.escape(f"{path} is of another user")):
+        native._compiled(compiler, {})
+
+
+def test_a_folder_of_kernels_is_made_for_this_user_alone(compiled: Path) -> None:
+    assert compiled.parent.stat().st_mode & 0o777 == compiled.stat().st_mode & 0o777 == 0o700
+    assert compiled.parent.name == f"kernels-{os.geteuid()}"
 
 
 @needs_native
@@ -233,6 +268,8 @@ def test_without_kernels_torch_computes(
     forget()
     assert native.formats() == frozenset()
     assert ("no such header" in caplog.text) == (reason == "a compiler that fails")
+    assert len(caplog.records) == ("compiler" in reason)
+    assert ("No such file" in caplog.text) == (reason == "no compiler")
     q, k, v = numbers(0, 1, 9, 6, 8), numbers(1, 1, 9, 2, 8), numbers(2, 1, 9, 2, 8)
     found = attend(q, k, v, scale=8**-0.5, causal=True)
     expected = dense(q, LayerKV(k, v), everything(9, 9).tril())
@@ -248,7 +285,8 @@ def test_processes_that_start_at_once_share_one_compiled_file(tmp_path: Path) ->
     started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(3)]
     printed = {process.communicate(timeout=120)[0] for process in started}
     assert printed in ({b"1\n"}, {b"2\n"})
-    [library] = (tmp_path / "kernels").iterdir()
+    [library] = (tmp_path / f"kernels-{os.geteuid()}").iterdir()
+    assert not library.stat().st_mode & 0o077
     written = library.stat().st_mtime_ns
     subprocess.run(command, env=environment, check=True, timeout=120)
     assert library.stat().st_mtime_ns == written
