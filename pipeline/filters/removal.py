@@ -1,7 +1,7 @@
 """What a rule keeps and removes: in words, and as SQL for other programs.
 
 Entry points: `filter_report`, `removed_sql`, `stop_words` and `limited_probabilities`. The dry run,
-the filter, the audit, the report and the texts to publish use these.
+the filter, the audit and the report use these.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
+from pipeline.filters.removal import unanswered_words
 from pipeline.filters.tally import THRESHOLDS, ScoreCounts
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
-from pipeline.report.disclosure import dataset_card, filter_text, public_summary
 from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
 from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
 from pipeline.report.evaluation_json import EvaluationJson, evaluation_json
@@ -58,7 +58,6 @@ _SECTIONS = {
     "quality": "Quality",
     "subgroups": "False positives by subgroup",
     "drift": "Changes since the snapshot before",
-    "disclosure": "Texts to publish",
     "provenance": "What was labelled, and with what",
 }
 
@@ -96,10 +95,6 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         doubts=list(report_doubts(shown)),
         statuses=list(_statuses(shown)),
         slider=[_slider(score) for score in shown.scores],
-        disclosure=[
-            ("For the public summary of training content", public_summary(shown)),
-            ("Dataset card, in Markdown", dataset_card(shown)),
-        ],
         provenance=[("spec", f"{spec_file}, job {shown.spec}"), *_overview(shown), written],
     )
 
@@ -193,11 +188,25 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     whole = sum(report.whole, Size())
     partial = " (the snapshot leaves out documents of the input)" if report.partial else ""
     yield "documents", f"{whole.documents:,}{partial}"
-    yield "filter", filter_text(report) if report.filter else "The spec has no filter."
+    yield "filter", _filter_text(report) if report.filter else "The spec has no filter."
     if report.quality is not None:
         for task in whole_tasks(report.quality):
             yield task.task, headline(task, report.quality.gold)
         yield from ((whole.task, multi_headline(whole)) for whole in report.quality.multi)
+
+
+def _filter_text(report: CorpusReport) -> str:
+    """How much the filter keeps and drops, in one sentence."""
+    kept, dropped = report.whole
+    whole = kept.documents + dropped.documents
+    if report.filter and report.filter.stops:
+        unanswered = unanswered_words(report.filter.failed, whole)
+        return f"It stops, because {unanswered} and on_error is fail: it removes no document."
+    return (
+        f"It keeps {kept.documents:,} of {whole:,} documents and drops {dropped.documents:,} "
+        f"({dropped.documents / max(1, whole):.1%}; {dropped.chars:,} characters, "
+        f"{dropped.tokens:,} tokens)."
+    )
 
 
 def _slider(score: ScoreCounts) -> dict[str, Any]:
@@ -254,13 +263,11 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReportJson(CorpusFigures):
-    """Every number of the page, and its texts to publish."""
+    """Every number of the page."""
 
     thresholds: list[float]
     quality: EvaluationJson | None
     drift: ComparisonJson | None
-    public_summary: str
-    dataset_card: str
     warnings: tuple[str, ...]
 
 
@@ -271,7 +278,5 @@ def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
         thresholds=THRESHOLDS.tolist(),
         quality=None if report.quality is None else evaluation_json(report.quality),
         drift=None if report.drift is None else comparison_json(report.drift),
-        public_summary=public_summary(report),
-        dataset_card=dataset_card(report),
         warnings=tuple(report_doubts(report)),
     )

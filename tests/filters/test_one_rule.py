@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +33,6 @@ from pipeline.filters.decisions import OTHERS, Size
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.filters.removal import FilterReport, kept_words, limited_probabilities, removed_sql
 from pipeline.options import ReportOptions
-from pipeline.report.disclosure import dataset_card, public_summary
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import CorpusReport, report_of
 
@@ -73,18 +71,6 @@ def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterReport]:
     return report, report.filter
 
 
-def sentence_of(summary: str) -> str:
-    """The condition that the text for the public summary gives."""
-    [sql] = re.findall(r"for which this SQL condition is true: (.*)\.$", summary, re.MULTILINE)
-    return str(sql)
-
-
-def block_of(card: str) -> str:
-    """The condition that the dataset card gives, as Markdown has it."""
-    [(_, sql)] = re.findall(r"^(`{3,})sql\n(.*)\n\1$", card, re.MULTILINE)
-    return str(sql)
-
-
 def sizes_by_group(
     folder: Path, rule: Mapping[str, Any], removes: str
 ) -> dict[tuple[str, bool], Size]:
@@ -112,10 +98,9 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     page, report = reported(spec_of(folder, **rule), folder)
     gone = dropped(result)
     assert 0 < len(gone) < 3 * ROWS
-    # — DuckDB, with the condition as it is published, selects the documents of the dropped files
+    # — DuckDB, with the condition of the report, selects the documents of the dropped files
     assert ids(folder, result.removes) == gone.keys()
     assert dry.filter.removes == report.removes == result.removes
-    assert sentence_of(public_summary(page)) == block_of(dataset_card(page)) == result.removes
     # — and the sizes
     [kept, lost] = [
         Size(*query(folder, f"select count(*), sum(n_chars)::bigint from labels where {w}")[0], 0)
@@ -153,7 +138,6 @@ def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Pa
     broken = ids(folder, f"({report.removes}) and {ANSWERED}")
     assert dry.dropped.documents == len(broken)
     assert page.whole[1].documents == len(broken)
-    assert "It removes" not in public_summary(page) + dataset_card(page)
     assert not any(cause.startswith("on_error") for cause in report.reasons)
 
 
