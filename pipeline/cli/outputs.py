@@ -41,7 +41,7 @@ def show(
     from pipeline.verbs.show import show
 
     with spec_in(spec_file) as spec:
-        examples = show(spec, options)
+        examples = show(spec, options, cache_dir=cache_dir())
     return print_result(examples, show_examples, as_json=as_json)
 
 

@@ -64,6 +64,7 @@ class FilterPreview:
 def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterPreview:
     """What the spec's filter would drop; SpecError as the filter itself raises it."""
     rule = SnapshotRule.of(spec).grouped()
+    rule.warn_of_older_answers(cache_dir)
     contents = rule.contents
     refuse_changed(rule.store, contents, list(contents.tasks))
     shards = rule.input_shards(cache_dir)

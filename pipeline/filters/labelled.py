@@ -1,28 +1,41 @@
 """The documents that a spec's last snapshot has labels of, joined with their texts in the input.
 
-Entry points: `current_labels` for the snapshot; `labelled_shards`, `labelled_texts` and `with_text`
-for the input. A text is read again only if it is the text that was labelled.
+Entry points: `current_labels` for the snapshot, and `older_answers` for what the spec has changed
+since; `labelled_shards`, `labelled_texts` and `with_text` for the input. A text is read again only
+if it is the text that was labelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from pipeline.errors import StorageError
+from pipeline.errors import AssayError, StorageError, one_line
+from pipeline.hashes import parse_json
+from pipeline.ledger.cells import stored_version
 from pipeline.ledger.cuts import cut_before
+from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
 from pipeline.ledger.snapshots import Contents, last_contents
+from pipeline.runtime.job import jobs_for_each_dtype
+from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import Shard
 from pipeline.sources.slices import read_inside
 from pipeline.sources.source import find_objects
 from pipeline.sources.streams import Options
+from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 def current_labels(spec: JobSpec, store: Store) -> Contents:
@@ -36,6 +49,75 @@ def current_labels(spec: JobSpec, store: Store) -> Contents:
             f"than the spec has now; run `assay run` first"
         )
     return contents
+
+
+def what_answered(store: Store, contents: Contents, task: str) -> dict[str, Any]:
+    """The JSON values in the metadata of the task's first label file; {} without any document.
+
+    `model` and `models` have the hashes of the weights, `models` by the name of each model; `spec`
+    is the content of the fingerprint, and `versions` are those of the packages.
+    """
+    for shard in contents.shards[:1]:
+        stored = pq.read_schema(io.BytesIO(store.read(shard.labels[task].key))).metadata or {}
+        names = ("model", "models", "spec", "versions")
+        keys = {name: f"{METADATA_PREFIX}{name}".encode() for name in names}
+        return {name: parse_json(stored[key]) for name, key in keys.items() if key in stored}
+    return {}
+
+
+def warn_of_older_answers(spec: JobSpec, store: Store, contents: Contents, cache_dir: Path) -> None:
+    """Logs each line of `older_answers`."""
+    for line in older_answers(spec, store, contents, cache_dir):
+        logger.warning("warning: %s", line)
+
+
+def older_answers(
+    spec: JobSpec, store: Store, contents: Contents, cache_dir: Path
+) -> Iterator[str]:
+    """A line for each task whose answers are of another wording or model than the spec's now.
+
+    No model is fetched: one that is not a local file is compared by its name.
+    """
+    if not contents.shards:
+        return
+    models = {
+        name: what_answered(store, contents, name).get("models", {}) for name in contents.tasks
+    }
+    hashes = {name: of_model for of_task in models.values() for name, of_model in of_task.items()}
+    try:
+        jobs = jobs_for_each_dtype(spec, cache_dir, locate=partial(_located, hashes=hashes))
+    except AssayError as error:
+        yield f"the answers cannot be compared with the spec as it is: {one_line(error)}"
+        return
+    for task, own in contents.tasks.items():
+        if own.fp in {job.fp[task] for job in jobs}:
+            continue
+        then = stored_version(store, task, own.fp).content
+        changed = min(
+            (_changed(then, parse_json(job.fingerprints[task].json())) for job in jobs), key=len
+        )
+        by = f" of {', '.join(models[task])}" if models[task] else ""
+        yield (
+            f"{task}: these are answers{by} to an older wording of the spec, which differs in "
+            f"{', '.join(changed)}. Run again (assay run) to have answers to the spec as it is"
+        )
+
+
+def _located(
+    model: ModelSpec, cache_dir: Path, *, sees_images: bool, hashes: Mapping[str, Mapping[str, str]]
+) -> ModelFiles:
+    """The files of a local model; of another one those with which it answered, if it did."""
+    if model == NO_MODEL or Path(model.path).expanduser().exists():
+        return locate(model, cache_dir, sees_images=sees_images)
+    return ModelFiles("remote", model.path, model.revision, hashes.get(model.name, {}), 0)
+
+
+def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of what differs between the contents of two fingerprints."""
+    before, after = ({**each, **each.get("task", {}), "task": None} for each in (then, now))
+    names = before.keys() | after.keys()
+    differing = sorted(name for name in names if before.get(name) != after.get(name))
+    return ["the model" if name == "weights" else name for name in differing]
 
 
 def identity_of(contents: Contents) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class _Filter:
 def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
     """Writes the filtered corpus of the spec's last snapshot; a second call writes nothing."""
     job = _prepare(spec, options)
+    job.rule.warn_of_older_answers(cache_dir)
     contents, layout = job.rule.contents, job.layout
     folders = (job.kept, "kept"), (job.kept, "filters"), (job.dropped, "dropped")
     lists = (store.list(f"{folder}/{layout.id}/") for store, folder in folders)

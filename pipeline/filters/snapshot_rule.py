@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
-from pipeline.filters.labelled import current_labels, labelled_shards
+from pipeline.filters.labelled import current_labels, labelled_shards, warn_of_older_answers
 from pipeline.filters.policy import INPUT, Judge, Policy, group_sql, read_policy
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.ledger.snapshots import Contents
@@ -102,6 +102,10 @@ class SnapshotRule:
             return [", ".join(of_row) for of_row in values] or [ALL] * len(rows)
 
         return names
+
+    def warn_of_older_answers(self, cache_dir: Path) -> None:
+        """Logs a line for each task whose answers are of another wording or model than now."""
+        warn_of_older_answers(self.spec, self.store, self.contents, cache_dir)
 
     def input_shards(self, cache_dir: Path) -> dict[str, Shard]:
         """The snapshot's shards in the input by id.

@@ -89,6 +89,7 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
     """Every reason why the labels, the figures or the filter of a report may mislead."""
     if report.partial:
         yield "the snapshot leaves out documents of the input. Run again (assay run)"
+    yield from report.older_answers
     for task in report.tasks:
         failed = {name: n for name, n in task.statuses.items() if is_failed_status(name)}
         if failed:

@@ -46,6 +46,7 @@ from pipeline.stores.store import Store, open_store
 # Read by one process before Ray has started.
 SMALL_INPUT_BYTES = 16 * 1024 * 1024
 SMALL_INPUT_SHARDS = 256
+Locate = Callable[..., ModelFiles]  # as `weights.locate`
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -113,8 +114,15 @@ class Job:
             "fp": fingerprint.id,
             "spec": fingerprint.json().decode(),
             "model": canonical_json(dict(model)).decode(),
+            "models": canonical_json(self._models_of(task)).decode(),
             "versions": canonical_json(_versions(*packages)).decode(),
         }
+
+    def _models_of(self, task: TaskSpec) -> dict[str, Mapping[str, str]]:
+        """The hashes of the weights of each model that answers the task, by the model's name."""
+        jobs = [job for job in self.stages if task.name in job.fp] if task.cascade else [self]
+        contents = [(job.spec.model.name, job.fingerprints[task.name].content) for job in jobs]
+        return {name: content["weights"] for name, content in contents if "weights" in content}
 
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:
@@ -220,15 +228,23 @@ class Plan:
         return sum(work.shard.rows for work in self.work_items)
 
 
-def make_job(spec: JobSpec, placement: Placement, cache_dir: Path, *, resumes: bool = True) -> Job:
+def make_job(
+    spec: JobSpec,
+    placement: Placement,
+    cache_dir: Path,
+    *,
+    resumes: bool = True,
+    locate: Locate = locate,
+) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
+    stage_job = partial(_stage_job, placement=placement, cache_dir=cache_dir, locate=locate)
     stages = [
-        _stage_job(spec, own, number, placement, cache_dir)
+        stage_job(spec, own, number)
         for number, of_stage in enumerate(spec.stage_specs())
         for own in of_stage
     ]
     if (own := spec.continuation_spec()) is not None:
-        stages = _with_continuations(spec, stages, _stage_job(spec, own, 1, placement, cache_dir))
+        stages = _with_continuations(spec, stages, stage_job(spec, own, 1))
     stage_versions = {
         task.name: [job.fp[task.name] for job in stages if task.name in job.fp]
         for task in spec.cascades
@@ -277,14 +293,20 @@ def _with_continuations(spec: JobSpec, stages: Sequence[Job], continuing: Job) -
 
 
 def _stage_job(
-    spec: JobSpec, own: JobSpec, number: int, placement: Placement, cache_dir: Path
+    spec: JobSpec,
+    own: JobSpec,
+    number: int,
+    *,
+    placement: Placement,
+    cache_dir: Path,
+    locate: Locate,
 ) -> Job:
     """The job of a spec that answers some stages; `auto` is the number format of the whole job."""
     if own.model != NO_MODEL:
         own = in_format(own, placement.dtype)
         placement = replace(placement, dtype=own.model.dtype)
     with placed_in_stage(spec, own, number):
-        job = make_job(own, placement, cache_dir)
+        job = make_job(own, placement, cache_dir, locate=locate)
     return replace(job, stage=number)
 
 
@@ -295,7 +317,7 @@ def in_format(spec: JobSpec, dtype: str) -> JobSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
 
 
-def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path) -> list[Job]:
+def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path, *, locate: Locate = locate) -> list[Job]:
     """The job in each number format that a machine may choose for it.
 
     Formats in which the readouts were not fitted are left out. SpecError if no format remains.
@@ -305,7 +327,8 @@ def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path) -> list[Job]:
     errors: list[SpecError] = []
     for dtype in dtypes:
         try:
-            jobs.append(make_job(spec, Placement("cpu", dtype, 1, 1), cache_dir))
+            place = Placement("cpu", dtype, 1, 1)
+            jobs.append(make_job(spec, place, cache_dir, locate=locate))
         except SpecError as error:
             errors.append(error)
     if not jobs:

@@ -83,6 +83,11 @@ class ModelSpec(Frozen):
     and its examples, and of documents whose labels are found by beam search. 8 bits take half the
     memory of 16, and change answers slightly."""
 
+    @property
+    def name(self) -> str:
+        """The path, with the revision of a model on the Hub."""
+        return "@".join(filter(None, (self.path, self.revision)))
+
     @field_validator("engine")
     @classmethod
     def _reads_decoders(cls, engine: str, other: ValidationInfo) -> str:

@@ -68,6 +68,7 @@ class AuditedRule:
     def with_thresholds(self, cache_dir: Path) -> AuditedRule:
         """The same with all thresholds, after a check of the input."""
         rule = self.rule
+        rule.warn_of_older_answers(cache_dir)
         shards = rule.input_shards(cache_dir)
         rule = replace(rule, policy=with_thresholds(rule, shards))
         return self._bound(rule, shards, self.positive)

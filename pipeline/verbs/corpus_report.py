@@ -7,17 +7,13 @@ of the decisions about all documents.
 
 from __future__ import annotations
 
-import io
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import option_error
 from pipeline.evaluation.subgroups import SubgroupRate, false_positive_rates
@@ -30,6 +26,7 @@ from pipeline.filters.decisions import (
     with_thresholds,
 )
 from pipeline.filters.excerpts import excerpts, small_png
+from pipeline.filters.labelled import older_answers, what_answered
 from pipeline.filters.policy import Policy
 from pipeline.filters.removal import FilterReport, filter_report, limited_probabilities
 from pipeline.filters.snapshot_rule import SnapshotRule
@@ -43,7 +40,6 @@ from pipeline.filters.tally import (
     tallied_columns,
 )
 from pipeline.integrity.diff import Comparison, compare
-from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import EvalOptions, GoldOptions, ReportOptions
 from pipeline.sources.id_text import spellings
@@ -75,6 +71,7 @@ class TaskReport:
     task: str
     question: str | None  # of the label files
     instruction: str | None  # of the label files; None if no model answered
+    models: tuple[str, ...]  # that answered, by name; () of a classifier, and if not recorded
     weights: Mapping[str, str]  # SHA-256 of the files of the model or the classifier
     fingerprint: str
     labels: Mapping[
@@ -111,7 +108,8 @@ class CorpusFigures:
     """All numbers of a report, without those of gold labels and of the snapshot before."""
 
     spec: str
-    model: str
+    model: str  # that answered; if the label files do not name it, the spec's
+    older_answers: tuple[str, ...]  # why answers are not those of the spec as it is
     instruction: str  # before each document
     output: str
     input: str
@@ -199,7 +197,9 @@ def report_of(
         tasks = tuple(_task(task, rule, table) for task in spec.tasks)
         return CorpusReport(
             spec=spec.name,
-            model="@".join(filter(None, (spec.model.path, spec.model.revision))),
+            model=", ".join(dict.fromkeys(m for task in tasks for m in task.models))
+            or spec.model.name,
+            older_answers=tuple(older_answers(rule.spec, rule.store, contents, cache_dir)),
             instruction=tasks[0].instruction or spec.prompt.instruction,
             output=rule.store.url,
             input=spec.input.path,
@@ -246,12 +246,7 @@ def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
 
 
 def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
-    stored: dict[str, Any] = {}
-    for shard in rule.contents.shards[:1]:
-        footer = pq.read_schema(io.BytesIO(rule.store.read(shard.labels[task.name].key)))
-        for name in ("versions", "model", "spec"):
-            text = (footer.metadata or {}).get(f"{METADATA_PREFIX}{name}".encode(), b"{}")
-            stored[name] = json.loads(text)
+    stored = what_answered(rule.store, rule.contents, task.name)
     written = stored.get("spec", {})
     is_multi = task.kind == "multi"
     counts = table.counts(f"unnest({task.name}_labels)" if is_multi else f"{task.name}_label")
@@ -260,6 +255,7 @@ def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
         task=task.name,
         question=written.get("task", {}).get("question", task.question),
         instruction=written.get("prompt", {}).get("instruction"),
+        models=tuple(stored.get("models", {})),
         weights=stored.get("model", {}),
         fingerprint=rule.contents.tasks[task.name].fp,
         # — a task can have thousands of labels

@@ -25,6 +25,7 @@ from pipeline.filters.labelled import (
     identity_of,
     labelled_shards,
     labelled_texts,
+    warn_of_older_answers,
     with_text,
     with_text_schema,
 )
@@ -114,6 +115,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     refuse_own_input(spec.input.path, options.to, spec.input.storage_options)
     store = open_store(spec.output, spec.storage_options)
     contents = current_labels(spec, store)
+    warn_of_older_answers(spec, store, contents, cache_dir)
     rows_schema = wide_schema(contents, list(contents.tasks))
     columns = flat_columns(with_text_schema(rows_schema) if options.with_text else rows_schema)
     target = open_target(options.to, spec.storage_options)

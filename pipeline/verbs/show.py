@@ -6,6 +6,7 @@ The choice is stable: it depends on the hashes of shards and texts alone, and is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from pydantic import InstanceOf, PlainSerializer
 
 from pipeline.errors import Option
 from pipeline.filters.excerpts import excerpts
-from pipeline.filters.labelled import current_labels, with_text
+from pipeline.filters.labelled import current_labels, warn_of_older_answers, with_text
 from pipeline.ledger.flat import flat_columns, flatten, json_rows
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.ledger.snapshots import Contents
@@ -40,13 +41,14 @@ class Examples:
     rows: Annotated[InstanceOf[pa.RecordBatch], PlainSerializer(_flat_rows)]
 
 
-def show(spec: JobSpec, options: ShowOptions) -> Examples:
+def show(spec: JobSpec, options: ShowOptions, *, cache_dir: Path) -> Examples:
     """At most `options.n` rows of the spec's last snapshot that satisfy `options.where`.
 
     SpecError if the condition is wrong. StorageError if a text is no longer what was labelled.
     """
     store = open_store(spec.output, spec.storage_options)
     contents = current_labels(spec, store)
+    warn_of_older_answers(spec, store, contents, cache_dir)
     schema = wide_schema(contents, list(contents.tasks))
     rule = None if options.where is None else Rule(options.where, schema, place=Option("where"))
     rows = _chosen(store, contents, schema, rule, options.n)

@@ -207,7 +207,7 @@ def test_other_verbs_read_the_snapshot_of_a_slice(plain: Corpus) -> None:
     export(plain.spec, ExportOptions(str(exported), with_text=True), cache_dir=cache)
     rows_of_table = pq.read_table(exported).to_pylist()
     assert {row["doc_id"]: row["text"] for row in rows_of_table} == inside
-    shown = show(plain.spec, ShowOptions(n=100)).rows.to_pylist()
+    shown = show(plain.spec, ShowOptions(n=100), cache_dir=cache).rows.to_pylist()
     assert {row["doc_id"]: row["_text"] for row in shown} == inside
     plain.run()
     compared = compare(plain.store, contents(plain.store, 1), contents(plain.store, 2))

@@ -23,7 +23,19 @@ PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
 def task(name: str, statuses: dict[str, int], **changes: Any) -> TaskReport:
     labels = {name: 30, "other": 70}
     made = TaskReport(
-        name, "?", None, {"gguf": "ab" * 32}, "fp", labels, statuses, {}, None, "choice", 100, None
+        name,
+        "?",
+        None,
+        ("models/tiny.gguf",),
+        {"gguf": "ab" * 32},
+        "fp",
+        labels,
+        statuses,
+        {},
+        None,
+        "choice",
+        100,
+        None,
     )
     return replace(made, **changes)
 
@@ -39,6 +51,7 @@ def scores(name: str, counts: dict[int, int], label: str | None = None) -> Score
 REPORT = CorpusReport(
     spec="job",
     model="models/tiny.gguf",
+    older_answers=(),
     instruction="Read.",
     output="/data/team/out/job",
     input="s3://corpus/parts",

@@ -220,7 +220,7 @@ def test_texts_of_every_format_are_those_of_the_rows(
     result = export(spec, options, cache_dir=tmp_path / "cache")
     files = duckdb.sql(f"select doc_id, text from '{result.glob}' order by row").fetchall()
     assert files == rows and result.rows == len(rows)
-    examples = show(spec, ShowOptions(n=200)).rows
+    examples = show(spec, ShowOptions(n=200), cache_dir=tmp_path / "cache").rows
     shown = [text[:TEXT_CHARS] for _, text in rows]
     assert examples.column("_text").to_pylist() == shown
 

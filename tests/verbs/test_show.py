@@ -39,7 +39,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rows_of(folder: Path, **options: Any) -> list[dict[str, Any]]:
     spec = parse_spec((folder / "spec.json").read_text())
-    rows: list[dict[str, Any]] = show(spec, ShowOptions(**options)).rows.to_pylist()
+    rows: list[dict[str, Any]] = show(
+        spec, ShowOptions(**options), cache_dir=folder / "cache"
+    ).rows.to_pylist()
     return rows
 
 
