@@ -15,7 +15,8 @@ AssayError
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -136,6 +137,11 @@ class DocumentError(AssayError):
 def one_line(error: BaseException) -> str:
     """The message of an error on one line, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names joined by commas; a name that is not a plain word is in quotes."""
+    return ", ".join(name if re.fullmatch(r"[\w.-]+", name) else repr(name) for name in names)
 
 
 def option_error(name: str, fix: str, value: object = None) -> SpecError:

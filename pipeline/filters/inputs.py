@@ -6,15 +6,16 @@ Entry points: `doc_field` and `with_inputs` for the column that rules read, `inp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, listed
 from pipeline.filters.policy import INPUT
+from pipeline.sources.delimited import columns_of
 from pipeline.sources.documents import TooLong
 from pipeline.sources.id_text import id_text
 from pipeline.sources.shards import Shard
@@ -23,6 +24,7 @@ from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
 SAMPLE_ROWS = 100
+_HEADED = (*TABLES, "csv", "tsv")  # the formats whose files name their columns
 FILES_AT_ONCE = 16
 
 
@@ -50,12 +52,13 @@ def check_columns_of(
     """SpecError unless every table has the columns, and the first rows have a value in each.
 
     Rows of other formats need not have the same columns: a row without the column counts as null.
+    In a file with a header, two columns of one name are an error.
     """
     if not columns or not shards:
         return
-    tables = {shard.path: shard for shard in shards if shard.version.format in TABLES}
+    headed = {shard.path: shard for shard in shards if shard.version.format.startswith(_HEADED)}
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        list(pool.map(lambda shard: _check_table(shard, options, columns, place), tables.values()))
+        list(pool.map(lambda shard: _check_file(shard, options, columns, place), headed.values()))
     first = zip(*islice(input_values(shards[0], columns, options), SAMPLE_ROWS), strict=True)
     for column, values in zip(columns, first, strict=True):
         if all(value is None for value in values):
@@ -63,18 +66,22 @@ def check_columns_of(
             raise SpecError([Problem(place, fix, column)])
 
 
-def _check_table(shard: Shard, options: Options, columns: Sequence[str], place: str) -> None:
-    with reading(shard.path), opened_table(shard, options) as table:
-        schema = table.schema
+def _check_file(shard: Shard, options: Options, columns: Sequence[str], place: str) -> None:
+    kinds: Mapping[str, pa.DataType] = {}
+    with reading(shard.path):
+        if shard.version.format in TABLES:
+            with opened_table(shard, options) as table:
+                names, kinds = table.schema.names, {f.name: f.type for f in table.schema}
+        else:
+            names = columns_of(shard.version, options)
     for column in columns:
-        count = schema.names.count(column)
-        if count != 1:
-            names = ", ".join(sorted(schema.names))
-            fix = f"{shard.path} has {count or 'no'} such column; it has: {names}"
+        count = names.count(column)
+        if count > 1 or (count == 0 and kinds):
+            such = f"{count} such columns" if count else "no such column"
+            fix = f"{shard.path} has {such}; it has: {listed(sorted(names))}"
             raise SpecError([Problem(place, fix, column)])
-        kind = schema.field(column).type
-        if pa.types.is_nested(kind):
-            fix = f"{shard.path} has {kind} there; name a column of strings or numbers"
+        if column in kinds and pa.types.is_nested(kinds[column]):
+            fix = f"{shard.path} has {kinds[column]} there; name a column of strings or numbers"
             raise SpecError([Problem(place, fix, column)])
 
 

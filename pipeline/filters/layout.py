@@ -104,14 +104,21 @@ def _place(path: str, options: Options) -> str:
     return re.sub(r"@[^/]+", "", place, count=1) if path.startswith(PROTOCOL) else place
 
 
-def _as_key(path: str) -> str:
-    """The path with `%5C` for what no key holds, a backslash; two paths never have one key.
+# Parts of a path that no key has: S3 allows `a//b` and `a/../b`.
+_NO_PARTS = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
 
-    A path that could be taken for such a key has `%25` for its own `%`; all others stay.
+
+def _as_key(path: str) -> str:
+    """The path as a key: `%5C` for a backslash, `%2F` for an empty part, `%2E` for a dot alone.
+
+    A path that could be taken for such a key has `%25` for its own `%`; all others stay. So two
+    paths never have one key.
     """
-    if not re.search(r"\\|%(25)*5C", path):
+    parts = path.split("/")
+    if not (re.search(r"\\|%(25)*(5C|2F|2E)", path) or _NO_PARTS.keys() & parts):
         return path
-    return path.replace("%", "%25").replace("\\", "%5C")
+    escaped = (part.replace("%", "%25").replace("\\", "%5C") for part in parts)
+    return "/".join(_NO_PARTS.get(part, part) for part in escaped)
 
 
 def _shortened(path: str) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from glob import escape
 from itertools import chain
 from pathlib import Path
 
@@ -119,9 +120,9 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
     dropped_at = f"{job.dropped.url}/dropped/{layout.id}"
     result = FilterResult(
         kept_at=kept_at,
-        kept_globs=tuple(f"{kept_at}/**/*{suffix}" for suffix in layout.kept_suffixes()),
+        kept_globs=tuple(f"{escape(kept_at)}/**/*{suffix}" for suffix in layout.kept_suffixes()),
         dropped_at=dropped_at,
-        dropped_glob=f"{dropped_at}/**/*.parquet",
+        dropped_glob=f"{escape(dropped_at)}/**/*.parquet",
         current=job.current.url,
         manifest=f"{job.kept.url}/{layout.manifest_key}",
         snapshot=contents.number,

@@ -49,7 +49,9 @@ def kept_rows(shard: Shard, options: Options, keep: Keep) -> bytes:
         with reading(shard.path):
             if format in TABLES:
                 data = _kept_table(shard, options, keep)
-                written = pq.read_table(pa.BufferReader(data), use_threads=False).num_rows
+                # — not `read_table`, which refuses two columns of one name
+                with pq.ParquetFile(pa.BufferReader(data)) as parquet:
+                    written = parquet.read(use_threads=False).num_rows
             else:
                 parts_of, rows_in = _TEXTS.get(format.partition(".")[0], _OBJECTS)
                 codec = CODECS.get((format + CONVERTED.get(format, "")).rpartition(".")[2])

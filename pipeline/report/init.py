@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ def show_proposal(proposal: Proposal) -> Iterator[Part]:
     names = ("column", "kind", "role", "with a value", "distinct", "mean characters")
     title = f"The first {proposal.sample_rows:,} rows"
     yield Grid(title, names, rows, texts=3)
-    file = proposal.file
+    file = shlex.quote(proposal.file)
     yield f"Next: edit the task in {file}, then"
     yield f"  assay pull {file}     fetch the model"
     yield f"  assay check {file}    test the storage, the model and the labels"

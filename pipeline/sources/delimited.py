@@ -46,7 +46,7 @@ def delimited_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row
 
     A row of another length has the values of its first fields, and its problem.
     """
-    header = _names_of(header_of(shard.version, options), shard.version.format)
+    header = columns_of(shard.version, options)
     if names is None:
         names = [name for name in header if header.count(name) == 1]
     places = {name: header.index(name) for name in names if name in header}
@@ -73,6 +73,11 @@ def header_of(version: ObjectVersion, options: Options) -> bytes:
     if isinstance(header, TooLong):
         raise OSError(f"its header is {too_long()}")
     return header
+
+
+def columns_of(version: ObjectVersion, options: Options) -> list[str]:
+    """The names in the header."""
+    return _names_of(header_of(version, options), version.format)
 
 
 def _names_of(header: bytes, format: str) -> list[str]:

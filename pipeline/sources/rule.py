@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, listed
 from pipeline.hashes import parse_json
 
 SEALED = {
@@ -66,6 +66,10 @@ class Expression:
                 f"{name} reads the clock, a setting or a random number, so the verdicts could not "
                 f"be repeated; write a constant"
             )
+        structs = [field.type.names for field in schema if pa.types.is_struct(field.type)]
+        for names in (schema.names, *structs):
+            if twins := [n for n in names if [*map(str.lower, names)].count(n.lower()) > 1]:
+                raise self._wrong(f"SQL does not tell {listed(twins)} apart; name one of them")
         nulls = [pa.nulls(PROBE_ROWS, field.type) for field in schema]
         self.values(pa.RecordBatch.from_arrays(nulls, schema=schema))
         named = _names(tree)
@@ -86,7 +90,7 @@ class Expression:
                 documents = cursor.from_arrow(pa.Table.from_batches([rows])).set_alias(ALIAS)
                 values = documents.select(expression).to_arrow_table()
             except duckdb.Error as error:
-                columns = ", ".join(rows.schema.names)
+                columns = listed(rows.schema.names)
                 raise self._wrong(f"{_reason(error)}; the columns are {columns}") from error
         if values.shape != (rows.num_rows, 1):
             raise self._wrong(

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError, option_error
+from pipeline.errors import Problem, SpecError, listed, option_error
 from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.ideal_answers import Reason, Truth, condition, ideal_rows, reasons_of
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
@@ -180,7 +180,7 @@ def _task_and_label(rule: SnapshotRule, positive: str) -> tuple[str, str]:
     """The task and the label that `positive` names."""
     pairs = {f"{t.name}.{label}": (t.name, label) for t in rule.spec.tasks for label in t.labels}
     if positive not in pairs:
-        shown = ", ".join(list(pairs)[:SHOWN_LABELS]) + ", ..." * (len(pairs) > SHOWN_LABELS)
+        shown = listed(list(pairs)[:SHOWN_LABELS]) + ", ..." * (len(pairs) > SHOWN_LABELS)
         fix = f"the spec has no such task and label; write one of {shown}"
         raise option_error("positive", fix, positive)
     return pairs[positive]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, get_args
 
@@ -128,7 +129,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     created, new_files = (_write_folder if is_folder else _write_file)(job, cache_dir)
     return ExportResult(
         to=target.url,
-        glob=f"{target.url.rstrip('/')}/**/*.{format}" if is_folder else target.url,
+        glob=escape(target.url.rstrip("/")) + f"/**/*.{format}" * is_folder,
         format=format,
         snapshot=contents.number,
         rows=contents.rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import yaml
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import Option, option_error
+from pipeline.errors import Option, listed, option_error
 from pipeline.options import InitOptions
 from pipeline.sources.delimited import wrong_delimiter
 from pipeline.sources.documents import TooLong
@@ -259,7 +260,7 @@ def _last_part(name: str) -> str:
 
 
 def _listed(columns: Sequence[Column]) -> str:
-    return "the columns are: " + (", ".join(sorted(column.name for column in columns)) or "none")
+    return "the columns are: " + (listed(sorted(column.name for column in columns)) or "none")
 
 
 def _job_name(data: str) -> str:
@@ -287,7 +288,7 @@ def _spec(proposal: Proposal, name: str) -> str:
     more = ", ..." if len(others) > SHOWN_COLUMNS else ""
     comment = f"  # other columns: {', '.join(others[:SHOWN_COLUMNS])}{more}" if others else ""
     return _SPEC.format(
-        file=proposal.file,
+        file=shlex.quote(proposal.file),
         name=_yaml(name),
         model=_yaml(proposal.model),
         path=_yaml(proposal.path),

@@ -50,6 +50,33 @@ def test_a_name_with_a_backslash_has_a_key_that_no_other_name_has() -> None:
         assert keys[f"/in/{name}.jsonl"] == f"{name}.jsonl"
 
 
+def test_a_path_with_empty_parts_or_dots_has_a_key_that_no_other_path_has() -> None:
+    parts = ("", ".", "..", "%2F", "%2E", "%", "25", "a")
+    names = {"/".join(chosen) for size in (1, 2, 3) for chosen in product(parts, repeat=size)}
+    paths = sorted(f"s3://bucket/in/{name}/a.jsonl" for name in names)
+    keys = relative_paths("s3://bucket/in", paths, {})
+    assert len({*keys.values()}) == len(keys) == len(paths)
+    assert keys["s3://bucket/in/a/%/a.jsonl"] == "a/%/a.jsonl"
+
+
+@pytest.mark.parametrize(
+    "path_glob, path, key",
+    [
+        ("s3://b/in", "s3://b/in//a.jsonl", "%2F/a.jsonl"),
+        ("s3://b/in", "s3://b/in/x//a.jsonl", "x/%2F/a.jsonl"),
+        ("s3://b/in/", "s3://b/in/x///a.jsonl", "x/%2F/%2F/a.jsonl"),
+        ("s3://b/in//*.jsonl", "s3://b/in//a.jsonl", "a.jsonl"),
+        ("s3://b/in", "s3://b/in/./a.jsonl", "%2E/a.jsonl"),
+        ("s3://b/in/**/*.jsonl", "s3://b/in/x/../a.jsonl", "x/%2E%2E/a.jsonl"),
+        ("s3://b/in//a.jsonl", "s3://b/in//a.jsonl", "a.jsonl"),
+    ],
+)
+def test_keys_of_s3_with_double_slashes_or_dots_are_kept_apart(
+    path_glob: str, path: str, key: str
+) -> None:
+    assert relative_paths(path_glob, [path], {}) == {path: key}
+
+
 @pytest.mark.parametrize("format", ["jsonl", "warc.wet.gz", "arrow", "csv.zst"])
 @pytest.mark.parametrize("letter", ["a", "é", "語"])
 def test_a_file_with_the_longest_name_has_keys_that_a_local_disk_can_hold(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +273,86 @@ def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
     unreadable = sum(n for reason, n in counts.reasons.items() if "cannot be read" in reason)
     assert unreadable == (0 if damaged == "lang" else 20)
     assert damaged == "lang" or not any("keep is null" in reason for reason in counts.reasons)
+
+
+TWINS = {
+    "two columns of one name": ("year", "year"),
+    "equal but for case": ("year", "Year"),
+    "three": ("year", "YEAR", "year"),
+}
+
+
+def add_twins(folder: Path, name: str, names: Sequence[str]) -> None:
+    """Labels a table with these columns beside the id and the text."""
+    arrays = [pa.array(values) for values in (IDS, WORDS, *([f"20{n}"] * 60 for n in range(9)))]
+    table = pa.Table.from_arrays(arrays[: 2 + len(names)], ["id", "text", *names])
+    path = folder / "in" / name
+    if path.suffix == ".csv":
+        rows = [table.column_names, *zip(*(c.to_pylist() for c in table.columns), strict=True)]
+        path.write_text("".join(",".join(row) + "\n" for row in rows))
+    elif path.suffix == ".arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path)
+    for other in (folder / "in").rglob("*.jsonl"):
+        other.unlink()
+    store = LocalStore(folder / "out")
+    finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
+
+
+@pytest.mark.usefixtures("any_format")
+@pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
+@pytest.mark.parametrize("names", TWINS.values(), ids=TWINS)
+def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
+    own_folder: Path, name: str, names: Sequence[str]
+) -> None:
+    add_twins(own_folder, name, names)
+    filtered = filtered_with(own_folder, keep="toxic.p.toxic < 2")
+    files = [path for path in Path(filtered.kept_at).iterdir() if path.is_file()]
+    assert files and filtered.counts.all.kept.documents == 60
+    for file in files:
+        header = file.read_text().partition("\n")[0].split(",") if name == "z.csv" else None
+        assert (header or pq.read_schema(file).names) == ["id", "text", *names]
+
+
+@pytest.mark.usefixtures("any_format")
+@pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
+def test_a_rule_that_names_one_of_two_columns_of_one_name_is_refused(
+    own_folder: Path, name: str
+) -> None:
+    add_twins(own_folder, name, ("year", "year"))
+    with pytest.raises(
+        SpecError, match=rf"{name} has 2 such columns; it has: id, text, year, year"
+    ):
+        filtered_with(own_folder, keep="doc.year >= '2000'")
+
+
+@pytest.mark.usefixtures("any_format")
+@pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
+def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
+    own_folder: Path, name: str
+) -> None:
+    """SQL would read the first of both in each place."""
+    add_twins(own_folder, name, ("year", "Year"))
+    with pytest.raises(SpecError, match="SQL does not tell year, Year apart; name one of them"):
+        filtered_with(own_folder, keep="doc.year = '200' and doc.Year = '201'")
+    for one in ("doc.year = '200'", "doc.Year = '201'"):
+        assert filtered_with(own_folder, keep=one).counts.all.kept.documents == 60
+
+
+@pytest.mark.parametrize("to", ["a[x]", "what?", "star*", "[!a]", "x[1-3]y"])
+def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
+    folder: Path, to: str
+) -> None:
+    filtered = filtered_with(folder, to, keep="true")
+    current = json.loads((folder / to / "current.json").read_text())
+    assert len(ids_in(current["kept"]["globs"], "id")) == 87 == filtered.counts.all.kept.documents
+    assert len(ids_in(current["dropped"]["globs"], "doc_id")) == 3
+
+
+@pytest.mark.usefixtures("any_format")
+def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(own_folder: Path) -> None:
+    add_table(own_folder, "z.parquet", {"id": IDS, "text": WORDS, "a, b": WORDS, "": WORDS})
+    with pytest.raises(SpecError, match="no such column; it has: '', 'a, b', id, text"):
+        filtered_with(own_folder, keep="doc.lang = 'en'")

@@ -279,3 +279,12 @@ def test_a_bucket_gets_the_same_rows(moto: Server, folder: Path, to: str) -> Non
             export(spec, options, cache_dir=folder / "cache")
         options = replace(options, overwrite=True)
     assert export(spec, options, cache_dir=folder / "cache").created == (to == "a.parquet")
+
+
+@pytest.mark.parametrize("to", ["a[x]/", "what?/", "star*/", "[!a]/", "a[x].csv", "what?.jsonl"])
+def test_the_glob_of_a_name_with_wildcards_matches_the_written_files_alone(
+    folder: Path, to: str
+) -> None:
+    result = run(folder, to)
+    (rows,) = duckdb.sql(f"select count(*) from '{result.glob}'").fetchall()
+    assert rows == (90,) and result.rows == 90
