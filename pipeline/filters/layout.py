@@ -1,10 +1,11 @@
 """The keys of a filtered corpus: named after the input's files, so the layout is kept.
 
-Entry points: `Layout`, `shard_file`, `relative_paths`, `refuse_own_input`.
+Entry points: `Layout`, `shard_file`, `relative_paths`, `refuse_own_places`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pipeline.hashes import short_hash
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.sources.formats import format_of
 from pipeline.sources.streams import Options
+from pipeline.spec.schema import JobSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL
 from pipeline.stores.store import check_key
@@ -146,16 +148,30 @@ def _fixed_folder(place: str, places: Sequence[str]) -> str:
     return re.split(r"[*?\[]", place)[0].rpartition("/")[0]
 
 
-def refuse_own_input(path_glob: str, to: str, options: Options) -> None:
-    """SpecError if the input takes in what is written: the next run would label it again."""
-    file_system, source = file_system_at(path_glob, options)
-    is_local = isinstance(file_system, LocalFileSystem)
-    target = file_system_at(to, {})[1] if is_local and re.match(r"(?!\w+://)|file://", to) else to
-    place = source if is_local else path_glob
-    glob = re.search(r"[*?\[].*", place)
+def refuse_own_places(spec: JobSpec, to: str, *, place: str = "to") -> None:
+    """SpecError if what is written would be in the spec's input or output, or around one of them.
+
+    A run would label it, or take it for labels. `place` is the option with the path.
+    """
+    target, source = _real(to), _real(spec.input.path)
+    glob = None if os.path.lexists(source) else re.search(r"[*?\[].*", source)
+    folder = source if glob is None else source[: glob.start()].rpartition("/")[0]
     takes_in_folders = glob is None or "/" in glob[0] or "**" in glob[0]
-    folder = place.rstrip("/") if glob is None else place[: glob.start()].rpartition("/")[0]
-    is_below = takes_in_folders and f"{target.rstrip('/')}/".startswith(f"{folder}/")
-    if is_below or re.match(glob_translate(place), target):
-        fix = f"is in the input {path_glob}, and a run would label it; name another folder"
-        raise option_error("to", fix, to)
+    inside = {"output": _real(spec.output)} | ({"input": folder} if takes_in_folders else {})
+    around = {"input": folder} | inside
+    names = [name for name, own in inside.items() if f"{target}/".startswith(f"{own}/")]
+    if not names and re.match(glob_translate(source), target):
+        names = ["input"]
+    if names:
+        raise option_error(place, f"is in the {names[0]} of the spec; name another folder", to)
+    if names := [name for name, own in around.items() if f"{own}/".startswith(f"{target}/")]:
+        raise option_error(place, f"contains the {names[0]} of the spec; name another folder", to)
+
+
+def _real(path: str) -> str:
+    """The path, absolute and without links; a URL with the usual name of its scheme."""
+    scheme, separator, rest = path.rpartition("://")
+    if scheme in ("", "file"):
+        return os.path.realpath(str(LocalFileSystem._strip_protocol(path))).rstrip("/")
+    usual = {"s3a": "s3", "gcs": "gs"}.get(scheme.lower(), scheme.lower())
+    return usual + separator + rest.strip("/")

@@ -23,7 +23,7 @@ from pipeline.errors import FailedRowsError, Option, StorageError
 from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.labelled import identity_of, labelled_shards
-from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
+from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
 from pipeline.filters.policy import Judge, Policy, read_policy
 from pipeline.filters.removal import removed_sql, stop_words
 from pipeline.filters.shard import COUNTS, Counts, filter_shard, total
@@ -36,8 +36,9 @@ from pipeline.options import FilterOptions, OnError
 from pipeline.sources.formats import format_of
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.local import LocalStore, drop_unfinished
 from pipeline.stores.named_files import Target, open_target
-from pipeline.stores.store import Store, check_create_only, open_store
+from pipeline.stores.store import ATTEMPTS, Store, check_create_only, open_store
 
 # Each thread holds a shard's texts and the file that is made of them.
 SHARDS_AT_ONCE = 4
@@ -145,8 +146,8 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
 def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     """The filter, after every check that needs no work."""
     to = options.folder()
-    for url in (to, options.dropped or to):
-        refuse_own_input(spec.input.path, url, spec.input.storage_options)
+    refuse_own_places(spec, to)
+    refuse_own_places(spec, options.dropped or to, place="dropped")
     rule = SnapshotRule.of(spec)
     contents, policy = rule.contents, rule.policy
     on_error = options.on_error or rule.filter.on_error
@@ -160,6 +161,9 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     kept = dropped = open_store(to, target_options, place=Option("to"))
     if options.dropped is not None:
         dropped = open_store(options.dropped, target_options, place=Option("dropped"))
+    for store in (kept, dropped):
+        if isinstance(store, LocalStore):
+            drop_unfinished((store.root / ATTEMPTS).glob("create-*"))
     current = open_target(to, target_options).below(CURRENT)
     return _Filter(rule, rule.judge(policy), on_error, layout, kept, dropped, current)
 

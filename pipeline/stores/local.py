@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.errors import RefusedError, StorageError
 from pipeline.stores.store import ATTEMPTS, StoredObject, check_key, check_prefix, is_listed
@@ -21,6 +23,8 @@ _NO_LINKS = frozenset(
 )
 
 CREATE_TRIES = 10
+# The name of a file that `unfinished` made.
+_UNFINISHED = re.compile(r"(create-|assay-|\..*\.)[0-9a-f]{32}")
 # The size in bytes and the time in nanoseconds, as hexadecimal numbers. Only the size is copied.
 ETAG = re.compile(r"([0-9a-f]{1,15})-[0-9a-f]+")
 
@@ -72,17 +76,13 @@ class LocalStore:
                         yield StoredObject(key, size_bytes, etag, status.st_mtime)
 
     def _create(self, final: Path, data: bytes) -> bool:
-        temporary = self.root / ATTEMPTS / f"create-{uuid.uuid4().hex}"
-        _make_folder(temporary.parent)
+        _make_folder(self.root / ATTEMPTS)
         _make_folder(final.parent)
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        with unfinished(self.root / ATTEMPTS / "create-") as (temporary, file):
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
             return _link(temporary, final)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _drop_empty(self, folder: Path) -> None:
         """Deletes folders that are empty now: a store without folders would not show them."""
@@ -96,6 +96,39 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         check_key(key)
         return self.root / key
+
+
+@contextmanager
+def unfinished(start: Path, mode: int = 0o666) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file whose name begins so; it is deleted at the end, unless it was renamed.
+
+    A lock shows to `drop_unfinished` that its process is alive.
+    """
+    while True:
+        path = start.with_name(start.name + uuid.uuid4().hex)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        with suppress(OSError):  # a file system without locks: nothing there is dropped
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists():  # — not dropped before it had its lock
+            break
+        os.close(descriptor)
+    try:
+        with open(descriptor, "w+b") as file:
+            yield path, file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def drop_unfinished(paths: Iterable[Path]) -> None:
+    """Deletes those of the files that a process of this user left unfinished when it was killed."""
+    for path in paths:
+        if _UNFINISHED.fullmatch(path.name):
+            with suppress(OSError):  # its process is alive, or has deleted it
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+                with open(os.open(path, flags), "r+b", buffering=0) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.fstat(file.fileno()).st_uid == os.getuid():
+                        path.unlink()
 
 
 @contextmanager

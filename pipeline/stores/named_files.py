@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import option_error
 from pipeline.stores.file_systems import file_system_at
+from pipeline.stores.local import drop_unfinished, unfinished
 from pipeline.stores.retries import RetryPolicy, option_errors, retry, storage_errors
 
 
@@ -76,22 +77,28 @@ class Target:
             final = Path(self.place)
             with storage_errors(self.url, "written"):
                 final.parent.mkdir(parents=True, exist_ok=True)
-            written = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
-            try:
-                with storage_errors(self.url, "written"):
+                with unfinished(final.with_name(f".{final.name}.")) as (written, file):
                     yield written
-                    with written.open("rb") as file:
-                        os.fsync(file.fileno())
+                    os.fsync(file.fileno())
                     written.replace(final)
-            finally:
-                written.unlink(missing_ok=True)
             return
-        with tempfile.TemporaryDirectory(prefix="assay-") as folder:
-            written = Path(folder, "file")
-            with storage_errors(self.url, "written"):
-                yield written
-                upload = partial(self.file_system.put_file, str(written), self.place)
-                retry(upload, RetryPolicy())
+        with (
+            storage_errors(self.url, "written"),
+            unfinished(Path(tempfile.gettempdir(), "assay-"), 0o600) as (written, _),
+        ):
+            yield written
+            upload = partial(self.file_system.put_file, str(written), self.place)
+            retry(upload, RetryPolicy())
+
+    def drop_unfinished(self) -> None:
+        """Deletes what was not finished, here or below, by processes that were killed."""
+        place = Path(self.place)
+        if not isinstance(self.file_system, LocalFileSystem):
+            drop_unfinished(Path(tempfile.gettempdir()).glob("assay-*"))
+        elif place.is_dir():
+            drop_unfinished(place.rglob(".*"))
+        else:
+            drop_unfinished(place.parent.glob(f".{escape(place.name)}.*"))
 
 
 def open_target(url: str, options: Mapping[str, Any]) -> Target:
@@ -117,4 +124,5 @@ def new_file(url: str, options: Mapping[str, Any], *, overwrite: bool) -> Target
     if not overwrite and target.exists():
         fix = "exists; write another name, or add --overwrite to replace it"
         raise option_error("to", fix, url)
+    target.drop_unfinished()
     return target

@@ -17,6 +17,7 @@ from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.survey import Population, allocate, strata
 from pipeline.filters.excerpts import excerpts
 from pipeline.filters.ideal_answers import drop_probabilities
+from pipeline.filters.layout import refuse_own_places
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, keep_design
 from pipeline.ledger.columns import RAW, probabilities
 from pipeline.ledger.rows import TEXT_COLUMN
@@ -72,6 +73,7 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
     format, is_folder = format_and_kind(to, None)
     if is_folder:
         raise option_error("to", "is a folder; name a file", to)
+    refuse_own_places(spec, to)
     target = new_file(to, options_for(to, spec), overwrite=options.overwrite)
     drawn = _draw(spec, options, cache_dir)
     audited, sheet = drawn.audited, drawn.sheet

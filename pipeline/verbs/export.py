@@ -30,7 +30,7 @@ from pipeline.filters.labelled import (
     with_text,
     with_text_schema,
 )
-from pipeline.filters.layout import refuse_own_input, relative_paths, shard_file
+from pipeline.filters.layout import refuse_own_places, relative_paths, shard_file
 from pipeline.filters.run import SHARDS_AT_ONCE
 from pipeline.filters.writers import row_groups
 from pipeline.hashes import canonical_json, sha256_hex
@@ -113,7 +113,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     """
     assert options.to is not None, options
     format, is_folder = format_and_kind(options.to, options.format)
-    refuse_own_input(spec.input.path, options.to, spec.input.storage_options)
+    refuse_own_places(spec, options.to)
     store = open_store(spec.output, spec.storage_options)
     contents = current_labels(spec, store)
     warn_of_older_answers(spec, store, contents, cache_dir)
@@ -122,9 +122,6 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     target = open_target(options.to, spec.storage_options)
     if not is_folder:
         new_file(options.to, spec.storage_options, overwrite=options.overwrite)
-    if f"{target.url}/".startswith(f"{store.url}/"):
-        fix = f"is inside the output {store.url}; name another folder"
-        raise option_error("to", fix, options.to)
     job = _Export(spec, options, store, contents, rows_schema, columns, format, target)
     created, new_files = (_write_folder if is_folder else _write_file)(job, cache_dir)
     return ExportResult(
@@ -231,6 +228,7 @@ def _existing_files(job: _Export, id: str) -> set[str]:
     SpecError if there are others. With `overwrite`, the files of another export are deleted.
     """
     target = job.target
+    target.drop_unfinished()
     existing = {name for name in target.files() if not name.rpartition("/")[2].startswith(".")}
     if not existing:
         return set()

@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Gate, metrics_of, parse_gate
 from pipeline.evaluation.intervals import Figure
+from pipeline.filters.layout import refuse_own_places
 from pipeline.gold.answers import answers_for, matching_snapshot
 from pipeline.gold.labels import Gold
 from pipeline.gold.people import AUDIT, GoldFile
@@ -81,6 +82,7 @@ def open_review(
         StorageError: The input or the gold file cannot be read.
     """
     task = _task(spec, options.task)
+    refuse_own_places(spec, options.to)
     rules = Rules(
         Order.parse(options.order),
         _until(task, options.until),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.filters.layout import Layout, refuse_own_input, relative_paths
+from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
 from pipeline.ledger.snapshots import NamedFile, NamedShard
+from pipeline.spec.parse import parse_spec
+from pipeline.spec.schema import JobSpec
 
 
 @pytest.mark.parametrize(
@@ -133,32 +136,62 @@ def test_no_two_files_have_one_key() -> None:
     assert layout.dropped_key(shard("b/a.jsonl")) == "dropped/id/b/a.jsonl.0000000000.parquet"
 
 
+def spec_of(source: str, output: str) -> JobSpec:
+    model = {"path": "none"}
+    tasks = [{"name": "toxic", "question": "?", "labels": ["a", "b"]}]
+    content = {"name": "job", "model": model, "input": {"path": source}, "output": output}
+    return parse_spec(json.dumps(content | {"tasks": tasks}))
+
+
 @pytest.mark.parametrize(
-    "path_glob, to, is_refused",
+    "path_glob, to, told",
     [
-        ("{in}", "{in}/clean", True),
-        ("{in}", "{in}", True),
-        ("{in}/**/*.jsonl", "{in}/clean", True),
-        ("{in}/*/a.jsonl", "{in}/clean", True),
-        ("{in}", "file://{in}/clean", True),
-        ("file://{in}", "{in}/clean", True),
-        ("{in}", "{in}-clean", False),
-        ("{in}/*.jsonl", "{in}/clean", False),
-        ("{in}/*.jsonl", "{in}/a.jsonl", True),
-        ("{in}/*.jsonl", "{in}/a.csv", False),
-        ("{in}/a.jsonl", "{in}/a.jsonl", True),
-        ("{in}", "s3://bucket/in", False),
-        ("memory://c/in", "memory://c/in/clean", True),
-        ("memory://c/in/*.jsonl", "memory://c/in/clean", False),
-        ("memory://c/in", "memory://c/out", False),
+        ("{at}/in", "{at}/in/clean", "is in the input"),
+        ("{at}/in", "{at}/in", "is in the input"),
+        ("{at}/in/**/*.jsonl", "{at}/in/clean", "is in the input"),
+        ("{at}/in/*/a.jsonl", "{at}/in/clean", "is in the input"),
+        ("{at}/in", "file://{at}/in/clean", "is in the input"),
+        ("file://{at}/in", "{at}/in/clean", "is in the input"),
+        ("{at}/in", "{at}/link/clean", "is in the input"),
+        ("{at}/link", "{at}/in/clean", "is in the input"),
+        ("{at}/link/**/*.jsonl", "{at}/in/clean", "is in the input"),
+        ("{at}/in", "{at}/x/../in/clean", "is in the input"),
+        ("{at}/in[1]", "{at}/in[1]/clean", "is in the input"),
+        ("{at}/in", "{at}/in-clean", None),
+        ("{at}/in/*.jsonl", "{at}/in/clean", None),
+        ("{at}/in/*.jsonl", "{at}/in/a.jsonl", "is in the input"),
+        ("{at}/in/*.jsonl", "{at}/in/a.csv", None),
+        ("{at}/in/*.json", "{at}/in", "contains the input"),
+        ("{at}/in/a.jsonl", "{at}/in/a.jsonl", "is in the input"),
+        ("{at}/in/a.jsonl", "{at}/in", "contains the input"),
+        ("{at}/in", "{at}", "contains the input"),
+        ("{at}/in", "/", "contains the input"),
+        ("{at}/in", "{at}/out", "is in the output"),
+        ("{at}/in", "{at}/out/", "is in the output"),
+        ("{at}/in", "{at}/out/kept", "is in the output"),
+        ("{at}/in", "{at}/to-out/kept", "is in the output"),
+        ("{at}/elsewhere/in", "{at}", "contains the input"),
+        ("/elsewhere/in", "{at}", "contains the output"),
+        ("{at}/in", "s3://bucket/in", None),
+        ("s3://bucket/in", "s3a://bucket/in/clean", "is in the input"),
+        ("s3://bucket/in", "s3://bucket", "contains the input"),
+        ("s3://bucket/in", "s3://bucket/into", None),
+        ("memory://c/in", "memory://c/in/clean", "is in the input"),
+        ("memory://c/in/*.jsonl", "memory://c/in/clean", None),
+        ("memory://c/in", "memory://c/out", None),
     ],
 )
 def test_what_would_be_labelled_again_is_refused(
-    tmp_path: Path, path_glob: str, to: str, is_refused: bool
+    tmp_path: Path, path_glob: str, to: str, told: str | None
 ) -> None:
-    source, target = (each.format(**{"in": tmp_path / "in"}) for each in (path_glob, to))
-    if not is_refused:
-        refuse_own_input(source, target, {})
+    for name in ("in", "in[1]", "out", "x"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    (tmp_path / "to-out").symlink_to(tmp_path / "out")
+    source, target = (each.format(at=tmp_path) for each in (path_glob, to))
+    spec = spec_of(source, str(tmp_path / "out"))
+    if told is None:
+        refuse_own_places(spec, target)
         return
-    with pytest.raises(SpecError, match="to: is in the input"):
-        refuse_own_input(source, target, {})
+    with pytest.raises(SpecError, match=f"to: {told} of the spec; name another folder"):
+        refuse_own_places(spec, target)

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from filtered import ANSWERED, SCORE, filtered_with, ids, query
+from filtered import ANSWERED, SCORE, filtered_with, ids, query, spec_of
 from finished import Corpus, finish, toy_fingerprints
 from rich.console import Console
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
-from pipeline.filters.run import FilterResult
+from pipeline.filters.run import FilterResult, filter_corpus
 from pipeline.ledger.dataset import open_labels
+from pipeline.options import FilterOptions
 from pipeline.report.console import console_on
 from pipeline.report.filters import show_filtered
 from pipeline.sources.source import read_documents
@@ -356,3 +358,26 @@ def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(own_folder: Path)
     add_table(own_folder, "z.parquet", {"id": IDS, "text": WORDS, "a, b": WORDS, "": WORDS})
     with pytest.raises(SpecError, match="no such column; it has: '', 'a, b', id, text"):
         filtered_with(own_folder, keep="doc.lang = 'en'")
+
+
+@pytest.mark.parametrize("option", ["to", "dropped"])
+def test_what_a_killed_filter_left_is_deleted(folder: Path, option: str) -> None:
+    left = folder / option / "attempts" / f"create-{'0' * 32}"
+    left.parent.mkdir(parents=True)
+    left.write_text("a text")
+    options = FilterOptions(str(folder / "to"), str(folder / "dropped"))
+    filter_corpus(spec_of(folder, keep="true"), options, cache_dir=folder / "cache")
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("option", ["to", "dropped"])
+@pytest.mark.parametrize("to", ["out", "out/kept", "in", "in/x", ".", "../"])
+def test_a_folder_of_the_spec_is_refused_before_anything_is_written(
+    folder: Path, option: str, to: str
+) -> None:
+    before = sorted(folder.rglob("*"))
+    options = replace(FilterOptions(str(folder / "to")), **{option: str(folder / to)})
+    with pytest.raises(SpecError) as refused:
+        filter_corpus(spec_of(folder, keep="true"), options, cache_dir=folder / "cache")
+    assert [problem.place for problem in refused.value.problems] == [option]
+    assert sorted(folder.rglob("*")) == before

@@ -236,12 +236,14 @@ def test_a_rule_without_an_answer_to_judge_is_refused(
         ({"by": ("topic", "nothing +")}, "by: is not one SQL expression"),
         ({"to": "x.txt"}, "to: end the name of a file"),
         ({"to": "folder/"}, "to: is a folder; name a file"),
-        ({"to": "in/0.jsonl"}, "to: exists; write another name, or add --overwrite"),
+        ({"to": "in/0.jsonl"}, "to: is in the input of the spec; name another folder"),
+        ({"to": "exists.csv"}, "to: exists; write another name, or add --overwrite"),
     ],
 )
 def test_wrong_options_are_one_line_and_nothing_is_written(
     options: dict[str, Any], line: str, folder: Path
 ) -> None:
+    (folder / "exists.csv").touch()
     before = sorted(folder.rglob("*"))
     named = {"to": "s.csv", **options}
     with pytest.raises(SpecError) as refused:

@@ -187,7 +187,7 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
         ("a.csv", {"format": "jsonl"}, "format: --to ends in .csv; leave --format out"),
         ("in/a.csv", {}, "to: is in the input"),
         ("in/0.jsonl", {"overwrite": True}, "to: is in the input"),
-        ("out/a.csv", {"overwrite": True}, "to: is inside the output"),
+        ("out/a.csv", {"overwrite": True}, "to: is in the output"),
     ],
 )
 @pytest.mark.parametrize("input_path", ["in", "in/*.*"])
