@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,20 +51,31 @@ _BIDIRECTIONAL_IMAGES = {"gemma3", "paligemma", "gemma4"}
 # What a forward of an unsupported model raises, and a kernel that cannot be built.
 _BROKEN = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 _UNBUILT = (OSError, SubprocessError)
+# What transformers raises for files that it cannot make a model of.
+_UNREADABLE = (*_BROKEN, OSError, ImportError, ArithmeticError, AssertionError)
+# Weights that models were saved with and do not use: buffers, the head of tied embeddings, the
+# pooler of encoders, and what sees or hears.
+_UNUSED = re.compile(
+    r"(inv_freq|position_ids|attn\.(masked_)?bias|pooler\.\w+\.(weight|bias))$"
+    r"|^lm_head\.weight$|(^|\.)(vision|visual|audio|image|mm|multi_modal|mtp)"
+)
 
 logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The folder's tokenizer; ModelError if there is none."""
+    if (folder / "config.json").is_file():
+        read_config(folder)  # — which transformers reads, too: its mistakes are not the tokenizer's
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         of_processor = folder / "chat_template.json"  # where older models with images have it
         if not tokenizer.chat_template and of_processor.is_file():
             tokenizer.chat_template = json.loads(of_processor.read_text())["chat_template"]
         return tokenizer
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
+    except Exception as error:  # — the tokenizers library raises `Exception` itself
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(f"{folder}: its tokenizer cannot be loaded: {reason}") from error
 
 
 def context_tokens(folder: Path) -> int:
@@ -83,8 +95,8 @@ def read_config(folder: Path) -> Any:
     """The folder's configuration; ModelError if it is unreadable."""
     try:
         return AutoConfig.from_pretrained(folder, **_LOCAL)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    except (*_UNREADABLE, StrictDataclassError) as error:
+        raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
 
 
 def _config(folder: Path) -> Any:
@@ -210,17 +222,28 @@ def read_network(
             dtype=getattr(torch, dtype),
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # — its own error names no tensor
             **_LOCAL,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"{folder}: cannot be loaded: {error}") from error
+    except (*_UNREADABLE, SafetensorError) as error:
+        raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
     network: PreTrainedModel
     network, report = loaded
-    # transformers only reports missing tensors, and fills them with random values.
+    # transformers only reports such tensors, and fills missing ones with random values.
+    for name, stored, own in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"{folder}: cannot be loaded: {name} has the shape {list(stored)} in its files, and "
+            f"{list(own)} by its config.json; {fix}"
+        )
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
             f"{folder}: cannot be loaded: its files lack {len(missing):,} of the model's tensors, "
             f"{missing[0]} first; {fix}"
+        )
+    if unused := sorted(name for name in report["unexpected_keys"] if not _UNUSED.search(name)):
+        raise ModelError(
+            f"{folder}: cannot be loaded: {len(unused):,} tensors of its files have no place in "
+            f"the model of its config.json, {unused[0]} first; {fix}"
         )
     return network
 
@@ -235,8 +258,8 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         network = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{gguf}: cannot be read as a GGUF model: {error}") from error
+    except _UNREADABLE as error:
+        raise ModelError(f"{gguf}: cannot be read as a GGUF model: {one_line(error)}") from error
     # The weights are dequantised, but transformers refuses to save a model marked as quantised.
     vars(network).pop("hf_quantizer", None)
     if hasattr(network.config, "quantization_config"):

@@ -46,6 +46,7 @@ from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.model_cache import cached_model
+from pipeline.runtime.model_folder import check_folder
 from pipeline.runtime.progress import (
     CONVERTING,
     FETCHING,
@@ -96,7 +97,11 @@ def _engines_here(job: Job) -> int:
 
 def local_model(job: Job, send: Send = ignore) -> Path:
     """A local folder with the model's safetensors, downloaded or converted where necessary."""
-    return local_files(job.files, Path(job.cache_dir), job.spec.model.storage_options, send)
+    model = job.spec.model
+    folder = local_files(job.files, Path(job.cache_dir), model.storage_options, send)
+    if job.files.kind in ("hub", "remote"):  # — others were checked before the workers started
+        check_folder(folder, engine=model.engine)
+    return folder
 
 
 def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send = ignore) -> Path:

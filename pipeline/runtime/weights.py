@@ -33,6 +33,7 @@ from pipeline.runtime.model_cache import (
     locked,
     parse_sums,
 )
+from pipeline.runtime.model_folder import check_folder
 from pipeline.sources.listing import FileInfo
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -82,7 +83,7 @@ class ModelFiles:
 
 
 def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> ModelFiles:
-    """The model that `model.path` names; SpecError if there is no such model.
+    """The model that `model.path` names; SpecError if there is none, ModelError if it is broken.
 
     With `sees_images`, a local model must have a vision tower; of others, the worker checks it. A
     spec whose tasks all have classifiers has no model, and so no files. UnavailableError if a store
@@ -99,10 +100,14 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
         if not any(fnmatchcase(name, _WEIGHTS) for name in hashes):
             fix = "the folder holds no .safetensors file; pickled weights are not read, convert"
             raise SpecError([Problem("model.path", f"{fix} them", str(path))])
+        check_folder(path, engine=model.engine)
         return ModelFiles("folder", os.path.abspath(path), None, hashes, _weights_bytes(path))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SpecError([Problem("model.path", "there is no such file", str(path))])
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelError(f"{path}: is not a GGUF file; fetch the model again")
         hashes = _content_hashes(path, cache_dir)
         return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
-from pipeline.errors import ModelError, Problem, SpecError
+from pipeline.errors import Problem, SpecError
 from pipeline.inference.loading import context_tokens, load_tokenizer
 from pipeline.runtime.assembly import local_files
+from pipeline.runtime.model_folder import check_folder
 from pipeline.runtime.progress import CHECKING, LOCATING, Send, WorkerReport, ignore
 from pipeline.runtime.weights import locate
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.schema import JobSpec
-
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +54,7 @@ def pull(spec: JobSpec, *, cache_dir: Path, announce: Send = ignore) -> Pulled:
     files = locate(spec.model, cache_dir)
     folder = local_files(files, cache_dir, spec.model.storage_options, announce)
     announce(WorkerReport(CHECKING))
-    weights = sorted(folder.glob("*.safetensors"))
-    stored = {name for file in weights for name in _tensors(file)}
-    index = folder / INDEX
-    listed = set(json.loads(index.read_text())["weight_map"]) if index.is_file() else set()
-    if missing := sorted(listed - stored):
-        raise ModelError(
-            f"{folder}: {len(missing)} tensors of {INDEX} are in none of its files, such as "
-            f"{missing[0]}; fetch the model again"
-        )
+    check_folder(folder, engine=spec.model.engine)
     load_tokenizer(folder)
     return Pulled(
         path=spec.model.path,
@@ -77,12 +64,3 @@ def pull(spec: JobSpec, *, cache_dir: Path, announce: Send = ignore) -> Pulled:
         size_bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()),
         context_tokens=context_tokens(folder),
     )
-
-
-def _tensors(file: Path) -> Iterator[str]:
-    """The names of the tensors in a file; ModelError if the file is not whole."""
-    try:
-        with safe_open(file, "np") as tensors:
-            yield from tensors.keys()
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file}: is not whole: {error}; fetch the model again") from error
