@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from pipeline.errors import ModelError
+from pipeline.errors import ModelError, one_line
 from pipeline.inference.classifiers import label_log_probs
 from pipeline.inference.engine import DocumentIds, Labelled, read_in_batches
 from pipeline.inference.labels.tokenizer import encode
@@ -29,8 +29,6 @@ from pipeline.inference.schedules.batching import Usage, pad
 
 # Before the name of a class, in a head whose classes do not exclude each other: its opposite.
 NOT = "not "
-# Families that count positions from the number of the padding token plus one.
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer"}
 
 
 class EncoderEngine:
@@ -138,13 +136,26 @@ def load_encoder(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
 
 
 def encoder_context(folder: Path, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The most tokens of a document that the encoder in a folder reads."""
+    """The most tokens of a document that the encoder in a folder reads; ModelError if unknown."""
     config = read_config(folder)
-    positions = int(config.max_position_embeddings)
-    if config.model_type in _OFFSET_POSITIONS:
-        positions -= config.pad_token_id + 1
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        raise ModelError(f"{folder}: config.json states no max_position_embeddings; add it")
+    kind: Any = AutoModelForSequenceClassification
+    try:
+        with torch.device("meta"):  # — without memory for its weights
+            network = kind.from_config(config)
+    except ValueError as error:
+        raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
+    # — RoBERTa and its relatives count positions from the number of the padding token plus one
+    unused = [
+        module.padding_idx + 1
+        for name, module in network.named_modules()
+        if name.endswith(".position_embeddings")
+        and getattr(module, "padding_idx", None) is not None
+    ]
     before, after = _special_tokens(tokenizer)
-    return positions - len(before) - len(after)
+    return positions - max(unused, default=0) - len(before) - len(after)
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

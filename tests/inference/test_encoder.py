@@ -17,6 +17,14 @@ from pipeline.errors import ModelError
 from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
 from pipeline.inference.loading import load_tokenizer
 
+# Families whose positions begin after the number of the padding token, and others.
+OFFSET = {
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "xmod",
+    "data2vec-text", "roberta-prelayernorm", "ibert", "luke", "esm", "markuplm",
+}  # fmt: skip
+UNBOUNDED = {"modernbert"}  # its positions are rotary
+FULL = sorted(OFFSET | UNBOUNDED | {"bert", "albert", "deberta-v2", "distilbert", "electra"})
+
 LABELS = {"a": {"x": ["good"], "y": ["bad", "ugly"]}, "b": {"u": ["ugly"], "g": ["good"]}}
 
 
@@ -95,12 +103,25 @@ def test_where_memory_is_short_batches_are_halved_and_a_document_alone_has_no_an
         np.testing.assert_allclose(by_task[:30], whole[:30], atol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "room"), [("bert", 126), ("roberta", 124), ("modernbert", 126)])
-def test_the_context_leaves_room_for_special_tokens(family: str, room: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FULL)
+def test_the_context_leaves_room_for_special_tokens_and_unused_positions(
+    family: str, tmp_path: Path
+) -> None:
     folder = write_encoder(tmp_path, family)
-    assert encoder_context(folder, load_tokenizer(folder)) == room
-    labelled = engine_of(folder).label([[5] * room])
-    assert np.isfinite(labelled.log_probs[0]).all()
+    room = encoder_context(folder, load_tokenizer(folder))
+    assert room == 128 - 2 - 2 * (family in OFFSET)
+    engine = engine_of(folder)
+    assert np.isfinite(engine.label([[5] * room]).log_probs[0]).all()
+    if family not in UNBOUNDED:
+        with pytest.raises((IndexError, RuntimeError)):
+            engine.label([[5] * (room + 1)])
+
+
+def test_an_encoder_that_states_no_longest_text_is_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": "xlnet", "n_layer": 1}))
+    with pytest.raises(ModelError, match="states no max_position_embeddings"):
+        encoder_context(folder, load_tokenizer(folder))
 
 
 def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:

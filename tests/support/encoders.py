@@ -37,6 +37,12 @@ FAMILIES = {
     "deberta-v2": DEBERTA,
     "modernbert": MODERN,
 }
+# Of further families, what a small model of them needs.
+OTHERS: dict[str, Any] = {
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "distilbert": {"dim": 48, "n_heads": 6, "n_layers": 2, "hidden_dim": 64},
+    "longformer": {"attention_window": 16},
+}
 
 
 def write_encoder(
@@ -44,7 +50,9 @@ def write_encoder(
 ) -> Path:
     """A folder with a random model of the family whose answers are far from uniform."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], **more})
+    config = AutoConfig.for_model(
+        family, **{**SIZES, **(FAMILIES | OTHERS).get(family, {}), **more}
+    )
     network = head.from_config(config)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else None
