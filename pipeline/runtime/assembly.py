@@ -46,7 +46,7 @@ from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.model_cache import cached_model
-from pipeline.runtime.model_folder import check_folder
+from pipeline.runtime.model_folder import check_folder, gguf_weights
 from pipeline.runtime.progress import (
     CONVERTING,
     FETCHING,
@@ -116,7 +116,7 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
         send(WorkerReport(CONVERTING))
         convert_gguf(fetched, folder)
 
-    return cached_model(files.id, cache_dir, convert)
+    return cached_model(files.id, cache_dir, convert, needed_bytes=4 * gguf_weights(fetched))
 
 
 def job_model(
@@ -138,7 +138,9 @@ def job_model(
     if several and chosen == "none" and needs_cast(folder, placement.dtype):
         fill = partial(cast_files, folder, dtype=placement.dtype)
         name = f"{job.files.id}-{placement.dtype}"
-        folder = cached_model(name, Path(job.cache_dir), fill)
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        needed = stored * 2 if placement.dtype == "float32" else stored // 2
+        folder = cached_model(name, Path(job.cache_dir), fill, needed_bytes=needed)
     model = load_model(
         folder,
         dtype=placement.dtype,

@@ -39,8 +39,22 @@ def cached_folder(name: str, cache_dir: Path) -> Path:
     return cache_dir / "models" / name
 
 
-def cached_model(name: str, cache_dir: Path, fill: Callable[[Path], None]) -> Path:
+def require_room(folder: Path, needed_bytes: int) -> None:
+    """StorageError unless the disk of a folder, which may not exist yet, has so much free space."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if (free := shutil.disk_usage(existing).free) < needed_bytes:
+        raise StorageError(
+            f"{folder}: the model needs {needed_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are "
+            f"free; free some space, or name another folder in ASSAY_CACHE (HF_HOME for the Hub)"
+        )
+
+
+def cached_model(
+    name: str, cache_dir: Path, fill: Callable[[Path], None], *, needed_bytes: int = 0
+) -> Path:
     """The model's folder in the cache; `fill` writes the files of a new one, in one process.
+
+    StorageError if the disk has less than `needed_bytes` for a new one.
 
     A folder whose files differ from what was written, by the hashes beside them, is named in the
     log and written again.
@@ -55,6 +69,7 @@ def cached_model(name: str, cache_dir: Path, fill: Callable[[Path], None]) -> Pa
         beginning = f"{name}.partial-"
         for left in folder.parent.glob(f"{beginning}*"):  # by a process that was killed
             shutil.rmtree(left)
+        require_room(folder, needed_bytes)
         written = Path(tempfile.mkdtemp(dir=folder.parent, prefix=beginning))
         if folder.exists():
             os.replace(folder, written)  # — who has mapped its files keeps them

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_ETAG_TIMEOUT
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 
 from pipeline.errors import AssayError, ModelError, Problem, SpecError, StorageError
@@ -32,8 +32,9 @@ from pipeline.runtime.model_cache import (
     differing,
     locked,
     parse_sums,
+    require_room,
 )
-from pipeline.runtime.model_folder import check_folder
+from pipeline.runtime.model_folder import check_folder, gguf_weights
 from pipeline.sources.listing import FileInfo
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -105,9 +106,7 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SpecError([Problem("model.path", "there is no such file", str(path))])
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise ModelError(f"{path}: is not a GGUF file; fetch the model again")
+        gguf_weights(path)
         hashes = _content_hashes(path, cache_dir)
         return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:
@@ -121,12 +120,19 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     StorageError unless their content is what `locate` found.
     """
     if files.kind == "remote":
-        folder = _downloaded(files.location, files.older, cache_dir, options)
+        needed = files.size_bytes
+        folder = _downloaded(files.location, files.older, cache_dir, options, needed_bytes=needed)
         present = parse_sums((folder / SUMS).read_bytes())
     else:
         folder = Path(files.location)
         if files.kind == "hub":
             names = [glob.escape(name) for name in files.hashes]
+            weights = [name for name in files.hashes if fnmatchcase(name, _WEIGHTS)]
+            here = (
+                try_to_load_from_cache(files.location, n, revision=files.revision) for n in weights
+            )
+            if not any(here):
+                require_room(Path(HF_HUB_CACHE), files.size_bytes)
             folder = _from_hub(files.location, files.revision, names)
         elif not folder.exists():
             raise ModelError(f"{folder}: not on this machine; use a path all machines see")
@@ -139,6 +145,13 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
             f"one, and run again"
         )
     return folder
+
+
+def _any_weights_here(files: ModelFiles) -> bool:
+    """Whether the Hub's cache has weights of a model, so that the rest may be less than all."""
+    weights = [name for name in files.hashes if fnmatchcase(name, _WEIGHTS)]
+    repo, commit = files.location, files.revision
+    return any(try_to_load_from_cache(repo, name, revision=commit) for name in weights)
 
 
 def model_config(files: ModelFiles, options: Options) -> dict[str, Any]:
@@ -263,7 +276,8 @@ def _remote(url: str, options: Options, cache_dir: Path) -> ModelFiles:
         hashes = parse_sums(sums.read_bytes()) if sums.is_file() else {}
     if not etags.keys() <= hashes.keys():
         logger.info("%s: the model is fetched once, for the hashes of its files", url)
-        hashes = parse_sums((_downloaded(url, etags, cache_dir, options) / SUMS).read_bytes())
+        folder = _downloaded(url, etags, cache_dir, options, needed_bytes=sum(sizes))
+        hashes = parse_sums((folder / SUMS).read_bytes())
     hashes = {name: hashes[name] for name in etags}
     return ModelFiles("remote", url, None, hashes, sum(sizes), older=etags)
 
@@ -288,7 +302,9 @@ def _etags(file_system: AbstractFileSystem, infos: Mapping[str, FileInfo]) -> di
     }
 
 
-def _downloaded(url: str, etags: Mapping[str, str], cache_dir: Path, options: Options) -> Path:
+def _downloaded(
+    url: str, etags: Mapping[str, str], cache_dir: Path, options: Options, *, needed_bytes: int
+) -> Path:
     """The folder of a remote model in the cache; StorageError if its files have other ETags."""
 
     def download(folder: Path) -> None:
@@ -304,7 +320,8 @@ def _downloaded(url: str, etags: Mapping[str, str], cache_dir: Path, options: Op
                 f"with the new version"
             )
 
-    return cached_model(short_hash(canonical_json(dict(etags))), cache_dir, download)
+    name = short_hash(canonical_json(dict(etags)))
+    return cached_model(name, cache_dir, download, needed_bytes=needed_bytes)
 
 
 def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:

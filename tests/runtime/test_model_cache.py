@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import multiprocessing
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
 
-from pipeline.errors import StorageError
+from pipeline.errors import ModelError, StorageError
 from pipeline.runtime import model_cache
+from pipeline.runtime.assembly import local_files
 from pipeline.runtime.model_cache import SUMS, cached_model
-from pipeline.runtime.weights import locate
+from pipeline.runtime.model_folder import gguf_weights
+from pipeline.runtime.weights import ModelFiles, fetch, locate
 from pipeline.spec.model import ModelSpec
 
 
@@ -129,3 +134,77 @@ def test_what_a_killed_process_left_of_a_model_is_removed(
     assert child.exitcode == 9 and len(list(models.iterdir())) == 1
     folder = cached_model(files.id, tmp_path / "cache", lambda made: (made / "a").touch())
     assert list(models.iterdir()) == [folder]
+
+
+def with_free_bytes(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(model_cache.shutil, "disk_usage", lambda _path: usage)
+
+
+@pytest.mark.parametrize("needed, free, fits", [(10, 10, True), (11, 10, False), (0, 0, True)])
+def test_a_model_that_the_disk_has_no_room_for_is_not_begun(
+    needed: int, free: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free_bytes(monkeypatch, free * 10**9)
+    begun: list[Path] = []
+    folder = tmp_path / "models/a"
+    try:
+        assert cached_model("a", tmp_path, begun.append, needed_bytes=needed * 10**9) == folder
+    except StorageError as error:
+        assert str(error).startswith(f"{folder}: the model needs 11.0 GB, and 10.0 GB are free; ")
+        assert not list(folder.parent.iterdir())
+    assert bool(begun) == fits
+    cached_model("b", tmp_path, begun.append)
+    with_free_bytes(monkeypatch, 0)  # — what is there needs no room
+    cached_model("b", tmp_path, begun.append, needed_bytes=10**12)
+
+
+def gguf_file(path: Path, *shapes: tuple[int, ...]) -> Path:
+    """A GGUF file with keys of all kinds, and weights of these shapes without their data."""
+    text = lambda value: struct.pack("<Q", len(value)) + value.encode()  # noqa: E731
+    keys = [
+        text("general.name") + struct.pack("<I", 8) + text("small"),
+        text("n") + struct.pack("<II", 4, 7),
+        text("wide") + struct.pack("<Id", 12, 0.5),
+        text("flag") + struct.pack("<I?", 7, True),
+        text("tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("bc"),
+        text("scores") + struct.pack("<IIQ3f", 9, 6, 3, 1, 2, 3),
+    ]
+    infos = [
+        text(f"w{n}") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 3, 0)
+        for n, shape in enumerate(shapes)
+    ]
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(keys))
+    path.write_bytes(header + b"".join(keys) + b"".join(infos))
+    return path
+
+
+@pytest.mark.parametrize("shapes", [[(64, 30), (64,)], [(2, 3, 4, 5)]])
+def test_a_header_of_gguf_says_how_many_weights_it_has(
+    shapes: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    file = gguf_file(tmp_path / "m.gguf", *shapes)
+    assert gguf_weights(file) == sum(map(math.prod, shapes))
+    whole = file.read_bytes()
+    for stop in range(0, len(whole), 7):
+        file.write_bytes(whole[:stop])
+        with pytest.raises(ModelError, match="is not a whole GGUF file"):
+            gguf_weights(file)
+
+
+def test_a_conversion_needs_four_bytes_for_each_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = locate(ModelSpec(path=str(gguf_file(tmp_path / "m.gguf", (10**6, 2_000)))), tmp_path)
+    with_free_bytes(monkeypatch, 7 * 10**9)
+    with pytest.raises(StorageError, match=r"needs 8\.0 GB, and 7\.0 GB are free"):
+        local_files(files, tmp_path, {})
+
+
+def test_a_model_of_the_hub_is_not_fetched_without_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free_bytes(monkeypatch, 10**9)
+    files = ModelFiles("hub", "org/none", "0" * 40, {"model.safetensors": "0"}, 2 * 10**9)
+    with pytest.raises(StorageError, match=r"needs 2\.0 GB, and 1\.0 GB are free"):
+        fetch(files, tmp_path, {})
