@@ -19,7 +19,12 @@ from pipeline.inference.labels.label_tokens import (
     scored_paths,
     tokens_after,
 )
-from pipeline.inference.labels.tokenizer import chat_template, control_texts, encode
+from pipeline.inference.labels.tokenizer import (
+    begun_answer,
+    chat_template,
+    control_texts,
+    encode,
+)
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.spec.labels import task_of
 from pipeline.spec.prompts import prompt_text
@@ -104,11 +109,18 @@ def tokenise_prompt(
     in_spec = [*dict.fromkeys(task_of(task.name) for task in tasks)]
     places = [in_spec.index(task_of(task.name)) for task in tasks]
     problems = _written_controls(tokenizer, prompt, zip(places, tasks, strict=True))
-    text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
+    render = chat_template(tokenizer)
+    text = prompt_text(prompt, tasks, render=render)
+    begun = begun_answer(tokenizer, render) if render else ""
     questions = []
     for place, task in zip(places, tasks, strict=True):
         suffix = text.suffixes[task.name]
         verbalizers = label_verbalizers(tokenizer, task, suffix, text.before_labels[task.name])
+        asked, at = task.question or ANSWER, f"tasks.{place}.question"
+        if begun and task.readout is None and ANSWER not in asked:
+            fix = f"the model answers behind {begun!r}; end the question in {ANSWER}{begun}Answer:"
+            if all(problem.place != at for problem in problems):
+                problems.append(Problem(at, fix, task.question))
         scored = scored_paths(task, verbalizers)
         problems += collisions(place, task, scored, tokenizer)
         token_ids = tuple(encode(tokenizer, suffix))

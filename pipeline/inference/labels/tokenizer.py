@@ -6,6 +6,7 @@ Entry points: `DocumentTokenizer`, `encode` and `chat_template`.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +32,8 @@ _PROBES = (
     ("system", "user"),
     ("user",),
 )
-_TURN = "\ue0d2"
+_TURN, _ANSWER = "\ue0d2", "\ue0d3"
+_OPENED = re.compile(r"<(think\w*|reason\w*)>\s*$")  # a prompt that ends where a model thinks
 
 
 # Part of each piece that replaces a control token: a text cannot contain what nobody can guess.
@@ -120,6 +122,23 @@ def control_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The written forms of the control tokens, except runs of line breaks."""
     pieces = map(str, tokenizer.convert_ids_to_tokens(sorted(control_ids(tokenizer))))
     return [piece for piece in pieces if piece.strip()]
+
+
+def begun_answer(tokenizer: PreTrainedTokenizerBase, render: Render) -> str:
+    """What the model writes after a prompt before it answers, if that has a control token; else "".
+
+    As gpt-oss, which names a channel first, and models whose prompt opens `<think>`.
+    """
+    user: Message = {"role": "user", "content": _TURN}
+    prompt = render([user])
+    if opened := _OPENED.search(prompt):
+        return f"</{opened[1]}>"
+    with suppress(ModelError):  # — some templates refuse a history
+        told = render([user, {"role": "assistant", "content": _ANSWER}, user])
+        before, found, _ = told.removeprefix(prompt).partition(_ANSWER)
+        if told.startswith(prompt) and found:
+            return before if any(piece in before for piece in control_texts(tokenizer)) else ""
+    return ""
 
 
 def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -61,7 +61,9 @@ def test_labels_of_the_same_tokens_are_refused(
     folding = copy.deepcopy(byte_tokenizer)
     folding.backend_tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(SpecError, match="are the same tokens 'usa'; give them texts that"):
-        tokenise_prompt(folding, PromptSpec(), [task("t", ["USA", "usa", "us"])])
+        tokenise_prompt(
+            folding, PromptSpec(), [task("t", {"a": ["USA"], "b": ["usa"], "c": ["us"]})]
+        )
 
 
 @pytest.mark.parametrize("scoring", ["auto", "full"])

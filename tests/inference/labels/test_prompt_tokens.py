@@ -335,6 +335,45 @@ def test_what_follows_the_mark_of_the_answer_may_write_control_tokens(
     assert question.token_ids[-1] == byte_tokenizer.convert_tokens_to_ids("<|im_start|>")
 
 
+HARMONY = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.role == 'assistant' %}<tool_call>final"
+    "<|im_end|>{% else %}<|im_end|>{% endif %}{{ m.content }}{% endfor %}<|im_start|>assistant"
+)
+
+
+@pytest.mark.parametrize(
+    "template, begun",
+    [
+        (HARMONY, "<tool_call>final<|im_end|>"),  # as gpt-oss
+        (CHAT_TEMPLATE + "<think>\n", "</think>"),  # as the distillations of DeepSeek R1
+        (CHAT_TEMPLATE + "<thinking>", "</thinking>"),
+        (CHAT_TEMPLATE + "<reasoning>\n\n", "</reasoning>"),
+        (CHAT_TEMPLATE, ""),
+        (CHAT_TEMPLATE + "<think>\n\n</think>\n\n", ""),  # as Qwen3
+        (HARMONY.replace("<tool_call>final<|im_end|>", " "), ""),
+        ("{{ messages[-1].content }}", ""),
+        (CHAT_TEMPLATE + "{{ raise_exception('no') if messages | length > 2 }}", ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["choice", "multi"])
+def test_a_model_that_answers_behind_a_control_token_needs_the_beginning_of_an_answer(
+    kind: str, template: str, begun: str, byte_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = template
+    labels = {"yes": ("Yes",), "no": ("No",), "x": ("X",)}
+    for question, refused in (("Is it?", bool(begun)), (f"Is it?{{answer}}{begun}It is", False)):
+        parts = task(labels, question=question, kind=kind).parts
+        if not refused:
+            tokenise_prompt(tokenizer, PromptSpec(), parts)
+            continue
+        with pytest.raises(SpecError) as caught:
+            tokenise_prompt(tokenizer, PromptSpec(), parts)
+        [problem] = caught.value.problems
+        assert problem.place == "tasks.0.question"
+        assert problem.fix.endswith(f"end the question in {{answer}}{begun}Answer:")
+
+
 def test_labels_that_begin_alike_are_refused_by_name(
     byte_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
