@@ -17,6 +17,7 @@ from subprocess import SubprocessError
 from typing import Any
 
 import torch
+from gguf import GGUFReader
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
@@ -246,6 +247,14 @@ def read_network(
             f"the model of its config.json, {unused[0]} first; {fix}"
         )
     return network
+
+
+def converted_bytes(gguf: Path) -> int:
+    """The bytes of a GGUF file's weights in float32; ModelError if it is not whole."""
+    try:
+        return 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)
+    except (*_UNREADABLE, EOFError) as error:
+        raise ModelError(f"{gguf}: cannot be read as a GGUF model: {one_line(error)}") from error
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:

@@ -27,6 +27,7 @@ from pipeline.inference.loading import (
     context_reason,
     context_tokens,
     convert_gguf,
+    converted_bytes,
     load_model,
     load_tokenizer,
 )
@@ -46,7 +47,7 @@ from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.model_cache import cached_model
-from pipeline.runtime.model_folder import check_folder, gguf_weights
+from pipeline.runtime.model_folder import check_folder
 from pipeline.runtime.progress import (
     CONVERTING,
     FETCHING,
@@ -116,7 +117,7 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
         send(WorkerReport(CONVERTING))
         convert_gguf(fetched, folder)
 
-    return cached_model(files.id, cache_dir, convert, needed_bytes=4 * gguf_weights(fetched))
+    return cached_model(files.id, cache_dir, convert, needed=partial(converted_bytes, fetched))
 
 
 def job_model(
@@ -140,7 +141,7 @@ def job_model(
         name = f"{job.files.id}-{placement.dtype}"
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         needed = stored * 2 if placement.dtype == "float32" else stored // 2
-        folder = cached_model(name, Path(job.cache_dir), fill, needed_bytes=needed)
+        folder = cached_model(name, Path(job.cache_dir), fill, needed=lambda: needed)
     model = load_model(
         folder,
         dtype=placement.dtype,

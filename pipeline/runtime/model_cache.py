@@ -44,17 +44,21 @@ def require_room(folder: Path, needed_bytes: int) -> None:
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if (free := shutil.disk_usage(existing).free) < needed_bytes:
         raise StorageError(
-            f"{folder}: the model needs {needed_bytes / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are "
+            f"{folder}: the model needs {needed_bytes / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are "
             f"free; free some space, or name another folder in ASSAY_CACHE (HF_HOME for the Hub)"
         )
 
 
 def cached_model(
-    name: str, cache_dir: Path, fill: Callable[[Path], None], *, needed_bytes: int = 0
+    name: str,
+    cache_dir: Path,
+    fill: Callable[[Path], None],
+    *,
+    needed: Callable[[], int] = lambda: 0,
 ) -> Path:
     """The model's folder in the cache; `fill` writes the files of a new one, in one process.
 
-    StorageError if the disk has less than `needed_bytes` for a new one.
+    `needed` gives the bytes of a new one; StorageError if the disk has fewer.
 
     A folder whose files differ from what was written, by the hashes beside them, is named in the
     log and written again.
@@ -69,7 +73,7 @@ def cached_model(
         beginning = f"{name}.partial-"
         for left in folder.parent.glob(f"{beginning}*"):  # by a process that was killed
             shutil.rmtree(left)
-        require_room(folder, needed_bytes)
+        require_room(folder, needed())
         written = Path(tempfile.mkdtemp(dir=folder.parent, prefix=beginning))
         if folder.exists():
             os.replace(folder, written)  # — who has mapped its files keeps them

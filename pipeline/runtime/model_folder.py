@@ -1,6 +1,4 @@
-"""What is wrong with the files of a model, by JSON files and headers.
-
-Entry points: `check_folder` and `gguf_weights`.
+"""What is wrong with a model's folder, by its JSON files and headers. Entry point: `check_folder`.
 
 The driver calls it before workers start. It reads no weights, and must not import torch.
 """
@@ -8,13 +6,9 @@ The driver calls it before workers start. It reads no weights, and must not impo
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
-from functools import partial
-from math import prod
-from os import SEEK_CUR
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -25,9 +19,6 @@ _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
 _JSON = (_CONFIG, _INDEX, _TOKENIZER, "tokenizer_config.json", "generation_config.json")
 _TOKENIZERS = (_TOKENIZER, "*.model", "vocab.*", "tekken.json")
-# Types of the keys of a GGUF file (its specification, version 3), and the bytes of a number.
-_STRING, _ARRAY = 8, 9
-_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _AGAIN = "fetch the model again"
 
 
@@ -99,45 +90,3 @@ def _check_config(file: Path, config: Mapping[str, Any], engine: str) -> None:
                     f"{file}: the weights are quantised ({method}), which assay's engine does not "
                     "read; name the model without quantisation, or write engine: vllm"
                 )
-
-
-def gguf_weights(file: Path) -> int:
-    """The number of weights of a GGUF file, by its header; ModelError unless it has a whole one."""
-    try:
-        with file.open("rb") as stream:
-            read = partial(_number, stream)
-            if read("4s") != b"GGUF":
-                raise ValueError("it does not begin with GGUF")
-            _version, tensors, keys = read("I"), read("Q"), read("Q")
-            for _ in range(keys):
-                _skip(stream, _STRING)
-                _skip(stream, read("I"))
-            weights = 0
-            for _ in range(tensors):
-                _skip(stream, _STRING)
-                weights += prod([read("Q") for _ in range(read("I"))])
-                _type, _offset = read("I"), read("Q")
-            return weights
-    except (OSError, ValueError, OverflowError, RecursionError, struct.error) as error:
-        raise ModelError(
-            f"{file}: is not a whole GGUF file: {one_line(error)}; {_AGAIN}"
-        ) from error
-
-
-def _number(stream: BinaryIO, kind: str) -> Any:
-    """The next number of a GGUF file, by its code in `struct`."""
-    [number] = struct.unpack(f"<{kind}", stream.read(struct.calcsize(f"<{kind}")))
-    return number
-
-
-def _skip(stream: BinaryIO, kind: int) -> None:
-    """Skips a value of a type of GGUF's keys."""
-    if kind == _ARRAY:
-        of, count = _number(stream, "I"), _number(stream, "Q")
-        if of in _BYTES:
-            stream.seek(count * _BYTES[of], SEEK_CUR)
-        else:
-            for _ in range(count):
-                _skip(stream, of)
-    else:
-        stream.seek(_number(stream, "Q") if kind == _STRING else _BYTES[kind], SEEK_CUR)

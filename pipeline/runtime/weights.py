@@ -34,7 +34,7 @@ from pipeline.runtime.model_cache import (
     parse_sums,
     require_room,
 )
-from pipeline.runtime.model_folder import check_folder, gguf_weights
+from pipeline.runtime.model_folder import check_folder
 from pipeline.sources.listing import FileInfo
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -106,7 +106,9 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SpecError([Problem("model.path", "there is no such file", str(path))])
-        gguf_weights(path)
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelError(f"{path}: is not a GGUF file; fetch the model again")
         hashes = _content_hashes(path, cache_dir)
         return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:
@@ -321,7 +323,7 @@ def _downloaded(
             )
 
     name = short_hash(canonical_json(dict(etags)))
-    return cached_model(name, cache_dir, download, needed_bytes=needed_bytes)
+    return cached_model(name, cache_dir, download, needed=lambda: needed_bytes)
 
 
 def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:

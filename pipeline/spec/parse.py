@@ -223,8 +223,6 @@ class _Written:
     def __repr__(self) -> str:
         return self.text
 
-    __str__ = __repr__
-
 
 class _Int(_Written, int): ...
 

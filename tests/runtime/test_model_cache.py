@@ -8,20 +8,21 @@ import math
 import multiprocessing
 import os
 import shutil
-import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 from safetensors import SafetensorError
 
 from pipeline.errors import ModelError, StorageError
+from pipeline.inference.loading import converted_bytes
 from pipeline.runtime import model_cache
 from pipeline.runtime.assembly import local_files
 from pipeline.runtime.model_cache import SUMS, cached_model
-from pipeline.runtime.model_folder import gguf_weights
 from pipeline.runtime.weights import ModelFiles, fetch, locate
 from pipeline.spec.model import ModelSpec
 
@@ -132,7 +133,9 @@ def test_what_a_killed_process_left_of_a_model_is_removed(
     child.join()
     models = tmp_path / "cache" / "models"
     assert child.exitcode == 9 and len(list(models.iterdir())) == 1
-    folder = cached_model(files.id, tmp_path / "cache", lambda made: (made / "a").touch())
+    folder = cached_model(
+        files.id, tmp_path / "cache", lambda made: (made / "a").touch(), needed=lambda: 0
+    )
     assert list(models.iterdir()) == [folder]
 
 
@@ -149,55 +152,48 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_begun(
     begun: list[Path] = []
     folder = tmp_path / "models/a"
     try:
-        assert cached_model("a", tmp_path, begun.append, needed_bytes=needed * 10**9) == folder
+        assert cached_model("a", tmp_path, begun.append, needed=lambda: needed * 10**9) == folder
     except StorageError as error:
-        assert str(error).startswith(f"{folder}: the model needs 11.0 GB, and 10.0 GB are free; ")
+        assert str(error).startswith(f"{folder}: the model needs 11.00 GB, and 10.00 GB are free; ")
         assert not list(folder.parent.iterdir())
     assert bool(begun) == fits
     cached_model("b", tmp_path, begun.append)
     with_free_bytes(monkeypatch, 0)  # — what is there needs no room
-    cached_model("b", tmp_path, begun.append, needed_bytes=10**12)
+    cached_model("b", tmp_path, begun.append, needed=lambda: 10**12)
 
 
 def gguf_file(path: Path, *shapes: tuple[int, ...]) -> Path:
-    """A GGUF file with keys of all kinds, and weights of these shapes without their data."""
-    text = lambda value: struct.pack("<Q", len(value)) + value.encode()  # noqa: E731
-    keys = [
-        text("general.name") + struct.pack("<I", 8) + text("small"),
-        text("n") + struct.pack("<II", 4, 7),
-        text("wide") + struct.pack("<Id", 12, 0.5),
-        text("flag") + struct.pack("<I?", 7, True),
-        text("tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("bc"),
-        text("scores") + struct.pack("<IIQ3f", 9, 6, 3, 1, 2, 3),
-    ]
-    infos = [
-        text(f"w{n}") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 3, 0)
-        for n, shape in enumerate(shapes)
-    ]
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(keys))
-    path.write_bytes(header + b"".join(keys) + b"".join(infos))
+    """A GGUF file with weights of these shapes in 16 bits."""
+    writer = GGUFWriter(path, "llama")
+    for number, shape in enumerate(shapes):
+        writer.add_tensor(f"w{number}", np.zeros(shape, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 
 @pytest.mark.parametrize("shapes", [[(64, 30), (64,)], [(2, 3, 4, 5)]])
-def test_a_header_of_gguf_says_how_many_weights_it_has(
+def test_a_file_of_gguf_that_is_not_whole_is_named(
     shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     file = gguf_file(tmp_path / "m.gguf", *shapes)
-    assert gguf_weights(file) == sum(map(math.prod, shapes))
+    assert converted_bytes(file) == 4 * sum(map(math.prod, shapes))
     whole = file.read_bytes()
-    for stop in range(0, len(whole), 7):
+    for stop in range(4, len(whole) - 40, 13):
         file.write_bytes(whole[:stop])
-        with pytest.raises(ModelError, match="is not a whole GGUF file"):
-            gguf_weights(file)
+        with pytest.raises(ModelError, match=f"^{file}: cannot be read as a GGUF model"):
+            converted_bytes(file)
 
 
 def test_a_conversion_needs_four_bytes_for_each_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = locate(ModelSpec(path=str(gguf_file(tmp_path / "m.gguf", (10**6, 2_000)))), tmp_path)
-    with_free_bytes(monkeypatch, 7 * 10**9)
-    with pytest.raises(StorageError, match=r"needs 8\.0 GB, and 7\.0 GB are free"):
+    file = gguf_file(tmp_path / "m.gguf", (10**5, 300))
+    files = locate(ModelSpec(path=str(file)), tmp_path)
+    with_free_bytes(monkeypatch, 10**8)
+    with pytest.raises(StorageError, match=r"needs 0\.12 GB, and 0\.10 GB are free"):
         local_files(files, tmp_path, {})
 
 
@@ -206,5 +202,5 @@ def test_a_model_of_the_hub_is_not_fetched_without_room(
 ) -> None:
     with_free_bytes(monkeypatch, 10**9)
     files = ModelFiles("hub", "org/none", "0" * 40, {"model.safetensors": "0"}, 2 * 10**9)
-    with pytest.raises(StorageError, match=r"needs 2\.0 GB, and 1\.0 GB are free"):
+    with pytest.raises(StorageError, match=r"needs 2\.00 GB, and 1\.00 GB are free"):
         fetch(files, tmp_path, {})

@@ -173,5 +173,5 @@ def test_a_control_token_beyond_the_vocabulary_is_no_mistake(folder: Path) -> No
 def test_a_file_that_is_not_gguf_is_named(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
-    with pytest.raises(ModelError, match=f"^{file}: is not a whole GGUF file"):
+    with pytest.raises(ModelError, match=f"^{file}: is not a GGUF file"):
         locate(ModelSpec(path=str(file)), tmp_path / "cache")
