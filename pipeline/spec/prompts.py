@@ -30,7 +30,7 @@ class PromptText:
 
     prefix: str
     suffixes: Mapping[str, str]  # up to a label; without a question, of an empty one
-    before_labels: Mapping[str, str]  # " " after "Answer:" or a begun answer, else ""
+    before_labels: Mapping[str, str]  # " " after "Answer:" or a begun answer without one, else ""
 
 
 def prompt_text(
@@ -45,7 +45,8 @@ def prompt_text(
         question, _, begun = (task.question or "").partition(ANSWER)
         begun = space + begun if begun else ""
         suffixes[task.name] = before_question + question + after_question + begun
-        before_labels[task.name] = " " if begun else space
+        before = " " if begun else space
+        before_labels[task.name] = "" if begun[-1:].isspace() else before
     return PromptText(prefix, suffixes, before_labels)
 
 

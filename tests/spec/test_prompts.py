@@ -86,6 +86,15 @@ def test_an_answer_that_the_question_begins_is_followed_by_a_space(
     assert (text.suffixes["first"], text.before_labels["first"]) == (suffix, " ")
 
 
+@pytest.mark.parametrize("begun", ["clutter: ", "clutter:\n", " "])
+@pytest.mark.parametrize("render", [None, chat])
+def test_a_begun_answer_that_ends_in_a_space_gets_no_second_one(
+    begun: str, render: Render | None
+) -> None:
+    text = prompt_text(PromptSpec(), [task("first", "Which?{answer}" + begun)], render=render)
+    assert text.suffixes["first"].endswith(begun) and text.before_labels["first"] == ""
+
+
 @pytest.mark.parametrize("render", [None, chat])
 def test_the_prefix_is_the_same_whatever_is_asked(render: Render | None) -> None:
     prompt = PromptSpec(system="s", examples=EXAMPLES)

@@ -43,8 +43,8 @@ def batch_inputs(
     several. Inputs are `input_ids` [rows] or `inputs_embeds` [rows, hidden], and what is added to
     the rows of images after the first layers (DeepStack, Meng et al., 2024).
     """
-    of_documents = [token for document in documents for token in document]
-    token_ids = np.array([*of_documents, *list(branch_ids) * len(documents)], np.int64)
+    pieces = [*documents, *[branch_ids] * len(documents)]
+    token_ids = np.concatenate(pieces, dtype=np.int64, casting="unsafe")  # — an empty list is float
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
     positions = tree.positions + (prefix.position_offset if prefix else 0)
     images = {
