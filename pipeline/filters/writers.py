@@ -25,7 +25,7 @@ from pipeline.errors import StorageError, UnreadableError, one_line
 from pipeline.sources.delimited import header_of
 from pipeline.sources.documents import RawRow, TooLong, read_text, too_long
 from pipeline.sources.formats import READERS, reader_of
-from pipeline.sources.records import file_segments, shard_records, units_of
+from pipeline.sources.records import file_segments, is_array, shard_records, units_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import CODECS, Options, Stream, opened, reading
 from pipeline.sources.tables import TABLES, opened_table
@@ -59,7 +59,7 @@ def kept_rows(shard: Shard, options: Options, keep: Keep) -> bytes:
                 written = 0
                 if data:
                     with pa.input_stream(pa.py_buffer(data), compression=codec) as stream:
-                        written = rows_in(stream)
+                        written = rows_in(stream, shard.version.quoted)
     except UnreadableError as error:
         raise _cannot_keep(shard, keep, one_line(error.__cause__ or error)) from error
     if written != keep.sum():
@@ -101,6 +101,12 @@ def _kept_elements(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes
     yield b"\n]\n"
 
 
+def _kept_objects(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
+    """What the file has: an array of the exact elements, or the exact lines."""
+    parts_of = _kept_elements if is_array(shard.version, options) else _kept_lines
+    return parts_of(shard, options, keep)
+
+
 def _kept(records: Iterable[bytes | TooLong], keep: Keep) -> Iterator[bytes]:
     for record in compress(islice(records, _end(keep)), keep):
         if isinstance(record, TooLong):
@@ -108,7 +114,7 @@ def _kept(records: Iterable[bytes | TooLong], keep: Keep) -> Iterator[bytes]:
         yield record
 
 
-def _kept_objects(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
+def _rows_as_lines(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
     """The rows as JSON lines; the key `text` comes before the others."""
     rows = reader_of(shard.version.format).rows(shard, options, None)
     for row in compress(islice(rows, _end(keep)), keep):
@@ -136,27 +142,29 @@ def _kept_samples(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _samples_in(stream: Stream) -> int:
+def _samples_in(stream: Stream, _: bool | None) -> int:
     with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as archive:
         return sum(1 for _ in samples(archive))
 
 
-def _records_in(stream: Stream, format: str) -> int:
-    return sum(1 for _ in units_of(file_segments(stream, format)))
+def _records_in(stream: Stream, quoted: bool | None, *, format: str) -> int:
+    return sum(1 for _ in units_of(file_segments(stream, format, quoted)))
 
 
 # By the first part of a format: the parts of a file of the kept rows, and its number of rows.
 _TEXTS: Mapping[
-    str, tuple[Callable[[Shard, Options, Keep], Iterator[bytes]], Callable[[Stream], int]]
+    str,
+    tuple[Callable[[Shard, Options, Keep], Iterator[bytes]], Callable[[Stream, bool | None], int]],
 ] = {
     "jsonl": (_kept_lines, partial(_records_in, format="jsonl")),
-    "csv": (_kept_records, lambda stream: _records_in(stream, "csv") - 1),
-    "tsv": (_kept_records, lambda stream: _records_in(stream, "tsv") - 1),
-    "json": (_kept_elements, partial(_records_in, format="json")),
+    "csv": (_kept_records, lambda *stream: _records_in(*stream, format="csv") - 1),
+    "tsv": (_kept_records, lambda *stream: _records_in(*stream, format="tsv") - 1),
+    "ndjson": (_kept_lines, partial(_records_in, format="ndjson")),
+    "json": (_kept_objects, partial(_records_in, format="json")),
     "tar": (_kept_samples, _samples_in),
 }
 # Of all other formats.
-_OBJECTS = _kept_objects, partial(_records_in, format="jsonl")
+_OBJECTS = _rows_as_lines, partial(_records_in, format="jsonl")
 # The formats that are not written as they are read, with what is added to the file's name.
 CONVERTED = {
     format: ".parquet" if format in TABLES else ".jsonl.zst"

@@ -7,8 +7,9 @@ opens no input.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -16,10 +17,20 @@ from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
 from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.keys import cuts_key
 from pipeline.ledger.numbered import free_numbers, numbers
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
+from pipeline.sources.shards import (
+    MissingColumnsError,
+    ObjectVersion,
+    Piece,
+    Shard,
+    Slice,
+    fields_of,
+)
 from pipeline.sources.source import InputObject, cut
+from pipeline.sources.tables import TABLES
 from pipeline.spec.schema import Columns
 from pipeline.stores.store import Store
+
+logger = logging.getLogger(__name__)
 
 # A compressed file is read to be cut. Cuts are written this often, so that an interrupted run does
 # not lose them.
@@ -48,7 +59,7 @@ def load_or_cut(
 
     Objects in the log keep their shards; `target_bytes` applies to new ones. An object that cannot
     be read is left out, listed in `unreadable`, and tried again by the next run. StorageError if
-    none can be read, SpecError if none has a row.
+    none can be read, SpecError if none has a row or the columns.
     """
     log = _Log(store)
     take = log.append if keep else log.take_in
@@ -58,21 +69,15 @@ def load_or_cut(
     unwritten: dict[ObjectVersion, Sequence[Shard]] = {}
     written_s = time.monotonic()
 
-    def cut_or_reason(version: ObjectVersion) -> Sequence[Shard] | str:
-        try:
-            return cut(versions[version], columns, target_bytes)
-        except UnreadableError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(CUT_THREADS) as pool:
-        for version, shards in zip(new, pool.map(cut_or_reason, new), strict=True):
-            if isinstance(shards, str):
-                unreadable.append(shards)
-            else:
-                unwritten[version] = shards
-            if time.monotonic() - written_s >= WRITE_SECONDS:
-                take(unwritten)
-                unwritten, written_s = {}, time.monotonic()
+    known = any(log.cuts.get(version) for version in versions)
+    for version, shards in _cut_all(versions, new, columns, target_bytes, known=known):
+        if isinstance(shards, UnreadableError):
+            unreadable.append(str(shards))
+        else:
+            unwritten[version] = shards
+        if time.monotonic() - written_s >= WRITE_SECONDS:
+            take(unwritten)
+            unwritten, written_s = {}, time.monotonic()
     if unwritten:
         take(unwritten)
     cuts = log.cuts_of(versions, tuple(unreadable))
@@ -85,6 +90,45 @@ def load_or_cut(
         first = objects[0].path if objects else None
         raise SpecError([Problem("input.path", fix, first)])
     return cuts
+
+
+def _cut_all(
+    objects: Mapping[ObjectVersion, InputObject],
+    new: Sequence[ObjectVersion],
+    columns: Columns,
+    target_bytes: int,
+    *,
+    known: bool,
+) -> Iterator[tuple[ObjectVersion, Sequence[Shard] | UnreadableError]]:
+    """The shards of each new object, or why it cannot be read.
+
+    In a format without a schema, an object may lack columns that another one has: then its rows
+    have nulls. `known` is whether an earlier run found an object that has them.
+    """
+    lacking: dict[ObjectVersion, MissingColumnsError] = {}
+
+    def cut_or_reason(version: ObjectVersion) -> Sequence[Shard] | UnreadableError:
+        try:
+            return cut(objects[version], columns, target_bytes, lacking=version in lacking)
+        except MissingColumnsError as error:
+            if version.format in TABLES:
+                raise
+            lacking[version] = error
+            return ()
+        except UnreadableError as error:
+            return error
+
+    with ThreadPoolExecutor(CUT_THREADS) as pool:
+        for version, shards in zip(new, pool.map(cut_or_reason, new), strict=True):
+            if version not in lacking:
+                known = known or (not isinstance(shards, UnreadableError) and bool(shards))
+                yield version, shards
+    for number, (version, error) in enumerate(lacking.items()):
+        if not known:
+            raise error
+        if number == 0:
+            logger.warning("%d of %d files are read as they are: %s", len(lacking), len(new), error)
+        yield version, cut_or_reason(version)
 
 
 def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -> Cuts:

@@ -1,30 +1,44 @@
 """CSV and TSV: the units of a stream in one pass, and the rows of one piece.
 
 Entry points: `delimited_units`, `delimited_rows`. The first record names the columns. Records and
-fields end where those of Python's `csv` module end, so a quoted field may hold newlines. A blank
-line is not a row. The text is UTF-8, with or without a byte order mark.
+fields end where those of Python's `csv` module end, so a quoted field may hold newlines. In TSV, a
+quote is a character, unless the spec says otherwise. A blank line is not a row. The text is UTF-8,
+with or without a byte order mark.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import Names, Row, TooLong, too_long
-from pipeline.sources.records import file_segments, records_of, shard_records, units_of
+from pipeline.sources.records import (
+    DELIMITERS,
+    StreamPart,
+    file_segments,
+    is_quoted,
+    records_of,
+    shard_records,
+    units_of,
+)
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, decompressed
 
+logger = logging.getLogger(__name__)
+
 _OTHER_DELIMITERS = (";", "|", "\t", ",")
-_DELIMITERS = {"csv": b",", "tsv": b"\t"}
 # A field: what is in its quotes and what follows them, or what is there without quotes.
 _FIELDS = {
     family: re.compile(rb'"((?:[^"]++|"")*+)(?:"([^%b\r\n]*+))?|([^%b\r\n]*+)' % (sign, sign))
-    for family, sign in _DELIMITERS.items()
+    for family, sign in DELIMITERS.items()
 }
+_BREAK = re.compile(rb"\r\n?|\n")
+_DOUBT_BYTES = 64 * 1024  # of a record that are looked at
+_DIGITS = re.compile(rb"\d+")
 
 
 def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
@@ -32,13 +46,52 @@ def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     header = header_of(version, options)
     if not header:
         return
-    names, text = _names_of(header, version.format), version.text_column
-    if text not in (*names, None) and (fix := wrong_delimiter(names)) is not None:
+    names, text = _names_of(header, version), version.text_column
+    fix = wrong_delimiter(names)
+    if b'"' in header and not is_quoted(version.format, version.quoted):
+        fix = fix or "its header has quotes; if its fields are in quotes, set input.quoted: true"
+    if text not in (*names, None) and fix is not None:
         raise SpecError([Problem("input.text", f"{version.path}: {fix}", text)])
     check_columns(version, names)
     with decompressed(version.path, version.format, options) as stream:
+        segments = file_segments(stream, version.format, version.quoted)
         # — without the header
-        yield from islice(units_of(file_segments(stream, version.format)), 1, None)
+        yield from islice(units_of(doubted(segments, version)), 1, None)
+
+
+def doubted(segments: Iterable[StreamPart], version: ObjectVersion) -> Iterator[StreamPart]:
+    """The segments of a whole file; after the last, a warning of quotes that may merge lines."""
+    lines, record_lines, record, doubts = 0, 0, b"", []
+    for segment in chain(segments, [StreamPart(b"", ends=True, blank=True)]):
+        yield segment
+        record += segment.data[: _DOUBT_BYTES - len(record)]
+        record_lines += segment.data.count(b"\n") or segment.data.count(b"\r")
+        if segment.ends:
+            if b'"' in record and _is_doubtful(record, record_lines, version):
+                doubts.append(lines + 1)
+            record, lines, record_lines = b"", lines + record_lines, 0
+    if doubts:
+        text = (
+            "%s, line %d: a quote seems not to be closed, so that lines are merged into one row; "
+        )
+        text += "%d rows of the file are like this; mend them, or set input.quoted: false"
+        logger.warning(text, version.path, doubts[0], len(doubts))
+
+
+def _is_doubtful(record: bytes, lines: int, version: ObjectVersion) -> bool:
+    """Whether a quote is not closed, or is closed by one that seems to open another field.
+
+    Of a record with several lines it seems so if text follows, or if each line begins as the first
+    does, but for its digits.
+    """
+    if not is_quoted(version.format, version.quoted):
+        return False
+    fields, is_closed, has_rest = _fields_of(record, version)
+    if not is_closed or lines < 2:
+        return not is_closed and (lines > 1 or len(record) < _DOUBT_BYTES)
+    begins = _DIGITS.sub(b"0", fields[0] + DELIMITERS[version.format.partition(".")[0]])
+    starts = [_DIGITS.sub(b"0", line) for line in _BREAK.split(record.rstrip(b"\r\n"))]
+    return has_rest or all(start.startswith(begins) for start in starts)
 
 
 def delimited_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
@@ -46,18 +99,21 @@ def delimited_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row
 
     A row of another length has the values of its first fields, and its problem.
     """
-    header = columns_of(shard.version, options)
+    version = shard.version
+    header = columns_of(version, options)
     if names is None:
         names = [name for name in header if header.count(name) == 1]
     places = {name: header.index(name) for name in names if name in header}
-    parse = partial(_row, format=shard.version.format, places=places, columns=len(header))
+    parse = partial(_row, version=version, places=places, columns=len(header))
     return map(parse, shard_records(shard, options))
 
 
-def _row(record: bytes | TooLong, *, format: str, places: Mapping[str, int], columns: int) -> Row:
+def _row(
+    record: bytes | TooLong, *, version: ObjectVersion, places: Mapping[str, int], columns: int
+) -> Row:
     if isinstance(record, TooLong):
         return Row(problem=too_long())
-    fields, is_closed = _fields_of(record, format)
+    fields, is_closed, _ = _fields_of(record, version)
     values = {name: fields[place] for name, place in places.items() if place < len(fields)}
     if not is_closed:
         return Row(values, "a quote is not closed")
@@ -69,7 +125,8 @@ def _row(record: bytes | TooLong, *, format: str, places: Mapping[str, int], col
 def header_of(version: ObjectVersion, options: Options) -> bytes:
     """The first record as it is in the stream; empty for a file without records."""
     with decompressed(version.path, version.format, options) as stream:
-        header = next(records_of(file_segments(stream, version.format)), b"")
+        segments = file_segments(stream, version.format, version.quoted)
+        header = next(records_of(segments), b"")
     if isinstance(header, TooLong):
         raise OSError(f"its header is {too_long()}")
     return header
@@ -77,12 +134,12 @@ def header_of(version: ObjectVersion, options: Options) -> bytes:
 
 def columns_of(version: ObjectVersion, options: Options) -> list[str]:
     """The names in the header."""
-    return _names_of(header_of(version, options), version.format)
+    return _names_of(header_of(version, options), version)
 
 
-def _names_of(header: bytes, format: str) -> list[str]:
+def _names_of(header: bytes, version: ObjectVersion) -> list[str]:
     """The columns; OSError if the header is not UTF-8."""
-    fields, is_closed = _fields_of(header, format)
+    fields, is_closed, _ = _fields_of(header, version)
     if not is_closed:
         raise OSError("a quote in its header is not closed")
     try:
@@ -91,21 +148,24 @@ def _names_of(header: bytes, format: str) -> list[str]:
         raise OSError("its header is not UTF-8; save the file as UTF-8") from None
 
 
-def _fields_of(record: bytes, format: str) -> tuple[list[bytes], bool]:
-    """The record's fields, and whether its last quote is closed."""
-    family = format.partition(".")[0]
-    pattern, delimiter = _FIELDS[family], _DELIMITERS[family]
-    fields, position = [], 0
+def _fields_of(record: bytes, version: ObjectVersion) -> tuple[list[bytes], bool, bool]:
+    """The record's fields, whether its last quote is closed, and whether text follows a quote."""
+    family = version.format.partition(".")[0]
+    if not is_quoted(version.format, version.quoted):
+        return record.rstrip(b"\r\n").split(DELIMITERS[family]), True, False
+    pattern, delimiter = _FIELDS[family], DELIMITERS[family]
+    fields, position, has_rest = [], 0, False
     while True:
         field = pattern.match(record, position)
         assert field is not None, position
         quoted, behind, plain = field.groups()
+        has_rest = has_rest or bool(behind)
         fields.append(plain if quoted is None else quoted.replace(b'""', b'"') + (behind or b""))
         if quoted is not None and behind is None:
-            return fields, False
+            return fields, False, has_rest
         position = field.end()
         if not record.startswith(delimiter, position):
-            return fields, True
+            return fields, True, has_rest
         position += 1
 
 

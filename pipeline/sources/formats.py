@@ -6,18 +6,22 @@ A reader is two functions in a module of the format. `READERS` is the only place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+from pipeline.errors import StorageError
 from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import Names, Row
 from pipeline.sources.jsonl import object_rows, object_units
 from pipeline.sources.listing import FileInfo
 from pipeline.sources.shards import ObjectVersion, Shard, Unit
-from pipeline.sources.streams import Options
+from pipeline.sources.streams import Options, decompressed, opened
 from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.text_files import text_rows, text_units
 from pipeline.sources.webdataset import tar_rows, tar_units
 from pipeline.sources.wet import wet_rows, wet_units
+
+CONTENT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,10 @@ class Reader:
     has_images: bool = False
 
 
+_LINES = ("jsonl", "jsonl.gz", "jsonl.zst", "ndjson", "ndjson.gz", "ndjson.zst")
 READERS = (
     Reader(("parquet",), 0, table_units, table_rows, has_images=True),
-    Reader(("jsonl", "jsonl.gz", "jsonl.zst"), 0, object_units, object_rows, has_images=True),
+    Reader(_LINES, 0, object_units, object_rows, has_images=True),
     Reader(("arrow",), 0, table_units, table_rows, has_images=True),
     Reader(("warc.wet.gz",), 0, wet_units, wet_rows),
     Reader(("tar",), 0, tar_units, tar_rows, has_images=True),
@@ -56,6 +61,33 @@ def format_of(path: str) -> str | None:
     name = path.lower()
     formats = (format for reader in READERS for format in reader.formats)
     return next((format for format in formats if name.endswith(f".{format}")), None)
+
+
+# What a file may be instead of what its name says: its first bytes in lower case, what to do about
+# it, and the parts of a format that do begin so.
+_CONTENTS = (
+    ((b"version https://git-lfs",), "a Git LFS pointer; run `git lfs pull`", ()),
+    ((b"<!doctype html", b"<html"), "an HTML page; download the file itself", ()),
+    ((b"\xff\xfe", b"\xfe\xff"), "UTF-16 text; save it as UTF-8", ()),
+    ((b"\x1f\x8b",), "compressed with gzip; add .gz to its name", ("gz",)),
+    ((b"\x28\xb5\x2f\xfd",), "compressed with zstd; add .zst to its name", ("zst",)),
+    ((b"par1",), "Parquet; name it .parquet", ("parquet",)),
+    ((b"pk\x03\x04",), "a zip archive; unpack it", ()),
+    ((b"[",), "a JSON array; name it .json", ("json",)),
+    ((b"{",), "JSON; name it .json", ("json", "jsonl", "ndjson")),
+)
+
+
+def foreign_content(path: str, format: str, options: Options) -> str | None:
+    """What a file that cannot be read is, and what to do about it; None if that is unknown."""
+    heads = []
+    for opening in (opened(path, options), decompressed(path, format, options)):
+        with suppress(OSError, EOFError, StorageError), opening as stream:
+            heads.append(stream.read(CONTENT_BYTES).lstrip().lower())
+    for starts, content, parts in _CONTENTS:
+        if set(parts).isdisjoint(format.split(".")) and any(h.startswith(starts) for h in heads):
+            return content
+    return None
 
 
 def supported() -> str:

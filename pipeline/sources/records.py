@@ -16,8 +16,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from pipeline.sources.documents import MAX_ROW_BYTES, TooLong
-from pipeline.sources.shards import Shard, Unit
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
+from pipeline.sources.shards import ObjectVersion, Shard, Unit
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
 
 # A column that none of the first rows has is reported as a misspelling, and a condition is tried on
 # them before a run.
@@ -37,19 +37,34 @@ class StreamPart(NamedTuple):
     blank: bool  # whether the bytes are no part of a record
 
 
-def file_segments(stream: Stream, format: str) -> Iterator[StreamPart]:
+def file_segments(stream: Stream, format: str, quoted: bool | None = None) -> Iterator[StreamPart]:
     """The records of the whole stream; OSError where they are not of the format."""
-    scan_file, _ = _scanners(format)
+    scan_file, _ = _scanners(format, quoted)
     return scan_file(stream)
 
 
 def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     """The records of the shard's rows, as they are in the decompressed stream."""
-    _, scan_piece = _scanners(shard.version.format)
+    _, scan_piece = _scanners(shard.version.format, shard.version.quoted)
+    if scan_piece is _JSON_PIECE and not is_array(shard.version, options):
+        scan_piece = _line_segments
     piece = shard.piece
     assert piece.start_byte is not None and piece.end_byte is not None, shard
     with stream_at(shard.version, options, piece.start_byte) as stream:
         yield from records_of(scan_piece(_blocks(stream, piece.end_byte - piece.start_byte)))
+
+
+# Of files that earlier shards were of: whether they have an array.
+_arrays: dict[ObjectVersion, bool] = {}
+
+
+def is_array(version: ObjectVersion, options: Options) -> bool:
+    """Whether a file of the format `json` has an array; others have JSON lines by that name."""
+    if (known := _arrays.get(version)) is not None and version.etag:
+        return known
+    with decompressed(version.path, version.format, options) as stream:
+        _arrays[version] = _ARRAY.match(stream.read(BLOCK_BYTES)) is not None
+    return _arrays[version]
 
 
 def units_of(segments: Iterable[StreamPart]) -> Iterator[Unit]:
@@ -105,15 +120,15 @@ def _line_segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
             yield StreamPart(block[start:], ends=False, blank=block[start:].isspace())
 
 
-def _array_segments(blocks: Iterator[bytes]) -> Iterator[StreamPart]:
-    """The elements of the array that fills the blocks; OSError if they hold something else."""
+def _json_segments(blocks: Iterator[bytes]) -> Iterator[StreamPart]:
+    """The elements of the array that fills the blocks, or else their lines."""
     head = next(blocks, b"")
     opened = _ARRAY.match(head)
-    if opened is not None:
+    if opened is None:
+        yield from _line_segments(chain([head], blocks))
+    else:
         yield StreamPart(opened[0], ends=True, blank=True)
         yield from _element_segments(chain([head[opened.end() :]], blocks), closed=True)
-    elif head.strip():
-        raise OSError("not a JSON array; write [{...}, {...}] in UTF-8, or name JSON lines .jsonl")
 
 
 def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[StreamPart]:
@@ -156,8 +171,6 @@ def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[Stre
 def _delimited_file(stream: Stream, sign: re.Pattern[bytes]) -> Iterator[StreamPart]:
     """The records of the whole stream, without its byte order mark."""
     head = stream.read(len(codecs.BOM_UTF8))
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise OSError("its text is UTF-16; save it as UTF-8")
     if head == codecs.BOM_UTF8:
         yield StreamPart(head, ends=True, blank=True)
         head = b""
@@ -206,23 +219,31 @@ def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
         left = None if left is None else left - len(block)
 
 
-_CSV, _TSV = (re.compile(rb'\r\n?|\n|(?<=[%b\r\n])"' % delimiter) for delimiter in (b",", b"\t"))
+DELIMITERS = {"csv": b",", "tsv": b"\t"}  # by the first part of a format
+
+
+def is_quoted(format: str, told: bool | None) -> bool:
+    """Whether a field may be in quotes: as the spec says, or else in CSV alone."""
+    return format.startswith("csv") if told is None else told
+
+
 # The scanner of a whole stream, and that of the bytes of a piece.
 _Scanners = tuple[
     Callable[[Stream], Iterator[StreamPart]], Callable[[Iterator[bytes]], Iterator[StreamPart]]
 ]
+_JSON_PIECE = partial(_element_segments, closed=False)
 # By the first part of a format.
 _SCANNERS: Mapping[str, _Scanners] = {
-    "json": (
-        lambda stream: _array_segments(_blocks(stream)),
-        partial(_element_segments, closed=False),
-    ),
-    "csv": (partial(_delimited_file, sign=_CSV), partial(_delimited_segments, sign=_CSV)),
-    "tsv": (partial(_delimited_file, sign=_TSV), partial(_delimited_segments, sign=_TSV)),
+    "json": (lambda stream: _json_segments(_blocks(stream)), _JSON_PIECE),
 }
 # Of all other formats: a record is a line.
 _LINES: _Scanners = (lambda stream: _line_segments(_blocks(stream)), _line_segments)
 
 
-def _scanners(format: str) -> _Scanners:
-    return _SCANNERS.get(format.partition(".")[0], _LINES)
+def _scanners(format: str, quoted: bool | None) -> _Scanners:
+    family = format.partition(".")[0]
+    if family not in DELIMITERS:
+        return _SCANNERS.get(family, _LINES)
+    quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
+    sign = re.compile(rb"\r\n?|\n" + quote)
+    return partial(_delimited_file, sign=sign), partial(_delimited_segments, sign=sign)

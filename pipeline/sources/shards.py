@@ -60,12 +60,15 @@ class ObjectVersion:
     text_column: str | None
     id_column: str | None
     image_column: str | None = None
+    quoted: bool | None = None  # of CSV and TSV, as in the spec
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; without an image column as before there were images."""
+        """The fields by name, without the last ones that are not set."""
         own = fields_of(self)
-        if self.image_column is None:
-            del own["image_column"]
+        for name in ("quoted", "image_column"):
+            if own[name] is not None:
+                break
+            del own[name]
         return own
 
 
@@ -209,7 +212,10 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def check_columns(version: ObjectVersion, names: list[str]) -> None:
-    """SpecError unless the object, which has these columns, has each that is read once."""
+    """SpecError unless the object, which has these columns, has each that is read once.
+
+    MissingColumnsError if it only lacks some.
+    """
     columns = {
         "input.image": version.image_column,
         "input.text": version.text_column,
@@ -227,7 +233,15 @@ def check_columns(version: ObjectVersion, names: list[str]) -> None:
             fix = f"{version.path} has {count}; it has: {existing}"
             problems.append(Problem(place, fix, name))
     if problems:
-        raise SpecError(problems)
+        lacks = all(problem.value not in names for problem in problems)
+        raise MissingColumnsError(problems) if lacks else SpecError(problems)
+
+
+class MissingColumnsError(SpecError):
+    """An input file lacks columns; their places are the keys of the spec that name them.
+
+    In a format without a schema, the columns of its rows are null if another file has them.
+    """
 
 
 def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:

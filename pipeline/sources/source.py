@@ -21,10 +21,23 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.errors import Problem, SpecError, UnreadableError, one_line
 from pipeline.hashes import content_hash
 from pipeline.sources.documents import Names, RawRow, Row, slices_from
-from pipeline.sources.formats import READERS, format_of, of_first_kind, reader_of, supported
+from pipeline.sources.formats import (
+    READERS,
+    foreign_content,
+    format_of,
+    of_first_kind,
+    reader_of,
+    supported,
+)
 from pipeline.sources.image_files import image_of
 from pipeline.sources.listing import FileInfo, LeftOut, files_at, irregularity, remote_etag
-from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
+from pipeline.sources.shards import (
+    MAX_SHARD_BYTES,
+    MissingColumnsError,
+    ObjectVersion,
+    Shard,
+    cut_units,
+)
 from pipeline.sources.streams import (
     Options,
     changed,
@@ -160,11 +173,13 @@ def _no_file(file_system: AbstractFileSystem, place: str) -> str:
     return f"names no file; supported are {supported()}, globs and folders"
 
 
-def cut(source: InputObject, columns: Columns, target_bytes: int) -> list[Shard]:
+def cut(
+    source: InputObject, columns: Columns, target_bytes: int, *, lacking: bool = False
+) -> list[Shard]:
     """The object's rows in shards of about `target_bytes`: every row once, in order.
 
-    UnreadableError if the object is not a file, or is broken. SpecError if its format has no
-    images, and they are to be read.
+    UnreadableError if the object is not a file, or is broken. MissingColumnsError if it lacks a
+    column; with `lacking`, it may. SpecError if its format has no images, and they are to be read.
     """
     reader = reader_of(source.format)
     if columns.image is not None and not reader.has_images:
@@ -174,9 +189,19 @@ def cut(source: InputObject, columns: Columns, target_bytes: int) -> list[Shard]
     if source.irregular is not None:
         raise UnreadableError(f"{source.path}: is {source.irregular} and not a file; remove it")
     version = source.version(columns)
-    with reading(source.path):
-        units = reader.units(version, source.options)
-        return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
+    try:
+        with reading(source.path):
+            checked = source.version(Columns(None, None)) if lacking else version
+            units = reader.units(checked, source.options)
+            return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
+    except (UnreadableError, MissingColumnsError) as error:
+        content = foreign_content(source.path, source.format, source.options)
+        if content is None:
+            raise
+        if isinstance(error, UnreadableError):
+            raise UnreadableError(f"{source.path}: cannot be read: it is {content}") from error
+        problem = Problem("input.path", f"{source.path}: is {content}")
+        raise MissingColumnsError([problem]) from error
 
 
 def first_rows(path: str, format: str, options: Options, rows: int) -> Iterator[Row]:

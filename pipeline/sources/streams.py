@@ -6,11 +6,13 @@ an earlier one. `reading` and `fetching` translate errors.
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
@@ -47,7 +49,7 @@ def reading(path: str) -> Iterator[None]:
         yield
     except pa.ArrowMemoryError as error:  # a machine with more memory may read it
         raise StorageError(_message(path, error)) from error
-    except (OSError, EOFError, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise UnreadableError(_message(path, error)) from error
 
 
@@ -210,14 +212,19 @@ class Fetched:
 class _Inflated:
     """One compressed stream, read forwards.
 
-    Arrow's reader is used because it fails where the data is truncated. The stream reader of
-    zstandard ends there without an error, so a truncated file would look like a shorter one.
+    Both readers fail where the data is truncated. The stream reader of zstandard ends there without
+    an error, so a truncated file would look like a shorter one; Arrow's of gzip fails where zeros
+    pad the end, as on a tape.
     """
 
     def __init__(self, file: Fetched, codec: str) -> None:
         self.file = file
         self.position = 0
-        self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+        self._stream = (
+            gzip.GzipFile(fileobj=cast(BinaryIO, file), mode="rb")
+            if codec == "gzip"
+            else pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+        )
 
     def read(self, size: int, /) -> bytes:
         data: bytes = self._stream.read(size)

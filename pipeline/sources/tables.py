@@ -70,10 +70,12 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     """The shard's rows, one at a time; without names, all columns but those of bytes and lists.
 
-    Strings are bytes, other values as of `plain_values`; images are bytes, or paths as strings.
+    Strings are bytes, as are texts of any type; other values are as of `plain_values`; images are
+    bytes, or paths as strings.
     """
     with opened_table(shard, options) as table:
-        count, image = table.schema.names.count, shard.version.image_column
+        count, version = table.schema.names.count, shard.version
+        of_column = {version.text_column: _strings, version.image_column: _images}
         read = list(dict.fromkeys(names or ()))
         if names is None:
             read = [
@@ -81,9 +83,7 @@ def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
             ]
         for batch in table.batches(read):
             named = zip(read, map(batch.column, read), strict=True)
-            columns = [
-                _images(column) if name == image else _values(column) for name, column in named
-            ]
+            columns = [of_column.get(name, _values)(column) for name, column in named]
             for values in zip(*columns, strict=True):
                 yield Row(dict(zip(read, values, strict=True)))
 
@@ -160,14 +160,14 @@ def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
     check_columns(version, schema.names)
     columns = (
         ("image", version.image_column, _may_be_image, "name a column of bytes or of paths"),
-        ("text", version.text_column, _is_string, "name a column of strings"),
+        ("text", version.text_column, _may_be_text, "name a column of strings"),
         ("id", version.id_column, _may_be_id, "name a column of strings or numbers, or none"),
     )
     for key, name, may_be, fix in columns:
         if name is not None and not may_be(kind := schema.field(name).type):
-            raise SpecError(
-                [Problem(f"input.{key}", f"{version.path} has {kind} there; {fix}", name)]
-            )
+            cast = f"SELECT * REPLACE (CAST({name!r} AS VARCHAR) AS {name!r})"
+            fix = f"{version.path} has {kind} there; {fix}, or write a copy with it cast: {cast}"
+            raise SpecError([Problem(f"input.{key}", fix, name)])
 
 
 def _batches_between(
@@ -265,11 +265,18 @@ def _may_be_image(kind: pa.DataType) -> bool:
     if types.is_struct(kind):
         parts = [field.type for field in kind if field.name in ("bytes", "path")]
         return bool(parts) and all(map(_may_be_image, parts))
-    return kind in _BYTES or _is_string(kind)
+    return _may_be_text(kind)
+
+
+def _may_be_text(kind: pa.DataType) -> bool:
+    """Whether values are strings, or bytes that may be UTF-8; in one of many files, all null."""
+    stored = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    plain = stored.value_type if types.is_dictionary(stored) else stored
+    return plain in (*_STRINGS, *_BYTES, pa.null())
 
 
 def _may_be_id(kind: pa.DataType) -> bool:
-    return _is_string(kind) or types.is_primitive(kind)
+    return not types.is_nested(kind.value_type if types.is_dictionary(kind) else kind)
 
 
 def _is_string(kind: pa.DataType) -> bool:

@@ -50,6 +50,7 @@ class Columns(NamedTuple):
     text: str | None
     id: str | None
     image: str | None = None
+    quoted: bool | None = None  # of CSV and TSV; None: as is usual for the format
 
 
 class InputSpec(Frozen):
@@ -71,13 +72,16 @@ class InputSpec(Frozen):
     `text` and `id`, which is the file's path below the folder. A whole number is its digits (1.0 is
     `1`), a time is `2026-01-31 23:59:59.5`, with `Z` in UTC if it has a zone, a duration is in
     seconds, and bytes are UTF-8 or hex digits."""
+    quoted: bool | None = None
+    """Whether a field of CSV or TSV may be in double quotes, with delimiters and line breaks in it.
+    Default: in CSV it may, in TSV a quote is a character."""
     shard_bytes: Literal["auto"] | PositiveInt = "auto"
     """Approximate size of a shard in bytes of input. A shard is the unit of work and of recovery.
     `auto` chooses the size from the size of the input."""
 
     @property
     def columns(self) -> Columns:
-        return Columns(self.text, self.id, self.image)
+        return Columns(self.text, self.id, self.image, self.quoted)
 
     @model_validator(mode="before")
     @classmethod

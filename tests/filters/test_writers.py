@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,14 +53,15 @@ def read_rows(name: str, data: bytes) -> list[Row]:
         return list(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
     plain = unpacked("a.jsonl.zst" if "wet" in name else name, data)
     if ".csv" in name or ".tsv" in name:
-        delimiter = "," if ".csv" in name else "\t"
         text = io.StringIO(plain.decode(), newline="")
         csv.field_size_limit(sys.maxsize)
-        return [(row["id"], row["text"]) for row in csv.DictReader(text, delimiter=delimiter)]
-    if ".json" in name and ".jsonl" not in name:
+        tsv: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+        lines = csv.DictReader(text, **({} if ".csv" in name else tsv))
+        return [(row["id"], row["text"]) for row in lines]
+    if name.startswith("corpus.json") and ".jsonl" not in name:
         return [(row["id"], row["text"]) for row in json.loads(plain)]
-    lines = plain.split(b"\n")
-    return [(row["id"], row["text"]) for row in map(json.loads, filter(bytes.strip, lines))]
+    rows = map(json.loads, filter(bytes.strip, plain.split(b"\n")))
+    return [(row["id"], row["text"]) for row in rows]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

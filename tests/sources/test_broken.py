@@ -19,7 +19,7 @@ from data_fixtures import wet_record
 from fsspec.implementations.memory import MemoryFile
 from whole_shards import all_documents
 
-from pipeline.errors import StorageError, UnreadableError
+from pipeline.errors import SpecError, StorageError, UnreadableError
 from pipeline.sources.formats import READERS
 from pipeline.sources.source import InputObject, cut, find_objects
 from pipeline.spec.schema import Columns
@@ -54,6 +54,7 @@ def broken(data: bytes, share: float) -> bytes:
     return data[:at] + b"\xff" * 400 + data[at + 400 :]
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
 NOTHING = hashlib.sha256(b"").hexdigest()[:32]  # the id of a row without a text
 LINES = [
     (b'\xef\xbb\xbf{"id": 1, "text": "ok"}', "1", "ok"),
@@ -120,14 +121,18 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("a.csv", "id,text\n".encode("utf-16"), "its text is UTF-16; save it as UTF-8"),
+        ("a.csv", "id,text\n".encode("utf-16"), "it is UTF-16 text; save it as UTF-8"),
         ("a.csv", "id,text,Größe\n".encode("latin-1"), "its header is not UTF-8"),
         ("a.csv", b'id,"text\n', "a quote in its header is not closed"),
-        ("a.json", b'{"text": "a"}\n{"text": "b"}\n', "not a JSON array"),
-        ("a.json", b'{"data": [{"text": "a"}]}', "not a JSON array"),
+        ("a.json", b'{\n "data": [\n{"text": "a"}]}', "line 1 is not JSON: '{'; write"),
+        ("a.json", b'"text"\n{"text": "a"}\n', "line 1 is not an object: "),
         ("a.json", b'[{"text": "a"}, {"text": "b"}', "its JSON array is not closed"),
         ("a.json", b'[{"text": "a"}][{"text": "b"}]', "something follows its JSON array"),
-        ("a.json", '[{"text": "a"}]'.encode("utf-16"), "not a JSON array"),
+        ("a.json", '[{"text": "a"}]'.encode("utf-16"), "it is UTF-16 text; save it as UTF-8"),
+        ("a.parquet", POINTER, "it is a Git LFS pointer; run `git lfs pull`"),
+        ("a.json.gz", POINTER, "it is a Git LFS pointer; run `git lfs pull`"),
+        ("a.tar", b"<!DOCTYPE html>\n<html>", "it is an HTML page; download the file itself"),
+        ("a.arrow", b"PAR1" + bytes(100), "it is Parquet; name it .parquet"),
         *(
             (
                 "a.warc.wet.gz",
@@ -140,7 +145,7 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
             (f"a.{format}", b"these are plain words, of no format at all " * 50, "")
             for reader in READERS
             for format in reader.formats
-            if format not in ("jsonl", "csv", "tsv", "txt")  # words are valid there
+            if format not in ("jsonl", "ndjson", "csv", "tsv", "txt")  # words are valid there
         ),
     ],
 )
@@ -153,6 +158,42 @@ def test_a_file_that_violates_its_format_is_one_line(
     line = str(raised.value)
     assert line.startswith(f"{input_object.path}: cannot be read: ") and reason in line
     assert "\n" not in line and raised.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "fix"),
+    [
+        ("a.jsonl", POINTER, "is a Git LFS pointer; run `git lfs pull`"),
+        ("a.csv", POINTER, "is a Git LFS pointer; run `git lfs pull`"),
+        ("a.ndjson", b"\n <HTML><head>", "is an HTML page; download the file itself"),
+        ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
+        ("a.jsonl", b'[{"text": "a"},\n{"text": "b"}]', "is a JSON array; name it .json"),
+        ("a.jsonl", gzip.compress(b'{"text": "a"}\n'), "is compressed with gzip; add .gz"),
+        ("a.jsonl", b"text\nplain words\n", "line 1 is not JSON: 'text'; write a JSON object in"),
+        ("a.jsonl.gz", gzip.compress(b"\n3\n4\n"), "line 1 is not an object: '3'; write a JSON"),
+        ("a.csv", b'{"text": "a"}\n', "is JSON; name it .json"),
+    ],
+)
+def test_a_file_that_is_something_else_says_what_it_is(
+    write: Write, name: str, data: bytes, fix: str
+) -> None:
+    found = write(name, data)
+    with pytest.raises(SpecError) as raised:
+        cut(found, Columns("text", None), 3000)
+    (problem,) = raised.value.problems
+    assert problem.place == "input.path" and fix in problem.fix
+    assert problem.fix.startswith(found.path) and "it has" not in problem.fix
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json.gz", "a.tsv.gz"])
+@pytest.mark.parametrize("zeros", [1, 3, 512, 200_000])
+def test_zeros_behind_gzip_are_no_data(write: Write, name: str, zeros: int) -> None:
+    data = {"csv": b"text\n" + b"a\n" * ROWS, "tsv": b"text\n" + b"a\n" * ROWS}
+    plain = data.get(name.split(".")[1], b'{"text": "a"}\n' * ROWS)
+    found = write(name, gzip.compress(plain[:-9]) + gzip.compress(plain[-9:]) + bytes(zeros))
+    shards = cut(found, Columns("text", None), 100_000)
+    assert len(shards) > 1
+    assert sum(all_documents(shard).num_rows for shard in shards) == ROWS
 
 
 @pytest.mark.parametrize("id_column", ["id", None])

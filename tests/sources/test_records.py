@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from whole_shards import all_documents, rows_read_in_blocks
 
 from pipeline.errors import SpecError
+from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut
 from pipeline.sources.streams import BLOCK_BYTES
 from pipeline.spec.schema import Columns
@@ -27,9 +28,10 @@ PIECES = st.sampled_from(
 )
 
 
-def rows_of(data: str, delimiter: str = ",") -> list[list[str]]:
+def rows_of(data: str, delimiter: str = ",", *, quoted: bool = True) -> list[list[str]]:
     """The rows as the csv module reads them, without blank lines and without the header."""
-    lines = csv.reader(io.StringIO(data, newline=""), delimiter=delimiter)
+    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    lines = csv.reader(io.StringIO(data, newline=""), delimiter=delimiter, quoting=quoting)
     return [row for row in lines if row][1:]
 
 
@@ -41,24 +43,28 @@ def is_open(data: str, delimiter: str = ",") -> bool:
 @given(
     st.lists(PIECES, max_size=25).map("".join),
     st.sampled_from(["csv", "tsv"]),
+    st.sampled_from([None, True, False]),
     st.integers(1, 2_000),
     st.integers(1, 9),
 )
-@example('"a""\n\r', "csv", 1, 2)
+@example('"a""\n\r', "csv", None, 1, 2)
+@example('"a\nb\tc\nd"', "tsv", None, 1, 2)
 def test_the_rows_of_all_shards_are_those_of_the_csv_module(
-    body: str, format: str, target_bytes: int, block_bytes: int
+    body: str, format: str, told: bool | None, target_bytes: int, block_bytes: int
 ) -> None:
+    """TSV is read without quoting, unless the spec says otherwise."""
     delimiter = {"csv": ",", "tsv": "\t"}[format]
+    quoted = format == "csv" if told is None else told
     data = HEADER.replace(",", delimiter) + body
     expected: list[object] = []
-    for row in rows_of(data, delimiter):
+    for row in rows_of(data, delimiter, quoted=quoted):
         if len(row) < 2 or any(row[2:]):
             expected.append(f"{len(row)} fields, and the header has 2")
         else:
             expected.append((row[0].encode(), row[1].encode()))
-    if is_open(data, delimiter):
+    if quoted and is_open(data, delimiter):
         expected[-1] = "a quote is not closed"
-    rows = rows_read_in_blocks(data.encode(), format, target_bytes, block_bytes)
+    rows = rows_read_in_blocks(data.encode(), format, target_bytes, block_bytes, told)
     assert [row.problem or (row.values["text"], row.values["id"]) for row in rows] == expected
 
 
@@ -83,6 +89,7 @@ def test_a_byte_order_mark_and_every_kind_of_newline_are_read(
         ("a.csv", "id;body", "its columns are separated by ';'; separate them by commas"),
         ("a.csv", "id\ttext", "or by tabs in a .tsv file"),
         ("a.tsv", "id,text", "separated by ','"),
+        ("a.tsv", '"id"\t"text"', "if its fields are in quotes, set input.quoted: true"),
         ("a.csv", "x" * 5_000, "it has: " + "x" * 60 + "..."),
     ],
 )
@@ -134,7 +141,7 @@ LONG = 10 * BLOCK_BYTES
     [
         ("a.jsonl", b'{"text": "short"}\n{"text": "', b"xxxx", b'"}\n', 4, 6),
         ("a.json", b'[{"text": "short"}, {"text": "', b"x\\n", b'"}]', 2, 9),
-        ("a.csv.gz", b'text\nshort\n"', b"x,\n", b'"', 3, 6),
+        ("a.csv.gz", b'text\nshort\n"', b"x,\n", b'"', 3, 8),
     ],
 )
 def test_a_record_longer_than_many_blocks_is_cut_in_the_memory_of_a_few(
@@ -173,3 +180,57 @@ def test_a_file_without_a_row_makes_no_shard(write: Write, name: str, datas: lis
     assert [cut(write(name, data), Columns("text", "id"), 3000) for data in datas] == [[]] * len(
         datas
     )
+
+
+MERGED = 'id,text\n1,Good morning.\n2,"Late again\n3,You idiot.\n4,It rains.\n5,{}\n6,Thank you.\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "place"),
+    [
+        ("a.csv", MERGED.format("so he said."), ", line 3: a quote seems not to be closed, "),
+        ("a.csv", MERGED.format('"so he said.'), ", line 3: a quote seems not to be closed, "),
+        ("a.csv", MERGED.format('so he said."'), ", line 3: a quote seems not to be closed, "),
+        ("a.csv", 'text,id\nfine,1\n"late,2\nnow,"3\n', ", line 3: "),
+        ("a.csv", 'id,text\n1,"two\n\nlines"\n2,"late', ", line 5: "),
+        ("a.csv", MERGED.format('"x') * 3, "; 3 rows of the file are like this; "),
+        ("a.csv", 'id,text\n1,"fine\nlines"\r\n2,"late\r\n3,more\r\n', ", line 4: "),
+    ],
+)
+def test_a_quote_that_may_merge_lines_is_named_with_its_line(
+    write: Write, name: str, data: str, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut(write(name, data.encode()), Columns("text", "id"), 1)
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and place in record.getMessage()
+    assert record.getMessage().startswith(f"{write(name, b'').path}, line ")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", 'id,text\n1,"A letter.\n\nDear all,\n2 of us, at least"\n2,"He said ""no""."\n'),
+        ("a.csv", 'id,text\r\n"1","a\r\nb"\r\n"2","c"\r\n'),
+        ("a.csv", 'id,text\n1,so "he" said\n2,"done" he said\n'),
+        ("a.tsv", 'id\ttext\n1\t"Late again\n2\tso he said"\n3\t"open\n'),
+    ],
+)
+def test_quotes_that_are_balanced_or_are_no_quotes_are_no_reason_to_warn(
+    write: Write, name: str, data: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut(write(name, data.encode()), Columns("text", "id"), 1)
+    assert not caplog.records
+
+
+def test_quotes_of_a_tsv_file_are_characters_and_no_line_is_lost(write: Write) -> None:
+    texts = ["Good.", '"Late again', "No.", 'so he said"', '"both"', 'a "word"']
+    data = "id\ttext\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(texts))
+    found = write("a.tsv", data.encode())
+    shards = cut(found, Columns("text", "id"), 1)
+    documents = pa.concat_tables(map(all_documents, shards))
+    assert documents.column("text").to_pylist() == texts
+    # — with another way to read it, the rows are others, and so are their shards
+    told = cut(found, Columns("text", "id", quoted=True), 1)
+    assert not {shard.id for shard in told} & {shard.id for shard in shards}
+    assert all(Shard.from_json(shard.to_json()) == shard for shard in [*told, *shards])
+    assert pa.concat_tables(map(all_documents, told)).num_rows == 4

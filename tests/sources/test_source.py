@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import uuid
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,6 +37,16 @@ def read_all(input_object: InputObject, target_bytes: int, **columns: str | None
 def parquet_bytes(table: pa.Table) -> bytes:
     sink = io.BytesIO()
     pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def encoded(table: pa.Table, format: str) -> bytes:
+    """A table as Parquet, or as an Arrow stream."""
+    if format == "parquet":
+        return parquet_bytes(table)
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
     return sink.getvalue()
 
 
@@ -85,7 +97,7 @@ def test_a_missing_column_is_named_with_those_there_are(corpus: Path, tmp_path: 
 @pytest.mark.parametrize(
     "corpus",
     # — a prefix of plain lines is a file of fewer lines
-    [name for name in ENCODERS if name not in ("corpus.jsonl", "corpus.csv")],
+    [name for name in ENCODERS if name not in ("corpus.jsonl", "corpus.ndjson", "corpus.csv")],
     indirect=True,
 )
 def test_a_truncated_file_is_one_line(corpus: Path, tmp_path: Path, kept: float) -> None:
@@ -127,12 +139,18 @@ def test_a_key_that_a_later_row_of_the_first_hundred_has_is_there(write: Write) 
         pa.large_string(),
         pa.string_view(),
         pa.dictionary(pa.int32(), pa.string()),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.dictionary(pa.int32(), pa.binary()),
     ],
     ids=str,
 )
 def test_every_kind_of_string_column_is_read(write: Write, kind: pa.DataType) -> None:
     texts = pa.array(["one", None, "thrée"])
-    column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
+    is_dictionary = pa.types.is_dictionary(kind)
+    texts = texts.cast(kind.value_type if is_dictionary else kind)
+    column = texts.dictionary_encode() if is_dictionary else texts
     table = pa.table({"text": column, "id": pa.array([1, None, 3], pa.uint32())})
     documents = read_all(write("corpus.parquet", parquet_bytes(table)), 600, id_column="id")
     assert documents.column("text").to_pylist() == ["one", None, "thrée"]
@@ -147,11 +165,58 @@ def test_a_string_that_is_not_utf8_spoils_its_row_alone(write: Write) -> None:
     assert documents.column("status").to_pylist() == ["ok", "error:invalid UTF-8", "ok"]
 
 
+NUMBER = uuid.UUID("12345678-1234-5678-1234-567812345678")
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (pa.array([Decimal(7), Decimal(8)], pa.decimal128(38, 0)), ["7", "8"]),
+        (pa.array([Decimal("7.50"), Decimal("8.00")], pa.decimal256(40, 2)), ["7.50", "8"]),
+        (pa.array([NUMBER.bytes, NUMBER.bytes], pa.uuid()), [str(NUMBER)] * 2),
+        (pa.array([b"caf\xc3\xa9", b"\xff\x00"]), ["café", "ff00"]),
+        (pa.array([b"ab", b"\xff\x00"], pa.binary(2)), ["ab", "ff00"]),
+        (pa.array([b"x", b"y"], pa.binary_view()), ["x", "y"]),
+        (pa.array([b"x", b"y"]).dictionary_encode(), ["x", "y"]),
+        (pa.array([1, 2]).dictionary_encode(), ["1", "2"]),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_ids_of_every_plain_type_are_read(
+    write: Write, ids: pa.Array, expected: list[str], format: str
+) -> None:
+    data = encoded(pa.table({"text": ["a", "b"], "id": ids}), format)
+    documents = read_all(write(f"corpus.{format}", data), 10**6, id_column="id")
+    assert documents.column("doc_id").to_pylist() == expected
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("null", ["text", "id", "both"])
+def test_a_column_of_the_type_null_is_one_of_nulls(write: Write, null: str, format: str) -> None:
+    table = {"text": pa.array(["a", "b"]), "id": pa.array([1, 2])}
+    table |= {name: pa.nulls(2) for name in table if null in (name, "both")}
+    documents = read_all(
+        write(f"corpus.{format}", encoded(pa.table(table), format)), 10**6, id_column="id"
+    )
+    status = "ok" if null == "id" else "error:no text"
+    assert documents.column("status").to_pylist() == [status] * 2
+    hashes = documents.column("content_hash").to_pylist()
+    assert documents.column("doc_id").to_pylist() == (["1", "2"] if null == "text" else hashes)
+
+
+def test_bytes_of_a_text_that_are_not_utf8_spoil_their_row_alone(write: Write) -> None:
+    table = pa.table({"text": pa.array([b"fine", b"\xff\xfe", "é".encode()])})
+    documents = read_all(write("corpus.parquet", parquet_bytes(table)), 10**6)
+    assert documents.column("status").to_pylist() == ["ok", "error:invalid UTF-8", "ok"]
+    assert documents.column("text").to_pylist() == ["fine", None, "é"]
+
+
 @pytest.mark.parametrize(
     ("columns", "place", "kind"),
     [
         ({"text": pa.array([1])}, "input.text", "has int64 there"),
-        ({"text": pa.array([b"a"])}, "input.text", "has binary there"),
+        ({"text": pa.array([True])}, "input.text", "has bool there; name a column of strings, or"),
         ({"text": pa.array([["a"]])}, "input.text", "has list<element: string> there"),
         ({"text": pa.array(["a"]), "id": pa.array([["a"]])}, "input.id", "has list<"),
     ],

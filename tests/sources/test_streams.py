@@ -45,7 +45,9 @@ def test_a_stream_that_stops_short_is_an_error(tmp_path: Path, format: str, kept
     path = tmp_path / "file"
     path.write_bytes(CODECS[format](DATA)[:kept])
     with (
-        pytest.raises(StorageError, match="file: cannot be read: Truncated"),
+        pytest.raises(
+            StorageError, match=r"file: cannot be read: (Truncated|Compressed file ended before)"
+        ),
         reading(str(path)),
         decompressed(str(path), format, {}) as stream,
     ):

@@ -28,7 +28,17 @@ from pipeline.sources.source import InputObject
 from pipeline.stores.local import LocalStore
 
 Row = tuple[str, str]  # id, text
-WORDS = ["yes", "naïve", "日本語", "🙂", "a\u2028b", "tab\there", '"quoted"', "back\\slash", "\x0b"]
+WORDS = [
+    "yes",
+    "naïve",
+    "日本語",
+    "🙂",
+    "a\u2028b",
+    "comma, here",
+    '"quoted"',
+    "back\\slash",
+    "\x0b",
+]
 
 # Files below a folder, and what a path below it names of them.
 FILES_BELOW = ["deep/er/c.jsonl.gz", "deep/b.parquet", "a.jsonl", "deep/README.md"]
@@ -52,7 +62,7 @@ def rows() -> list[Row]:
     source = random.Random(7)
     texts = [" ".join(source.choices(WORDS, k=source.randrange(60))) for _ in range(157)]
     texts[50] = "long " * 300_000
-    texts[60] = " \t\u3000"
+    texts[60] = " \x0b\u3000"
     return [(f"row-{index}", text) for index, text in enumerate(texts)]
 
 
@@ -65,15 +75,21 @@ def _lines(rows: Sequence[Row]) -> bytes:
     return "".join(lines).rstrip().encode()
 
 
-def _csv(rows: Sequence[Row], **dialect: Any) -> bytes:
+def _csv(rows: Sequence[Row]) -> bytes:
     """A byte order mark, CRLF, blank lines, and quotes in a third of the fields or where needed."""
     lines = io.StringIO(newline="")
     lines.write("\ufeff")
     for index, row in enumerate([("id", "text"), *rows]):
         quoting = csv.QUOTE_ALL if index % 3 == 0 else csv.QUOTE_MINIMAL
-        csv.writer(lines, quoting=quoting, **dialect).writerow(row)
+        csv.writer(lines, quoting=quoting).writerow(row)
         lines.write("\r\n" * (index % 5 == 0))
     return lines.getvalue().removesuffix("\r\n").encode()
+
+
+def _tsv(rows: Sequence[Row]) -> bytes:
+    """A byte order mark, CRLF, blank lines, and quotes as they are."""
+    lines = ["\ufeffid\ttext\r\n", *("\t".join(row) + "\r\n" for row in rows)]
+    return "".join(line + "\r\n" * (i % 5 == 0) for i, line in enumerate(lines)).encode()
 
 
 def _array(rows: Sequence[Row]) -> bytes:
@@ -137,9 +153,11 @@ ENCODERS: dict[str, Callable[[Sequence[Row]], bytes]] = {
     "corpus.warc.wet.gz": _wet,
     "corpus.csv": _csv,
     "corpus.csv.zst": lambda rows: _halves(_csv(rows), zstandard.compress),
-    "corpus.tsv.gz": lambda rows: _halves(_csv(rows, delimiter="\t"), gzip.compress),
+    "corpus.tsv.gz": lambda rows: _halves(_tsv(rows), gzip.compress),
     "corpus.json": _array,
     "corpus.json.gz": lambda rows: _halves(_array(rows), gzip.compress),
+    "corpus.ndjson": _lines,
+    "lines.json.zst": lambda rows: _halves(_lines(rows), zstandard.compress),
 }
 
 

@@ -21,12 +21,14 @@ def all_documents(shard: Shard, options: dict[str, Any] | None = None) -> pa.Tab
     return pa.concat_tables(read_documents(shard, options or {}))
 
 
-def rows_read_in_blocks(data: bytes, format: str, target_bytes: int, block_bytes: int) -> list[Row]:
+def rows_read_in_blocks(
+    data: bytes, format: str, target_bytes: int, block_bytes: int, quoted: bool | None = None
+) -> list[Row]:
     """The columns text and id of all shards of a file that is read in blocks of this size."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "BLOCK_BYTES", block_bytes)
         path = Path(folder) / f"a.{format}"
         path.write_bytes(data)
         found = InputObject(str(path), len(data), "", format)
-        shards = cut(found, Columns("text", "id"), target_bytes)
+        shards = cut(found, Columns("text", "id", quoted=quoted), target_bytes)
         return [row for shard in shards for row in read_rows(shard, {}, ["text", "id"])]
