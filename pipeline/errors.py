@@ -2,6 +2,7 @@
 
 AssayError
 ├── SpecError       the user edits the spec            exit 2
+│   └── MissingColumnsError   an input file lacks columns that the spec names
 ├── RefusedError    an unsafe store or cluster         exit 4
 ├── StorageError    a store or an input file failed    exit 1
 │   ├── UnavailableError   may succeed later: run again   exit 3
@@ -94,6 +95,10 @@ class SpecError(AssayError):
     def __reduce__(self) -> tuple[type[SpecError], tuple[tuple[Problem, ...]]]:
         """Pickled by its problems: Ray Data adds its advice to `args`."""
         return type(self), (self.problems,)
+
+
+class MissingColumnsError(SpecError):
+    """An input file lacks columns that the spec names, or has no rows of objects at all."""
 
 
 class RefusedError(AssayError):

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from pipeline.errors import Problem, SpecError, StorageError, UnreadableError
+from pipeline.errors import (
+    AssayError,
+    MissingColumnsError,
+    Problem,
+    SpecError,
+    StorageError,
+    UnreadableError,
+)
 from pipeline.hashes import canonical_json, parse_json
 from pipeline.ledger.keys import cuts_key
 from pipeline.ledger.numbered import free_numbers, numbers
-from pipeline.sources.shards import (
-    MissingColumnsError,
-    ObjectVersion,
-    Piece,
-    Shard,
-    Slice,
-    fields_of,
-)
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.sources.tables import TABLES
 from pipeline.spec.schema import Columns
@@ -69,66 +69,62 @@ def load_or_cut(
     unwritten: dict[ObjectVersion, Sequence[Shard]] = {}
     written_s = time.monotonic()
 
-    known = any(log.cuts.get(version) for version in versions)
-    for version, shards in _cut_all(versions, new, columns, target_bytes, known=known):
-        if isinstance(shards, UnreadableError):
-            unreadable.append(str(shards))
-        else:
-            unwritten[version] = shards
-        if time.monotonic() - written_s >= WRITE_SECONDS:
-            take(unwritten)
-            unwritten, written_s = {}, time.monotonic()
+    lacking: dict[ObjectVersion, MissingColumnsError] = {}
+
+    def cut_or_error(version: ObjectVersion) -> Sequence[Shard] | AssayError:
+        try:
+            return cut(versions[version], columns, target_bytes, lacking=version in lacking)
+        except (UnreadableError, MissingColumnsError) as error:
+            return error
+
+    def take_in(version: ObjectVersion, shards: Sequence[Shard] | AssayError) -> None:
+        match shards:
+            case MissingColumnsError():
+                lacking[version] = shards
+            case AssayError():
+                unreadable.append(str(shards))
+            case _:
+                unwritten[version] = shards
+
+    with ThreadPoolExecutor(CUT_THREADS) as pool:
+        for version, shards in zip(new, pool.map(cut_or_error, new), strict=True):
+            take_in(version, shards)
+            if time.monotonic() - written_s >= WRITE_SECONDS:
+                take(unwritten)
+                unwritten, written_s = {}, time.monotonic()
+    if lacking:
+        _accept(lacking, any(log.cuts.get(own) or unwritten.get(own) for own in versions))
+    for version in lacking:
+        take_in(version, cut_or_error(version))
     if unwritten:
         take(unwritten)
     cuts = log.cuts_of(versions, tuple(unreadable))
-    if not cuts.shards and unreadable:
-        raise StorageError("\n".join(" ".join(reason.splitlines()) for reason in unreadable))
+    _require_rows(cuts, objects)
+    return cuts
+
+
+def _accept(lacking: Mapping[ObjectVersion, MissingColumnsError], others_have: bool) -> None:
+    """Raises the error of the first file that may not lack columns: that of a table, or of all.
+
+    In a format without a schema, the columns of the other files' rows are null there.
+    """
+    for version, error in lacking.items():
+        if version.format in TABLES or not others_have:
+            raise error
+    first = next(iter(lacking.values()))
+    logger.warning("%d files are read without columns that others have: %s", len(lacking), first)
+
+
+def _require_rows(cuts: Cuts, objects: Sequence[InputObject]) -> None:
+    """StorageError if no object can be read, SpecError if none has a row."""
+    if not cuts.shards and cuts.unreadable:
+        raise StorageError("\n".join(" ".join(reason.splitlines()) for reason in cuts.unreadable))
     if not cuts.shards:
         fix = f"none of the {len(objects)} files has a row; name files with rows"
         if len(objects) == 1:
             fix = "the file has no row; name a file with rows"
         first = objects[0].path if objects else None
         raise SpecError([Problem("input.path", fix, first)])
-    return cuts
-
-
-def _cut_all(
-    objects: Mapping[ObjectVersion, InputObject],
-    new: Sequence[ObjectVersion],
-    columns: Columns,
-    target_bytes: int,
-    *,
-    known: bool,
-) -> Iterator[tuple[ObjectVersion, Sequence[Shard] | UnreadableError]]:
-    """The shards of each new object, or why it cannot be read.
-
-    In a format without a schema, an object may lack columns that another one has: then its rows
-    have nulls. `known` is whether an earlier run found an object that has them.
-    """
-    lacking: dict[ObjectVersion, MissingColumnsError] = {}
-
-    def cut_or_reason(version: ObjectVersion) -> Sequence[Shard] | UnreadableError:
-        try:
-            return cut(objects[version], columns, target_bytes, lacking=version in lacking)
-        except MissingColumnsError as error:
-            if version.format in TABLES:
-                raise
-            lacking[version] = error
-            return ()
-        except UnreadableError as error:
-            return error
-
-    with ThreadPoolExecutor(CUT_THREADS) as pool:
-        for version, shards in zip(new, pool.map(cut_or_reason, new), strict=True):
-            if version not in lacking:
-                known = known or (not isinstance(shards, UnreadableError) and bool(shards))
-                yield version, shards
-    for number, (version, error) in enumerate(lacking.items()):
-        if not known:
-            raise error
-        if number == 0:
-            logger.warning("%d of %d files are read as they are: %s", len(lacking), len(new), error)
-        yield version, cut_or_reason(version)
 
 
 def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -> Cuts:

@@ -10,25 +10,11 @@ import codecs
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from pipeline.errors import Problem
+from pipeline.errors import MissingColumnsError, Problem
 from pipeline.hashes import parse_json
 from pipeline.sources.documents import Names, Row, TooLong, too_long
-from pipeline.sources.records import (
-    SAMPLE_ROWS,
-    file_segments,
-    is_array,
-    records_of,
-    shard_records,
-    units_of,
-)
-from pipeline.sources.shards import (
-    NAME_CHARS,
-    MissingColumnsError,
-    ObjectVersion,
-    Shard,
-    Unit,
-    check_columns,
-)
+from pipeline.sources.records import SAMPLE_ROWS, file_segments, records_of, shard_records, units_of
+from pipeline.sources.shards import NAME_CHARS, ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, decompressed
 
 
@@ -36,46 +22,30 @@ def object_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each object of the stream; SpecError unless a first one has the keys."""
     with decompressed(version.path, version.format, options) as stream:
         # — no name keeps the first blocks
-        _check_keys(version, options, records_of(file_segments(stream, version.format)))
+        _check_keys(version, records_of(file_segments(stream, version.format)))
     with decompressed(version.path, version.format, options) as stream:
         yield from units_of(file_segments(stream, version.format))
 
 
-def _check_keys(
-    version: ObjectVersion, options: Options, records: Iterable[bytes | TooLong]
-) -> None:
-    """MissingColumnsError if none of the first rows has one of the keys that are read.
-
-    OSError if the first line of a .json file is not an object: the file may have any other form.
-    """
+def _check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> None:
+    """MissingColumnsError if none of the first rows has one of the keys that are read."""
     keys: set[str] = set()
     required = {version.text_column, version.id_column, version.image_column} - {None}
     first: str | None = None
     for record in islice(records, SAMPLE_ROWS):
         row = _row(record)
         keys.update(row.values)
-        if first is None:
-            first = "" if row.problem is None else f"line 1 is {row.problem}{_start(record)}"
-            if (
-                first
-                and version.format.partition(".")[0] == "json"
-                and not is_array(version, options)
-            ):
-                raise OSError(f"not a JSON array, and {first}; write an object in each line")
         if required <= keys:
             return
-    if first and not keys:
+        if first is None:
+            start = b"" if isinstance(record, TooLong) else record[:NAME_CHARS].strip()
+            problem = row.problem or "an object without keys"
+            first = f"line 1 is {problem}: {start.decode(errors='replace')!r}"
+    if first is not None and not keys:
         fix = f"{version.path}: {first}; write a JSON object in each line"
         raise MissingColumnsError([Problem("input.path", fix)])
     if first is not None:
         check_columns(version, sorted(keys))
-
-
-def _start(record: bytes | TooLong) -> str:
-    """The first characters of a row, for errors."""
-    if isinstance(record, TooLong):
-        return ""
-    return f": {record[:NAME_CHARS].decode(errors='replace').strip()!r}"
 
 
 def object_rows(shard: Shard, options: Options, _: Names) -> Iterator[Row]:

@@ -27,6 +27,9 @@ SAMPLE_ROWS = 100
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 _STRUCTURE = re.compile(rb'"%b|[\[\]{},]' % _IN_STRING.pattern, re.DOTALL)
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
+HEAD_BYTES = 4096  # of a .json file, which show whether it is an array
+# — the first line may be longer than a block
+_OBJECT_LINE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{(?:[^\n]*\}\s*\n|[^\n]*\Z)")
 
 
 class StreamPart(NamedTuple):
@@ -63,7 +66,7 @@ def is_array(version: ObjectVersion, options: Options) -> bool:
     if (known := _arrays.get(version)) is not None and version.etag:
         return known
     with decompressed(version.path, version.format, options) as stream:
-        _arrays[version] = _ARRAY.match(stream.read(BLOCK_BYTES)) is not None
+        _arrays[version] = _ARRAY.match(stream.read(HEAD_BYTES)) is not None
     return _arrays[version]
 
 
@@ -121,14 +124,15 @@ def _line_segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
 
 
 def _json_segments(blocks: Iterator[bytes]) -> Iterator[StreamPart]:
-    """The elements of the array that fills the blocks, or else their lines."""
+    """The elements of the array that fills the blocks, or the lines, of which each is an object."""
     head = next(blocks, b"")
-    opened = _ARRAY.match(head)
-    if opened is None:
-        yield from _line_segments(chain([head], blocks))
-    else:
+    if (opened := _ARRAY.match(head, 0, HEAD_BYTES)) is not None:
         yield StreamPart(opened[0], ends=True, blank=True)
         yield from _element_segments(chain([head[opened.end() :]], blocks), closed=True)
+    elif _OBJECT_LINE.match(head) or not head.strip():
+        yield from _line_segments(chain([head], blocks))
+    else:
+        raise OSError("not a JSON array, and line 1 is no object; write [{...}, {...}], or lines")
 
 
 def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[StreamPart]:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from pipeline.errors import Problem, SpecError, option_error
+from pipeline.errors import MissingColumnsError, Problem, SpecError, option_error
 from pipeline.hashes import canonical_json, short_hash
 
 MAX_SHARD_BYTES = 64 * 1024 * 1024
@@ -235,13 +235,6 @@ def check_columns(version: ObjectVersion, names: list[str]) -> None:
     if problems:
         lacks = all(problem.value not in names for problem in problems)
         raise MissingColumnsError(problems) if lacks else SpecError(problems)
-
-
-class MissingColumnsError(SpecError):
-    """An input file lacks columns; their places are the keys of the spec that name them.
-
-    In a format without a schema, the columns of its rows are null if another file has them.
-    """
 
 
 def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:

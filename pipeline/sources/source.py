@@ -18,7 +18,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import Problem, SpecError, UnreadableError, one_line
+from pipeline.errors import MissingColumnsError, Problem, SpecError, UnreadableError, one_line
 from pipeline.hashes import content_hash
 from pipeline.sources.documents import Names, RawRow, Row, slices_from
 from pipeline.sources.formats import (
@@ -31,13 +31,7 @@ from pipeline.sources.formats import (
 )
 from pipeline.sources.image_files import image_of
 from pipeline.sources.listing import FileInfo, LeftOut, files_at, irregularity, remote_etag
-from pipeline.sources.shards import (
-    MAX_SHARD_BYTES,
-    MissingColumnsError,
-    ObjectVersion,
-    Shard,
-    cut_units,
-)
+from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import (
     Options,
     changed,
@@ -198,10 +192,10 @@ def cut(
         content = foreign_content(source.path, source.format, source.options)
         if content is None:
             raise
+        fix = f"{source.path}: cannot be read: it is {content}"
         if isinstance(error, UnreadableError):
-            raise UnreadableError(f"{source.path}: cannot be read: it is {content}") from error
-        problem = Problem("input.path", f"{source.path}: is {content}")
-        raise MissingColumnsError([problem]) from error
+            raise UnreadableError(fix) from error
+        raise MissingColumnsError([Problem("input.path", fix)]) from error
 
 
 def first_rows(path: str, format: str, options: Options, rows: int) -> Iterator[Row]:

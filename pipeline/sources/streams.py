@@ -7,12 +7,13 @@ an earlier one. `reading` and `fetching` translate errors.
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -33,6 +34,7 @@ Options = Mapping[str, Any]
 
 CODECS = {"gz": "gzip", "zst": "zstd"}  # by the last part of a format
 BLOCK_BYTES = 1024 * 1024
+GZIP_BUFFER_BYTES = 64 * 1024
 # Above the client's own tries, which leave out what some clients take for final: s3fs an error 500.
 _RETRY_POLICY = RetryPolicy()
 
@@ -209,6 +211,21 @@ class Fetched:
         return self._file
 
 
+class _Raw(io.RawIOBase):
+    """A file as the standard library's buffer needs it."""
+
+    def __init__(self, file: Fetched) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 class _Inflated:
     """One compressed stream, read forwards.
 
@@ -220,11 +237,12 @@ class _Inflated:
     def __init__(self, file: Fetched, codec: str) -> None:
         self.file = file
         self.position = 0
-        self._stream = (
-            gzip.GzipFile(fileobj=cast(BinaryIO, file), mode="rb")
-            if codec == "gzip"
-            else pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
-        )
+        if codec == "gzip":
+            # — zeros are read one by one
+            buffered = io.BufferedReader(_Raw(file), GZIP_BUFFER_BYTES)
+            self._stream = gzip.GzipFile(fileobj=buffered, mode="rb")
+        else:
+            self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
 
     def read(self, size: int, /) -> bytes:
         data: bytes = self._stream.read(size)
