@@ -197,7 +197,7 @@ class CalibrateOptions:
     """File to write, or for a task of kind multi a folder with a file for each label: a local path
     or a URL."""
     gold: str | None = None
-    """Gold labels: a CSV, JSON lines or Parquet file, or another run's output."""
+    """Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output."""
     snapshot: int | None = None
     """Number of the snapshot with the answers (default: the last one that has them)."""
     overwrite: bool = False

@@ -16,7 +16,7 @@ SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to la
 AsJson = Annotated[bool, Parameter("--json", help="Print one JSON value instead of tables.")]
 GoldFile = Annotated[
     str,
-    Parameter(help="Gold labels: a CSV, JSON lines or Parquet file, or another run's output."),
+    Parameter(help="Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output."),
 ]
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 

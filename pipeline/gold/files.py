@@ -1,4 +1,4 @@
-"""The rows of a file of gold labels (CSV, JSON lines or Parquet), as columns of plain values.
+"""The rows of a file of gold labels (CSV, TSV, JSON lines or Parquet), as columns of plain values.
 
 Entry points: `gold_format`, `read_gold_rows`.
 """
@@ -19,11 +19,15 @@ import pyarrow.parquet as pq
 from pipeline.errors import Option, Problem, StorageError, UnreadableError, one_line, option_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.flat import restore_formulas
+from pipeline.sources.delimited import doubted
 from pipeline.sources.id_text import plain_values
+from pipeline.sources.records import file_segments
+from pipeline.sources.shards import ObjectVersion
 from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, opened
 from pipeline.stores.retries import option_errors
 
-FORMATS = ("csv", "csv.gz", "csv.zst", "jsonl", "jsonl.gz", "jsonl.zst", "parquet")
+_TEXTS = ("csv", "tsv", "jsonl", "ndjson")
+FORMATS = (*(f"{name}{codec}" for name in _TEXTS for codec in ("", ".gz", ".zst")), "parquet")
 # The fields of a line in a file of people's actions (`people.GoldLine`).
 LINE_FIELDS = frozenset(
     {"doc_id", "content_hash", "task", "action", "label", "by", "at", "seconds", "shown"}
@@ -76,18 +80,27 @@ def _columns(path: str, format: str, options: Options) -> dict[str, list[object]
         with decompressed(path, format, options) as stream:
             blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
             data = b"".join(blocks).removeprefix(codecs.BOM_UTF8)
-        return _csv_columns(data) if format.startswith("csv") else _jsonl_columns(path, data)
+        is_lines = format.startswith(("jsonl", "ndjson"))
+        return _jsonl_columns(path, data) if is_lines else _delimited_columns(path, format, data)
     except (OSError, EOFError, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
         reason = f"cannot be read as gold labels: {one_line(error)}"
         raise UnreadableError(f"{path}: {reason}") from error
 
 
-def _csv_columns(data: bytes) -> dict[str, list[object]]:
+def _delimited_columns(path: str, format: str, data: bytes) -> dict[str, list[object]]:
     """Every value is a string, so that a label `01` or `yes` is not converted.
 
-    The apostrophes are removed that assay writes before formulas.
+    The apostrophes are removed that assay writes before formulas. TSV has no quotes.
     """
-    lines = csv.reader(io.StringIO(data.decode("utf-8"), newline=""))
+    is_csv = format.startswith("csv")
+    version = ObjectVersion(path, len(data), "", format, None, None)
+    for _ in doubted(file_segments(io.BytesIO(data), format), version):
+        pass  # — for its warning
+    lines = csv.reader(
+        io.StringIO(data.decode("utf-8"), newline=""),
+        delimiter="," if is_csv else "\t",
+        quoting=csv.QUOTE_MINIMAL if is_csv else csv.QUOTE_NONE,
+    )
     names = next((line for line in lines if line), None)
     if names is None:
         return {}
@@ -97,7 +110,11 @@ def _csv_columns(data: bytes) -> dict[str, list[object]]:
         read_options=pa.csv.ReadOptions(
             use_threads=False, block_size=min(len(data) + 1, MAX_BLOCK_BYTES)
         ),
-        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+        parse_options=pa.csv.ParseOptions(
+            delimiter="," if is_csv else "\t",
+            quote_char='"' if is_csv else False,
+            newlines_in_values=is_csv,
+        ),
         convert_options=pa.csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
         ),

@@ -74,7 +74,7 @@ def doubted(segments: Iterable[StreamPart], version: ObjectVersion) -> Iterator[
         text = (
             "%s, line %d: a quote seems not to be closed, so that lines are merged into one row; "
         )
-        text += "%d rows of the file are like this; mend them, or set input.quoted: false"
+        text += "%d rows of the file are like this; close the quotes, or set input.quoted: false"
         logger.warning(text, version.path, doubts[0], len(doubts))
 
 

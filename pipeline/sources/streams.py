@@ -257,4 +257,4 @@ class _Inflated:
         return self.position
 
 
-Stream = Fetched | _Inflated  # what the line and record readers read
+Stream = Fetched | _Inflated | io.BytesIO  # what the line and record readers read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.gold.files import read_gold_rows
+from pipeline.gold.files import gold_format, read_gold_rows
 from pipeline.verbs.export import WRITERS
 
 STARTS = st.text("'=+-@\t\r\n\"a1 ", max_size=4)
@@ -46,3 +47,31 @@ def test_numbers_stay_numbers_and_a_label_that_begins_with_a_minus_is_a_text(
     write(tmp_path / "t.csv", table)
     assert (tmp_path / "t.csv").read_text().splitlines()[1:] == ['-0.5,-3,"\'-1"', ",4,"]
     assert read_gold_rows(str(tmp_path / "t.csv"), "csv", {}).columns["label"] == ["-1", ""]
+
+
+@pytest.mark.parametrize("name", ["gold.tsv", "gold.tsv.gz", "gold.ndjson", "gold.csv"])
+def test_gold_files_are_read_as_input_files_are(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = ['"Late again', "fine", 'so he said"'] if "tsv" in name else ["a", "b", "c"]
+    sign = "\t" if "tsv" in name else ","
+    lines = [f"{i}{sign}{text}" for i, text in enumerate(texts)]
+    data = "\n".join([f"id{sign}label", *lines])
+    if "json" in name:
+        data = "\n".join(f'{{"id": "{i}", "label": "{text}"}}' for i, text in enumerate(texts))
+    packed = gzip.compress(data.encode()) if name.endswith("gz") else data.encode()
+    (tmp_path / name).write_bytes(packed)
+    format = gold_format(name)
+    assert format == name.partition(".")[2]
+    columns = read_gold_rows(str(tmp_path / name), format, {}).columns
+    assert columns == {"id": ["0", "1", "2"], "label": texts} and not caplog.records
+
+
+def test_a_quote_that_merges_rows_of_gold_is_named_with_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "gold.csv"
+    path.write_text('id,label,text\n1,yes,a\n2,yes,"b\n3,no,c\n4,no,"d\n5,no,e\n')
+    assert len(read_gold_rows(str(path), "csv", {}).columns["id"]) == 3
+    [record] = caplog.records
+    assert f"{path}, line 3: a quote seems not to be closed" in record.getMessage()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from memory_store import Recording
+from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.cuts import load_or_cut
@@ -49,6 +53,52 @@ def test_what_was_cut_is_not_opened_again_even_for_another_target_or_beside_a_ne
     both = load_or_cut(store, [*objects, new], TEXT, 3000).shards
     assert both[: len(first.shards)] == first.shards
     assert {shard.path for shard in both[len(first.shards) :]} == {new.path}
+
+
+WITHOUT = {
+    "b.jsonl": b'{"text": "no id"}\n',
+    "b.json.gz": gzip.compress(b'{"id": 1}\n'),
+    "b.csv": b"id\n1\n",
+    "b.tsv": b"text\nno id\n",
+    "b.ndjson": b"version https://git-lfs.github.com/spec/v1\n",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_file_may_lack_columns_that_another_has_and_one_line_says_so(
+    store: LocalStore, write: Write, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = Columns("text", "id")
+    lacks, has = write(name, WITHOUT[name]), write("c.jsonl", b'{"text": "t", "id": 7}\n')
+    cuts = load_or_cut(store, [lacks, has], columns, 3000)
+    rows = [row for shard in cuts.shards for row in all_documents(shard).to_pylist()]
+    of_has = [row for row in rows if row["doc_id"] == "7"]
+    assert [row["status"] for row in of_has] == ["ok"] and len(rows) == 2
+    [record] = caplog.records
+    assert "1 files are read without columns that others have: input." in record.getMessage()
+    # — a later run knows that there is one that has them
+    more = write("d.jsonl", b'{"text": "more"}\n')
+    assert len(load_or_cut(store, [lacks, has, more], columns, 3000).shards) == 3
+
+
+@pytest.mark.parametrize("others", [[], ["empty.jsonl"], ["broken.jsonl.gz"]])
+@pytest.mark.parametrize("name", WITHOUT)
+def test_columns_that_no_file_has_are_a_problem_of_the_spec_and_nothing_is_cut(
+    store: LocalStore, write: Write, name: str, others: list[str]
+) -> None:
+    objects = [write(name, WITHOUT[name]), *(write(other, b"") for other in others)]
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"^input\.(text|id|path): "):
+            load_or_cut(store, objects, Columns("text", "id"), 3000)
+    assert not store.root.exists()
+
+
+def test_a_table_that_lacks_a_column_is_refused(store: LocalStore, write: Write) -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"body": ["a"]}), sink)
+    objects = [write("a.parquet", sink.getvalue()), write("b.jsonl", LINES)]
+    with pytest.raises(SpecError, match=r"a\.parquet has no such column; it has: body"):
+        load_or_cut(store, objects, TEXT, 3000)
 
 
 def test_what_is_not_kept_is_the_same_cut_and_writes_nothing(
