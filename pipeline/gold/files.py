@@ -23,7 +23,7 @@ from pipeline.sources.delimited import doubted
 from pipeline.sources.id_text import plain_values
 from pipeline.sources.records import file_segments
 from pipeline.sources.shards import ObjectVersion
-from pipeline.sources.streams import BLOCK_BYTES, Options, decompressed, opened
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, opened
 from pipeline.stores.retries import option_errors
 
 _TEXTS = ("csv", "tsv", "jsonl", "ndjson")
@@ -78,13 +78,22 @@ def _columns(path: str, format: str, options: Options) -> dict[str, list[object]
             with opened(path, options) as file, pq.ParquetFile(file) as parquet:
                 return _as_columns(parquet.read(use_threads=False))
         with decompressed(path, format, options) as stream:
-            blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
-            data = b"".join(blocks).removeprefix(codecs.BOM_UTF8)
+            data = _whole(stream).removeprefix(codecs.BOM_UTF8)
         is_lines = format.startswith(("jsonl", "ndjson"))
         return _jsonl_columns(path, data) if is_lines else _delimited_columns(path, format, data)
     except (OSError, EOFError, csv.Error, pa.ArrowException, UnicodeDecodeError) as error:
         reason = f"cannot be read as gold labels: {one_line(error)}"
         raise UnreadableError(f"{path}: {reason}") from error
+
+
+def _whole(stream: Stream) -> bytes:
+    """All bytes of the stream; OSError if they are too many to be held."""
+    data = bytearray()
+    for block in iter(lambda: stream.read(BLOCK_BYTES), b""):
+        data += block
+        if len(data) > MAX_BLOCK_BYTES:
+            raise OSError(f"it is longer than {MAX_BLOCK_BYTES:,} bytes")
+    return bytes(data)
 
 
 def _delimited_columns(path: str, format: str, data: bytes) -> dict[str, list[object]]:

@@ -23,7 +23,7 @@ Bools = NDArray[np.bool_]
 # The columns with what is of the whole shard, as JSON: its work item, and the rest.
 _WORK, _HEADER = "work", "header"
 _WORK_ITEM = TypeAdapter(WorkItem)
-_TOKENISED = TypeAdapter(tuple[tuple[str, ...], Mapping[str, Mapping[str, int]]])
+_TOKENISED = TypeAdapter(tuple[tuple[str, ...], Mapping[str, Mapping[str, int]], int])
 
 
 def work_rows(work_items: Sequence[WorkItem]) -> list[dict[str, str]]:
@@ -51,6 +51,7 @@ class TokenisedShard:
     new: tuple[str, ...] = ()  # the versions of which some answers are in no file of the shard
     # By version: how many rows are of which other shard.
     reused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    undecided: int = 0  # rows on which `--where` cannot be computed
     # [docs] large binary: of rows that are asked about and have an image; None: of texts
     images: pa.Array | None = None
 
@@ -62,13 +63,13 @@ class TokenisedShard:
             **({} if self.images is None else {"image": self.images}),
             **self.answers,  # a version has a slash in its name
         }
-        header = _TOKENISED.dump_json((self.new, self.reused))
+        header = _TOKENISED.dump_json((self.new, self.reused, self.undecided))
         return _with_columns(self.documents, columns, self.work, header)
 
     @classmethod
     def from_table(cls, block: pa.Table) -> TokenisedShard:
         work, header, documents, columns = _parts(block)
-        new, reused = _TOKENISED.validate_json(header)
+        new, reused, undecided = _TOKENISED.validate_json(header)
         return cls(
             work=work,
             documents=documents,
@@ -79,6 +80,7 @@ class TokenisedShard:
             answers=columns,
             new=new,
             reused=reused,
+            undecided=undecided,
         )
 
 
@@ -123,6 +125,7 @@ class ShardCounts:
     costs: Mapping[str, LabelCost]  # by the number of the reader, of those that were asked
     created: int = 0  # objects
     outside: int = 0  # rows of the input that were read and are not in the slice
+    undecided: int = 0  # of these, rows on which `--where` cannot be computed
     reused: int = 0  # rows with the answers of other shards
     answered: Mapping[str, int] = field(default_factory=dict)  # rows with an answer, by task
     # Of tasks with a cascade: rows by the stage that decided, by task.

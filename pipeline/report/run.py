@@ -42,6 +42,9 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
     yield "documents", documents
     yield "labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"
+    if tally.undecided:
+        why = "documents: --where fails on them, as a cast of a value or for lack of a column"
+        yield "not in the slice", f"{tally.undecided:,} {why}"
     if tally.reused:
         yield "reused", f"{tally.reused:,} answers of other shards with equal texts"
     if tally.rows:
@@ -103,6 +106,7 @@ class SummaryJson:
     stopped: str | None  # the option that ended the run before it was complete
     slice: Mapping[str, str] | None
     documents_in_slice: int | None
+    documents_undecided: int  # not in the slice, because --where cannot be computed on them
     kept_snapshot: int | None  # stays current, because it shows more documents than the slice
     unreadable: tuple[str, ...]
     failed_shards: tuple[str, ...]  # reasons
@@ -134,6 +138,7 @@ def summary_json(outcome: Outcome) -> SummaryJson:
         stopped=outcome.stopped,
         slice=None if outcome.slice is None else outcome.slice.to_json(),
         documents_in_slice=outcome.slice_rows,
+        documents_undecided=outcome.tally.undecided,
         kept_snapshot=outcome.kept,
         unreadable=outcome.unreadable,
         failed_shards=outcome.failed_shards,

@@ -153,6 +153,11 @@ class Tally:
         """Rows with the answers of other shards: of the task that has most of them."""
         return sum(counts.reused for counts in self._shards.values())
 
+    @property
+    def undecided(self) -> int:
+        """Rows that are not in the slice because `--where` cannot be computed on them."""
+        return sum(counts.undecided for counts in self._shards.values())
+
     def _check(self, failed: int, of_rows: int | None = None) -> None:
         limit, rows = self.max_error_rate, self.input_rows if of_rows is None else of_rows
         if limit is None or failed <= limit * rows:

@@ -234,6 +234,7 @@ class ShardLabels:
             answered=answered,
             costs={stage: LabelCost(**cost) for stage, cost in self._costs.items()},
             outside=int((~inside).sum()),
+            undecided=self._shard.undecided,
             reused=max(reused, default=0),
             stages=stages,
             not_continued=sum(int(mask.sum()) for mask in failed),

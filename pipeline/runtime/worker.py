@@ -6,6 +6,7 @@ Imports torch. The driver must not import this module: `graph` imports it inside
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +74,7 @@ class Tokenise:
             inside = mask.inside(documents, start)
             parts.append(self._part(work, documents, inside, start, stored))
             del documents  # the text of one part is freed before the next is read
-        shard = _joined(parts, stored, reused)
+        shard = replace(_joined(parts, stored, reused), undecided=mask.failed)
         if known is not None and not shard.documents["doc_id"].equals(known["doc_id"]):
             raise StorageError(
                 f"{self._store.url}/{documents_key(work.shard.id)}: its doc_id are not those of "

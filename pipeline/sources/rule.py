@@ -38,6 +38,11 @@ _READS_MORE = frozenset(
     | {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
     | {"current_catalog", "current_role", "current_schema", "current_user", "session_user", "user"}
 )
+# Functions that make a value of any size from a few bytes: neither time nor memory bounds them.
+_UNBOUNDED = frozenset(
+    {"repeat", "range", "generate_series", "list_resize", "array_resize", "list_reduce", "reduce"}
+    | {"array_reduce", "bitstring", "equi_width_bins", "lpad", "rpad", "printf", "format"}
+)
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
 # The group of documents without a value.
@@ -71,7 +76,7 @@ class Expression:
             if twins := [n for n in names if [*map(str.lower, names)].count(n.lower()) > 1]:
                 raise self._wrong(f"SQL does not tell {listed(twins)} apart; name one of them")
         nulls = [pa.nulls(PROBE_ROWS, field.type) for field in schema]
-        self.values(pa.RecordBatch.from_arrays(nulls, schema=schema))
+        self._check(self._evaluated(pa.RecordBatch.from_arrays(nulls, schema=schema), text).type)
         named = _names(tree)
         # — without a column `user`, the name is a keyword
         self.columns = tuple(
@@ -79,16 +84,28 @@ class Expression:
         )
 
     def values(self, rows: pa.RecordBatch, kind: str | None = None) -> pa.Array:  # [rows]
-        """The value for each row, also as another SQL type; SpecError unless it may be of its type.
+        """The value for each row, also as another SQL type; null where it cannot be computed.
 
         A cast is left to DuckDB, so that the same condition in a query gives the same values.
         """
-        expression = self._expression if kind is None else self._expression.cast(kind)
+        sql = self.text if kind is None else f"CAST((\n{self.text}\n) AS {kind})"
+        return self._evaluated(rows, f"TRY(\n{sql}\n)")
+
+    def failures(self, rows: pa.RecordBatch) -> int:
+        """How many rows have no value because a cast or a function fails; null is a value."""
+        failed = self._evaluated(rows, f"TRY((\n{self.text}\n) IS NULL) IS NULL")
+        return int(np.count_nonzero(failed.to_numpy(zero_copy_only=False)))
+
+    def check_on(self, rows: pa.RecordBatch) -> None:
+        """SpecError with the reason if a row has no value because a cast or a function fails."""
+        self._evaluated(rows, self.text)
+
+    def _evaluated(self, rows: pa.RecordBatch, sql: str) -> pa.Array:  # [rows]
         # — each call has its own cursor, because several threads share the rule
         with _sealed().cursor() as cursor:
             try:
                 documents = cursor.from_arrow(pa.Table.from_batches([rows])).set_alias(ALIAS)
-                values = documents.select(expression).to_arrow_table()
+                values = documents.select(duckdb.SQLExpression(sql)).to_arrow_table()
             except duckdb.Error as error:
                 columns = listed(rows.schema.names)
                 raise self._wrong(f"{_reason(error)}; the columns are {columns}") from error
@@ -97,9 +114,7 @@ class Expression:
                 f"gives {values.num_rows} x {values.num_columns} values for {rows.num_rows} "
                 f"documents; write a condition on the columns of one document"
             )
-        array = values.column(0).combine_chunks()
-        self._check(array.type)
-        return array
+        return values.column(0).combine_chunks()
 
     def _check(self, kind: pa.DataType) -> None:
         """SpecError unless the expression may have values of this type."""
@@ -326,10 +341,15 @@ def _parsed(text: str, place: str) -> tuple[duckdb.Expression, Any]:
             fix = f"has a {kind.lower()}; write a condition on the columns of one document"
             raise SpecError([Problem(place, fix, text)])
     try:
-        return expression, parse_json(parsed)
+        tree = parse_json(parsed)
     except ValueError as error:
         fix = "is nested too deeply; write it with fewer levels of parentheses"
         raise SpecError([Problem(place, fix, text)]) from error
+    functions = (str(node.get("function_name", "")).lower() for node in _nodes(tree))
+    if name := next(filter(_UNBOUNDED.__contains__, functions), None):
+        fix = f"{name} makes values of any size; write the value, or a condition without {name}"
+        raise SpecError([Problem(place, fix, text)])
+    return expression, tree
 
 
 def _names(tree: Any) -> tuple[str, ...]:

@@ -32,8 +32,9 @@ class SliceMask:
     def __init__(self, shard: Shard, options: Options) -> None:
         self._slice = shard.slice
         self._where = None
+        self.failed = 0  # rows on which the condition cannot be computed; they are outside
         if shard.slice is not None and shard.slice.where is not None:
-            self._where = _where_mask(shard, shard.slice.where, options)
+            self._where, self.failed = _where_mask(shard, shard.slice.where, options)
 
     def inside(self, documents: pa.Table, start: int) -> NDArray[np.bool_]:  # [docs]
         """Which of the documents, from the shard's row `start` on, are in the slice.
@@ -71,17 +72,19 @@ def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
     """SpecError unless the condition can be evaluated on the first rows of the input.
 
     In formats without a schema, a column that a row does not have is null. At least one of the
-    first rows must have it.
+    first rows must have it. The condition must be computable on at least one of them.
     """
-    rows, parts = 0, []
+    rows, failed, parts = 0, 0, []
     for shard in shards:
         count = min(shard.rows, SAMPLE_ROWS - rows)
         if count <= 0:
             break
         rows += count
-        _where_mask(shard, where, options, count)
+        failed += _where_mask(shard, where, options, count)[1]
         if shard.version.format not in TABLES:
             parts.append(_values(shard, where, options, count))
+    if rows and failed == rows:  # — a misspelt column, or a cast of all values
+        _where_mask(shards[0], where, options, min(shards[0].rows, SAMPLE_ROWS), strict=True)
     for name in parts[0].column_names if parts else ():
         if all(part.column(name).null_count == part.num_rows for part in parts):
             fix = f"the first {rows} rows of {shards[0].path} have no value in {name}"
@@ -89,35 +92,49 @@ def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
 
 
 def _where_mask(
-    shard: Shard, where: str, options: Options, rows: int | None = None
-) -> NDArray[np.bool_]:  # [rows]
-    """Which rows of the shard satisfy the condition; with `rows`, of its first rows."""
+    shard: Shard, where: str, options: Options, rows: int | None = None, *, strict: bool = False
+) -> tuple[NDArray[np.bool_], int]:  # [rows]
+    """Which rows of the shard satisfy the condition, and on how many it cannot be computed.
+
+    With `rows`, of its first rows. With `strict`, SpecError where it cannot be computed.
+    """
     count = shard.rows if rows is None else rows
+    mask = np.zeros(count, np.bool_)  # — rows that cannot be read are outside
+    position = failed = 0
+    try:
+        for rule, batch in _batches(shard, where, options, count):
+            part = batch.slice(0, count - position)
+            if strict:
+                rule.check_on(part)
+            met = rule.verdicts(part)
+            if met.null_count:
+                failed += rule.failures(part)
+            accepted = pc.fill_null(met, False).to_numpy(zero_copy_only=False)
+            mask[position : position + len(met)] = accepted
+            position += len(met)
+            if position >= count:
+                break
+    except SpecError:  # — of a file without a column, or with one of another type
+        if strict:
+            raise
+        return np.zeros(count, np.bool_), count
+    return mask, failed
+
+
+def _batches(
+    shard: Shard, where: str, options: Options, count: int
+) -> Iterator[tuple[Rule, pa.RecordBatch]]:
+    """The condition, bound to the columns of the shard, with the rows."""
     place = Option("where", part=f", on {shard.path}")
-    if shard.version.format in TABLES:
-        verdicts = _table_verdicts(shard, where, options, place, count)
-    else:
+    if shard.version.format not in TABLES:
         values = _values(shard, where, options, count)
         rule = Rule(where, values.schema, place=place)
-        verdicts = [rule.verdicts(batch) for batch in values.to_batches()]
-    met = pc.fill_null(pa.chunked_array(verdicts, pa.bool_()), False)
-    mask = np.zeros(count, np.bool_)  # — rows that cannot be read are outside
-    mask[: len(met)] = met.to_numpy(zero_copy_only=False)[:count]
-    return mask
-
-
-def _table_verdicts(
-    shard: Shard, where: str, options: Options, place: str, count: int
-) -> list[pa.BooleanArray]:
-    verdicts: list[pa.BooleanArray] = []
+        yield from ((rule, batch) for batch in values.to_batches())
+        return
     with reading(shard.path), opened_table(shard, options) as table:
         rule = Rule(where, table.schema, place=place)
         _require_columns(rule.columns, where)
-        for batch in table.batches(rule.columns):
-            verdicts.append(rule.verdicts(batch))
-            if sum(map(len, verdicts)) >= count:
-                break
-    return verdicts
+        yield from ((rule, batch) for batch in table.batches(rule.columns))
 
 
 def _values(shard: Shard, where: str, options: Options, count: int) -> pa.Table:

@@ -16,8 +16,10 @@ from operator import itemgetter
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import StorageError, UnreadableError, one_line
+from pipeline.local_files import check_regular
 from pipeline.sources.shards import ObjectVersion
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import (
@@ -178,6 +180,8 @@ class Fetched:
         self._offset = 0
         with fetching(path):
             file_system, place = file_system_at(path, options)
+            if isinstance(file_system, LocalFileSystem):
+                check_regular(place)
             self._open = partial(file_system.open, place, "rb")
             self._file: BinaryIO | None = retry_transient(self._open)
 

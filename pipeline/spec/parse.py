@@ -16,9 +16,11 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.errors import Option, Problem, SpecError
+from pipeline.local_files import read_whole
 from pipeline.spec.problems import problems_of
 from pipeline.spec.schema import JobSpec
 
+MAX_SPEC_BYTES = 16 * 1024 * 1024
 # Where neither an input nor an output is used, a spec in Python may leave these keys out.
 _UNUSED: Mapping[str, Any] = {"name": "labeller", "input": {"path": "unused"}, "output": "unused"}
 
@@ -40,7 +42,7 @@ def load_spec(path: str | Path) -> JobSpec:
         'out/my_corpus'
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_whole(path, MAX_SPEC_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem(str(path), _unreadable(error))]) from error
     return parse_spec(text, place=str(path))
@@ -55,7 +57,7 @@ def _unreadable(error: OSError | UnicodeDecodeError) -> str:
             return "is a folder; write the path of the spec, a YAML file"
         case UnicodeDecodeError():
             return "is not UTF-8; save the file as UTF-8"
-    return f"cannot be read: {error.strerror}"
+    return f"cannot be read: {error.strerror or error}"
 
 
 def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
@@ -92,7 +94,7 @@ def located(path: str | Path) -> Iterator[None]:
         yield
     except SpecError as error:
         try:
-            content, lines = _read(Path(path).read_text(encoding="utf-8"), str(path))
+            content, lines = _read(read_whole(path, MAX_SPEC_BYTES).decode("utf-8"), str(path))
         except (OSError, UnicodeDecodeError, SpecError):
             raise error from None  # the file has changed since it was read
         raise SpecError(_with_lines(error, content, lines, str(path))) from error

@@ -293,3 +293,19 @@ def test_the_limits_of_probabilities_are_those_of_the_rule(
     assert spec.filter is not None
     found = limited_probabilities(Policy.of_spec(spec.filter, LABELS))
     assert {f"{task}.p.{label}": limit for (task, label), limit in found.items()} == limits
+
+
+@pytest.mark.parametrize(
+    "keep", ["cast(doc.lang as int) > 0", f"{SCORE} < 2 and doc.lang::INT + 0 > 0"]
+)
+def test_a_row_on_which_the_rule_fails_is_dropped_with_the_condition_and_counted(
+    keep: str, tmp_path: Path
+) -> None:
+    folder = labelled(tmp_path, ("1", "2", "n/a"))
+    wrong = ids(folder, f"lang = 'n/a' and {ANSWERED}")
+    condition = keep.rpartition(" and ")[2]
+    reasons = dropped(filtered_with(folder, keep=keep))
+    failed = {id for id, reason in reasons.items() if reason == f"keep is null: {condition}"}
+    assert failed == wrong and len(wrong) > 9
+    assert {id for id in reasons if not reasons[id].startswith("on_error")} == wrong
+    assert previewed(folder, keep=keep).dropped.documents == len(reasons)

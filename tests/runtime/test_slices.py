@@ -14,6 +14,7 @@ import pytest
 from changing_corpus import Corpus, numbered
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from pipeline.errors import FailedRowsError, SpecError
 from pipeline.filters.run import filter_corpus
@@ -21,7 +22,7 @@ from pipeline.hashes import short_hash
 from pipeline.integrity.diff import compare
 from pipeline.ledger.snapshots import contents
 from pipeline.options import ExportOptions, FilterOptions, ShowOptions
-from pipeline.report.run import summary_json
+from pipeline.report.run import show_summary, summary_json
 from pipeline.sources.shards import Slice
 from pipeline.verbs.export import export
 from pipeline.verbs.show import show
@@ -112,6 +113,18 @@ def test_a_column_that_only_later_rows_have_is_null_before(plain: Corpus) -> Non
     outcome = plain.run(where="lang = 'de' or year = 2000")
     expected = [row["id"] for row in rows if row.get("lang") == "de" or row["year"] == 2000]
     assert [*plain.rows()] == expected and outcome.slice_rows == len(expected)
+
+
+def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(
+    plain: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = numbered("a", 140)
+    plain.write("a", texts, year=[*(str(2000 + row % 10) for row in range(130)), *["n/a"] * 10])
+    outcome = plain.run(where="cast(year as int) = 2003")
+    assert outcome.complete and outcome.slice_rows == 13
+    assert summary_json(outcome).documents_undecided == outcome.tally.undecided == 10
+    show_summary(outcome, Console())
+    assert "10 documents: --where fails on them" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

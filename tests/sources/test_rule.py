@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.sources.rule import Rule, conjuncts, one_line, probability_in, upper_limits
+from pipeline.sources.rule import (
+    Group,
+    Rule,
+    Score,
+    conjuncts,
+    one_line,
+    probability_in,
+    upper_limits,
+)
 
 P = pa.struct([("toxic", pa.float32()), ("clean", pa.float32())])
 TASK = pa.struct([("label", pa.string()), ("p", P), ("mass", pa.float32())])
@@ -154,10 +162,70 @@ def test_a_string_that_looks_like_a_parse_tree_is_a_string() -> None:
     assert rule.verdicts(ROWS).to_pylist() == [False] * 3
 
 
-def test_a_value_that_cannot_be_computed_is_an_error_of_the_rule() -> None:
-    rule = make_rule("doc_id::INTEGER > 0")
-    with pytest.raises(SpecError, match=r"filter\.keep: .*Could not convert string 'a'"):
-        rule.verdicts(ROWS)
+@pytest.mark.parametrize(
+    "keep, function",
+    [
+        ("repeat('x', 4000000000) = doc_id", "repeat"),
+        ("length(REPEAT(doc_id, n_chars * 1000000000)) > 3", "repeat"),
+        ("len(list_resize([1], 1000000000)) > 2", "list_resize"),
+        ("list_contains(range(10000000000), n_chars)", "range"),
+        ("list_contains(generate_series(0, n_chars * 100000000000), 3)", "generate_series"),
+        ("rpad(doc_id, 2000000000, 'x') = 'a'", "rpad"),
+        ("printf('%2000000000d', n_chars) = '1'", "printf"),
+        ("list_reduce(string_split(doc_id, ''), lambda a, b: a || a || b) = 'a'", "list_reduce"),
+        ("toxic.p.toxic < length(repeat('x', 4000000000))", "repeat"),
+    ],
+)
+def test_a_function_that_makes_values_of_any_size_is_refused_at_once(
+    keep: str, function: str
+) -> None:
+    began = time.monotonic()
+    for read in (make_rule, lambda text: upper_limits(text, place="filter.keep")):
+        with pytest.raises(SpecError, match=rf"filter\.keep: {function} makes values of any size"):
+            read(keep)
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("keep", ["sleep_ms(1000000) > 1", "pg_sleep(1000) IS NULL"])
+def test_a_rule_that_waits_is_refused(keep: str) -> None:
+    with pytest.raises(SpecError):
+        make_rule(keep)
+
+
+LATE = pa.RecordBatch.from_pydict({"year": ["2021", "n/a", None, "1999", ""], "n": [2, 1, 0, 3, 4]})
+
+
+@pytest.mark.parametrize(
+    "condition, verdicts, failures",
+    [
+        ("cast(year as int) >= 2020", [True, None, None, False, None], 2),
+        ("year::DATE > '2020-01-01' -- a comment", [None] * 5, 4),
+        ("NOT year::INTEGER = 1999 AND n < 3", [True, None, None, False, None], 2),
+        ("coalesce(year::INT, 0) < 2000", [False, None, True, True, None], 2),
+        ("strptime(year, '%Y') < now_col", [False, None, None, True, None], 2),
+        ("list_transform([year], lambda y: y::INT)[1] = 2021", [True, None, None, False, None], 2),
+        ("try_cast(year as int) >= 2020", [True, None, None, False, None], 0),
+    ],
+)
+def test_a_row_on_which_a_condition_fails_is_not_accepted_and_is_counted(
+    condition: str, verdicts: list[bool | None], failures: int
+) -> None:
+    rows = LATE.append_column("now_col", pa.array([datetime(2020, 1, 1)] * 5))
+    rule = Rule(condition, rows.schema, place="where")
+    assert rule.verdicts(rows).to_pylist() == verdicts
+    assert rule.failures(rows) == failures
+
+
+def test_the_values_of_a_score_and_of_a_group_that_fail_are_missing() -> None:
+    scores = Score("year::INT", LATE.schema, place="of").scores(LATE)
+    assert [None if score != score else score for score in scores] == [2021, None, None, 1999, None]
+    group = Group("year::INT // 1000", LATE.schema, place="by")
+    assert group.names(LATE) == ["2", "null", "null", "1", "null"]
+
+
+def test_a_constant_that_cannot_be_computed_is_an_error_of_the_rule() -> None:
+    with pytest.raises(SpecError, match=r"filter\.keep: .*Could not convert string 'abc'"):
+        make_rule("n_chars > 'abc'::INTEGER")
 
 
 @pytest.mark.parametrize(
