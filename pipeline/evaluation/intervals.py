@@ -1,7 +1,7 @@
 """Figures with 95 % intervals; each interval is wider than 0.
 
-Entry points: `wilson` for shares, at the `effective_rows` of weighted rows, `auroc_interval`, and
-`interval` and `error_interval` for resampled metrics.
+Entry points: `wilson` for shares, at the `effective_rows` of weighted rows, `auroc_interval`,
+`interval` for resampled metrics, and `error_figure` for calibration errors.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ CONFIDENCE = 0.95
 NORMAL = float(norm.ppf((1 + CONFIDENCE) / 2))
 _PERCENTILES = (2.5, 97.5)
 _NO_WIDTH = 1e-9  # of an interval: rounding
+# Of a calibration error: its simulations, and the search for a multiple of its gaps.
+_SEED, _SIMULATIONS = 20_26, 1_000
+_MOST_GAPS, _HALVINGS = 64, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +112,43 @@ def interval(
     return Figure(float(value), min(low, value), max(high, value))
 
 
-def error_interval(value: float, resampled: Floats, *, rows: float) -> Figure:
-    """The percentile interval of a calibration error.
+def error_figure(
+    shares: Floats,  # [bins]: of all rows
+    confidence: Floats,  # [bins]
+    accuracy: Floats,  # [bins]
+    rows: Floats,  # [bins]: effective
+) -> Figure:
+    """A calibration error, the mean absolute gap of accuracy and confidence, with its interval.
 
-    Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 10 and 13. Rows that are
-    drawn twice raise the error in nearly every resample. So the interval is shifted by the
-    bootstrap estimate of bias.
+    The noise of few rows adds to every absolute gap, so the mean of the observed ones is too high:
+    of a perfect model it is never 0. So the interval has each multiple of the observed gaps for
+    which the observed mean, with noise, is neither among the lowest nor among the highest
+    `_PERCENTILES` of 1,000 simulations. The value is the multiple for which it is the median.
     """
-    if not len(resampled):
-        return Figure(float(value), None, None)
-    bias = float(np.mean(resampled)) - value
-    low, high = (max(0.0, float(end) - bias) for end in np.percentile(resampled, _PERCENTILES))
-    if high - low < _NO_WIDTH:
-        return interval(value, np.full(1, value), rows=rows, rarest=rows)
-    return Figure(float(value), low, high)
+    gaps, unseen = accuracy - confidence, unseen_share(rows.sum())
+    observed = float(np.abs(gaps) @ shares)
+    normal = np.random.default_rng(_SEED).normal(size=(_SIMULATIONS, len(gaps)))
+
+    def error_at(percentile: float) -> float:
+        """The error of the multiple at which the observed mean is this percentile."""
+
+        def is_below(multiple: float) -> bool:
+            # — one more row, which is as the model says, keeps the noise off 0
+            of_rows = (rows * (confidence + multiple * gaps) + confidence) / (rows + 1)
+            spread = np.sqrt(np.clip(of_rows * (1 - of_rows), 0, None) / rows)
+            simulated = np.abs(multiple * gaps + spread * normal) @ shares
+            return bool(np.percentile(simulated, percentile) < observed)
+
+        low, high = 0.0, 1.0 if is_below(0.0) else 0.0
+        while is_below(high) and 0 < high < _MOST_GAPS:
+            high *= 2
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if is_below(middle) else (low, middle)
+        return min(1.0, high * observed)
+
+    highest, value, lowest = map(error_at, (_PERCENTILES[0], 50, _PERCENTILES[1]))
+    return Figure(value, min(lowest, value), min(1.0, max(highest, value, unseen)))
 
 
 def _quantile(rows: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from pipeline.evaluation.intervals import (
     Figure,
     auroc_interval,
     effective_rows,
-    error_interval,
+    error_figure,
     interval,
     number_or_none,
     wilson,
@@ -82,7 +83,8 @@ class Scores:
     # HEADLINES, and ORDINAL_HEADLINES of a score; f1 is macro, auroc and ap one against the rest
     headlines: Mapping[str, Figure]
     labels: tuple[LabelScore, ...]
-    confusion: tuple[tuple[int, ...], ...]  # by gold label, by predicted label
+    # Rows by gold label, by predicted label; of a sample the documents that they represent.
+    confusion: tuple[tuple[int, ...], ...]
     reliability: tuple[Bin, ...]
     resamples: int
 
@@ -110,7 +112,7 @@ def score(
     of_task = task_metrics(truth, p, by_label, weights)
     resampled = _resampled(truth, p, resamples, sampling)
     predicted = p.argmax(axis=1)
-    confusion = confusion_matrix(truth, predicted, labels=range(label_count))
+    confusion = confusion_matrix(truth, predicted, labels=range(label_count), sample_weight=weights)
     of_labels = (by_label[name].tolist() for name in LABEL_METRICS)
     # — a mean over labels is as uncertain as the rarest of them
     rarest = min(effective_rows(weights[truth == label]) for label in np.unique(truth))
@@ -123,9 +125,11 @@ def score(
             rarest=rarest if name in _MEANS_OF_LABELS else whole,
         )
         for name in HEADLINES
+        if name != "ece"
     }
+    bins = _reliability(*confidence_and_hits(truth, p), weights)
+    headlines["ece"] = error_figure(bins.shares, bins.confidence, bins.accuracy, bins.effective)
     headlines["accuracy"] = Figure(of_task["accuracy"], *wilson(of_task["accuracy"], whole))
-    headlines["ece"] = error_interval(of_task["ece"], resampled["ece"], rows=whole)
     if label_count == 2 and headlines["auroc"].value is not None:
         sides = (effective_rows(weights[truth == label]) for label in (0, 1))
         headlines["auroc"] = Figure(of_task["auroc"], *auroc_interval(of_task["auroc"], *sides))
@@ -138,8 +142,10 @@ def score(
             _label_score(label, number, figures, truth, predicted, weights)
             for number, (label, *figures) in enumerate(zip(labels, *of_labels, strict=True))
         ),
-        confusion=tuple(map(tuple, confusion.tolist())),
-        reliability=reliability_curve(*confidence_and_hits(truth, p), weights),
+        confusion=tuple(map(tuple, np.rint(confusion).astype(int).tolist())),
+        reliability=tuple(
+            map(Bin, bins.rows.tolist(), bins.confidence.tolist(), bins.accuracy.tolist())
+        ),
         resamples=resamples,
     )
 
@@ -179,7 +185,8 @@ def _resampled(
         counts = draws(source, number, rows, sampling)
         batches.append(resampled_metrics(truth, p, counts, rank=rank))
     empty = np.zeros(0)
-    return {name: np.concatenate([empty, *(b[name] for b in batches)]) for name in HEADLINES}
+    names = (name for name in HEADLINES if name != "ece")
+    return {name: np.concatenate([empty, *(b[name] for b in batches)]) for name in names}
 
 
 def label_metrics(
@@ -224,13 +231,16 @@ def task_metrics(
     of_labels = by_label or label_metrics(truth, p, weights)
     ranked = slice(1 if p.shape[1] == 2 else None)
     confidence, hits = confidence_and_hits(truth, p)
+    bins = _reliability(confidence, hits, weights)
     return {
         "accuracy": float(np.average(hits, weights=weights)),
         "f1": float(mean_defined(of_labels["f1"])),
         "auroc": float(mean_defined(of_labels["auroc"][ranked])),
         "ap": float(mean_defined(of_labels["ap"][ranked])),
         "brier": float(np.average(_squared_errors(truth, p), weights=weights)),
-        "ece": float(_calibration_errors(confidence, hits, weights[None])[0]),
+        "ece": float(
+            np.abs(bins.accuracy - bins.confidence) @ bins.shares
+        ),  # of few rows it is too high
     }
 
 
@@ -241,10 +251,13 @@ def resampled_metrics(
     *,
     rank: bool = True,
 ) -> dict[str, Floats]:  # [resamples] each
-    """The metrics of `task_metrics` for every resample; without `rank`, AUROC and `ap` are NaN."""
+    """The metrics of `task_metrics`, but the calibration error, for every resample.
+
+    Without `rank`, AUROC and average precision are NaN.
+    """
     _, labels = p.shape
     total = counts.sum(axis=1)
-    confidence, hits = confidence_and_hits(truth, p)
+    _, hits = confidence_and_hits(truth, p)
     gold, predicted = _one_hot(truth, labels), _one_hot(p.argmax(axis=1), labels)
     f1 = ratio(
         2 * (counts @ gold.multiply(hits[:, None]).tocsr()), counts @ gold + counts @ predicted
@@ -261,7 +274,6 @@ def resampled_metrics(
         "auroc": mean_defined(auroc),
         "ap": mean_defined(ap),
         "brier": counts @ _squared_errors(truth, p) / total,
-        "ece": _calibration_errors(confidence, hits, counts),
     }
 
 
@@ -291,34 +303,6 @@ def ranked(
     )
 
 
-def _calibration_errors(
-    confidence: Floats,  # [rows]
-    hits: Bools,  # [rows]
-    counts: Floats,  # [resamples, rows]
-) -> Floats:  # [resamples]
-    """The expected calibration error of every resample, whose bins are its own."""
-    resamples, _ = counts.shape
-    order = np.argsort(confidence, kind="stable")
-    weights = counts[:, order]
-    cells = _bins(confidence[order], weights) + BINS * np.arange(resamples)[:, None]
-    excess = weights * (hits - confidence)[order]
-    sums = np.bincount(cells.ravel(), excess.ravel(), minlength=resamples * BINS)
-    absolute = np.abs(sums.reshape(resamples, BINS)).sum(axis=1)
-    return np.asarray(absolute / counts.sum(axis=1), np.float64)
-
-
-def _bins(
-    confidence: Floats,  # [rows], rising
-    counts: Floats,  # [resamples, rows]
-) -> Ints:  # [resamples, rows]
-    """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin."""
-    first = np.searchsorted(confidence, confidence, side="left")  # of the rows of equal confidence
-    less_confident = np.pad(counts.cumsum(axis=1), ((0, 0), (1, 0)))[:, first]
-    # — a row that a resample lacks may be above all that it has
-    bins = np.minimum(BINS * less_confident // counts.sum(axis=1, keepdims=True), BINS - 1)
-    return np.asarray(bins, np.int64)
-
-
 def confidence_and_hits(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
@@ -329,31 +313,47 @@ def confidence_and_hits(
     return p[np.arange(rows), predicted], predicted == truth
 
 
-def reliability_curve(
+class _Bins(NamedTuple):
+    """The bins of the calibration error that are not empty, the least confident first."""
+
+    rows: Ints  # [bins]
+    shares: Floats  # [bins]: of all rows, by weight
+    confidence: Floats  # [bins]: mean
+    accuracy: Floats  # [bins]
+    effective: Floats  # [bins]: rows
+
+
+def _reliability(
     confidence: Floats,  # [rows]
     hits: Bools,  # [rows]
     weights: Floats,  # [rows]
-) -> tuple[Bin, ...]:
-    """The bins of the calibration error that are not empty, the least confident first.
+) -> _Bins:
+    """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin.
 
     scikit-learn's `calibration_curve` does not return how many rows a bin has.
     """
     order = np.argsort(confidence, kind="stable")
-    ordered_weights = weights[order]
-    [bins] = _bins(confidence[order], ordered_weights[None])
-    rows, mass = np.bincount(bins), np.bincount(bins, ordered_weights)
-    sums = (np.bincount(bins, ordered_weights * values[order]) for values in (confidence, hits))
-    means = ((total[rows > 0] / mass[rows > 0]).tolist() for total in sums)
-    return tuple(map(Bin, rows[rows > 0].tolist(), *means))
+    rising, mass = confidence[order], weights[order]
+    first = np.searchsorted(rising, rising, side="left")  # of the rows of equal confidence
+    less_confident = np.pad(mass.cumsum(), (1, 0))[first]
+    # — rounding may leave the last rows above all
+    bins = np.minimum((BINS * less_confident // mass.sum()).astype(np.int64), BINS - 1)
+    rows = np.bincount(bins)
+    sums = (np.bincount(bins, mass * each) for each in (1, rising, hits[order], mass))
+    total, confident, right, squares = (each[rows > 0] for each in sums)
+    means = confident / total, right / total
+    return _Bins(rows[rows > 0], total / total.sum(), *means, total**2 / squares)
 
 
 def _squared_errors(truth: Ints, p: Floats) -> Floats:  # [rows], [rows, labels] -> [rows]
-    """Each row's part of the Brier score: summed over labels; with two labels, of one of them."""
-    rows, labels = p.shape
+    """Each row's part of the Brier score, from 0 to 1: half of the sum over labels.
+
+    Of two labels, that is the error of either one.
+    """
+    rows, _ = p.shape
     error = p.copy()
     error[np.arange(rows), truth] -= 1
-    summed: Floats = (error**2).sum(axis=1)
-    return summed / 2 if labels == 2 else summed
+    return np.asarray((error**2).sum(axis=1) / 2, np.float64)
 
 
 def _one_hot(index: Ints, number: int) -> csr_array:  # [rows] -> [rows, number]

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest, false_discovery_control, fisher_exact
+from scipy.stats import false_discovery_control, fisher_exact
+
+from pipeline.evaluation.intervals import effective_rows, wilson
 
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 SIGNIFICANT = 0.05
 
 
@@ -22,9 +26,9 @@ class SubgroupRate:
     """The false positives of one subgroup, and of all other documents."""
 
     name: str
-    negatives: int  # documents of the subgroup that gold says are negative
-    false_positives: int
-    rate: float | None  # None without negative documents
+    negatives: int  # gold rows of the subgroup that are negative
+    false_positives: int  # gold rows
+    rate: float | None  # by weight; None without negative documents
     low: float | None  # 95 % interval, Wilson 1927
     high: float | None
     rate_of_others: float | None
@@ -36,30 +40,50 @@ def false_positive_rates(
     truth: Bools,  # [docs]: positive by gold
     predicted: Bools,  # [docs]
     members: Mapping[str, Bools],  # by subgroup: [docs]
+    weights: Floats | None = None,  # [docs]: documents that each represents; default: all equal
 ) -> tuple[SubgroupRate, ...]:
     """The rate of each subgroup, the highest first; those without a negative document are last.
 
-    Several subgroups are several chances to find a difference: the p-values are those of Benjamini
-    and Hochberg (1995).
+    Intervals and tests are those of the effective numbers of rows. Several subgroups are several
+    chances to find a difference: the p-values are those of Benjamini and Hochberg (1995).
     """
-    counts: dict[str, tuple[int, int, int, int]] = {}  # own hits and negatives, those of others
-    for name, inside in members.items():
-        own, others = ~truth & inside, ~truth & ~inside
-        hits, other_hits = int(predicted[own].sum()), int(predicted[others].sum())
-        counts[name] = hits, int(own.sum()), other_hits, int(others.sum())
-    known = {name: count for name, count in counts.items() if count[1]}
-    tables = [[[a, b - a], [c, d - c]] for a, b, c, d in known.values()]
-    p_values = [float(fisher_exact(table).pvalue) for table in tables]
+    weights = np.ones(len(truth)) if weights is None else weights
+    sides = {
+        name: [_side(predicted[rows], weights[rows]) for rows in (~truth & of, ~truth & ~of)]
+        for name, of in members.items()
+    }
+    known = {name: pair for name, pair in sides.items() if pair[0].rate is not None}
+    p_values = [
+        float(fisher_exact([own.table, others.table]).pvalue) for own, others in known.values()
+    ]
     corrected = dict(zip(known, false_discovery_control(p_values) if p_values else (), strict=True))
     rates = []
-    for name, (hits, size, other_hits, other_size) in counts.items():
-        of_others = other_hits / other_size if other_size else None
-        if not size:
-            rates.append(SubgroupRate(name, 0, 0, None, None, None, of_others, 1.0, False))
+    for name, (own, others) in sides.items():
+        if own.rate is None:
+            rates.append(SubgroupRate(name, 0, 0, None, None, None, others.rate, 1.0, False))
             continue
-        interval = binomtest(hits, size).proportion_ci(method="wilson")
-        p, rate = float(corrected[name]), hits / size
-        flagged = p < SIGNIFICANT and of_others is not None and rate > of_others
-        low, high = float(interval.low), float(interval.high)
-        rates.append(SubgroupRate(name, size, hits, rate, low, high, of_others, p, flagged))
+        p = float(corrected[name])
+        flagged = p < SIGNIFICANT and others.rate is not None and own.rate > others.rate
+        counts, interval = (own.rows, own.hits), wilson(own.rate, own.effective)
+        rates.append(SubgroupRate(name, *counts, own.rate, *interval, others.rate, p, flagged))
     return tuple(sorted(rates, key=lambda row: (row.rate is None, -(row.rate or 0), row.name)))
+
+
+class _Side(NamedTuple):
+    """The negative documents inside of a subgroup, or outside."""
+
+    rows: int
+    hits: int  # false positives
+    rate: float | None
+    effective: float  # rows
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """False positives and the others, in effective rows."""
+        hits = round((self.rate or 0) * self.effective)
+        return hits, round(self.effective) - hits
+
+
+def _side(predicted: Bools, weights: Floats) -> _Side:
+    rate = float(np.average(predicted, weights=weights)) if len(predicted) else None
+    return _Side(len(predicted), int(predicted.sum()), rate, effective_rows(weights))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from pipeline.evaluation.gates import Decision
-from pipeline.integrity.diff import Comparison, MultiChange, TaskChange, shares
-from pipeline.options import USUAL_PSI
+from pipeline.integrity.diff import Comparison, MultiChange, TaskChange, exceeded, shares
+from pipeline.options import USUAL_LIMITS, USUAL_PSI
 from pipeline.report.console import Grid, Part, printed
 from pipeline.report.run import SummaryJson, summary_facts, summary_json
 from pipeline.verbs.run import JudgedRun
@@ -32,7 +32,7 @@ def comparison_parts(comparison: Comparison) -> Iterator[Part]:
         facts["tasks new"] = ", ".join(comparison.only_after)
     yield facts
     for task in comparison.tasks:
-        yield from ("", task_grid(task), drift_line(task))
+        yield from ("", task_grid(task), drift_line(task, comparison))
 
 
 show_comparison = printed(comparison_parts)
@@ -160,9 +160,10 @@ def _title(task: TaskChange | MultiChange) -> str:
     return task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
 
 
-def drift_line(task: TaskChange | MultiChange) -> str:
-    """Whether the labels shifted, by how much, and documents that newly fail."""
-    verdict = "shifted" if task.psi > USUAL_PSI else "stable"
+def drift_line(task: TaskChange | MultiChange, comparison: Comparison) -> str:
+    """Whether a task of the comparison changed, by how much, and documents that newly fail."""
+    is_stable = not exceeded(replace(comparison, tasks=(task,)), USUAL_LIMITS)
+    verdict = "stable" if is_stable else "shifted" if task.psi > USUAL_PSI else "changed"
     line = (
         f"{verdict}: PSI {task.psi:.4f} · Jensen-Shannon {task.jensen_shannon:.4f} bits · "
         f"{task.flip_rate:.2%} of {task.texts:,} shared texts flipped"
@@ -249,7 +250,7 @@ def _verdict(run: JudgedRun) -> str:
     if not run.outcome.complete:
         return f"incomplete, not compared; {current}; run again"
     if run.rejected:
-        return f"REJECTED; {current}; `assay run` publishes it nevertheless"
+        return f"REJECTED; {current}; run without gates to publish it"
     if not run.published:
         return f"not published; {current}"
     if run.outcome.snapshot == run.previous:

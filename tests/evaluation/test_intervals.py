@@ -58,7 +58,7 @@ def test_no_interval_is_without_width(data: st.DataObject, rows: int, labels: in
     for name in HEADLINES:
         figure = scores.headlines[name]
         if figure.low is not None and figure.high is not None:
-            assert 0 <= figure.low < figure.high <= (2 if name == "brier" else 1 + 1e-9), name
+            assert 0 <= figure.low < figure.high <= 1 + 1e-9, name
     for label in scores.labels:
         for low, high in label.intervals.values():
             assert 0 <= low < high <= 1

@@ -67,3 +67,21 @@ def test_a_term_is_a_word_where_the_script_has_spaces(
     term: str, text: str, is_member: bool
 ) -> None:
     assert bool(_word(term).search(text)) == is_member
+
+
+@pytest.mark.parametrize("drawn", [40, 200, 1_000])
+def test_rows_of_a_sample_count_as_the_documents_that_they_represent(drawn: int) -> None:
+    """Of an audit, half of the rows are texts that the rule drops; nearly none of the corpus is."""
+    source = np.random.default_rng(drawn)
+    size, inside = 100_000, source.random(100_000) < 0.3
+    predicted = source.random(size) < np.where(inside, 0.02, 0.01)
+    truth = np.zeros(size, np.bool_)
+    sides = [np.flatnonzero(predicted), np.flatnonzero(~predicted)]
+    rows = np.concatenate([source.choice(side, drawn, replace=False) for side in sides])
+    weights = np.repeat([len(side) / drawn for side in sides], drawn)
+    [rate] = false_positive_rates(truth[rows], predicted[rows], {"x": inside[rows]}, weights)
+    assert rate.rate == pytest.approx(predicted[inside].mean(), rel=0.5)
+    assert rate.rate_of_others == pytest.approx(predicted[~inside].mean(), rel=0.5)
+    assert rate.low < predicted[inside].mean() < rate.high < 0.25
+    [unweighted] = false_positive_rates(truth[rows], predicted[rows], {"x": inside[rows]})
+    assert unweighted.rate > 0.4

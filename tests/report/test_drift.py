@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 
 import numpy as np
+import pytest
 from json_outputs import validator
 from rich.console import Console
 
-from pipeline.integrity.diff import Comparison, TaskChange
+from pipeline.integrity.diff import Comparison, TaskChange, exceeded
+from pipeline.options import USUAL_LIMITS
 from pipeline.report.console import json_value
-from pipeline.report.drift import SHOWN_LABELS, comparison_json, show_comparison
+from pipeline.report.drift import SHOWN_LABELS, comparison_json, drift_line, show_comparison
 
 
 def compared(labels: int) -> Comparison:
@@ -48,3 +50,35 @@ def test_with_many_labels_only_the_most_frequent_are_shown() -> None:
     (task,) = value["tasks"].values()
     assert "flips" not in task and len(task["flipped"]) == 1_999
     assert task["flipped"][5] == {"from": "label-5", "to": "label-6", "documents": 1}
+
+
+def changed(flipped: int = 0, failing: int = 0, gained: int = 0) -> TaskChange:
+    """Of 1,000 documents, half with each label; flips go both ways, so the shares stay."""
+    stay = 500 - flipped // 2
+    flips = np.array([[stay, flipped // 2], [flipped // 2, stay]])
+    before, after = np.array([500, 500]), np.array([500 + gained, 500 - gained])
+    return TaskChange("t", ("a", "b"), ("f", "g"), before, after, failing, (), flips)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (changed(), "stable"),
+        (changed(flipped=48), "stable"),
+        (changed(failing=50), "stable"),
+        (changed(flipped=52), "changed"),
+        (changed(flipped=500), "changed"),
+        (changed(flipped=1_000), "changed"),
+        (changed(failing=51), "changed"),
+        (changed(failing=1_000), "changed"),
+        (changed(gained=200), "shifted"),
+        (changed(gained=200, flipped=500), "shifted"),
+    ],
+)
+def test_a_task_is_stable_only_if_it_exceeds_no_limit(change: TaskChange, verdict: str) -> None:
+    comparison = Comparison("1", "2", (1_000, 1_000), (0, 1_000, 0), (change,), (), ())
+    assert drift_line(change, comparison).partition(":")[0] == verdict
+    assert (verdict == "stable") == (not exceeded(comparison, USUAL_LIMITS))
+    stream = io.StringIO()
+    show_comparison(comparison, Console(file=stream, width=400, soft_wrap=True))
+    assert f"\n{verdict}: PSI" in stream.getvalue()
