@@ -114,10 +114,16 @@ def _located(
 
 def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The names of what differs between the contents of two fingerprints."""
-    before, after = ({**each, **each.get("task", {}), "task": None} for each in (then, now))
-    names = before.keys() | after.keys()
-    differing = sorted(name for name in names if before.get(name) != after.get(name))
-    return ["the model" if name == "weights" else name for name in differing]
+    before, after = _flat(then), _flat(now)
+    differing = {name for name in before | after if before.get(name) != after.get(name)}
+    return sorted("the model" if name == "weights" else name for name in differing)
+
+
+def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with the keys of its task beside its own."""
+    task = content.get("task")
+    others = {name: value for name, value in content.items() if name != "task"}
+    return {**others, **(task if isinstance(task, dict) else {})}
 
 
 def identity_of(contents: Contents) -> dict[str, Any]:

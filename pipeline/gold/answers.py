@@ -144,12 +144,7 @@ def sampling_of(gold: Gold, answers: GoldAnswers, rows: NDArray[np.int64]) -> Sa
     """How these rows of the gold were drawn; None if the gold is not a sample of `assay audit`."""
     if gold.design is None:
         return None
-    hashes = answers.hashes[rows].tolist()
-    texts = gold.design.weights(hashes)
-    return Sampling(
-        weights=np.array([texts[text_hash] for text_hash in hashes]) * answers.documents[rows],
-        strata=np.array([gold.design.strata[text_hash] for text_hash in hashes], np.int64),
-    )
+    return gold.design.sampling(answers.hashes[rows].tolist(), answers.documents[rows])
 
 
 def _fp(snapshot: Contents, task: str) -> str | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import pyarrow as pa
@@ -32,6 +34,7 @@ FORMATS = (*(f"{name}{codec}" for name in _TEXTS for codec in ("", ".gz", ".zst"
 LINE_FIELDS = frozenset(
     {"doc_id", "content_hash", "task", "action", "label", "by", "at", "seconds", "shown"}
 )
+_WORD = re.compile(r"[\w.+-]*")
 MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's
 
 
@@ -42,6 +45,8 @@ class GoldRows:
     path: str
     columns: Mapping[str, Sequence[object]]
     option: str = "gold"  # that names the file
+    # By task, why documents are no random sample, with their number; {} if nothing says so.
+    chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -142,7 +147,8 @@ def _jsonl_columns(path: str, data: bytes) -> dict[str, list[object]]:
             value = parse_json(line.decode("utf-8"))
         except ValueError as error:
             # — a crash leaves the last line unfinished; `GoldFile.open` removes it
-            if number == len(lines) and values and values[0].keys() >= LINE_FIELDS:
+            of_people = bool(values) and values[0].keys() >= LINE_FIELDS
+            if number == len(lines) and of_people and is_beginning(line):
                 break
             raise UnreadableError(f"{path}, line {number}: is not JSON: {error}") from error
         if not isinstance(value, dict):
@@ -150,6 +156,20 @@ def _jsonl_columns(path: str, data: bytes) -> dict[str, list[object]]:
         values.append(value)
     names = dict.fromkeys(name for value in values for name in value)
     return {name: [value.get(name) for value in values] for name in names}
+
+
+def is_beginning(line: bytes) -> bool:
+    """Whether this is the beginning of a line of JSON, cut anywhere, as a crash leaves one."""
+    text = line.decode(errors="ignore")
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        rest = text[error.pos :]
+        in_text = error.msg.startswith("Unterminated string")
+        in_escape = error.msg.startswith("Invalid \\u") and '"' not in rest
+        # — else in a word or a number, or between two values
+        return text.startswith("{") and bool(in_text or in_escape or _WORD.fullmatch(rest))
+    return False
 
 
 def _as_columns(table: pa.Table) -> dict[str, list[object]]:

@@ -6,10 +6,11 @@ Entry point: `read_gold`, from a file with a column for each task, of labels (`f
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -31,8 +32,12 @@ from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
+logger = logging.getLogger(__name__)
+
 By = Literal["doc_id", "content_hash"]
-Kind = Literal["people", "scores", "teacher", "sample"]
+Kind = Literal["people", "chosen", "scores", "teacher", "sample"]
+# How people label a random sample.
+RANDOM = "assay review --by random, or --by audit"
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
@@ -54,18 +59,40 @@ class Gold:
     contradictory: int = 0
     options: GoldOptions = GoldOptions()  # with which it was read
     design: SampleDesign | None = None  # of a sample that `assay audit` drew
+    # By task of the spec, why documents are no random sample, with their number.
+    chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         return len(self.keys)
 
     def kind(self, task: str) -> Kind:
-        """Who gave the labels of a task: people, for all or for a sample, or a program."""
+        """Who gave the labels of a task, and to which documents.
+
+        People, to a random sample or, `chosen`, to documents of a review that teach much; or a
+        program.
+        """
         if self.tasks[task].scored is not None:
             return "scores"
         if self.tasks[task].soft is not None:
             return "teacher"
+        if task_of(task) in self.chosen:
+            return "chosen"
         return "people" if self.design is None else "sample"
+
+    def chosen_words(self, task: str) -> str:
+        """The reasons for which documents of a task of kind `chosen` were shown to people."""
+        reasons = self.chosen[task_of(task)].items()
+        return f"not at random ({', '.join(f'{reason} {count:,}' for reason, count in reasons)})"
+
+
+def warn_of_chosen(gold: Gold, effect: str) -> None:
+    """Logs a line, with what follows, for each task whose documents a review chose."""
+    for task in dict.fromkeys(map(task_of, gold.tasks)):
+        if task in gold.chosen:
+            of_review = f"{task}: a review chose the documents of {gold.source}"
+            words = gold.chosen_words(task)
+            logger.warning("warning: %s %s, so %s. Use: %s", of_review, words, effect, RANDOM)
 
 
 def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) -> Gold:
@@ -101,7 +128,7 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
         score = scores.get(task.name)
         tasks |= column_tasks(rows, task, column, options, score=score, keys=keys)
     gold = Gold(source, by, keys, _asked(tasks, options), texts, options=options, design=design)
-    return _without_repeats(gold)
+    return _without_repeats(replace(gold, chosen=rows.chosen))
 
 
 def _check_names(spec: JobSpec, options: GoldOptions) -> None:

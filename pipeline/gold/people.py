@@ -11,15 +11,17 @@ import fcntl
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 from typing import Literal, Self
 
 from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
-from pipeline.gold.files import LINE_FIELDS, GoldRows
+from pipeline.gold.files import LINE_FIELDS, GoldRows, is_beginning
 from pipeline.gold.sample_design import HASH, SAMPLE
 from pipeline.hashes import parse_json, validated
 from pipeline.spec.tasks import TaskSpec
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 Action = Literal["label", "skip", "flag", "undo"]
 Label = str | tuple[str, ...]  # of a task of kind `multi`: the labels that apply, or ()
 AUDIT = "audit:"  # `Shown.chosen` of a row that `assay audit` drew: this and the sample's name
+# Other values of `Shown.chosen` of rows that are no random sample; a threshold may follow.
+_TEACHING = frozenset({"mixed", "diverse", "uncertain", "near", "disagreement"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,11 @@ class Shown:
     p: Mapping[str, float] | None = None  # the model's probabilities; None: not shown
     blind: bool = False  # whether the model's answer was hidden
     chosen: str = ""  # why this document was shown, such as `diverse`, or `audit:SAMPLE`
+
+    @property
+    def sample(self) -> str | None:
+        """The name of the sample that `assay audit` drew, of one of its documents."""
+        return self.chosen.removeprefix(AUDIT) if self.chosen.startswith(AUDIT) else None
 
     @classmethod
     def of(cls, task: TaskSpec, **others: object) -> Self:
@@ -95,13 +104,15 @@ class GoldFile:
         self._stacks: dict[tuple[str, str], list[GoldLine]] = {}
         for line in _whole_lines(path, file, task):
             self._add(line)
+        self._content = sha256(_content(file))  # of what this process knows of the file
+        self._identity = _identity(os.fstat(file.fileno()))
 
     @classmethod
     def open(cls, path: str | Path, task: TaskSpec) -> Self:
         """The file at a local path, which is created if it does not exist.
 
-        The last line is removed from the file, with a line in the log, if a crash left it
-        unfinished.
+        A last line without a line break gets one. What a crash left of a line is removed from the
+        file, and is in the log.
 
         Raises:
             SpecError: A line is malformed, has a label that the task does not have, or was
@@ -138,6 +149,20 @@ class GoldFile:
         """
         return {key: stack[-1] for key, stack in self._stacks.items() if stack}
 
+    def check_sample(self, sample: str | None) -> None:
+        """SpecError if the answers are of another sample than this one; None is no sample.
+
+        The rows of a sample have weights, and other rows beside them would have none.
+        """
+        samples = {_evidence_of(line) for line in self.answers.values()}
+        if samples and samples != {sample}:
+            fix = "has answers to other documents than this sample's, or given in view of the "
+            fix += "model's answer; name a new file"
+            if sample is None:
+                fix = "has the answers of an audit's sample, and other documents would spoil its "
+                fix += "weights; go on with --by audit, or name a new file"
+            raise option_error("to", fix, str(self._path))
+
     def append(self, line: GoldLine) -> None:
         """Writes one line, and returns when it is on the disk.
 
@@ -145,13 +170,17 @@ class GoldFile:
         effect.
 
         Raises:
-            SpecError: The line is of another task, or has a label that the task does not have.
-            StorageError: It cannot be written; then the file is as it was.
+            SpecError: The line is of another task, has a label that the task does not have, or is
+                not of the sample that the answers are of.
+            StorageError: It cannot be written; then the file is as it was. Or another program
+                changed, replaced or deleted the file.
         """
         if line.task != self._task.name:
             raise option_error("task", f"the file is open for {self._task.name}", line.task)
         check_line(line, self._task, Option("to", part=f" {self._path}"))
+        self.check_sample(line.shown.sample)
         data = json.dumps(asdict(line), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        self._find_unchanged()
         size = os.fstat(self._file.fileno()).st_size
         try:
             if self._file.write(data) < len(data):
@@ -160,7 +189,37 @@ class GoldFile:
         except OSError as error:
             self._file.truncate(size)
             raise StorageError(f"{self._path}: cannot be written: {error}") from error
+        self._content.update(data)
+        self._identity = _identity(os.fstat(self._file.fileno()))
+        self._find_unchanged()  # — it may have been replaced meanwhile
         self._add(line)
+
+    def _find_unchanged(self) -> None:
+        """Opens the file again if a copy replaced it; StorageError if its content differs."""
+        file = self._file
+        try:
+            now = os.stat(self._path)
+            if _identity(now) == self._identity:
+                return
+            if _identity(now)[:2] != self._identity[:2]:
+                file = FileIO(os.open(self._path, os.O_RDWR | os.O_APPEND), "a+")
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            what = "another program changed it"
+            if sha256(_content(file)).digest() == self._content.digest():
+                what = ""
+        except FileNotFoundError:
+            what = "it is not there any more"
+        except OSError as error:
+            what = f"it cannot be read: {error}"
+        if what:
+            if file is not self._file:
+                file.close()
+            fix = "your answer was not written; end the review and start it again to go on with"
+            raise StorageError(f"{self._path}: {what}; {fix} the file as it is")
+        if file is not self._file:
+            self._file.close()
+            self._file = file
+        self._identity = _identity(os.fstat(file.fileno()))
 
     def close(self) -> None:
         """Ends the lock."""
@@ -175,6 +234,16 @@ class GoldFile:
     def _add(self, line: GoldLine) -> None:
         self._lines.append(line)
         _act(self._stacks.setdefault(line.key, []), line)
+
+
+def _content(file: FileIO) -> bytes:
+    file.seek(0)
+    return file.read() or b""
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int, int, int]:
+    """What differs if the file is another one, or was changed."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _act(answers: list[GoldLine], line: GoldLine) -> None:
@@ -195,11 +264,16 @@ def _local_path(path: str | Path) -> Path:
 
 
 def _whole_lines(path: Path, file: FileIO, task: TaskSpec) -> Iterator[GoldLine]:
-    """The task's lines; an unfinished last line is removed from the file when all others fit."""
-    file.seek(0)
-    data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    for number, text in enumerate(whole.split(b"\n")[:-1], start=1):
+    """The task's lines. When all fit, the file ends in a whole line.
+
+    A last line without a line break gets one. What a crash left of a line is removed.
+    """
+    data = _content(file)
+    *whole, last = data.split(b"\n")
+    is_torn = bool(last) and is_beginning(last)
+    for number, text in enumerate([*whole, last] if last and not is_torn else whole, start=1):
+        if not text.strip():
+            continue
         place = Option("to", part=f" {path}, line {number}")
         try:
             value = parse_json(text)
@@ -210,9 +284,12 @@ def _whole_lines(path: Path, file: FileIO, task: TaskSpec) -> Iterator[GoldLine]
         if line.task == task.name:
             check_line(line, task, place)
             yield line
-    if len(whole) < len(data):
-        logger.warning("%s: the last line was unfinished (a crash?) and is removed", path)
-        file.truncate(len(whole))
+    if is_torn:
+        words = "%s: the last line was unfinished (a crash?) and is removed: %s"
+        logger.warning(words, path, last.decode(errors="replace"))
+        file.truncate(len(data) - len(last))
+    elif last:
+        file.write(b"\n")
 
 
 def _line(value: object, place: Option) -> GoldLine:
@@ -250,8 +327,8 @@ def label_columns(rows: GoldRows, tasks: Collection[TaskSpec]) -> GoldRows:
 
     A row is a document and a person who gave it a label: with doc_id, content_hash and a column
     for each of the tasks that has labels, of texts or, for the kind `multi`, of lists. If all rows
-    are of one sample of `assay audit`, a column names it. SpecError for a malformed action, an
-    older wording or an unknown label of these tasks.
+    are of one sample of `assay audit`, a column names it. Else `chosen` has why rows are no random
+    sample. SpecError for a malformed action, an older wording or an unknown label of these tasks.
     """
     if not rows.columns.keys() >= LINE_FIELDS:
         return rows
@@ -264,7 +341,28 @@ def label_columns(rows: GoldRows, tasks: Collection[TaskSpec]) -> GoldRows:
         check_line(line, by_name[line.task], rows.place(row))
         _act(stacks.setdefault((*line.key, line.task), []), line)
     current = [stack[-1] for stack in stacks.values() if stack and stack[-1].label is not None]
-    return GoldRows(rows.path, _columns(current))
+    columns = _columns(current)
+    samples = {_evidence_of(line) for line in current}
+    if len(samples) == 1 and (name := samples.pop()) is not None:
+        columns[SAMPLE] = [name] * len(columns["doc_id"])
+        return GoldRows(rows.path, columns)
+    chosen: dict[str, Counter[str]] = {}
+    for line in current:
+        if (reason := _reason(line)) is not None:
+            chosen.setdefault(line.task, Counter())[reason] += 1
+    return GoldRows(rows.path, columns, chosen=chosen)
+
+
+def _evidence_of(line: GoldLine) -> str | None:
+    """The sample that the label is evidence of; None of one given in view of an answer."""
+    return line.shown.sample if line.shown.p is None else None
+
+
+def _reason(line: GoldLine) -> str | None:
+    """Why the document is none of a random sample; None if nothing says so."""
+    if line.shown.sample is not None:
+        return "audit" if line.shown.p is None else "audit, with the model's answer in view"
+    return line.shown.chosen if line.shown.chosen.partition(":")[0] in _TEACHING else None
 
 
 def _columns(labelled: Collection[GoldLine]) -> dict[str, list[object]]:
@@ -280,7 +378,4 @@ def _columns(labelled: Collection[GoldLine]) -> dict[str, list[object]]:
         answers = [lines.get(task) for lines in of_row.values()]
         labels = [line and line.label for line in answers]
         columns[task] = [list(label) if isinstance(label, tuple) else label for label in labels]
-    samples = {line.shown.chosen for line in labelled}
-    if len(samples) == 1 and (name := samples.pop()).startswith(AUDIT):
-        columns[SAMPLE] = [name.removeprefix(AUDIT)] * len(some)
     return columns

@@ -7,10 +7,14 @@ output keeps the design. So the file for people shows nothing that depends on a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipeline.errors import Option, Problem, SpecError, option_error
+from pipeline.evaluation.resampling import Sampling
 from pipeline.gold.files import GoldRows
 from pipeline.hashes import canonical_json, parse_versioned_json, sha256_hex, validated
 from pipeline.ledger.keys import audit_key, parse_key
@@ -49,6 +53,18 @@ class SampleDesign:
             for content_hash in labelled
             for stratum in [self.strata[content_hash]]
         }
+
+    def sampling(
+        self,
+        hashes: Sequence[str],  # [rows]: of labelled texts
+        documents: NDArray[np.int64] | int = 1,  # [rows]: of the corpus with the text
+    ) -> Sampling:
+        """How rows with these texts were drawn."""
+        texts = self.weights(hashes)
+        return Sampling(
+            weights=np.array([texts[text_hash] for text_hash in hashes]) * documents,
+            strata=np.array([self.strata[text_hash] for text_hash in hashes], np.int64),
+        )
 
 
 def keep_design(store: Store, design: SampleDesign) -> str:

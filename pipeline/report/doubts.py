@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.gold.fitted_texts import LEAST_ROWS
+from pipeline.gold.labels import RANDOM
 from pipeline.integrity.diff import exceeded
 from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.options import USUAL_LIMITS
@@ -54,6 +55,12 @@ def label_doubts(
 
 def evaluation_doubts(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
     """A line for each reason why the figures of a task mean little, or nothing."""
+    if gold.kind(task.task) == "chosen":
+        yield (
+            f"{task.task}: a review chose these documents {gold.chosen_words(task.task)}, so the "
+            "figures are not those of the corpus, and no gate reads them. Measure on a random "
+            f"sample ({RANDOM})"
+        )
     for path in task.silent:
         yield (
             f"{task.task}: {path} does not say which texts it was fitted to, so its figures may be "

@@ -170,6 +170,7 @@ def gold_words(gold: Gold, task: str) -> str:
     """Who gave the gold labels of a task."""
     return {
         "people": "labels that people gave",
+        "chosen": "labels that people gave to documents of a review, not chosen at random",
         "sample": "labels that people gave to a random sample of the corpus",
         "scores": "scores of another classifier",
         "teacher": "answers of another model",
@@ -281,9 +282,10 @@ def _cuts(cuts: Sequence[tuple[str, Cut]], which: str) -> Grid:
 def confusion_grid(task: TaskEvaluation) -> Grid:
     """The confusion matrix, or the most frequent confusions if it is too wide to be read."""
     labels, counts = task.labels, next(iter(task.versions.values())).scores.confusion
+    unit = "" if task.represented is None else ", in documents of the corpus"
     if len(labels) <= WIDE_LABELS:
         return Grid(
-            "confusion: gold label by row, answer (raw) by column",
+            f"confusion: gold label by row, answer (raw) by column{unit}",
             ("gold", *labels),
             [(label, *map("{:,}".format, row)) for label, row in zip(labels, counts, strict=True)],
             wrap=True,
@@ -296,7 +298,7 @@ def confusion_grid(task: TaskEvaluation) -> Grid:
     ]
     most = sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]
     return Grid(
-        "the most frequent confusions (raw); --json has all",
+        f"the most frequent confusions (raw){unit}; --json has all",
         ("gold", "answer", "documents"),
         [(gold, answer, f"{count:,}") for count, gold, answer in most],
         texts=2,

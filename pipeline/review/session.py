@@ -5,11 +5,12 @@ Use a session from one thread. It fits readouts in another.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -17,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import one_line
 from pipeline.evaluation.gates import Gate
 from pipeline.gold.people import AUDIT, Action, GoldFile, GoldLine, Label, Shown
 from pipeline.review.agreement import one_hot
@@ -26,6 +28,7 @@ from pipeline.spec.tasks import TaskSpec
 
 RESERVED_S = 600.0  # after that, a document that somebody has open is shown to others, too
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 
 class RefusedAnswer(Exception):
@@ -43,7 +46,7 @@ class Pool:
     features: Floats  # [rows, dims], for `choice.Known`
     groups: Ints  # [rows]: equal for equal tokens
     ledger: Floats | None = None  # [rows, labels]: p of a run's answers; NaN: none
-    sample: str | None = None  # the sample of `assay audit` that the rows are
+    sample: str | None = None  # the sample of `assay audit` that the rows are; its page is blind
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -86,7 +89,9 @@ class Session:
         *,
         now: Callable[[], datetime] = _now,
     ) -> None:
-        self.pool, self.task, self.gold, self.rules = pool, task, gold, rules
+        self.pool, self.task, self.gold = pool, task, gold
+        # — a label given in view of the model's answer is no evidence about it
+        self.rules = replace(rules, blind=True) if pool.sample else rules
         self._now = now
         self._row_of = {text_hash: row for row, text_hash in enumerate(pool.hashes)}
         self._asked: dict[str, Asked] = {}  # by person
@@ -94,6 +99,7 @@ class Session:
         self.fits: list[Refit] = []
         self._fitted_at = self._places_at = 0  # labels
         self._fitting: Future[Refit] | None = None
+        self.failed_fit: str | None = None  # why the last fit failed
         self.agreed: dict[tuple[str, str], bool] = {}  # whether the model gave the label, too
         for key, line in gold.answers.items():
             if line.label is not None and line.shown.p is not None:
@@ -157,9 +163,17 @@ class Session:
         return counts
 
     def collect_fit(self, timeout: float | None = 0) -> None:
-        """Takes over a fit that is complete; without a timeout, waits for one that is going on."""
+        """Takes over a fit that is complete; without a timeout, waits for one that is going on.
+
+        One that failed is logged and named on the page; after the next labels, it is tried again.
+        """
         if self._fitting is not None and (self._fitting.done() or timeout is None):
-            self.fits.append(self._fitting.result())
+            error = self._fitting.exception()
+            if error is None:
+                self.fits.append(self._fitting.result())
+            else:
+                logger.warning("warning: a readout could not be fitted", exc_info=error)
+            self.failed_fit = None if error is None else one_line(error)
             self._fitting = None
             self._start_fit()
 
@@ -280,7 +294,9 @@ class Session:
         return Known(self.pool.features, labelled, self.task.kind, p, other)
 
     def _start_fit(self) -> None:
-        """Fits in another thread if there is a batch of new labels."""
+        """Fits in another thread if there is a batch of new labels; never to an audit's sample."""
+        if self.pool.sample:
+            return
         rows, targets = self._labelled()
         is_new = len(rows) >= self._fitted_at + BATCH
         if self._fitting is not None or not is_new or not can_fit(self.task, targets):

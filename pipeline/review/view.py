@@ -91,8 +91,14 @@ def _progress(session: Session, person: str) -> dict[str, Any]:
         "points": [[len(fit.rows), *_ends(fit.quality)] for fit in session.fits],
         "fitting": session.is_fitting,
         "pairs": [pair_words(each) for each in pairs(session)],
-        "hint": TOO_LITTLE if session.labels_pay is False else "",
+        "hint": _hint(session),
     }
+
+
+def _hint(session: Session) -> str:
+    if session.failed_fit is not None:
+        return f"The last fit of a readout failed ({session.failed_fit}). Your labels are kept."
+    return TOO_LITTLE if session.labels_pay is False else ""
 
 
 def _ends(figure: Figure) -> list[float | None]:

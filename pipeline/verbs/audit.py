@@ -212,6 +212,10 @@ def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _She
     if rows is None or design is None:
         fix = f"was not drawn by `assay audit --to`: it has no column {SAMPLE}; draw a sample, and "
         fix += "label it"
+        if rows is not None and rows.chosen:
+            fix = "is no evidence about a filter: its labels are of documents that were not drawn "
+            fix += "for one audit, or were given with the model's answer in view; label a new file "
+            fix += "(assay review --by audit)"
         raise option_error("gold", fix, source)
     named = {task_of(name) for name, _ in (*options.columns, *options.scores)}
     tasks = [task for task in audited.tasks if task in rows.columns or task in named]

@@ -36,7 +36,7 @@ from pipeline.gold.answers import (
     sampling_of,
 )
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
-from pipeline.gold.labels import Gold, gold_hash, read_gold
+from pipeline.gold.labels import Gold, gold_hash, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.columns import RAW
@@ -145,6 +145,7 @@ def _files(
     if absent := [part.name for part in task.parts if part.name not in gold.tasks]:
         fix = "has no gold of these labels, and each has a calibration of its own; add them"
         raise option_error("gold", fix, absent)
+    warn_of_chosen(gold, "the calibration suits them, and not the corpus")
     answers = answers_for(spec, snapshot, gold.by, gold.keys, [part.name for part in task.parts])
     files = []
     for part in task.parts:

@@ -91,6 +91,11 @@ def choose_thresholds(
     gold = None
     if options.gold is not None:
         gold = read_gold(options.gold, spec, gold_options.of_task(name))
+        if gold.kind(name) in ("chosen", "sample"):
+            fix = "its documents were not drawn with equal chances (a review or an audit chose "
+            fix += "them), so they prove nothing about the corpus; give gold of documents drawn at "
+            fix += "random (assay review --by random), or leave --gold out"
+            raise option_error("gold", fix, options.gold)
     promise = Promise(options.recall, options.precision, options.confidence)
     sample = _sample(spec, options, stages, gold, cache_dir, announce)
     # — not the rarer one of the sample: the promise may not depend on what it is proved with

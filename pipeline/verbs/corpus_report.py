@@ -339,7 +339,8 @@ def _subgroups(
         members |= {f"group {name}": groups == name for name in sorted(set(groups) - {None})}
         positive = task.labels.index(task.task) if task.task in task.labels else 0
         predicted = scored.p.argmax(axis=1) == positive
-        rates = false_positive_rates(scored.truth == positive, predicted, members)
+        truth = scored.truth == positive
+        rates = false_positive_rates(truth, predicted, members, scored.weights)
         yield SubgroupReport(task.task, task.labels[positive], rates)
 
 

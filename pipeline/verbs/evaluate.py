@@ -19,7 +19,7 @@ from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
 from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts
-from pipeline.gold.labels import Gold, read_gold
+from pipeline.gold.labels import RANDOM, Gold, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions, GoldOptions
@@ -206,12 +206,25 @@ def _check_options(options: EvalOptions) -> None:
 
 
 def parse_gates(written: Sequence[str], gold: Gold, spec: JobSpec) -> list[Gate]:
-    """The gates; SpecError if one is malformed, or the gold has no labels for its task."""
+    """The gates; SpecError if one is malformed, or the gold does not judge its task.
+
+    The gold has no labels for it, or has labels of documents that were not chosen at random.
+    """
     tasks = {task.name: task for task in spec.tasks}
     gates = [parse_gate(text, tasks) for text in written]
     known = gold.tasks.keys() | set(map(task_of, gold.tasks))
     fix = f"{gold.source} has no labels for this task"
     problems = [Problem(PLACE, fix, gate.written) for gate in gates if gate.task not in known]
+    problems += [
+        Problem(
+            PLACE,
+            f"a review chose the documents of {gold.source} {gold.chosen_words(gate.task)}, so "
+            f"they do not judge the corpus; give gold of a random sample: {RANDOM}",
+            gate.written,
+        )
+        for gate in gates
+        if any(task_of(n) == task_of(gate.task) and gold.kind(n) == "chosen" for n in gold.tasks)
+    ]
     if problems:
         raise SpecError(problems)
     return gates

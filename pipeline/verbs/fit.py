@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.intervals import Figure, number_or_none
-from pipeline.evaluation.metrics import score, task_metrics
+from pipeline.evaluation.metrics import Floats, Scores, score, task_metrics
 from pipeline.evaluation.readout_fitting import (
     Fitted,
     GoldStates,
@@ -25,7 +26,7 @@ from pipeline.evaluation.readout_fitting import (
     loss_limit,
 )
 from pipeline.fitted.readout import readout_file
-from pipeline.gold.labels import Gold, read_gold
+from pipeline.gold.labels import Gold, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED, GoldTask
 from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for
@@ -128,6 +129,7 @@ def fit_readouts(
     gold has too few labels, or an option is wrong.
     """
     gold = read_gold(source, spec, gold_options)
+    warn_of_chosen(gold, "the figures are those of harder documents than the corpus has")
     tasks = [part for part in spec.model_parts if part.name in gold.tasks]
     if not tasks:
         fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
@@ -149,7 +151,7 @@ def fit_readouts(
                 task,
                 questions[task.name],
                 states[task.name],
-                gold.tasks[task.name],
+                gold,
                 read,
                 options,
                 path,
@@ -273,20 +275,28 @@ def _fit_task(
     job: Job,
     task: TaskSpec,
     question: str | None,
-    gold: GoldStates,
-    gold_task: GoldTask,
+    states: GoldStates,
+    gold: Gold,
     read: ReadGold,
     options: FitOptions,
     path: str,
 ) -> TaskFit:
-    """Fits the task's maps, measures them and writes their file."""
-    fitted = fit(gold, folds_number=options.folds)
-    scores = score(gold.truth, fitted.held_out, list(task.labels), values=task.values)
+    """Fits the task's maps, measures them and writes their file.
+
+    The figures of a sample of `assay audit` are weighted: they are those of its corpus.
+    """
+    fitted, gold_task = fit(states, folds_number=options.folds), gold.tasks[task.name]
+    keys = [gold.keys[row] for row in read.rows[_labelled(gold_task, read)]]
+    sampling = None if gold.design is None else gold.design.sampling(keys)
+    measure = partial(
+        score, states.truth, labels=list(task.labels), values=task.values, sampling=sampling
+    )
+    scores = measure(fitted.held_out)
     task_fit = TaskFit(
         task=task.name,
         kind="document" if question is None else "question",
-        rows=len(gold.targets),
-        unlabelled=len(read.rows) - len(gold.targets),
+        rows=len(states.targets),
+        unlabelled=len(read.rows) - len(states.targets),
         layer=read.layers[fitted.layer],
         pooling=POOLINGS[fitted.pooling],
         balanced=fitted.balanced,
@@ -295,8 +305,8 @@ def _fit_task(
         loss_limit=loss_limit(fitted.best_choices),
         labels={label.label: label.support for label in scores.labels},
         scores=scores.headlines,
-        agreement=_agreement(gold, fitted) if gold_task.scored else None,
-        layers=_layer_fits(task, gold, fitted, read),
+        agreement=_agreement(states, fitted) if gold_task.scored else None,
+        layers=_layer_fits(states, fitted, read, measure),
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
     card = _card(job, task_fit, question, options)
@@ -317,7 +327,7 @@ def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:
 
 
 def _layer_fits(
-    task: TaskSpec, gold: GoldStates, fitted: Fitted, read: ReadGold
+    gold: GoldStates, fitted: Fitted, read: ReadGold, measure: Callable[[Floats], Scores]
 ) -> tuple[LayerFit, ...]:
     """The figures of each layer that was read."""
     return tuple(
@@ -328,9 +338,7 @@ def _layer_fits(
             strength=fitted.choices[n].strength,
             loss=fitted.best_choices[n].loss,
             loss_standard_error=fitted.best_choices[n].standard_error,
-            scores=score(
-                gold.truth, fitted.by_layer[n], list(task.labels), values=task.values
-            ).headlines,
+            scores=measure(fitted.by_layer[n]).headlines,
             auroc_by_pooling={
                 POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
                 for pooling, p in enumerate(fitted.by_place[n])

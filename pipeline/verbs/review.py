@@ -18,7 +18,7 @@ from pipeline.evaluation.intervals import Figure
 from pipeline.filters.layout import refuse_own_places
 from pipeline.gold.answers import answers_for, matching_snapshot
 from pipeline.gold.labels import Gold
-from pipeline.gold.people import AUDIT, GoldFile
+from pipeline.gold.people import GoldFile
 from pipeline.gold.values import GoldTask
 from pipeline.ledger.columns import RAW
 from pipeline.options import AuditOptions
@@ -97,11 +97,12 @@ def open_review(
         labelled = {line.content_hash for line in gold.answers.values()}
         sample, drawn = None, set[str]()
         if rules.order.name == "audit":
+            if rules.until is not None:
+                fix = "no readout is fitted to a sample of an audit; leave it out"
+                raise option_error("until", fix, options.until)
             audit = AuditOptions(documents=options.pool, seed=options.seed)
             sample, drawn = sample_hashes(spec, audit, cache_dir=cache_dir)
-            if any(line.shown.chosen != f"{AUDIT}{sample}" for line in gold.answers.values()):
-                fix = "has answers to other documents than this sample's; name a new file"
-                raise option_error("to", fix, options.to)
+        gold.check_sample(sample)
         more = 0 if drawn else options.pool or POOL
         documents = _documents(spec, options, labelled | drawn, more, cache_dir)
         layers = None if spec.exit is None else str(spec.exit.layer)

@@ -218,3 +218,48 @@ def test_two_people_share_the_progress_and_no_document(world: World, file: Path)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len({line["content_hash"] for line in lines}) == 6
     assert {(line["by"], line["label"]) for line in lines} == {("ann", "toxic"), ("bob", "clean")}
+
+
+@pytest.mark.parametrize("change", ["edited", "deleted", "truncated"])
+def test_an_answer_to_a_file_that_was_changed_is_refused_in_words(
+    world: World, file: Path, change: str
+) -> None:
+    def edit() -> None:
+        if change == "edited":  # — as `sed -i` does
+            copy = file.with_suffix(".copy")
+            copy.write_bytes(file.read_bytes().replace(b"ann", b"eve"))
+            copy.rename(file)
+        elif change == "deleted":
+            file.unlink()
+        else:
+            file.write_bytes(b"")
+
+    async def act(page: Page) -> list[tuple[int, Any]]:
+        for _ in range(10):
+            await page.answer("toxic")
+        edit()
+        replies = []
+        for _ in range(10):
+            row = (await page.next())["row"]
+            replies.append(await page.post("/answer", id=row["id"], action="label", label="toxic"))
+        return replies
+
+    for status, reply in with_page(world, file, act):
+        assert status == 500 and "your answer was not written; end the review" in reply["error"]
+
+
+def test_after_a_fit_that_failed_the_page_goes_on(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fit failed")
+
+    monkeypatch.setattr("pipeline.review.session.refit", fails)
+
+    async def act(page: Page) -> dict[str, Any]:
+        for _ in range(45):
+            view = await page.answer("toxic" if len(file.read_bytes()) % 2 else "clean")
+        return view
+
+    assert "a fit failed" in with_page(world, file, act)["progress"]["hint"]
+    assert len(file.read_text().splitlines()) == 45

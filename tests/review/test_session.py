@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipeline.review.agreement import agreements, kappa
 from pipeline.review.choice import DIVERSE, Order
 from pipeline.review.refit import labels_pay, refit
 from pipeline.review.session import RESERVED_S, RefusedAnswer, Session
-from pipeline.review.view import view_json
+from pipeline.review.view import task_json, view_json
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -258,3 +259,42 @@ def test_kappa_is_that_of_scikit_learn(
 
 def test_kappa_is_undefined_where_chance_alone_makes_people_agree() -> None:
     assert np.isnan(kappa(np.zeros(3, int), np.zeros(3, int), 4))
+
+
+@pytest.mark.parametrize("rules", [{"blind": False}, {"blind": True}, {"second": False}])
+@pytest.mark.parametrize("kind", ["choice", "multi", "score"])
+def test_the_page_of_an_audit_shows_no_answer_of_the_model(
+    kind: str, rules: dict[str, Any], file: Path
+) -> None:
+    world = World(task_of(kind))
+    world.pool = replace(world.pool, sample="x")
+    with world.session(file, order=Order("audit"), **rules) as session:
+        world.answers(session, "ann", 60)
+        session.collect_fit(None)
+        view = view_json(session, "ann")
+        assert view["row"]["p"] is None and task_json(session, "")["blind"]
+        assert not session.fits and view["progress"]["points"] == []
+    for line in lines(file):
+        shown = line["shown"]
+        assert (shown["p"], shown["blind"], shown["chosen"]) == (None, True, "audit:x")
+
+
+@pytest.mark.parametrize("error", [ValueError("no rows"), MemoryError(), RuntimeError("x")])
+def test_a_fit_that_fails_is_named_and_the_next_one_is_tried(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    with world.session(file) as session:
+        monkeypatch.setattr("pipeline.review.session.refit", fails)
+        world.answers(session, "ann", 20)
+        session.collect_fit(None)
+        hint = view_json(session, "ann")["progress"]["hint"]
+        assert "The last fit of a readout failed" in hint and "labels are kept" in hint
+        monkeypatch.setattr("pipeline.review.session.refit", refit)
+        world.answers(session, "ann", 20)
+        session.collect_fit(None)
+        assert len(session.fits) == 1 and session.failed_fit is None
+        assert view_json(session, "ann")["progress"]["hint"] == ""
+    assert len(lines(file)) == 40

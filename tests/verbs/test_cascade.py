@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from json_outputs import validator
 from pipeline.errors import SpecError
 from pipeline.evaluation.cascade_guarantee import Promise, choose
 from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
+from pipeline.gold.people import GoldLine, Shown
 from pipeline.options import CascadeOptions
 from pipeline.verbs.cascade import ChosenThresholds, choose_thresholds
 
@@ -82,6 +84,21 @@ def test_gold_labels_say_what_is_positive(staged: Corpus) -> None:
     gold.write_text("\n".join(json.dumps({"id": n, "toxic": flipped[y]}) for n, y in rows))
     (line,) = lines_of(staged, documents=1_000, gold=str(gold))
     assert line.startswith("recall, precision: the last stage alone has recall 0.000")
+
+
+@pytest.mark.parametrize("chosen", ["uncertain", "diverse", "near:0.5", "disagreement"])
+def test_gold_that_was_not_drawn_at_random_proves_nothing(staged: Corpus, chosen: str) -> None:
+    staged.write("a", TEXTS)
+    task = next(task for task in staged.spec.tasks if task.name == "toxic")
+    shown = Shown.of(task, chosen=chosen)
+    given = GoldLine(
+        "a-0", "0" * 32, "toxic", "label", "clean", "ann", "2026-11-26T00:00:00Z", 1.0, shown
+    )
+    gold = staged.folder / "gold.jsonl"
+    gold.write_text(json.dumps(asdict(given)) + "\n")
+    (line,) = lines_of(staged, gold=str(gold))
+    assert line.startswith("gold: its documents were not drawn with equal chances")
+    assert not staged.asked and not (staged.folder / "thresholds").exists()
 
 
 def test_texts_that_a_readout_of_a_stage_was_fitted_to_prove_nothing(

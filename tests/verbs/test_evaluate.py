@@ -6,7 +6,7 @@ import csv
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
+from pipeline.gold.people import GoldLine, Shown
 from pipeline.gold.values import UNLABELLED
 from pipeline.options import GoldOptions
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
+from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
 
@@ -381,3 +383,69 @@ def test_a_page_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["eval", "spec.yaml", "--gold", "g.csv", "--html", "page.html"]) == 2
     line = "--html: no such option; assay report --gold writes this page"
     assert capsys.readouterr().err.startswith(line)
+
+
+def reviewed(bench: Bench, *chosen: str, task: str = "toxic") -> str:
+    """A gold file of people's answers to 60 documents, which a review chose for these reasons."""
+    spec = load_spec(bench.spec)
+    own = next(each for each in spec.tasks if each.name == task)
+    rows = [row for row in bench.gold() if row["text"].strip() and row[task]]
+    read = documents_from(RawRow(row["text"], row["id"]) for row in rows)
+    path = bench.folder / f"{task}.jsonl"
+    lines = []
+    for number, (row, text_hash) in enumerate(
+        zip(rows, read["content_hash"].to_pylist(), strict=True)
+    ):
+        shown = Shown.of(own, chosen=chosen[number % len(chosen)])
+        at = "2026-11-26T00:00:00Z"
+        fields = row["id"], text_hash, task, "label", row[task], "ann", at, 1.0, shown
+        lines.append(json.dumps(asdict(GoldLine(*fields))))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [("uncertain",), ("near:0.8",), ("disagreement",), ("diverse", "uncertain", "random")],
+)
+def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
+    bench: Bench, capsys: pytest.CaptureFixture[str], chosen: tuple[str, ...]
+) -> None:
+    gold = reviewed(bench, *chosen)
+    assert bench.evaluate(gold) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("warning: toxic: a review chose these documents not at random (") == 1
+    assert f"{chosen[0]} " in printed and "labels that people gave to documents of a re" in printed
+    assert bench.evaluate(gold, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tasks"]["toxic"]["gold"] == "chosen"
+    for gate in ("toxic.accuracy >= 0", "toxic.ece <= 1", "toxic.recall.toxic >= 0"):
+        assert bench.evaluate(gold, "--gate", gate) == 2
+        captured = capsys.readouterr()
+        [line] = captured.err.splitlines()
+        assert line.startswith(f"--gate: a review chose the documents of {gold} not at random (")
+        assert "assay review --by random, or --by audit" in line and not captured.out
+    # — a run with gates refuses them before any work
+    words = ["run", str(bench.spec), "--gold", gold, "--gate", "toxic.accuracy >= 0"]
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("--gate: a review chose the documents of ")
+
+
+def test_gold_of_random_documents_is_gated_on(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = reviewed(bench, "random")
+    assert bench.evaluate(gold, "--gate", "toxic.accuracy >= 0") == 0
+    assert "not at random" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["temperature", "isotonic"])
+def test_a_calibration_to_chosen_gold_says_so(
+    bench: Bench, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    words = ["calibrate", str(bench.spec), "--task", "toxic", "--method", method]
+    for chosen, number in (("uncertain", 1), ("random", 0)):
+        caplog.clear()
+        to = str(bench.folder / f"{chosen}.json")
+        assert main([*words, "--gold", reviewed(bench, chosen), "--to", to]) == 0
+        lines = [line for line in caplog.messages if "so the calibration suits them" in line]
+        assert len(lines) == number

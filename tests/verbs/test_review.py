@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from changing_corpus import Corpus
 from known_corpus import Known, known_corpus
 
 from pipeline.cli import main
+from pipeline.errors import SpecError
 from pipeline.gold.people import AUDIT, GoldFile, GoldLine, Shown
 from pipeline.options import AuditOptions
 from pipeline.review.options import ReviewOptions
@@ -86,6 +88,12 @@ def test_a_sample_that_is_labelled_on_the_page_gives_the_audit_of_its_file(
     result = audit(spec, AuditOptions(gold=str(file)), cache_dir=tmp_path / "cache")
     assert (result.precision, result.recall) == (expected.precision, expected.recall)
     assert result.prevalence == expected.prevalence
+    # — a label that was given in view of the model's answer is no evidence
+    *lines, last = map(json.loads, file.read_text().splitlines())
+    last["shown"]["p"] = {"toxic": 0.9, "clean": 0.1}
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, last]))
+    with pytest.raises(SpecError, match=r"gold: is no evidence about a filter: .* in view"):
+        audit(spec, AuditOptions(gold=str(file)), cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", ["choice", "multi", "score"])
