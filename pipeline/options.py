@@ -7,6 +7,7 @@ below it as its help. `None` means that the verb decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from pipeline.errors import Option, Problem, SpecError, option_error, require_positive
@@ -381,6 +382,15 @@ class Limits:
     """Publish only if at most this share of the texts in both snapshots changed their answer."""
     max_failing: float | None = None
     """Publish only if at most this share of all rows lost their answer."""
+
+    def __post_init__(self) -> None:
+        # — NaN is above no number, so as a limit it would let everything pass
+        if self.max_psi is not None and not 0 <= self.max_psi < inf:
+            raise option_error("max_psi", "write a number from 0 on, such as 0.1", self.max_psi)
+        for name in ("max_flip_rate", "max_failing"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise option_error(name, "write a share from 0 to 1, such as 0.05", share)
 
 
 # A PSI below 0.1 conventionally means no shift (`integrity.diff.psi`).

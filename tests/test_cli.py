@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 import pyarrow as pa
@@ -82,6 +82,56 @@ def test_a_wrong_argument_is_one_line_and_exit_2(
     assert main(words.split()) == 2
     (shown,) = capsys.readouterr().err.splitlines()
     assert shown.startswith(line)
+
+
+NUMBERS = [
+    (verb, option.name)
+    for verb in COMMANDS
+    for option in app[verb].assemble_argument_collection()
+    if float in (option.hint, *get_args(option.hint))
+]
+NEEDED = {
+    "audit": {"--to": "sample.csv"},
+    "cascade": {"--task": "toxic", "--to": "x.json", "--recall": ".5", "--precision": ".5"},
+    "eval": {"--gold": "gold.csv"},
+    "fit": {"--gold": "gold.csv"},
+    "gc": {"--keep": "1"},
+}
+OTHERS = {"--max-cost": {"--price": "1"}, "--price": {"--max-cost": "1"}}
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize(("verb", "flag"), NUMBERS)
+def test_a_number_that_is_not_finite_is_refused_by_each_option(
+    verb: str,
+    flag: str,
+    value: str,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """NaN is above no limit, so as a limit it would let everything pass."""
+    assert len(NUMBERS) > 12
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gold.csv").write_text("id,toxic\na,toxic\n")
+    spec = str(write_spec(filter={"keep": "toxic.p.toxic < 0.5"}))
+    others = OTHERS.get(flag, {}) if verb == "run" else {}
+    words = {**NEEDED.get(verb, {}), **others, flag: value}
+    assert main([verb, spec, *(f"{name}={of}" for name, of in words.items())]) == 2
+    number = {"nan": "nan", "-inf": "-inf"}.get(value, "inf")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"{flag}: ")]
+    assert len(lines) == 1 and lines[0].endswith(f"(got {number})")
+
+
+@pytest.mark.parametrize("flag", ["--max-flip-rate", "--max-failing"])
+@pytest.mark.parametrize("value", ["1.01", "5", "-0.1"])
+def test_a_limit_of_a_share_is_from_0_to_1(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "s", f"{flag}={value}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"{flag}: write a share from 0 to 1, such as 0.05 (got {float(value)})"
 
 
 def test_each_option_that_an_error_names_has_a_flag() -> None:

@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isinf
 
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.evaluation.intervals import Figure
@@ -58,7 +59,7 @@ def parse_gate(written: str, tasks: Mapping[str, TaskSpec]) -> Gate:
     That of a label of a task of kind `multi` is a gate of the label's part, `TASK.LABEL`.
     """
     match = _GATE.fullmatch(written)
-    if match is None:
+    if match is None or isinf(float(match["bound"])):
         raise _wrong(_FORM, written)
     name, metric, label = match["task"], match["metric"], match["label"]
     if name not in tasks:

@@ -97,7 +97,7 @@ def collect_garbage(
     if keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"
         raise option_error("keep", fix, keep)
-    if not older_than_days >= 0:
+    if not 0 <= older_than_days < inf:
         raise option_error("older_than_days", "write 0 or more days", older_than_days)
     output = store or open_store(spec.output, spec.storage_options)
     if delete:

@@ -61,6 +61,8 @@ def test_an_undefined_metric_passes_no_gate() -> None:
         ("toxic.f1 = 0.8", "write TASK.METRIC >= NUMBER"),
         ("toxic.f1 >= high", "write TASK.METRIC >= NUMBER"),
         ("toxic.f1 >= nan", "write TASK.METRIC >= NUMBER"),
+        ("toxic.ece <= inf", "write TASK.METRIC >= NUMBER"),
+        pytest.param(f"toxic.ece <= {'9' * 400}", "write TASK.METRIC >= NUMBER", id="too large"),
         ("f1 >= 0.8", "write TASK.METRIC >= NUMBER"),
         ("rude.f1 >= 0.8", "no such task; the spec has toxic, topic, quality"),
         ("toxic.f2 >= 0.8", "no such metric"),
