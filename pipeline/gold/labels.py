@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
 from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
-from pipeline.gold.people import label_columns
+from pipeline.gold.people import label_columns, majority
 from pipeline.gold.sample_design import HASH, SampleDesign, find_design
 from pipeline.gold.scores import PLACE, score_columns
 from pipeline.gold.values import UNLABELLED, GoldTask, column_tasks, teacher_tasks
@@ -36,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 By = Literal["doc_id", "content_hash"]
 Kind = Literal["people", "chosen", "scores", "teacher", "sample"]
+SHOWN_TIES = 5
 # How people label a random sample.
 RANDOM = "assay review --by random, or --by audit"
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
@@ -46,8 +46,10 @@ _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 class Gold:
     """Gold labels, one row for each document, identified by `keys`.
 
-    Several rows of one document are merged (`repeated` counts the further rows). A document with
-    two labels for one task is left out (`contradictory` counts its rows). Scores are averaged.
+    Several rows of one document, as of several people, are merged (`repeated` counts the further
+    rows). The label that most of them give is kept (`outvoted` counts documents with others, too).
+    A tie is left out: `ties` has the keys of the documents, and `contradictory` counts their rows.
+    Scores are averaged.
     """
 
     source: str
@@ -57,6 +59,8 @@ class Gold:
     texts: tuple[str | None, ...] | None  # [rows]; None: the gold has no texts
     repeated: int = 0
     contradictory: int = 0
+    outvoted: int = 0
+    ties: tuple[str, ...] = ()
     options: GoldOptions = GoldOptions()  # with which it was read
     design: SampleDesign | None = None  # of a sample that `assay audit` drew
     # By task of the spec, why documents are no random sample, with their number.
@@ -65,6 +69,19 @@ class Gold:
     @property
     def rows(self) -> int:
         return len(self.keys)
+
+    @property
+    def disagreements(self) -> list[tuple[str, str]]:
+        """What became of documents to which people gave several labels: names and values."""
+        facts = []
+        if self.outvoted:
+            kept = f"{self.outvoted:,} documents have several labels; the one that most people gave"
+            facts.append(("disagreements", f"{kept} counts"))
+        if self.ties:
+            shown = ", ".join(self.ties[:SHOWN_TIES]) + ", ..." * (len(self.ties) > SHOWN_TIES)
+            of_rows = f"{len(self.ties):,} documents ({self.contradictory:,} gold rows)"
+            facts.append(("left out", f"{of_rows}, whose labels are a tie: {shown}"))
+        return facts
 
     def kind(self, task: str) -> Kind:
         """Who gave the labels of a task, and to which documents.
@@ -218,27 +235,36 @@ def _asked(tasks: Mapping[str, GoldTask], options: GoldOptions) -> dict[str, Gol
 
 
 def _without_repeats(gold: Gold) -> Gold:
-    """One row for each document; documents whose rows contradict each other are left out."""
-    kept: dict[str, int] = {}
-    contradicted: set[str] = set()
-    labelled = {name: np.arange(len(gold.keys)) for name in gold.tasks}  # row with a task's label
+    """One row for each document, with the label that most of its rows give; no tie."""
+    rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(gold.keys):
-        first = kept.setdefault(key, row)
-        for name, task in gold.tasks.items():
-            old, new = task.truth[labelled[name][first]], task.truth[row]
-            if old == UNLABELLED:
-                labelled[name][first] = row
-            elif new not in (UNLABELLED, old):
-                contradicted.add(key)
-    times = Counter(gold.keys)
-    chosen = [row for key, row in kept.items() if key not in contradicted]
+        rows_of.setdefault(key, []).append(row)
+    chosen = {name: {key: rows[0] for key, rows in rows_of.items()} for name in gold.tasks}
+    outvoted, ties = set[str](), set[str]()
+    for key, rows in rows_of.items():
+        for name, task in gold.tasks.items() if len(rows) > 1 else ():
+            labelled = [row for row in rows if task.truth[row] != UNLABELLED]
+            labels = task.truth[labelled].tolist()
+            if len(set(labels)) > 1:
+                outvoted.add(key)
+            if labels and (most := majority(labels)) is None:
+                ties.add(key)
+            elif labels:
+                chosen[name][key] = labelled[labels.index(most)]
+    kept = [key for key in rows_of if key not in ties]
+    first = [rows_of[key][0] for key in kept]
     return replace(
         gold,
-        keys=tuple(gold.keys[row] for row in chosen),
-        tasks={name: _of_rows(task, labelled[name][chosen]) for name, task in gold.tasks.items()},
-        texts=None if gold.texts is None else tuple(gold.texts[row] for row in chosen),
-        repeated=sum(n - 1 for key, n in times.items() if key not in contradicted),
-        contradictory=sum(times[key] for key in contradicted),
+        keys=tuple(kept),
+        tasks={
+            name: _of_rows(task, np.array([chosen[name][key] for key in kept], np.int64))
+            for name, task in gold.tasks.items()
+        },
+        texts=None if gold.texts is None else tuple(gold.texts[row] for row in first),
+        repeated=sum(len(rows_of[key]) - 1 for key in kept),
+        contradictory=sum(len(rows_of[key]) for key in ties),
+        outvoted=len(outvoted - ties),
+        ties=tuple(key for key in rows_of if key in ties),
     )
 
 

@@ -12,13 +12,13 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
 from pipeline.gold.files import LINE_FIELDS, GoldRows, is_beginning
@@ -29,6 +29,7 @@ from pipeline.spec.tasks import TaskSpec
 logger = logging.getLogger(__name__)
 
 Action = Literal["label", "skip", "flag", "undo"]
+Given = TypeVar("Given", bound=Hashable)
 Label = str | tuple[str, ...]  # of a task of kind `multi`: the labels that apply, or ()
 AUDIT = "audit:"  # `Shown.chosen` of a row that `assay audit` drew: this and the sample's name
 # Other values of `Shown.chosen` of rows that are no random sample; a threshold may follow.
@@ -244,6 +245,12 @@ def _content(file: FileIO) -> bytes:
 def _identity(stat: os.stat_result) -> tuple[int, int, int, int]:
     """What differs if the file is another one, or was changed."""
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def majority(labels: Sequence[Given]) -> Given | None:
+    """The label that most people gave; None for a tie. At least one."""
+    most, *others = Counter(labels).most_common(2)
+    return None if others and others[0][1] == most[1] else most[0]
 
 
 def _act(answers: list[GoldLine], line: GoldLine) -> None:

@@ -22,7 +22,9 @@ class GoldJson:
     documents: int
     in_corpus: int
     repeated: int
-    contradictory: int
+    contradictory: int  # rows of `ties`
+    outvoted: int  # documents with several labels, of which one was given most often
+    ties: tuple[str, ...]  # documents that are left out
     repeated_in_corpus: int
 
 
@@ -92,6 +94,8 @@ def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
             in_corpus=evaluation.in_corpus,
             repeated=gold.repeated,
             contradictory=gold.contradictory,
+            outvoted=gold.outvoted,
+            ties=gold.ties,
             repeated_in_corpus=evaluation.repeated_in_corpus,
         ),
         tasks={task.task: _task_json(task, gold) for task in evaluation.tasks},

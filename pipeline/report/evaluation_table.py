@@ -87,9 +87,7 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     yield "in the corpus", f"{evaluation.in_corpus:,} of them; {corpus}"
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
-    if gold.contradictory:
-        rows = f"{gold.contradictory:,} gold rows"
-        yield "left out", f"{rows}, which give one document different labels"
+    yield from gold.disagreements
     if evaluation.repeated_in_corpus:
         rows = f"{evaluation.repeated_in_corpus:,} corpus rows have the key of another row"
         yield "ambiguous", f"{rows}; the first one is evaluated"

@@ -64,8 +64,7 @@ def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
     yield "gold", f"{gold.source}, {gold.documents:,} documents"
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
-    if gold.contradictory:
-        yield "contradictory", f"{gold.contradictory:,} gold rows of documents with two labels"
+    yield from gold.disagreements
     for reason, documents in gold.left_out.items():
         yield "left out", f"{documents:,} documents: {reason}"
     yield "scores", f"of held-out rows in {fit.folds} folds, with 95 % intervals"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import one_line
 from pipeline.evaluation.gates import Gate
-from pipeline.gold.people import AUDIT, Action, GoldFile, GoldLine, Label, Shown
+from pipeline.gold.people import AUDIT, Action, GoldFile, GoldLine, Label, Shown, majority
 from pipeline.review.agreement import one_hot
 from pipeline.review.choice import BATCH, Floats, Ints, Known, Order, ranked
 from pipeline.review.refit import Refit, can_fit, labels_pay, refit
@@ -270,16 +270,17 @@ class Session:
     def _labelled(self) -> tuple[Ints, Floats]:
         """The rows with labels, and their targets [rows, labels].
 
-        Rows about which people contradict each other are left out.
+        Of people who disagree, the majority counts; ties are left out.
         """
-        targets: dict[int, list[list[int]]] = {}
+        targets: dict[int, list[tuple[int, ...]]] = {}
         for (text_hash, _), line in self.gold.answers.items():
             if line.label is not None and text_hash in self._row_of:
-                own = one_hot(line.label, self.task)
+                own = tuple(one_hot(line.label, self.task))
                 targets.setdefault(self._row_of[text_hash], []).append(own)
-        alike = {row: each[0] for row, each in targets.items() if each.count(each[0]) == len(each)}
-        values = np.array([*alike.values()], np.float64).reshape(-1, len(self.task.labels))
-        return np.array([*alike], np.int64), values
+        voted = {row: majority(each) for row, each in targets.items()}
+        known = {row: target for row, target in voted.items() if target is not None}
+        values = np.array([*known.values()], np.float64).reshape(-1, len(self.task.labels))
+        return np.array([*known], np.int64), values
 
     def _known(self) -> Known:
         rows, targets = self._labelled()

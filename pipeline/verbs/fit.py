@@ -96,6 +96,7 @@ class GoldCounts:
     documents: int
     repeated: int  # rows
     contradictory: int  # rows
+    disagreements: ForPeople[list[tuple[str, str]]]
     left_out: Mapping[str, int]  # documents that could not be read, by reason
 
 
@@ -167,7 +168,8 @@ def fit_readouts(
 
 
 def _gold_counts(gold: Gold, read: ReadGold) -> GoldCounts:
-    return GoldCounts(gold.source, gold.rows, gold.repeated, gold.contradictory, read.left_out)
+    counts = gold.source, gold.rows, gold.repeated, gold.contradictory, gold.disagreements
+    return GoldCounts(*counts, read.left_out)
 
 
 def _rows_by_label(gold: GoldTask) -> list[int]:

@@ -263,7 +263,7 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
     assert gold.keys == ("hash-b", "hash-d")
     assert gold.tasks["topic"].truth.tolist() == [0, 1]
     assert gold.tasks["quality"].truth.tolist() == [-1, 2]
-    assert (gold.repeated, gold.contradictory) == (1, 2)
+    assert (gold.repeated, gold.contradictory, gold.ties) == (1, 2, ("hash-a",))
     assert read_gold(str(path), spec, GoldOptions(id="doc_id")).keys == ("b", "d")
 
 

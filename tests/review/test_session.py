@@ -237,6 +237,10 @@ def test_contradicting_people_teach_nothing_about_a_document(world: World, file:
         assert (pair.people, pair.documents, pair.alike) == (("ann", "bob"), 25, 0)
         labels = np.array([[world.label(row), wrong[row]] for row in rows])
         assert pair.kappa == pytest.approx(cohen_kappa_score(*labels.T))
+    with world.session(file, second=True) as session:  # — a third person decides
+        world.answers(session, "eve", 25)
+        session.collect_fit(None)
+        assert len(session.fits[-1].rows) == 20 and {*session.fits[-1].rows} <= {*rows}
 
 
 @pytest.mark.parametrize(("kind", "weights"), [("choice", None), ("score", "quadratic")])

@@ -294,7 +294,7 @@ def test_an_output_evaluated_against_itself_is_correct(
     assert report["tasks"]["toxic"]["mislabelled"] == []
 
 
-def test_repeated_gold_counts_once_and_contradictory_gold_not_at_all(bench: Bench) -> None:
+def test_repeated_gold_counts_once_and_of_several_labels_the_most_frequent(bench: Bench) -> None:
     rows = [
         {"id": 1, "toxic": "toxic"},
         {"id": 2, "toxic": "clean"},
@@ -303,12 +303,16 @@ def test_repeated_gold_counts_once_and_contradictory_gold_not_at_all(bench: Benc
         {"id": 3, "toxic": "toxic"},
         {"id": 3, "toxic": "toxic"},
         {"id": 4, "toxic": None},
+        {"id": 5, "toxic": "clean"},
+        {"id": 5, "toxic": "toxic"},
     ]
     with fsspec.open("memory://gold/some.jsonl", "wt") as file:
         file.write("\n\n".join(map(json.dumps, rows)))
     gold = read_gold("memory://gold/some.jsonl", load_spec(bench.spec))
-    assert gold.keys == ("1", "2", "4") and gold.tasks["toxic"].truth.tolist() == [1, 0, UNLABELLED]
-    assert (gold.repeated, gold.contradictory, gold.texts) == (1, 3, None)
+    assert gold.keys == ("1", "2", "3", "4")
+    assert gold.tasks["toxic"].truth.tolist() == [1, 0, 1, UNLABELLED]
+    assert (gold.repeated, gold.outvoted, gold.texts) == (3, 1, None)
+    assert (gold.contradictory, gold.ties) == (2, ("5",))
 
 
 def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
@@ -449,3 +453,51 @@ def test_a_calibration_to_chosen_gold_says_so(
         assert main([*words, "--gold", reviewed(bench, chosen), "--to", to]) == 0
         lines = [line for line in caplog.messages if "so the calibration suits them" in line]
         assert len(lines) == number
+
+
+@pytest.mark.parametrize(
+    ("votes", "label"),
+    [
+        ("tt", "toxic"),
+        ("ttc", "toxic"),
+        ("ctc", "clean"),
+        ("cctct", "clean"),
+        ("tc", None),
+        ("ctct", None),
+    ],
+)
+def test_people_who_disagree_are_kept_by_majority_and_shown(
+    bench: Bench, capsys: pytest.CaptureFixture[str], votes: str, label: str | None
+) -> None:
+    rows = bench.gold()[:40]
+    names = {"t": "toxic", "c": "clean"}
+    several = [{**rows[0], "toxic": names[vote]} for vote in votes]
+    path = bench.write([*several, *rows[1:]])
+    gold = read_gold(path, load_spec(bench.spec))
+    assert (rows[0]["id"] in gold.keys) == (label is not None)
+    assert gold.rows == 39 + (label is not None)
+    if label is not None:
+        task = gold.tasks["toxic"]
+        assert task.labels[task.truth[gold.keys.index(rows[0]["id"])]] == label
+    assert bench.evaluate(path) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("1 documents have several labels; the one that most" in shown) == (
+        label is not None and len(set(votes)) > 1
+    )
+    assert (f"whose labels are a tie: {rows[0]['id']}" in shown) == (label is None)
+    assert bench.evaluate(path, "--json") == 0
+    written = json.loads(capsys.readouterr().out)["gold"]
+    assert written["ties"] == ([] if label else [rows[0]["id"]])
+
+
+def test_three_people_are_three_votes(bench: Bench) -> None:
+    """A gold file of a review has a row for each person."""
+    path = Path(reviewed(bench, "random"))
+    [first, *others] = map(json.loads, path.read_text().splitlines())
+    labels = ["toxic", "clean", "toxic"]
+    of_people = [{**first, "by": str(n), "label": label} for n, label in enumerate(labels)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*of_people, *others]))
+    gold = read_gold(str(path), load_spec(bench.spec))
+    task = gold.tasks["toxic"]
+    assert gold.outvoted == 1 and not gold.ties and gold.rows == len(others) + 1
+    assert task.labels[task.truth[gold.keys.index(first["content_hash"])]] == "toxic"
