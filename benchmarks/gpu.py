@@ -31,6 +31,7 @@ import transformers
 import yaml
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
+from benchmarks.timing import Turn, matmul_flops, take_turns
 from pipeline.inference.alternatives import tree_flops
 from pipeline.inference.engine import DocumentIds, Engine, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
@@ -43,7 +44,6 @@ from pipeline.runtime.assembly import memory_plan
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec, spec_of
-from pipeline.verbs.bench import Turn, matmul_flops, take_turns
 from pipeline.verbs.check import check
 
 SPEC = Path(__file__).parents[1] / "jobs" / "specs" / "eight_questions.yaml"

@@ -21,9 +21,11 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench import as_questions
 from benchmarks.peers.__main__ import CACHE, start
 from benchmarks.peers.environments import Worker
 from benchmarks.peers.serve import Asked, Setup, Writing
+from benchmarks.timing import processor
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.runtime.assembly import DocumentReader, job_prompt
@@ -35,7 +37,6 @@ from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import ANSWER, TaskSpec
 from pipeline.stores.store import open_store
-from pipeline.verbs.bench import as_questions, processor
 from pipeline.verbs.samples import take_samples
 
 MAX_JSON_TOKENS = 600

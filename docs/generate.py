@@ -41,7 +41,6 @@ OUTPUTS = {
     "check": ("report.check.FindingsJson",),
     "plan": ("verbs.plan.RunEstimate",),
     "status": ("verbs.status.Status",),
-    "bench": ("verbs.bench.Bench",),
     "review": ("verbs.review.Reviewed",),
     "eval": ("report.evaluation_json.EvaluationJson",),
     "fit": ("verbs.fit.Fit",),

@@ -356,19 +356,6 @@ class ShowOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """The size of a bench."""
-
-    rounds: int | None = None
-    """Number of paired rounds (default: 3; 2 for the longest documents)."""
-    tokens: int | None = None
-    """Measure one workload with documents of this many tokens (default: the standard five)."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "rounds", "tokens")
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """What must hold for a run to publish its labels; None is no limit."""
 

@@ -333,26 +333,6 @@ def test_check_shows_people_the_labels_tokens_and_the_prompts(
     assert "Hello." in shown and "Rude?" in shown
 
 
-def test_bench_measures_every_method_on_equally_long_documents(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["bench", str(write_spec()), "--rounds", "2", "--tokens", "40"]
-    assert main([*command, "--json"]) == 0
-    measured = json.loads(capsys.readouterr().out)
-    methods = ["tree", "expand", "per_question", "per_label"]
-    assert [row["method"] for row in measured["rows"]] == methods
-    for row in measured["rows"]:
-        assert row["workload"].startswith("40 tokens x 2 questions, 5 labels")
-        assert row["seconds_per_document"] * row["docs_per_s"] == pytest.approx(1)
-        assert row["tokens_per_s"] == pytest.approx(row["docs_per_s"] * row["document_tokens"])
-        assert row["seconds_per_document"] > 0 and row["peak_bytes"] >= 0
-        assert row["matmul_share"] > 0
-        assert row["times_tree"] > 0
-    assert measured["rows"][0]["times_tree"] == 1 and measured["matmul_flops"] > 0
-    assert main(command) == 0
-    assert "per_question" in capsys.readouterr().out
-
-
 # — from here on, whole runs in processes of their own, which are killed
 
 

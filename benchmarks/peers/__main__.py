@@ -20,9 +20,17 @@ from typing import Any
 
 import cyclopts
 
+from benchmarks.bench import (
+    STANDARD,
+    Workload,
+    as_questions,
+    equally_long,
+    shaped,
+)
 from benchmarks.peers.environments import PeerError, Worker, Workers
 from benchmarks.peers.serve import Asked, Documents, Setup
 from benchmarks.peers.turns import Row, measure
+from benchmarks.timing import processor
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.job import make_job, plan
@@ -31,14 +39,6 @@ from pipeline.runtime.placement import EngineBytes, place, spread, this_machine
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
-from pipeline.verbs.bench import (
-    STANDARD,
-    Workload,
-    as_questions,
-    equally_long,
-    processor,
-    shaped,
-)
 from pipeline.verbs.samples import take_samples
 
 REFERENCE = "assay:float32"

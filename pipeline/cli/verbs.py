@@ -29,7 +29,6 @@ from pipeline.cli.app import (
 from pipeline.cli.parameters import AsJson, SpecFile, Verb, with_flags, words_of
 from pipeline.errors import Problem, SpecError
 from pipeline.options import (
-    BenchOptions,
     GoldOptions,
     InitOptions,
     Limits,
@@ -303,19 +302,3 @@ def status(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     with spec_in(spec_file) as spec:
         result = status(spec, cache_dir=cache_dir())
     return print_result(result, show_status, as_json=as_json)
-
-
-@verb(LABEL, 5)
-def bench(
-    spec_file: SpecFile, /, *, options: BenchOptions = BenchOptions(), as_json: AsJson = False
-) -> int:
-    """Measure the speed on this machine against other ways to ask the same questions.
-
-    The methods take turns, so that a noisy machine disturbs all of them alike.
-    """
-    with spec_in(spec_file) as spec:
-        with imports_of_torch():
-            from pipeline.report.check import show_bench
-            from pipeline.verbs.bench import bench
-        measured = bench(spec, options, cache_dir=cache_dir())
-    return print_result(measured, show_bench, as_json=as_json)

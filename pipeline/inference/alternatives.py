@@ -1,4 +1,4 @@
-"""Labelling without a tree: what `assay bench` and `assay check` compare the tree with.
+"""Labelling without a tree: what `assay check` and the benchmarks compare the tree with.
 
 Every method answers the same questions on the same canonical prompts with transformers' own
 attention. Entry points: `expand`, `per_question` and `per_label` for the bench, `answers_alone` for

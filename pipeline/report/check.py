@@ -1,20 +1,16 @@
-"""The reports of `check` and `bench`: what was proved and measured, for people and as JSON."""
+"""The report of `check`: what was proved, for people and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pipeline.inference.memory import MemoryPlan
-from pipeline.report.console import Grid, Part, printed, warnings
+from pipeline.report.console import Part, printed, warnings
 from pipeline.report.doubts import check_doubts
 from pipeline.verbs.check import AnswerFacts, CheckedModel, Findings, Prompt, ReadoutFacts
 from pipeline.verbs.exactness import FLOAT32_MAX, Difference, Exactness
-
-if TYPE_CHECKING:
-    from pipeline.verbs.bench import Bench, Measurement
 
 SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 
@@ -168,33 +164,4 @@ def findings_json(findings: Findings) -> FindingsJson:
         quantization=findings.proof.quantization,
         answers=findings.answers,
         warnings=tuple(check_doubts(findings)),
-    )
-
-
-_COLUMNS: dict[str, Callable[[Measurement], str]] = {
-    "method": lambda row: row.method,
-    "s / document": lambda row: f"{row.seconds_per_document:.2f}",
-    "docs / s": lambda row: f"{row.docs_per_s:.3f}",
-    "tokens / s": lambda row: f"{row.tokens_per_s:,.0f}",
-    "times assay": lambda row: f"{row.times_tree:.2f}",
-    "peak MB": lambda row: f"{row.peak_bytes / 1e6:,.0f}",
-    "share": lambda row: f"{row.matmul_share:.0%}",
-}
-
-
-@printed
-def show_bench(bench: Bench) -> Iterator[Part]:
-    """The machine, a table for each workload, and what the columns mean."""
-    machine = bench.machine
-    weights = "" if machine.quantize == "none" else f", quantize: {machine.quantize}"
-    yield (
-        f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
-        f"{machine.device}, torch {machine.torch}"
-    )
-    for name, rows in groupby(bench.rows, key=lambda row: row.workload):
-        yield Grid(name, tuple(_COLUMNS), [[f(row) for f in _COLUMNS.values()] for row in rows])
-    yield (
-        "tokens: those of the documents; times assay: median ratio of paired rounds; share: useful "
-        "FLOP/s, as % of this machine's matmul peak, "
-        f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s"
     )

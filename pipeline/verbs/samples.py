@@ -1,4 +1,4 @@
-"""A few documents of a corpus, as the model reads them, for `check`, `plan` and `bench`.
+"""A few documents of a corpus, as the model reads them, for `check` and `plan`.
 
 Entry point: `take_samples`.
 """

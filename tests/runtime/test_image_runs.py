@@ -175,10 +175,6 @@ def test_a_model_without_a_vision_tower_is_named_before_anything_is_written(
     assert [each.name for each in pictures.store.root.iterdir()] == ["attempts"]  # of the probe
 
 
-def test_a_labeller_and_bench_name_that_they_read_texts(
-    pictures: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_labeller_says_that_it_reads_texts(pictures: Corpus) -> None:
     with pytest.raises(SpecError, match=r"input.image: a Labeller reads texts"):
         Labeller(pictures.spec_file, cache_dir=pictures.cache)
-    assert main(["bench", str(pictures.spec_file)]) == 2
-    assert "input.image: bench cuts texts to equal length" in capsys.readouterr().err

@@ -30,7 +30,8 @@ def validate_outputs(patch: pytest.MonkeyPatch) -> None:
 
     def validated(result: object) -> Any:
         value = json_value(result)
-        validator(_running_verb()).validate(value)
+        if verb := _running_verb():
+            validator(verb).validate(value)
         return value
 
     patch.setattr(module, "json_value", validated)
@@ -47,7 +48,7 @@ def _verbs() -> dict[CodeType, str]:
     return {app[verb].default_command.__code__: verb for verb in app if not verb.startswith("-")}
 
 
-def _running_verb() -> str:
-    """The verb that was called; one may call another, as `export --head` calls `show`."""
+def _running_verb() -> str | None:
+    """The verb that was called, which may call another; None for a command of benchmarks."""
     callers = [frame.f_code for frame, _ in walk_stack(None)]
-    return next(_verbs()[code] for code in reversed(callers) if code in _verbs())
+    return next((_verbs()[code] for code in reversed(callers) if code in _verbs()), None)

@@ -1,36 +1,33 @@
-"""Measure the tree against other ways to ask the same questions. Entry point: `bench`.
+"""Measure the tree against other ways to ask the same questions, on this machine.
 
-All methods run in one process and take turns, so that their ratios hold on a noisy machine.
+    python -m benchmarks.bench SPEC --json
+
+Entry point: `bench`. All methods run in one process and take turns (`timing`).
 """
 
 from __future__ import annotations
 
-import gc
-import platform
-import statistics
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice
 from pathlib import Path
 
-import psutil
 import torch
 from pydantic import computed_field
-from torch import nn
 
-from pipeline.errors import Problem, SpecError, option_error
+from benchmarks.timing import Turn, matmul_flops, processor, take_turns
+from pipeline.cache import cache_dir
+from pipeline.cli.app import call, new_app, print_result, spec_in
+from pipeline.cli.parameters import AsJson, SpecFile, with_flags
+from pipeline.errors import Problem, SpecError, option_error, require_positive
 from pipeline.inference.alternatives import expand, per_label, per_question, tree_flops
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
-from pipeline.inference.memory import disable_malloc_trim, trim_malloc
-from pipeline.inference.model.int8_products import Int8Linear, round_rows
+from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.products import LIBRARIES
-from pipeline.options import BenchOptions
+from pipeline.report.console import Grid, Part, printed
 from pipeline.runtime.assembly import (
     DocumentReader,
     job_model,
@@ -47,7 +44,19 @@ from pipeline.verbs.samples import take_samples
 
 BATCH = 8  # documents that the batched baseline expands in one forward
 FEW_SHOT_TOKENS = 1_500
-_RATE_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The size of a bench."""
+
+    rounds: int | None = None
+    """Number of paired rounds (default: 3; 2 for the longest documents)."""
+    tokens: int | None = None
+    """Measure one workload with documents of this many tokens (default: the standard five)."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rounds", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,128 +263,51 @@ def equally_long(stream: Sequence[int], tokens: int, count: int) -> list[list[in
     return [list(islice(endless, tokens)) for _ in range(count)]
 
 
-def processor() -> str:
-    """The name of this machine's processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+_COLUMNS: dict[str, Callable[[Measurement], str]] = {
+    "method": lambda row: row.method,
+    "s / document": lambda row: f"{row.seconds_per_document:.2f}",
+    "docs / s": lambda row: f"{row.docs_per_s:.3f}",
+    "tokens / s": lambda row: f"{row.tokens_per_s:,.0f}",
+    "times assay": lambda row: f"{row.times_tree:.2f}",
+    "peak MB": lambda row: f"{row.peak_bytes / 1e6:,.0f}",
+    "share": lambda row: f"{row.matmul_share:.0%}",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one method runs in a round, on how many documents, and in how many rounds."""
-
-    run: Callable[[], object]
-    documents: int
-    rounds: int
-    warm_up: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One method's figures over all its rounds."""
-
-    seconds: tuple[float, ...]  # per document, one for each round
-    peak_bytes: int  # above the memory of the process before
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    def times(self, other: Timed) -> float:
-        """The ratio of these seconds to the other's: the median of paired rounds."""
-        pairs = zip(self.seconds, other.seconds, strict=False)
-        return statistics.median(mine / theirs for mine, theirs in pairs)
+@printed
+def show_bench(bench: Bench) -> Iterator[Part]:
+    """The machine, a table for each workload, and what the columns mean."""
+    machine = bench.machine
+    weights = "" if machine.quantize == "none" else f", quantize: {machine.quantize}"
+    yield (
+        f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
+        f"{machine.device}, torch {machine.torch}"
+    )
+    for name, rows in groupby(bench.rows, key=lambda row: row.workload):
+        yield Grid(name, tuple(_COLUMNS), [[f(row) for f in _COLUMNS.values()] for row in rows])
+    yield (
+        "tokens: those of the documents; times assay: median ratio of paired rounds; share: useful "
+        "FLOP/s, as % of this machine's matmul peak, "
+        f"{bench.matmul_flops / 1e9:,.0f} GFLOP/s"
+    )
 
 
-def take_turns(turns: Mapping[str, Turn]) -> dict[str, Timed]:
-    """Run every method once a round, one after the other, until its rounds are over."""
-    for turn in turns.values():
-        if turn.warm_up:
-            turn.run()
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
-    peaks = dict.fromkeys(turns, 0)
-    for round_number in range(max(turn.rounds for turn in turns.values())):
-        for name, turn in turns.items():
-            if round_number >= turn.rounds:
-                continue
-            with _peak_memory() as peak:
-                started = time.perf_counter()
-                turn.run()
-                synchronise()
-                seconds[name].append((time.perf_counter() - started) / turn.documents)
-            peaks[name] = max(peaks[name], peak())
-    return {name: Timed(tuple(seconds[name]), peaks[name]) for name in turns}
+app = new_app("benchmarks.bench", "Measure the speed on this machine against other ways to ask.")
 
 
-def matmul_flops(model: LoadedModel) -> float:
-    """The rate of the products of one of the model's layers, in FLOP a second.
+@app.default
+@with_flags
+def main(
+    spec_file: SpecFile, /, *, options: BenchOptions = BenchOptions(), as_json: AsJson = False
+) -> int:
+    """Measure the speed on this machine against other ways to ask the same questions.
 
-    Each of its linear layers by the library and on the number of rows that are fastest here.
+    The methods take turns, so that a noisy machine disturbs all of them alike.
     """
-    layers = getattr(model.decoder, "layers", None) or [model.decoder]
-    products = [each for each in layers[0].modules() if isinstance(each, nn.Linear | Int8Linear)]
-    seconds: dict[tuple[int, int], float] = {}  # of one row, by inputs and outputs
-    for product in products:
-        shape = product.in_features, product.out_features
-        if shape not in seconds:
-            seconds[shape] = _seconds_of_row(product, model.device, model.network.dtype)
-    shapes = [(product.in_features, product.out_features) for product in products]
-    return sum(2 * i * o for i, o in shapes) / sum(map(seconds.__getitem__, shapes))
+    with spec_in(spec_file) as spec:
+        measured = bench(spec, options, cache_dir=cache_dir())
+    return print_result(measured, show_bench, as_json=as_json)
 
 
-def _seconds_of_row(
-    product: nn.Linear | Int8Linear, device: torch.device, dtype: torch.dtype
-) -> float:
-    best = float("inf")
-    # — a GPU computes 4,096 rows in a tenth of a millisecond: launching it would count, too
-    for rows in (65_536,) if device.type == "cuda" else (512, 4_096):
-        x = torch.randn(rows, product.in_features, device=device, dtype=dtype)
-        ways: list[Callable[[], object]]
-        if isinstance(product, Int8Linear):
-            ways = [partial(product.product, round_rows(x))]
-        else:
-            libraries = LIBRARIES if device.type == "cpu" else {"torch": nn.functional.linear}
-            ways = [partial(library, x, product.weight, None) for library in libraries.values()]
-        with torch.inference_mode():
-            for way in ways * _RATE_ROUNDS:
-                started = time.perf_counter()
-                way()
-                synchronise()
-                best = min(best, (time.perf_counter() - started) / rows)
-    return best
-
-
-def synchronise() -> None:
-    """Wait for the GPU, if there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-@contextmanager
-def _peak_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function that returns how far memory rose inside the block, in bytes."""
-    gc.collect()
-    trim_malloc()  # or the next method would seem to need none
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        yield lambda: torch.cuda.max_memory_allocated() - held
-        return
-    process = psutil.Process()
-    held = highest = process.memory_info().rss
-    stopped = threading.Event()
-
-    def watch() -> None:
-        nonlocal highest
-        while not stopped.wait(0.005):
-            highest = max(highest, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield lambda: highest - held
-    finally:
-        stopped.set()
-        watcher.join()
+if __name__ == "__main__":
+    sys.exit(call(app))

@@ -11,7 +11,10 @@ import torch
 from processors import needs_products
 from torch import nn
 
-from pipeline.cli import main
+from benchmarks import timing
+from benchmarks.bench import Workload, app, as_questions, equally_long, fits, shaped
+from benchmarks.timing import Timed, Turn, matmul_flops, take_turns
+from pipeline.cli.app import call
 from pipeline.errors import SpecError
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
@@ -19,18 +22,6 @@ from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.products import LIBRARIES
 from pipeline.spec.tasks import TaskSpec
-from pipeline.verbs import bench
-from pipeline.verbs.bench import (
-    Timed,
-    Turn,
-    Workload,
-    as_questions,
-    equally_long,
-    fits,
-    matmul_flops,
-    shaped,
-    take_turns,
-)
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n in "xy"))
 STREAM = [10, 11, 12]
@@ -78,7 +69,7 @@ def test_what_cannot_be_measured_is_one_line(
     write_spec: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["bench", str(write_spec()), *wish]) == 2
+    assert call(app, [str(write_spec()), *wish]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(told)
 
 
@@ -135,7 +126,7 @@ def test_the_rate_is_that_of_the_fastest_library(
         time.sleep(0.02)
 
     fastest = next(library for name, library in LIBRARIES.items() if name != slow)
-    monkeypatch.setattr(bench, "LIBRARIES", {slow: never_done, "fast": fastest})
+    monkeypatch.setattr(timing, "LIBRARIES", {slow: never_done, "fast": fastest})
     assert matmul_flops(model) > 2 * flops / (0.02 * len(products))
 
 
@@ -153,8 +144,36 @@ def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
     spec = write_spec(
         model={"path": str(model_folder), "dtype": "float32", "quantize": "int8_dynamic"}
     )
-    command = ["bench", str(spec), "--rounds", "1", "--tokens", "20"]
-    assert main([*command, "--json"]) == 0
+    command = [str(spec), "--rounds", "1", "--tokens", "20"]
+    assert call(app, [*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["machine"]["quantize"] == "int8_dynamic"
-    assert main(command) == 0
+    assert call(app, command) == 0
     assert "quantize: int8_dynamic on cpu" in capsys.readouterr().out
+
+
+def test_bench_measures_every_method_on_equally_long_documents(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(write_spec()), "--rounds", "2", "--tokens", "40"]
+    assert call(app, [*command, "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    methods = ["tree", "expand", "per_question", "per_label"]
+    assert [row["method"] for row in measured["rows"]] == methods
+    for row in measured["rows"]:
+        assert row["workload"].startswith("40 tokens x 2 questions, 5 labels")
+        assert row["seconds_per_document"] * row["docs_per_s"] == pytest.approx(1)
+        assert row["tokens_per_s"] == pytest.approx(row["docs_per_s"] * row["document_tokens"])
+        assert row["seconds_per_document"] > 0 and row["peak_bytes"] >= 0
+        assert row["matmul_share"] > 0
+        assert row["times_tree"] > 0
+    assert measured["rows"][0]["times_tree"] == 1 and measured["matmul_flops"] > 0
+    assert call(app, command) == 0
+    assert "per_question" in capsys.readouterr().out
+
+
+def test_a_spec_that_cannot_be_measured_is_refused_in_one_line(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = write_spec(input={"path": str(write_spec().parent), "image": "picture"})
+    assert call(app, [str(spec)]) == 2
+    assert "input.image: bench cuts texts to equal length" in capsys.readouterr().err
