@@ -17,7 +17,7 @@ from pipeline.sources.listing import FileInfo
 from pipeline.sources.shards import ObjectVersion, Shard, Unit
 from pipeline.sources.streams import Options, decompressed, opened
 from pipeline.sources.tables import table_rows, table_units
-from pipeline.sources.text_files import text_rows, text_units
+from pipeline.sources.text_files import LFS_POINTER, text_rows, text_units
 from pipeline.sources.webdataset import tar_rows, tar_units
 from pipeline.sources.wet import wet_rows, wet_units
 
@@ -66,7 +66,7 @@ def format_of(path: str) -> str | None:
 # What a file may be instead of what its name says: its first bytes in lower case, what to do about
 # it, and the parts of a format that do begin so.
 _CONTENTS = (
-    ((b"version https://git-lfs",), "a Git LFS pointer; run `git lfs pull`", ()),
+    ((LFS_POINTER,), "a Git LFS pointer; run `git lfs pull`", ()),
     ((b"<!doctype html", b"<html"), "an HTML page; download the file itself", ()),
     ((b"\xff\xfe", b"\xfe\xff"), "UTF-16 text; save it as UTF-8", ()),
     ((b"\x1f\x8b",), "compressed with gzip; add .gz to its name", ("gz",)),

@@ -222,10 +222,7 @@ def check_columns(version: ObjectVersion, names: list[str]) -> None:
         "input.id": version.id_column,
     }
     # — a file without a header has its first text in place of a name
-    existing = ", ".join(
-        n if len(n) <= NAME_CHARS else n[:NAME_CHARS] + "..." for n in sorted(names)
-    )
-    existing = existing or "none"
+    existing = ", ".join(map(_shown, sorted(names))) or "none"
     problems = []
     for place, name in columns.items():
         if name is not None and names.count(name) != 1:
@@ -235,6 +232,12 @@ def check_columns(version: ObjectVersion, names: list[str]) -> None:
     if problems:
         lacks = all(problem.value not in names for problem in problems)
         raise MissingColumnsError(problems) if lacks else SpecError(problems)
+
+
+def _shown(name: str) -> str:
+    """A column's name as it is, or in quotes where it could be taken for something else."""
+    start = name if len(name) <= NAME_CHARS else name[:NAME_CHARS] + "..."
+    return start if re.fullmatch(r"[\w.:/-]+", start) else repr(start)
 
 
 def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _CLOCKS_APART_S = 60.0
 # The protocols of stores whose paths begin with a bucket.
-_BUCKETS = frozenset({"s3", "gs", "abfs"})
+_BUCKETS = frozenset({"s3", "gs"})
 NO_OPTIONS: Options = {}
 # The length of the reason in each row of a file that cannot be read.
 REASON_CHARS = 200

@@ -24,6 +24,7 @@ from pipeline.sources.streams import Options, check_same, fetching, retry_transi
 from pipeline.stores.file_systems import file_system_at
 
 COLUMNS = ["text", "id"]
+LFS_POINTER = b"version https://git-lfs"
 
 
 def text_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
@@ -41,7 +42,9 @@ def text_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     has_text = names is None or "text" in names
     for file in files:
         id = {"id": file[0].removeprefix(folder)}
-        yield Row(id | ({"text": _text(file_system, file)} if has_text else {}))
+        text: dict[str, object] = {"text": _text(file_system, file)} if has_text else {}
+        is_pointer = isinstance(data := text.get("text"), bytes) and data.startswith(LFS_POINTER)
+        yield Row(id | text, problem="a Git LFS pointer" if is_pointer else None, place=id["id"])
 
 
 def text_names(shard: Shard) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.errors import Option, listed, option_error
 from pipeline.options import InitOptions
 from pipeline.sources.delimited import wrong_delimiter
 from pipeline.sources.documents import TooLong
-from pipeline.sources.formats import format_of
+from pipeline.sources.formats import foreign_content, format_of
 from pipeline.sources.listing import irregularity
 from pipeline.sources.source import find_files, first_rows
 from pipeline.sources.text_files import file_path
@@ -128,7 +128,10 @@ def init(data: str, options: InitOptions) -> Proposal:
     first = min(str(info["name"]) for info in infos)
     format = str(format_of(first))
     # — the rows of text files belong to their folder or glob, not to one file
-    values = _sample(file_path(file_system, place if format == "txt" else first), format)
+    path = file_path(file_system, place if format == "txt" else first)
+    if format != "txt" and (content := foreign_content(path, format, {})) is not None:
+        raise option_error("data", f"is {content}", first)
+    values = _sample(path, format)
     is_delimited = format.startswith(("csv", "tsv"))
     if is_delimited and values and (other := wrong_delimiter([*values])):
         raise option_error("data", other, first)

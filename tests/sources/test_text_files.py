@@ -24,6 +24,7 @@ FILES = {
     "deep/c.TXT": b" \n",
     "deep/er/a.txt": b"caf\xe9",
     "deep/er/d.txt": b"",
+    "deep/er/e.txt": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n",
 }
 EXPECTED = [
     ("a.txt", "one", "ok"),
@@ -31,6 +32,7 @@ EXPECTED = [
     ("deep/c.TXT", " \n", "empty"),
     ("deep/er/a.txt", None, "error:invalid UTF-8"),
     ("deep/er/d.txt", "", "empty"),
+    ("deep/er/e.txt", None, "error:a Git LFS pointer"),
 ]
 
 
@@ -62,8 +64,8 @@ def test_each_file_is_a_row_and_its_id_is_the_path_below_the_folder(
     [
         ("a.txt", ["a.txt"]),
         ("*.txt", ["a.txt", "b.txt"]),
-        ("*/er/*.txt", ["deep/er/a.txt", "deep/er/d.txt"]),
-        ("deep", ["c.TXT", "er/a.txt", "er/d.txt"]),
+        ("*/er/*.txt", ["deep/er/a.txt", "deep/er/d.txt", "deep/er/e.txt"]),
+        ("deep", ["c.TXT", "er/a.txt", "er/d.txt", "er/e.txt"]),
     ],
 )
 def test_a_file_a_glob_and_a_folder_name_their_ids(

@@ -71,6 +71,7 @@ DEFAULTS: dict[str, Any] = {
         "text": "text",
         "image": None,
         "id": None,
+        "quoted": None,
         "shard_bytes": "auto",
     },
     "storage_options": {},

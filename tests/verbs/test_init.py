@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cli import main
+from pipeline.errors import SpecError
 from pipeline.options import InitOptions
 from pipeline.spec.parse import PlainLoader, load_spec
 from pipeline.verbs.init import _yaml, init
@@ -41,7 +42,7 @@ def test_every_format_gets_its_columns_and_a_spec_that_is_valid(corpus: Path) ->
     assert (proposal.text, proposal.id, proposal.files) == ("text", "id", 1)
     spec = load_spec("new.yaml")
     assert (spec.input.path, spec.input.text, spec.input.id) == (str(corpus), "text", "id")
-    assert spec.name in ("corpus", "file", "stream") and spec.output == f"out/{spec.name}"
+    assert spec.name in ("corpus", "file", "lines", "stream") and spec.output == f"out/{spec.name}"
 
 
 def test_a_folder_of_text_files_gets_the_columns_of_text_files(tmp_path: Path) -> None:
@@ -174,3 +175,10 @@ def test_check_accepts_the_spec(model_folder: Path, capsys: pytest.CaptureFixtur
     assert main(["init", "data.csv", "--model", str(model_folder)]) == 0
     assert main(["check", "spec.yaml", "--documents", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["documents"] == 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.csv", "a.parquet"])
+def test_a_git_lfs_pointer_is_named_as_one(name: str) -> None:
+    Path(name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    with pytest.raises(SpecError, match="data: is a Git LFS pointer; run `git lfs pull`"):
+        init(name, InitOptions())
