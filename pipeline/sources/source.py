@@ -124,6 +124,10 @@ def find_files(
             file_system, place = file_system_at(path_glob, options)
             file_system.invalidate_cache()  # forgets what it listed before
             infos = files_at(file_system, place, of_first_kind, left_out, output)
+        except FileNotFoundError:
+            if not _lacks_bucket(file_system, place):
+                raise
+            infos = []
         except (ValueError, ImportError) as error:  # no such protocol, package or pattern
             fix = f"cannot be opened: {error}"
             raise SpecError([Problem(key, fix, path_glob)]) from error
@@ -150,8 +154,8 @@ def find_files(
 
 def _no_file(file_system: AbstractFileSystem, place: str) -> str:
     """Why a path names no file, and what to write instead where that is known."""
-    bucket = place.partition("/")[0]
-    if _BUCKETS.intersection(file_system.protocol) and not file_system.exists(bucket):
+    if _lacks_bucket(file_system, place):
+        bucket = place.partition("/")[0]
         return f"there is no bucket {bucket!r}, or these credentials do not see it"
     if isinstance(file_system, LocalFileSystem) and os.path.isdir(place):
         return f"this folder has no supported file; supported are {supported()}"
@@ -165,6 +169,11 @@ def _no_file(file_system: AbstractFileSystem, place: str) -> str:
         if similar := get_close_matches(name, beside, n=1):
             return f"names no file; a similar name is {similar[0]!r}"
     return f"names no file; supported are {supported()}, globs and folders"
+
+
+def _lacks_bucket(file_system: AbstractFileSystem, place: str) -> bool:
+    has_buckets = not _BUCKETS.isdisjoint(file_system.protocol)
+    return has_buckets and not file_system.exists(place.partition("/")[0])
 
 
 def cut(

@@ -15,6 +15,9 @@ import zstandard
 from stages import run_without_ray
 
 from pipeline.cli import main
+from pipeline.errors import SpecError
+from pipeline.runtime.job import check_places
+from pipeline.spec.parse import parse_spec
 
 ROWS = [(f"d{n}", f'Text {n}, with "quotes"\nand two lines.') for n in range(12)]
 
@@ -105,3 +108,37 @@ def test_a_new_text_file_is_the_only_one_that_is_labelled(
     (tmp_path / "in" / "d05.txt").write_text("Another text.")
     assert run()["documents_read_by_model"] == 1
     assert run()["documents_read_by_model"] == 0
+
+
+SPEC = """
+name: linked
+model: {{path: some/model}}
+input: {{path: {path}}}
+output: {output}
+tasks: [{{name: toxic, question: "Rude?", labels: ["a", "b"]}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "output", "message"),
+    [
+        ("data", "data", "1 of its files are in the output "),
+        ("data/**", ".", "1 of its files are in the output "),
+        ("linked", "data", "1 of its files are in the output "),
+        ("data/a.jsonl", "linked", "1 of its files are in the output "),
+        ("data", "data/out", None),
+        ("linked/*.jsonl", "data/out", None),
+    ],
+)
+def test_an_input_in_the_output_is_refused_before_there_are_results(
+    tmp_path: Path, path: str, output: str, message: str | None
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "linked").symlink_to("data")
+    spec = parse_spec(SPEC.format(path=tmp_path / path, output=(tmp_path / output).resolve()))
+    if message is None:
+        check_places(spec, tmp_path / "cache")
+    else:
+        with pytest.raises(SpecError, match=message):
+            check_places(spec, tmp_path / "cache")

@@ -234,3 +234,21 @@ def test_quotes_of_a_tsv_file_are_characters_and_no_line_is_lost(write: Write) -
     assert not {shard.id for shard in told} & {shard.id for shard in shards}
     assert all(Shard.from_json(shard.to_json()) == shard for shard in [*told, *shards])
     assert pa.concat_tables(map(all_documents, told)).num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("header", "shown"),
+    [
+        ('"a, b",c', "'a, b', c"),
+        ('"two\nlines",c', "c, 'two\\nlines'"),
+        (" id,date", "' id', date"),
+        ("größe,doc.id", "doc.id, größe"),
+        ("'x',y", "\"'x'\", y"),
+    ],
+)
+def test_names_that_could_be_taken_for_others_are_quoted(
+    write: Write, header: str, shown: str
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        cut(write("a.csv", f"{header}\n1,2\n".encode()), Columns("text", None), 3000)
+    assert raised.value.problems[0].fix.endswith(f"no such column; it has: {shown}")

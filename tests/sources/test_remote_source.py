@@ -184,3 +184,11 @@ def test_options_that_the_file_system_does_not_take_are_a_problem_of_the_spec(
 ) -> None:
     with pytest.raises(SpecError, match=r"^input\.storage_options: .*endpont"):
         find_objects("s3://bucket/*.jsonl", tmp_path / "cache", {"endpont": "x"})
+
+
+@pytest.mark.parametrize("folder", ["moto", "fake_gcs"], indirect=True)
+@pytest.mark.parametrize("path", ["", "/a.jsonl", "/*.jsonl", "/deep/**/*.jsonl"])
+def test_a_bucket_that_is_not_there_is_named(folder: Folder, path: str, tmp_path: Path) -> None:
+    scheme = folder.url.partition("://")[0]
+    with pytest.raises(SpecError, match=r"^input\.path: there is no bucket 'nobucket-assay', or"):
+        find_objects(f"{scheme}://nobucket-assay{path}", tmp_path / "cache", folder.options)
