@@ -67,17 +67,19 @@ def load_or_cut(
     new = [version for version in versions if version not in log.cuts]
     unreadable: list[str] = []
     unwritten: dict[ObjectVersion, Sequence[Shard]] = {}
-    written_s = time.monotonic()
-
+    # — in a format without a schema, the columns of such an object are null if others have them
     lacking: dict[ObjectVersion, MissingColumnsError] = {}
+    written_s = time.monotonic()
 
     def cut_or_error(version: ObjectVersion) -> Sequence[Shard] | AssayError:
         try:
             return cut(versions[version], columns, target_bytes, lacking=version in lacking)
         except (UnreadableError, MissingColumnsError) as error:
+            if version.format in TABLES and isinstance(error, MissingColumnsError):
+                raise
             return error
 
-    def take_in(version: ObjectVersion, shards: Sequence[Shard] | AssayError) -> None:
+    def add(version: ObjectVersion, shards: Sequence[Shard] | AssayError) -> None:
         match shards:
             case MissingColumnsError():
                 lacking[version] = shards
@@ -88,31 +90,23 @@ def load_or_cut(
 
     with ThreadPoolExecutor(CUT_THREADS) as pool:
         for version, shards in zip(new, pool.map(cut_or_error, new), strict=True):
-            take_in(version, shards)
+            add(version, shards)
             if time.monotonic() - written_s >= WRITE_SECONDS:
                 take(unwritten)
                 unwritten, written_s = {}, time.monotonic()
-    if lacking:
-        _accept(lacking, any(log.cuts.get(own) or unwritten.get(own) for own in versions))
-    for version in lacking:
-        take_in(version, cut_or_error(version))
+    others_have = any(log.cuts.get(version) or unwritten.get(version) for version in versions)
+    for number, (version, lacks) in enumerate(lacking.items()):
+        if not others_have:
+            raise lacks
+        if number == 0:
+            text = "%d files are read without columns that others have: %s"
+            logger.warning(text, len(lacking), lacks)
+        add(version, cut_or_error(version))
     if unwritten:
         take(unwritten)
     cuts = log.cuts_of(versions, tuple(unreadable))
     _require_rows(cuts, objects)
     return cuts
-
-
-def _accept(lacking: Mapping[ObjectVersion, MissingColumnsError], others_have: bool) -> None:
-    """Raises the error of the first file that may not lack columns: that of a table, or of all.
-
-    In a format without a schema, the columns of the other files' rows are null there.
-    """
-    for version, error in lacking.items():
-        if version.format in TABLES or not others_have:
-            raise error
-    first = next(iter(lacking.values()))
-    logger.warning("%d files are read without columns that others have: %s", len(lacking), first)
 
 
 def _require_rows(cuts: Cuts, objects: Sequence[InputObject]) -> None:
