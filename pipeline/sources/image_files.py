@@ -25,8 +25,8 @@ def image_of(value: object, *, path: str, options: Options) -> bytes:
     """The image file of a value of the image column: bytes, a path, or a struct of both.
 
     Args:
-        value: As the row has it. A path is from the folder of the input file, or absolute and in
-            the same file system.
+        value: As the row has it. A path is from the folder of the input file, or absolute. It must
+            be below that folder, also after links; in a store, in the same bucket or host.
         path: The input file.
         options: Of the file system of the input.
 
@@ -55,6 +55,10 @@ def _read_image_file(written: str, folder: str, options: Options) -> bytes:
     path = written if _ABSOLUTE.match(written) else f"{folder}/{written}"
     if _scheme(path) != _scheme(folder):  # a row may not make requests elsewhere
         raise DocumentError(f"the image {shown!r} is in another file system than its row")
+    if not _scheme(path):
+        path, folder = os.path.realpath(path), os.path.realpath(folder or "/")
+    if "/../" in path or not path.startswith(f"{_root(folder)}/"):
+        raise DocumentError(f"the image {shown!r} is outside the folder or bucket of its row")
     with fetching(path):
         file_system, place = file_system_at(path, options)
         try:
@@ -74,6 +78,13 @@ def _read_image_file(written: str, folder: str, options: Options) -> bytes:
     if len(data) > MAX_IMAGE_BYTES:
         raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
     return data
+
+
+def _root(folder: str) -> str:
+    """What the images of the rows of a file in this folder are below."""
+    # — a repository of the Hub is more than the first part of its path
+    is_store = _scheme(folder) not in ("", "hf")
+    return "/".join(folder.split("/")[:3]) if is_store else folder.rstrip("/")
 
 
 def _scheme(path: str) -> str:

@@ -67,7 +67,7 @@ class InputSpec(Frozen):
     """Column with the text of a document. With `image`, the default is to read no text."""
     image: str | None = Field(default=None, min_length=1)
     """Column with the image of a document, which comes before its text: the image file's bytes, or
-    its path, from the folder of the input file or absolute in the same file system."""
+    its path, from the folder of the input file or absolute, and below that folder or bucket."""
     id: str | None = Field(default=None, min_length=1)
     """Column with the id of a document. Default: the hash of the text. Text files have the columns
     `text` and `id`, which is the file's path below the folder. A whole number is its digits (1.0 is

@@ -192,6 +192,58 @@ def test_a_row_cannot_make_requests_to_other_file_systems(table: str, image: str
         image_of(image, path=table, options={})
 
 
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A folder of input, in a folder with a file that its rows may not name."""
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (tmp_path / "in2").mkdir()
+    (tmp_path / "in2" / "a.png").write_bytes(b"other")
+    (tmp_path / "in" / "images").mkdir(parents=True)
+    (tmp_path / "in" / "images" / "a.png").write_bytes(b"own")
+    (tmp_path / "in" / "images" / "linked.png").symlink_to("../../secret.png")
+    (tmp_path / "in" / "out").symlink_to("..")
+    (tmp_path / "in" / "own.png").symlink_to("images/a.png")
+    return tmp_path / "in"
+
+
+OUTSIDE = """/etc/passwd ../secret.png images/../../secret.png images/linked.png out/secret.png
+    {beside}/../secret.png {beside}2/a.png ../in2/a.png /dev/zero"""
+
+
+@pytest.mark.parametrize("image", OUTSIDE.split())
+def test_an_image_outside_the_folder_of_its_row_is_not_read(image: str, beside: Path) -> None:
+    with pytest.raises(DocumentError, match="is outside the folder or bucket of its row"):
+        image_of(image.format(beside=beside), path=f"{beside}/t.jsonl", options={})
+
+
+@pytest.mark.parametrize(
+    "image", ["images/a.png", "images/../own.png", "own.png", "{beside}/images/a.png", "./own.png"]
+)
+def test_an_image_below_the_folder_of_its_row_is_read(image: str, beside: Path) -> None:
+    (beside.parent / "link").symlink_to(beside.name)
+    for folder in (beside, beside.parent / "link"):
+        path = f"{folder}/t.jsonl"
+        assert image_of(image.format(beside=beside), path=path, options={}) == b"own"
+
+
+@pytest.mark.parametrize(
+    ("table", "image"),
+    [
+        ("s3://bucket/in/t.jsonl", "s3://bucket2/a.png"),
+        ("s3://bucket/in/t.jsonl", "s3://other/a.png"),
+        ("http://host:1/in/t.jsonl", "http://host:12/a.png"),
+        ("http://host/in/t.jsonl", "http://host@other/a.png"),
+        ("hf://datasets/org/name@main/t.jsonl", "hf://datasets/org/private@main/a.png"),
+        ("hf://datasets/org/name@main/t.jsonl", "../../private@main/a.png"),
+    ],
+)
+def test_an_image_of_another_bucket_host_or_repository_is_not_fetched(
+    table: str, image: str
+) -> None:
+    with pytest.raises(DocumentError, match="is outside the folder or bucket of its row"):
+        image_of(image, path=table, options={})
+
+
 @pytest.mark.parametrize(
     ("write", "values", "column", "fix"),
     [
