@@ -15,7 +15,6 @@ from pipeline.local_files import check_regular, read_whole
 from pipeline.sources.streams import opened
 from pipeline.spec import parse
 from pipeline.spec.parse import load_spec
-from pipeline.stores.named_files import open_target
 
 MAKERS: dict[str, Callable[[Path], None]] = {
     "a device": lambda path: path.symlink_to("/dev/zero"),
@@ -35,8 +34,6 @@ def test_what_is_no_file_is_refused_wherever_a_file_is_named(kind: str, tmp_path
             read_gold_rows(str(gold), suffix, {})
         with pytest.raises(StorageError, match=f"it is {kind}"), opened(str(gold), {}):
             pass
-        with pytest.raises(StorageError, match=f"it is {kind}"):
-            open_target(str(gold), {}).read()
 
 
 def test_a_file_that_is_far_too_long_is_refused(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from operator import itemgetter
@@ -17,10 +17,11 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from pipeline.errors import StorageError, UnreadableError, one_line
 from pipeline.local_files import check_regular
-from pipeline.sources.shards import ObjectVersion
+from pipeline.sources.shards import ObjectVersion, fields_of
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
@@ -70,6 +71,13 @@ def fetching(path: str) -> Iterator[None]:
         if cause is not Cause.OTHER:
             raise as_storage_error(error, path, "read") from error
         raise StorageError(_message(path, error)) from error
+    except ValueError as error:
+        if not path.startswith(("http://", "https://")):
+            raise
+        raise StorageError(
+            f"{path}: the server gives no ranges of a file; copy the file to a disk or an object "
+            f"store"
+        ) from error
 
 
 def changed(path: str, how: str = "") -> StorageError:
@@ -95,9 +103,9 @@ def _message(path: str, error: BaseException) -> str:
 
 
 @contextmanager
-def opened(path: str, options: Options) -> Iterator[Fetched]:
+def opened(path: str, options: Options, *, ahead: bool = True) -> Iterator[Fetched]:
     """The object's bytes as they are stored, to be read with retries."""
-    with closing(Fetched(path, options)) as file:
+    with closing(Fetched(path, options, ahead=ahead)) as file:
         yield file
 
 
@@ -132,7 +140,7 @@ class Forward(Protocol):
 
 Reader = TypeVar("Reader", bound=Forward)
 
-# Readers that earlier shards used, each with a closed file, by object, position and identity.
+# Readers that earlier shards used, each with an idle file, by object, position and identity.
 # A use removes its reader first, so that no two threads share one.
 _idle: dict[tuple[object, int, int], Any] = {}
 # Threads that read consecutive shards, times the passes that each makes over a shard.
@@ -141,18 +149,26 @@ MAX_IDLE = 16
 
 @contextmanager
 def continued(
-    version: ObjectVersion, options: Options, start: int, make: Callable[[Fetched], Reader]
+    version: ObjectVersion,
+    options: Options,
+    start: int,
+    make: Callable[[Fetched], Reader],
+    *,
+    columns: Sequence[str] | None = None,
+    ahead: bool = True,
 ) -> Iterator[Reader]:
     """A reader of the object at or before `start`: the nearest idle one, or a new one.
 
-    Law: one thread that reads the shards of an object in order reads each byte of it once. With a
-    new reader for each of n shards, it would read the object n / 2 times.
+    A reader of some columns continues one of the same columns. Law: one thread that reads the
+    shards of an object in order reads each byte of it once. With a new reader for each of n shards,
+    it would read the object n / 2 times.
     """
-    key = version.path, version.size_bytes, version.etag, version.format, repr(options)
+    key = *fields_of(version).values(), repr(options), columns and tuple(columns)
     before = [place for place in tuple(_idle) if start and place[0] == key and place[1] <= start]
     reader: Reader | None = _idle.pop(max(before, key=itemgetter(1)), None) if before else None
     try:
-        with closing(Fetched(version.path, options) if reader is None else reader.file) as file:
+        own = Fetched(version.path, options, ahead=ahead) if reader is None else reader.file
+        with closing(own) as file:
             reader = reader or make(file)
             yield reader
     except GeneratorExit:  # — the caller needs no more rows
@@ -170,19 +186,22 @@ def _keep_idle(key: object, reader: Any) -> None:
 class Fetched:
     """A file that raises StorageErrors; readers in Arrow pass them on.
 
-    If it is read after it was closed, it is opened again, and continues where it was.
+    If it is read after it was closed, it is opened again, and continues where it was. Without
+    `ahead`, no more is fetched from a store than is asked for: a reader has buffers of its own.
     """
 
     closed = False  # for Arrow
 
-    def __init__(self, path: str, options: Options) -> None:
+    def __init__(self, path: str, options: Options, *, ahead: bool = True) -> None:
         self._path = path
         self._offset = 0
+        how: Any = {} if ahead else {"cache_type": "none"}
         with fetching(path):
             file_system, place = file_system_at(path, options)
             if isinstance(file_system, LocalFileSystem):
                 check_regular(place)
-            self._open = partial(file_system.open, place, "rb")
+                how = {}
+            self._open = partial(file_system.open, place, "rb", **how)
             self._file: BinaryIO | None = retry_transient(self._open)
 
     def read(self, size: int = -1, /) -> bytes:
@@ -198,7 +217,9 @@ class Fetched:
         return self._opened().tell()
 
     def close(self) -> None:
-        if self._file is not None:
+        # — one of a store holds no connection, but what was fetched ahead of the next shard
+        is_kept = isinstance(self._file, AbstractBufferedFile) and self._file.size is not None
+        if self._file is not None and not is_kept:
             self._offset = self._file.tell()
             self._file.close()
             self._file = None

@@ -18,7 +18,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.id_text import id_text, plain_values
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import BLOCK_BYTES, Fetched, Options, continued, opened
+from pipeline.sources.streams import BLOCK_BYTES, MAX_IDLE, Fetched, Options, continued, opened
 
 TABLES = ("parquet", "arrow")  # the formats whose rows all have the same columns
 FILE_MAGIC = b"ARROW1"
@@ -49,22 +49,21 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """
     if version.format == "arrow":
         with opened(version.path, options) as file:
-            arrow = _ArrowReader(file)
+            arrow = _arrow_reader(file)
             _check_types(version, arrow.schema)
             for batch in arrow.batches():
                 read = filter(None, (version.text_column, version.image_column))
                 yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in read))
         return
-    with opened(version.path, options) as file, pq.ParquetFile(file) as parquet:
-        _check_types(version, parquet.schema_arrow)
-        metadata = parquet.metadata
-        paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
-        columns = version.text_column, version.image_column
-        leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in columns]
-        for index in range(metadata.num_row_groups):
-            group = metadata.row_group(index)
-            sizes = (group.column(leaf).total_uncompressed_size for leaf in leaves)
-            yield Unit(group.num_rows, sum(sizes))
+    schema, footer = _footer(version, options)
+    _check_types(version, schema)
+    paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
+    columns = version.text_column, version.image_column
+    leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in columns]
+    for index in range(footer.num_row_groups):
+        group = footer.row_group(index)
+        sizes = (group.column(leaf).total_uncompressed_size for leaf in leaves)
+        yield Unit(group.num_rows, sum(sizes))
 
 
 def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
@@ -93,56 +92,83 @@ def opened_table(shard: Shard, options: Options) -> Iterator[Table]:
     """The rows of a shard whose format is one of TABLES."""
     start, end = shard.piece.start_row, shard.piece.end_row
     if shard.version.format == "arrow":
-        with continued(shard.version, options, start, _ArrowReader) as arrow:
+        with continued(shard.version, options, start, _arrow_reader) as arrow:
             yield Table(arrow.schema, partial(_arrow_batches, arrow, start, end))
         return
-    # — buffered: without a buffer, a row group's whole column is fetched before its first row
-    with (
-        opened(shard.path, options) as file,
-        pq.ParquetFile(file, buffer_size=BLOCK_BYTES) as parquet,
-    ):
-        batches = partial(_parquet_batches, parquet, start, end)
-        yield Table(parquet.schema_arrow, batches, _codecs(parquet))
+    schema, footer = _footer(shard.version, options)
+    batches = partial(_parquet_batches, shard, options, footer)
+    yield Table(schema, batches, _codecs(footer))
 
 
 def _arrow_batches(
-    arrow: _ArrowReader, start: int, end: int, columns: Names
+    arrow: _BatchReader, start: int, end: int, columns: Names
 ) -> Iterator[pa.RecordBatch]:
     at = arrow.position
     for batch in _batches_between(arrow.batches(), start - at, end - at):
         yield batch if columns is None else batch.select(columns)
 
 
+# The schemas and footers that were read last: each shard of a file needs those of the file.
+_footers: dict[object, tuple[pa.Schema, pq.FileMetaData]] = {}
+
+
+def _footer(version: ObjectVersion, options: Options) -> tuple[pa.Schema, pq.FileMetaData]:
+    key = version, repr(options)
+    found = _footers.get(key)
+    if found is None:
+        with opened(version.path, options, ahead=False) as file, pq.ParquetFile(file) as parquet:
+            found = parquet.schema_arrow, parquet.metadata
+        if version.etag:  # — else the file may have changed
+            _footers[key] = found
+        for oldest in tuple(_footers)[:-MAX_IDLE]:
+            _footers.pop(oldest, None)
+    return found
+
+
 def _parquet_batches(
-    parquet: pq.ParquetFile, start: int, end: int, columns: Names
+    shard: Shard, options: Options, footer: pq.FileMetaData, columns: Names
 ) -> Iterator[pa.RecordBatch]:
-    """Rows `start` to before `end` in small batches."""
-    next_row = 0
-    # — one group at a time: a batch across two groups is lost when the second is broken
-    for index in range(parquet.metadata.num_row_groups):
-        group = parquet.metadata.row_group(index)
-        first_row, next_row = next_row, next_row + group.num_rows
-        if start < next_row and first_row < end:
+    """The shard's rows in small batches."""
+    start, end = shard.piece.start_row, shard.piece.end_row
+    make = partial(_parquet_reader, footer=footer, start=start, columns=columns)
+    with continued(shard.version, options, start, make, columns=columns, ahead=False) as reader:
+        at = reader.position
+        yield from _batches_between(reader.batches(), start - at, end - at)
+
+
+def _parquet_reader(
+    file: Fetched, *, footer: pq.FileMetaData, start: int, columns: Names
+) -> _BatchReader:
+    """Reads from the row group of row `start` on. One buffer a column is held, and no group."""
+    # — with `pre_buffer`, a group's whole column would be fetched before its first row
+    parquet = pq.ParquetFile(file, metadata=footer, buffer_size=BLOCK_BYTES, pre_buffer=False)
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    first = first_row = 0
+    while first < len(groups) and first_row + groups[first].num_rows <= start:
+        first_row += groups[first].num_rows
+        first += 1
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        # — one group at a time: a batch across two groups is lost when the second is broken
+        for index, group in enumerate(groups[first:], start=first):
             rows = _batch_rows(group, columns)
-            batches = parquet.iter_batches(
+            read = parquet.iter_batches(
                 rows, row_groups=[index], columns=columns, use_threads=False
             )
-            complete = _complete(batches, group.num_rows)
-            yield from _batches_between(complete, start - first_row, end - first_row)
+            yield from _complete(read, group.num_rows)
+
+    return _BatchReader(file, parquet.schema_arrow, batches(), first_row)
 
 
-class _ArrowReader:
-    """The batches of an Arrow file or stream, read forwards. Its first bytes show which it is."""
+class _BatchReader:
+    """The batches of a file, read forwards."""
 
-    def __init__(self, file: Fetched) -> None:
-        self.file = file
-        self.position = 0  # the first row of the batch that was read last
-        is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
-        file.seek(0)
-        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-        self.schema = reader.schema
-        indexes = range(reader.num_record_batches) if is_file else ()
-        self._batches = map(reader.get_batch, indexes) if is_file else iter(reader)
+    def __init__(
+        self, file: Fetched, schema: pa.Schema, batches: Iterator[pa.RecordBatch], position: int = 0
+    ) -> None:
+        self.file, self.schema = file, schema
+        self.position = position  # the first row of the batch that was read last
+        self._batches = batches
         self._batch: pa.RecordBatch | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -153,6 +179,16 @@ class _ArrowReader:
             self.position += 0 if self._batch is None else self._batch.num_rows
             self._batch = batch
             yield batch
+
+
+def _arrow_reader(file: Fetched) -> _BatchReader:
+    """Reads an Arrow file or stream. Its first bytes show which it is."""
+    is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
+    file.seek(0)
+    reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+    indexes = range(reader.num_record_batches) if is_file else ()
+    batches = map(reader.get_batch, indexes) if is_file else iter(reader)
+    return _BatchReader(file, reader.schema, batches)
 
 
 def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
@@ -211,11 +247,11 @@ def _batch_rows(group: pq.RowGroupMetaData, columns: Names) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
 
 
-def _codecs(parquet: pq.ParquetFile) -> dict[str, str]:
+def _codecs(footer: pq.FileMetaData) -> dict[str, str]:
     """By leaf column, the codec of its first row group."""
-    if not parquet.metadata.num_row_groups:
+    if not footer.num_row_groups:
         return {}
-    group = parquet.metadata.row_group(0)
+    group = footer.row_group(0)
     columns = (group.column(index) for index in range(group.num_columns))
     codecs = {column.path_in_schema: column.compression for column in columns}
     return {path: "none" if codec == "UNCOMPRESSED" else codec for path, codec in codecs.items()}

@@ -20,7 +20,6 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import option_error
-from pipeline.local_files import check_regular
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.local import drop_unfinished, unfinished
 from pipeline.stores.retries import RetryPolicy, option_errors, retry, storage_errors
@@ -50,9 +49,6 @@ class Target:
 
     def read(self) -> bytes:
         """The file's content."""
-        with storage_errors(self.url, "read"):
-            if isinstance(self.file_system, LocalFileSystem):
-                check_regular(self.place)
         data: bytes = self._ask(self.file_system.cat_file, "read")
         return data
 

@@ -1,0 +1,95 @@
+"""Neighbouring shards of one file: a store sends each byte of it about once."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from s3fs.core import S3File
+from servers import Server
+
+from pipeline.sources.shards import Slice
+from pipeline.sources.slices import read_inside
+from pipeline.sources.source import cut, find_objects
+from pipeline.spec.schema import Columns
+
+ROWS_OF_SHARD, SHARDS = 20, 47
+
+
+def parquet(table: pa.Table, row_group_size: int = 10**6) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=row_group_size)
+    return sink.getvalue()
+
+
+def arrow(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=ROWS_OF_SHARD)
+    return bytes(sink.getvalue())
+
+
+def lines(table: pa.Table) -> bytes:
+    rows = table.select(["id", "text", "year"]).to_pylist()
+    return gzip.compress("".join(f"{json.dumps(row)}\n" for row in rows).encode())
+
+
+ENCODERS: dict[str, Callable[[pa.Table], bytes]] = {
+    "one.parquet": parquet,  # one row group
+    "groups.parquet": lambda table: parquet(table, 70),
+    "a.arrow": arrow,
+    "a.jsonl.gz": lines,
+}
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of what an S3 client fetches."""
+    sizes: list[int] = []
+    fetch = S3File._fetch_range
+
+    def counted(file: S3File, start: int, end: int) -> bytes:
+        data: bytes = fetch(file, start, end)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(S3File, "_fetch_range", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("where", [None, "year > 3"])
+@pytest.mark.parametrize("text_bytes", [2_000, 12_000])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_shards_of_one_row_group_or_stream_are_fetched_once(
+    name: str,
+    text_bytes: int,
+    where: str | None,
+    moto: Server,
+    fetched: list[int],
+    tmp_path: Path,
+) -> None:
+    source, rows = random.Random(1), ROWS_OF_SHARD * SHARDS
+    texts = [source.randbytes(text_bytes // 2).hex() for _ in range(rows)]
+    columns = {"id": range(rows), "text": texts, "year": [2000] * rows}
+    data = ENCODERS[name](pa.table(columns))
+    url = f"{moto.new_url()}/{name}"
+    moto.file_system().pipe_file(url, data)
+    (found,) = find_objects(url, tmp_path, moto.options)
+    shards = cut(found, Columns("text", "id"), (text_bytes + 600) * ROWS_OF_SHARD)
+    assert len(shards) >= SHARDS
+    fetched.clear()
+    part = None if where is None else Slice(where=where)
+    sliced = [replace(shard, slice=part) for shard in shards]
+    read = (documents["text"] for s in sliced for documents in read_inside(s, moto.options))
+    assert [text for column in read for text in column.to_pylist()] == texts
+    # — a condition is a second pass; in Parquet it reads its own columns alone
+    passes = 1 if where is None or name.endswith("parquet") else 2
+    assert sum(fetched) <= 1.3 * passes * len(data)

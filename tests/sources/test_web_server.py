@@ -1,0 +1,108 @@
+"""A web server that gives no ranges of a file: it is read whole, or refused in one line."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import ClassVar
+
+import pytest
+from data_fixtures import ENCODERS
+from whole_shards import all_documents
+
+from pipeline.errors import StorageError
+from pipeline.sources.source import cut, find_objects
+from pipeline.spec.schema import Columns
+
+ROWS = [(f"row-{n}", random.Random(n).randbytes(4000).hex()) for n in range(900)]  # above 5 MB
+
+
+NAMES = """corpus.jsonl corpus.jsonl.gz corpus.jsonl.zst corpus.json corpus.csv corpus.tsv.gz
+    corpus.parquet file.arrow stream.arrow"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every GET with the whole file."""
+
+    protocol_version = "HTTP/1.1"
+    content: ClassVar[bytes] = b""
+    ranges: ClassVar[str | None] = None  # what it says of ranges
+    has_size: ClassVar[bool] = True
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("ETag", '"version-1"')
+        if self.ranges is not None:
+            self.send_header("Accept-Ranges", self.ranges)
+        if self.has_size:
+            self.send_header("Content-Length", str(len(self.content)))
+        else:
+            self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        try:
+            if self.has_size:
+                self.wfile.write(self.content)
+            else:
+                self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(self.content), self.content))
+        except ConnectionError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has read enough ends its connection."""
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("ranges", [None, "none", "bytes"])
+@pytest.mark.parametrize("name", NAMES.split())
+def test_a_file_is_read_whole_or_refused_in_one_line(
+    name: str, ranges: str | None, web: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Handler, "content", ENCODERS[name](ROWS))
+    monkeypatch.setattr(Handler, "ranges", ranges)
+    (found,) = find_objects(f"{web}/{name}", tmp_path)
+
+    def texts() -> list[str]:
+        shards = cut(found, Columns("text", "id"), 1_000_000)
+        assert len(shards) > 5
+        read = (all_documents(shard).column("text").to_pylist() for shard in shards)
+        return [text for of_shard in read for text in of_shard]
+
+    try:
+        read = texts()
+    except StorageError as error:
+        assert (name.rpartition(".")[2], ranges) not in (("gz", "none"), ("zst", "none"))
+        assert f"/{name}: the server gives no ranges of a file; copy the file" in str(error)
+        assert "\n" not in str(error)
+    else:
+        assert read == [text for _, text in ROWS]
+
+
+def test_a_file_without_a_size_is_refused_in_one_line(
+    web: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Handler, "content", ENCODERS["corpus.jsonl"](ROWS))
+    monkeypatch.setattr(Handler, "has_size", False)
+    with pytest.raises(StorageError, match="does not send the file's size"):
+        find_objects(f"{web}/corpus.jsonl", tmp_path)
