@@ -253,10 +253,12 @@ def test_a_store_that_refuses_to_go_on_ends_the_run(
     memory = fsspec.filesystem("memory")
     memory.pipe(f"/refusing/{name}", data_of(name))
     read_bytes = 0
+    # — of Parquet, two columns are two reads; the footer was read for the cut
+    bytes_allowed = min(bytes_before, 1) if name == "a.parquet" else bytes_before
 
     def read(self: MemoryFile, size: int = -1) -> bytes:
         nonlocal read_bytes
-        if read_bytes >= bytes_before:
+        if read_bytes >= bytes_allowed:
             raise OSError("Forbidden: the token has run out")
         taken = io.BytesIO.read(self, min(size, 50_000) if name != "a.parquet" else size)
         read_bytes += len(taken)
@@ -264,7 +266,7 @@ def test_a_store_that_refuses_to_go_on_ends_the_run(
 
     try:
         (input_object,) = find_objects(f"memory://refusing/{name}", tmp_path / "cache")
-        (shard, *_) = cut(input_object, Columns("text", None), 10**7)
+        (shard, *_) = cut(input_object, Columns("text", "id"), 10**7)
         monkeypatch.setattr(MemoryFile, "read", read, raising=False)
         with pytest.raises(StorageError, match="cannot be read: Forbidden") as raised:
             all_documents(shard)
