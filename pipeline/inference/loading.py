@@ -216,6 +216,7 @@ def read_network(
             f"{folder}: holds no .safetensors file; pickled weights are not read, convert them"
         )
     config = config_of(folder)
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_table)
     try:
         loaded: Any = kind.from_pretrained(
             folder,
@@ -255,6 +256,11 @@ def converted_bytes(gguf: Path) -> int:
         return 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)
     except (*_UNREADABLE, EOFError) as error:
         raise ModelError(f"{gguf}: cannot be read as a GGUF model: {one_line(error)}") from error
+
+
+def _is_no_table(record: logging.LogRecord) -> bool:
+    """False for the table of missing and unused tensors: what matters of it is an error."""
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:

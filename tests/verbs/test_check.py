@@ -396,7 +396,7 @@ def test_a_question_of_several_labels_that_names_none_is_shown_as_it_is_asked(
     write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = {"name": "topic", "kind": "multi", "question": "What is it?", "labels": ["law", "art"]}
-    named = {**plain, "name": "other", "question": "Is it {label}?"}
+    named = {**plain, "name": "other", "question": "Is it {label}?", "labels": ["law", "art"]}
     spec = write_spec(tasks=[plain, named])
     assert main(["check", str(spec), "--prompts"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
