@@ -300,20 +300,7 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
             yield key, fix
         elif key != "scoring" and task.scoring == "first_token":
             yield key, "a first token has neither length nor beams; write scoring: full"
-    if task.top_k is None and len(task.labels) > MOST_COLUMNS:
-        yield (
-            "top_k",
-            f"{len(task.labels):,} labels are too many for a column each; keep the likeliest: "
-            "top_k: 10",
-        )
-    elif task.top_k is None and (alike := equal_in_sql(task.labels)):
-        yield (
-            "labels",
-            f"SQL does not tell {alike[0]!r} from {alike[1]!r}, which differ only in case; give "
-            "one of them another name",
-        )
-    if task.separator is not None and not any(task.separator in label for label in task.labels):
-        yield "separator", "no label contains it; write the text between the levels of a label"
+    yield from _label_contradictions(task)
     if task.calibration is not None and task.top_k is not None:
         yield (
             "calibration",
@@ -338,6 +325,23 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
         for key in ("top_k", "separator"):
             if getattr(task, key) is not None:
                 yield key, f"a score is computed from all its labels; remove {key}"
+
+
+def _label_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
+    if task.top_k is None and len(task.labels) > MOST_COLUMNS:
+        yield (
+            "top_k",
+            f"{len(task.labels):,} labels are too many for a column each; keep the likeliest: "
+            "top_k: 10",
+        )
+    elif task.top_k is None and (alike := equal_in_sql(task.labels)):
+        yield (
+            "labels",
+            f"SQL does not tell {alike[0]!r} from {alike[1]!r}, which differ only in case; give "
+            "one of them another name",
+        )
+    if task.separator is not None and not any(task.separator in label for label in task.labels):
+        yield "separator", "no label contains it; write the text between the levels of a label"
 
 
 def _multi_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:

@@ -169,12 +169,14 @@ def check(
         answers=_answer_facts(spec, prompt, proof, label_tokens),
         repeated_ids=repeated,
         ids_read=ids_read,
-        usual={
-            task.name: with_slot(task.question)
-            for task in spec.model_tasks
-            if task.kind == "multi" and task.question and SLOT not in task.question
-        },
+        usual=_usual_questions(spec),
     )
+
+
+def _usual_questions(spec: JobSpec) -> dict[str, str]:
+    """By task of kind `multi` its question as it is asked, if the spec does not say `{label}`."""
+    several = ((t.name, t.question) for t in spec.model_tasks if t.kind == "multi" and t.question)
+    return {name: with_slot(asked) for name, asked in several if SLOT not in asked}
 
 
 def _checked_model(job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase) -> CheckedModel:
