@@ -390,16 +390,3 @@ def test_check_names_each_phase(write_spec: WriteSpec, caplog: pytest.LogCapture
     phases = [record.getMessage() for record in caplog.records]
     assert phases[:2] == ["starting", LISTING]
     assert phases[-1].startswith(COMPARING)
-
-
-def test_a_question_of_several_labels_that_names_none_is_shown_as_it_is_asked(
-    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = {"name": "topic", "kind": "multi", "question": "What is it?", "labels": ["law", "art"]}
-    named = {**plain, "name": "other", "question": "Is it {label}?", "labels": ["law", "art"]}
-    spec = write_spec(tasks=[plain, named])
-    assert main(["check", str(spec), "--prompts"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert shown.count("asked of each label:") == 1
-    assert "topic asked of each label: What is it? {label}: yes or no" in shown
-    assert "What is it? art: yes or no" in shown

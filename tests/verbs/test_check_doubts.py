@@ -62,3 +62,16 @@ def test_a_check_warns_of_ids_that_several_documents_have(
     assert found["repeated_ids"] == repeated
     line = "input.id: 2 of the first 3 documents share their id with another document"
     assert any(each.startswith(line) for each in found["warnings"]) == bool(repeated)
+
+
+def test_a_question_of_several_labels_that_names_none_is_shown_as_it_is_asked(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {"name": "topic", "kind": "multi", "question": "What is it?", "labels": ["law", "art"]}
+    named = {**plain, "name": "other", "question": "Is it {label}?", "labels": ["law", "art"]}
+    spec = write_spec(tasks=[plain, named])
+    assert main(["check", str(spec), "--prompts"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("asked of each label:") == 1
+    assert "topic asked of each label: What is it? {label}: yes or no" in shown
+    assert "What is it? art: yes or no" in shown
