@@ -99,14 +99,23 @@ class LabelDataset:
         A column is `doc_id`, `toxic` or `toxic.label`. Without a filter, only the files that have
         these columns are read.
         """
-        batches: Iterator[pa.RecordBatch] = self._scanner(columns, filter).to_batches()
-        return batches
+        schema = self.schema
+        if columns is not None and filter is None:
+            roots = {name.partition(".")[0] for name in columns}
+            # — one column at least: without any, a batch has no rows
+            read = [name for name in schema.names if name in roots] or schema.names[:1]
+            schema = pa.schema([schema.field(name) for name in read])
+        for batch in aligned_batches(self._store, self._contents, schema):
+            yield from _scanner(batch, columns, filter).to_batches()
 
     def to_table(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
     ) -> pa.Table:
         """The rows of `to_batches` in memory."""
-        return self._scanner(columns, filter).to_table()
+        batches = list(self.to_batches(columns, filter))
+        return pa.Table.from_batches(
+            batches, _scanner(self.schema.empty_table(), columns, filter).projected_schema
+        )
 
     def to_pandas(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None
@@ -175,15 +184,16 @@ class LabelDataset:
         rows = self.to_table(columns, filter)
         return flatten(rows, flat_columns(rows.schema))
 
-    def _scanner(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> ds.Scanner:
-        schema = self.schema
-        if columns is not None and filter is None:
-            roots = {name.partition(".")[0] for name in columns}
-            # — one column at least: without any, a batch has no rows
-            read = [name for name in schema.names if name in roots] or schema.names[:1]
-            schema = pa.schema([schema.field(name) for name in read])
-        batches = aligned_batches(self._store, self._contents, schema)
-        return ds.Scanner.from_batches(batches, schema=schema, columns=columns, filter=filter)
+
+def _scanner(
+    rows: pa.Table | pa.RecordBatch, columns: Sequence[str] | None, filter: pc.Expression | None
+) -> ds.Scanner:
+    """These columns of the rows that pass the filter.
+
+    One scanner of all batches would read them in a thread of Arrow's own. Where a file cannot be
+    read, that thread may call Python when it has ended: the process is aborted.
+    """
+    return ds.dataset(rows).scanner(columns=columns, filter=filter, use_threads=False)
 
 
 def _require(package: str) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from servers import Server
 import pipeline
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset, open_labels
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD, aligned_batches
 from pipeline.ledger.snapshots import contents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.tasks import DOCUMENT_COLUMNS
@@ -262,3 +264,29 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     with pytest.raises(SpecError, match=rf"^to_{package}: needs .*pip install .*\[frames\]"):
         getattr(open_labels(str(finished.root)), f"to_{package}")()
+
+
+@pytest.mark.parametrize("columns", [None, ["doc_id"], ["toxic.label"]])
+@pytest.mark.parametrize("filter", [None, pc.field("n_chars") > 20])
+def test_files_are_read_in_the_thread_that_asks_for_rows(
+    finished: LocalStore,
+    columns: list[str] | None,
+    filter: pc.Expression | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread of Arrow that calls Python while the process ends aborts it."""
+    threads = set()
+
+    def read(*args: Any) -> Iterator[pa.RecordBatch]:
+        for batch in aligned_batches(*args):
+            threads.add(threading.get_ident())
+            yield batch
+        raise StorageError("the last file cannot be read")
+
+    monkeypatch.setattr("pipeline.ledger.dataset.aligned_batches", read)
+    labels = open_labels(finished.url)
+    with pytest.raises(StorageError, match="the last file cannot be read"):
+        list(labels.to_batches(columns, filter))
+    with pytest.raises(StorageError, match="the last file cannot be read"):
+        labels.to_table(columns, filter)
+    assert threads == {threading.get_ident()}
