@@ -182,8 +182,7 @@ class FitOptions:
     hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
     overwrite: bool = False
-    """Replace files that exist at --to (default: refuse). The paths that the spec names are always
-    replaced."""
+    """Replace existing files (default: refuse)."""
 
 
 @dataclass(frozen=True, slots=True)

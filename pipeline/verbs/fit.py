@@ -202,7 +202,10 @@ def readout_path(task: str, *, named: str | None, to: str | None) -> str:
 
 
 def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> list[str]:
-    """The path of each task's readout; SpecError if `options.to` may not be written."""
+    """The path of each task's readout; SpecError if one exists and `options.overwrite` is not set.
+
+    The hash of a readout that the spec names is in the fingerprint of what was labelled with it.
+    """
     to = options.to
     if len(tasks) > 1 and to is not None and to.endswith(SUFFIX):
         fix = f"is one file for {len(tasks)} readouts; write a folder, or name one task with --task"
@@ -211,7 +214,7 @@ def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> lis
     if repeated := sorted({path for path in paths if paths.count(path) > 1}):
         fix = "is the readout of several tasks; give each task its own file"
         raise SpecError([Problem("tasks.readout", fix, repeated[0])])
-    for path in paths if to is not None else ():
+    for path in paths:
         new_file(path, options_for(path, spec), overwrite=options.overwrite)
     return paths
 

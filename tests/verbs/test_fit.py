@@ -263,6 +263,27 @@ def test_each_problem_is_one_line_and_exit_code_2(
     assert len(errors) == 1 and errors[0].startswith(line), errors
 
 
+@pytest.mark.parametrize(
+    "others", [[], ["--to", "{folder}/named.safetensors"], ["--to", "{folder}"]]
+)
+def test_a_readout_is_replaced_only_with_overwrite(
+    others: list[str], write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also one that the spec names, by whose hash finished labels are known."""
+    names = {"{folder}": "toxic.safetensors"}.get(others[-1] if others else "", "named.safetensors")
+    file = tmp_path / names
+    task = {"name": "toxic", "labels": ["toxic", "clean"], "question": "Rude?"}
+    task["readout"] = str(tmp_path / "named.safetensors")
+    spec = str(write_spec(tasks=[task]))
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    words = [word.format(folder=tmp_path) for word in others]
+    command = ["fit", spec, "--gold", str(gold), "--text", "text", "--layers", "1", *words]
+    assert main(command) == 0
+    first = file.read_bytes()
+    assert main(command) == 2 and file.read_bytes() == first
+    assert main([*command, "--folds", "3", "--overwrite"]) == 0 and file.read_bytes() != first
+
+
 def test_layers_are_spread_over_the_decoder() -> None:
     assert chosen_layers(None, 30) == (8, 12, 16, 21, 26, 30)
     assert chosen_layers(None, 2) == (1, 2)
