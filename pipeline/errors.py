@@ -156,10 +156,18 @@ def option_error(name: str, fix: str, value: object = None) -> SpecError:
 
 def require_positive(options: object, *names: str) -> None:
     """SpecError for each of these fields that is not None and not a finite number above 0."""
-    wrong = [
-        Problem(Option(name), "write a number above 0", value)
-        for name, value in ((name, getattr(options, name)) for name in names)
-        if value is not None and not (value > 0 and math.isfinite(value))
-    ]
+    _require(options, names, lambda v: v > 0 and math.isfinite(v), "write a number above 0")
+
+
+def require_up_to(options: object, most: int, *names: str) -> None:
+    """SpecError for each of these fields that is not None and not from 0 to `most`."""
+    _require(options, names, lambda v: 0 <= v <= most, f"write a whole number from 0 to {most}")
+
+
+def _require(
+    options: object, names: Sequence[str], holds: Callable[[float], bool], fix: str
+) -> None:
+    values = ((name, getattr(options, name)) for name in names)
+    wrong = [Problem(Option(n), fix, v) for n, v in values if v is not None and not holds(v)]
     if wrong:
         raise SpecError(wrong)

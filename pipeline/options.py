@@ -10,13 +10,21 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from pipeline.errors import Option, Problem, SpecError, option_error, require_positive
+from pipeline.errors import (
+    Option,
+    Problem,
+    SpecError,
+    option_error,
+    require_positive,
+    require_up_to,
+)
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
 OnError = Literal["fail", "keep", "drop"]
 
 RESAMPLES = 1_000  # of a bootstrap
 FOLDS = 5  # of a cross-validation
+LARGEST_SEED = 2**63 - 1
 STALL_LIMIT_S = 600  # of a worker without a sign of life
 
 
@@ -289,6 +297,7 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         require_positive(self, "documents", "half_width")
+        require_up_to(self, LARGEST_SEED, "seed")
 
     def draws(self) -> bool:
         """Whether a sample is drawn, not read; SpecError unless exactly one of both is named."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,56 @@ def test_a_closed_pipe_ends_the_command_quietly(
     line += '; echo "${PIPESTATUS[0]}"'
     ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
     assert (ended.stdout, ended.stderr) == (f"{EXIT_CLOSED_PIPE}\n", "")
+
+
+@pytest.fixture
+def labelled(toy_corpus: Corpus, tmp_path: Path) -> Path:
+    """The spec of a labelled corpus, with a label that ASCII cannot show."""
+    store, spec = LocalStore(tmp_path / "out"), tmp_path / "spec.json"
+    finish(store, toy_corpus.shards(store), toy_fingerprints())
+    content = toy_spec(tmp_path)
+    content["input"]["path"] = str(toy_corpus.folder)
+    spec.write_text(json.dumps(content))
+    return spec
+
+
+def shell(words: str, spec: Path, redirected: str, **environment: str) -> tuple[int, str, str]:
+    line = f"{sys.executable} -m pipeline {words.replace('SPEC', str(spec))} {redirected}"
+    process = subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    return process.returncode, process.stdout, process.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--help", "--version", "show SPEC", "show SPEC --json"])
+@pytest.mark.parametrize(
+    "redirected, reason",
+    [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
+)
+def test_an_output_that_cannot_be_written_is_one_line_and_a_failure(
+    words: str, redirected: str, reason: str, unbuffered: str, labelled: Path
+) -> None:
+    code, _, told = shell(words, labelled, redirected, PYTHONUNBUFFERED=unbuffered)
+    assert (code, told) == (1, f"assay: standard output: cannot be written: {reason}\n")
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "2>&- <&-"])
+def test_without_standard_error_the_exit_code_still_says_what_happened(
+    redirected: str, labelled: Path
+) -> None:
+    code, shown, _ = shell("show SPEC", labelled, redirected)
+    assert code == 0 and "toxic" in shown
+    assert shell("show nosuch.yaml", labelled, redirected)[:2] == (2, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict", "cp1252"])
+def test_a_text_that_the_encoding_cannot_show_is_escaped(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("编号,文本\n1,今天全场五折\n2,昨晚的比赛\n", encoding="utf-8")
+    words = f"init {tmp_path}/in.csv --to {tmp_path}/new.yaml"
+    code, shown, told = shell(words, tmp_path, "", PYTHONIOENCODING=encoding)
+    assert code == 0 and r"\u6587\u672c" in shown, told

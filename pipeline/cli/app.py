@@ -9,15 +9,16 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import os
 import re
-import select
 import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout, suppress
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args, get_origin
@@ -48,6 +49,8 @@ EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENT = 2
 EXIT_INCOMPLETE = 3
+# Whoever presses Ctrl-C twice within this time wants one end, not two.
+SIGNALS_APART_S = 3.0
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # what a shell reports of a program that the signal ends
 
 
@@ -147,37 +150,47 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
     _configure_process()
     try:
         try:
-            with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+            with _interrupted_by(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 result = command(tokens)
             sys.stdout.flush()
         except CycloptsError as error:
             raise SpecError([_problem(error, command)]) from None
     except AssayError as error:
         name = "" if isinstance(error, SpecError) else "assay: "
-        print(f"{name}{_shown(error)}", file=sys.stderr)
+        _say(f"{name}{_shown(error)}")
         return error.exit_code
-    except BrokenPipeError:
-        if not _is_closed(sys.stdout):
-            raise  # — of another pipe or socket
+    except OSError:
+        if (broken := _error_of(sys.stdout)) is None:
+            raise  # — of another file, pipe or socket
         # — Python flushes standard output once more, when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_CLOSED_PIPE
+        if isinstance(broken, BrokenPipeError):
+            return EXIT_CLOSED_PIPE
+        _say(f"assay: standard output: cannot be written: {broken.strerror}")
+        return EXIT_FAILED
     except KeyboardInterrupt as stop:
         kept = f"{stop}; " if str(stop) else ""
         again = shlex.join([*command.name, *tokens])
-        line = f"assay: stopped; {kept}to continue, run: {again}"
-        print(escape_controls(line), file=sys.stderr)
+        _say(escape_controls(f"assay: stopped; {kept}to continue, run: {again}"))
         return EXIT_INCOMPLETE
     if not tokens and command.default_command is None:
         return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
     return result if isinstance(result, int) else EXIT_COMPLETE
 
 
-def _is_closed(stream: TextIO) -> bool:
-    """Whether the stream is a pipe whose reader has ended, as `head` does."""
-    poll = select.poll()
-    poll.register(stream.fileno(), select.POLLOUT)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+def _say(text: str) -> None:
+    with suppress(OSError):  # the exit code says it, too
+        print(text, file=sys.stderr)
+
+
+def _error_of(stream: TextIO) -> OSError | None:
+    """Why the stream cannot be written: its reader has ended, as `head` does, or a disk is full."""
+    try:
+        stream.write("\n")  # — a stream without a buffer has forgotten its error
+        stream.flush()
+    except OSError as error:
+        return error
+    return None
 
 
 def _shown(error: AssayError) -> str:
@@ -205,26 +218,44 @@ class _LogFormatter(logging.Formatter):
 def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
     """In this block these signals do what Ctrl-C does: a scheduler sends SIGTERM, ssh SIGHUP.
 
-    A signal that is ignored, as SIGHUP is under nohup, stays ignored. Only the main thread may set
-    handlers.
+    More signals in the next seconds do nothing, so that the command ends in order; after one, they
+    are ignored until the process ends. A signal that is ignored, as SIGHUP is under nohup, stays
+    ignored. Only the main thread may set handlers.
     """
+    last = -math.inf
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal last
+        if time.monotonic() - last > SIGNALS_APART_S:
+            last = time.monotonic()
+            raise KeyboardInterrupt
 
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in signals if is_main}
-    handled = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    handled = {number: handler for number, handler in before.items() if handler in usual}
     for number in handled:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in handled.items():
+            signal.signal(number, handler if last == -math.inf else signal.SIG_IGN)
 
 
 def _configure_process() -> None:
+    # — in this order: what is opened gets the lowest number, that of a closed stream. A closed
+    # output stays one that cannot be written, so that no result is lost in silence
+    streams = (
+        ("stdin", os.O_RDONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    )
+    for name, flags, mode in streams:
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # — as standard error: it may be ASCII
+        sys.stdout.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LogFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -237,15 +268,6 @@ def _configure_process() -> None:
     wait_passively(os.environ)
 
 
-# Options of earlier versions, with what to write instead.
-_REMOVED = {
-    ("assay filter", "--by"): "assay report --by counts kept and dropped documents by group",
-    ("assay diff", "--by"): "join the rows of open_labels(snapshot=A) and (snapshot=B) by file",
-    ("assay fit", "--rows"): "fit to parts of the gold, and compare them with `assay eval`",
-    ("assay eval", "--html"): "assay report --gold writes this page",
-}
-
-
 def _problem(error: CycloptsError, command: App) -> Problem:
     verb = " ".join((*command.name, *(error.command_chain or ())))
     place = error.argument.name if error.argument else verb
@@ -255,7 +277,6 @@ def _problem(error: CycloptsError, command: App) -> Problem:
     match error:
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
-            instead = _REMOVED.get((verb, option), instead)
             return Problem(option, f"no such option; {instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)

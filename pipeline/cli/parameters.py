@@ -24,9 +24,12 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
     """`4` as a number; neither 4.0 nor 1e3 is one."""
     try:
-        return int(tokens[0].value)
+        value = int(tokens[0].value)
     except ValueError:
         raise ValueError("write a whole number") from None
+    if abs(value) > _MOST:  # no 64-bit number of a library overflows
+        raise ValueError(f"write a whole number up to {_MOST}")
+    return value
 
 
 def _pairs(_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
@@ -46,6 +49,7 @@ def _distinct_pairs(type_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str],
     return pairs
 
 
+_MOST = 2**31 - 1
 _WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
 # Flags with another name than their field, or with values of another form; and arguments without
 # a flag.
@@ -69,8 +73,6 @@ _TITLES = {
     "GoldOptions": "How gold labels are read",
     "Limits": "When a run publishes",
 }
-# Earlier names of flags, by the class and the field.
-_ALIASES = {("AuditOptions", "documents"): "--sample", ("CascadeOptions", "documents"): "--sample"}
 # What the help shows in place of a value; for a whole number it is N.
 _PLACEHOLDERS = {
     "ADDRESS": ("address",),
@@ -131,9 +133,6 @@ def _flag(name: str, hint: Any) -> Any:
 def _parsed(options: Any) -> type:
     """A class with the same fields, annotated for the parser; a call of it gives `options`."""
     hints = {name: _flag(name, hint) for name, hint in get_type_hints(options).items()}
-    for (owner, name), alias in _ALIASES.items():
-        if owner == options.__name__:
-            hints[name] = Annotated[hints[name], Parameter(alias=alias)]
     content = {
         "__slots__": (),
         "__annotations__": hints,

@@ -137,9 +137,14 @@ def run(
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with quick_imports():
+            from pipeline.cluster.bundle import shared_by_nodes
             from pipeline.runtime.run import run
         outcome = run(
-            spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
+            shared_by_nodes(spec, address),
+            cache_dir=cache_dir(),
+            address=address,
+            options=options,
+            announce=announce,
         )
     code = EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
     return print_result(outcome, show_summary, summary_json, as_json=as_json, code=code)
@@ -159,10 +164,11 @@ def _judge(
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with quick_imports():
+            from pipeline.cluster.bundle import shared_by_nodes
             from pipeline.report.drift import judged_run_json, show_judged_run
             from pipeline.verbs.run import judged_run
         judged = judged_run(
-            spec,
+            shared_by_nodes(spec, address),
             gold,
             gold_options,
             limits,

@@ -18,9 +18,11 @@ from typing import Any
 
 import yaml
 
+from pipeline.cluster.access import is_loopback
 from pipeline.errors import Problem, SpecError
 from pipeline.hashes import sha256_hex
 from pipeline.spec.model import NO_MODEL
+from pipeline.spec.parse import spec_of
 from pipeline.spec.schema import JobSpec
 
 SPEC_FILE = "spec.yaml"
@@ -62,6 +64,17 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     return content
 
 
+def shared_by_nodes(spec: JobSpec, address: str | None) -> JobSpec:
+    """The spec for a Ray at `host:port` or `auto`, whose workers have other working directories.
+
+    SpecError for a relative path, unless the Ray runs on this machine.
+    """
+    if address is None:
+        return spec
+    is_here = address == "auto" or is_loopback(f"//{address}")
+    return spec_of(portable_content(spec, same_machine=is_here))
+
+
 def content_id(bundled: Mapping[str, Any]) -> str:
     """16 hex digits of what a run depends on: the spec as it is uploaded, without its filter.
 
@@ -101,12 +114,23 @@ def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             (own.get("classifier"), "path"),
             (own.get("cascade"), "file"),
         ):
-            file = Path((holder or {}).get(key) or "").expanduser()
-            if holder and file.is_file():
-                data = file.read_bytes()
-                holder[key] = f"{sha256_hex(data, 16)}-{file.name}"
-                (folder / holder[key]).write_bytes(data)
+            if holder and (name := holder.get(key)):
+                holder[key] = _copied(Path(name).expanduser(), folder) or name
     return changed
+
+
+def _copied(path: Path, folder: Path) -> str | None:
+    """The name of the copy of a file, or of a folder of files; None where there is neither."""
+    if not path.exists():
+        return None
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    hashes = [file.name + sha256_hex(file.read_bytes()) for file in files if file.is_file()]
+    name = f"{sha256_hex(''.join(hashes).encode(), 16)}-{path.name}"
+    if path.is_dir():
+        shutil.copytree(path, folder / name, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(path, folder / name)
+    return name
 
 
 def _stages(task: Mapping[str, Any]) -> Sequence[dict[str, Any]]:

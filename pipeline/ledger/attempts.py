@@ -12,6 +12,7 @@ A run also renews one marker of its own, which shows to `assay gc` that the outp
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -27,6 +28,8 @@ from pipeline.errors import RefusedError, StorageError, UnavailableError
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.cells import WorkItem
 from pipeline.stores.store import ATTEMPTS, Store
+
+logger = logging.getLogger(__name__)
 
 IN_USE = f"{ATTEMPTS}in-use/"
 RENEWED_AFTER_S = 60.0
@@ -164,7 +167,10 @@ def in_use(store: Store) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        store.delete(marks)
+        try:
+            store.delete(marks)
+        except StorageError as error:  # the result stands, and the mark expires
+            logger.warning("the output stays marked as in use for a while: %s", error)
 
 
 def check_not_in_use(store: Store) -> None:

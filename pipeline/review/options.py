@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.errors import require_positive
+from pipeline.errors import require_positive, require_up_to
+from pipeline.options import LARGEST_SEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,5 @@ class ReviewOptions:
 
     def __post_init__(self) -> None:
         require_positive(self, "pool", "port")
+        require_up_to(self, 65535, "port")
+        require_up_to(self, LARGEST_SEED, "seed")

@@ -185,19 +185,20 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
     # import of this thread that Ctrl-C ended may keep a lock
     threading.Thread(target=_import_graph, name="import", daemon=True).start()
     passive = PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
-    with token_mode(starts=True), _variables(_FOR_PROCESSES | passive):
+    # — only this user may read the logs; Ray opens its own folders to everyone
+    private = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with private as folder, token_mode(starts=True), _variables(_FOR_PROCESSES | passive):
         # — on GPUs, documents are read and committed beside the engines. Ray starts this many
         # workers at once, and the mailbox and Ray Data take two before an engine does
         started = _start(
             num_cpus=1 + max(2, *(placement.cores for placement in placements)),
             # — by its own count Ray misses what torch sees, such as MIG devices
             num_gpus=max(placement.actors * placement.gpus for placement in placements),
+            folder=folder,
         )
         services, orphans = own_services(), list[psutil.Process]()
         try:
             with started:
-                # — only this user may read the logs
-                os.chmod(started.address_info["session_dir"], 0o700)
                 try:
                     yield
                 finally:
@@ -209,7 +210,7 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
             kill_all(orphans)
 
 
-def _start(*, num_cpus: int, num_gpus: int) -> Any:
+def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
     """A context manager that ends the Ray that it has started; an AssayError in one line."""
     try:
         with without_core_greeting(), _sigterm_handler_kept(), _replaced() as listening:
@@ -218,6 +219,7 @@ def _start(*, num_cpus: int, num_gpus: int) -> Any:
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 include_dashboard=False,
+                _temp_dir=folder,
                 log_to_driver=False,
                 # — in a thread Ray warns that it sets no handler of SIGTERM, which nobody wants
                 logging_level=logging.ERROR,

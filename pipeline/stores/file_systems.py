@@ -9,6 +9,8 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from pipeline.errors import one_line
+
 
 def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, str]:
     """The file system of a path, made with the options, and the place in it.
@@ -20,8 +22,17 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
         ValueError: There is no file system for the scheme, or it refuses an option.
         ImportError: The package of the file system is not installed.
     """
+    if path.startswith("data:") and "://" in path:
+        raise ValueError("a data URL is not a file")
     if "://" in path and not path.startswith("file://"):
-        file_system, place = url_to_fs(path, **options)
+        try:
+            file_system, place = url_to_fs(path, **options)
+        except (OSError, ValueError, ImportError):
+            raise
+        except Exception as error:  # — some need options, and do not say so in one way
+            if options and isinstance(error, TypeError | KeyError):
+                raise
+            raise ValueError(f"{one_line(error)}; set what it needs in storage_options") from error
         return file_system, str(place)
     local = LocalFileSystem(**options)
     return local, str(local._strip_protocol(path))

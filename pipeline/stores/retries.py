@@ -67,9 +67,11 @@ class RetryPolicy:
 
 
 # All errors that the clients raise for a failed request. s3fs raises OSError for the S3 codes that
-# it knows, and passes botocore's or aiohttp's own error on for others.
+# it knows, and passes botocore's or aiohttp's own error on for others. NotImplementedError is what
+# fsspec raises where a file system cannot write, or cannot list.
 REMOTE_ERRORS = (
-    OSError, boto.BotoCoreError, boto.ClientError, HttpClientError, HTTPException, HubClientError,
+    OSError, NotImplementedError, boto.BotoCoreError, boto.ClientError, HttpClientError,
+    HTTPException, HubClientError,
 )  # fmt: skip
 
 # 409 and its codes: another create of the key is in progress, and which one succeeds is not known.

@@ -6,7 +6,6 @@ Entry point: `open_store`. Implementations: `stores.local`, `stores.s3` and `sto
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,8 +61,8 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
     `place` is the key or the option that has the URL, for errors. RefusedError for another kind of
     URL, and SpecError for a local path that is a file.
     """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
-    protocol = scheme[1].lower() if scheme else "file"
+    scheme, separator, rest = url.partition("://")
+    protocol = scheme.lower() if separator else "file"
     # — imported here: a run on a local disk loads no client of an object store
     if protocol in ("s3", "s3a"):
         from pipeline.stores.s3 import open_s3
@@ -78,7 +77,7 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
         raise RefusedError(Problem(place, fix, url))
     from pipeline.stores.local import LocalStore
 
-    path = Path(url[scheme.end() :]) if scheme else Path(os.path.abspath(Path(url).expanduser()))
+    path = Path(rest) if separator else Path(os.path.abspath(Path(url).expanduser()))
     if not path.is_absolute():
         raise RefusedError(Problem(place, "write file:///absolute/path, three slashes", url))
     existing = next((folder for folder in (path, *path.parents) if os.path.exists(folder)), path)

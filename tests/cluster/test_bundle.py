@@ -20,6 +20,7 @@ from pipeline.cluster.bundle import (
     pinned_requirements,
     portable_content,
     runtime_environment,
+    shared_by_nodes,
     write_bundle,
 )
 from pipeline.errors import SpecError
@@ -173,3 +174,48 @@ def test_the_runtime_environment_pins_versions_and_holds_no_variable(
     assert pinned["torch"] == version("torch").partition("+")[0]
     assert "ray" not in pinned and "pytest" not in pinned and "ruff" not in pinned
     assert runtime_environment(tmp_path, installed=True) == {"working_dir": str(tmp_path)}
+
+
+@pytest.mark.parametrize("key", ["input", "output", "model"])
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "head.example:6379"])
+def test_a_relative_path_is_refused_where_workers_run_on_other_machines(
+    key: str,
+    address: str,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They would read and write in the working directory of `ray start`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    paths = {"input": "/in", "output": "/out", "model": "s3://b/model"}
+    paths[key] = "model"
+    changes: dict[str, Any] = {**paths, "input": {"path": paths["input"]}}
+    spec = load_spec(write_spec(**{**changes, "model": {"path": paths["model"]}}))
+    with pytest.raises(SpecError, match="is a folder of this machine; write a URL, or a path that"):
+        shared_by_nodes(spec, address)
+    for here in ("auto", "127.0.0.1:6379", "localhost:6379", "[::1]:6379"):
+        assert str(tmp_path / "model") in shared_by_nodes(spec, here).model_dump_json()
+    assert shared_by_nodes(spec, None) is spec
+
+
+def test_the_folders_of_a_task_with_several_labels_are_uploaded(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    task = {"name": "t", "kind": "multi", "question": "{label}?", "labels": ["a", "b"]}
+    for name in ("readouts", "calibrations"):
+        (tmp_path / name).mkdir()
+        for label in task["labels"]:
+            (tmp_path / name / f"{label}.json").write_text(f"{name} {label}")
+    task |= {"calibration": {"file": str(tmp_path / "calibrations")}}
+    content = {"tasks": [task | {"readout": str(tmp_path / "readouts")}]}
+    (to := tmp_path / "to").mkdir()
+    (bundled,) = write_bundle(to, content)["tasks"]
+    names = bundled["readout"], bundled["calibration"]["file"]
+    assert [(to / name / "a.json").read_text() for name in names] == [
+        "readouts a",
+        "calibrations a",
+    ]
+    (tmp_path / "readouts" / "b.json").write_text("another fit")
+    (again := tmp_path / "again").mkdir()
+    assert write_bundle(again, content)["tasks"][0]["readout"] != bundled["readout"]

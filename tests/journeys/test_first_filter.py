@@ -56,7 +56,7 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     )
     assert kept == [r["doc_id"] for r in exported if float(r["toxic_p_toxic"]) < 0.5]
 
-    person.types(f"assay audit my.yaml --to sample.csv --sample {AUDITED}")
+    person.types(f"assay audit my.yaml --to sample.csv --documents {AUDITED}")
     sheet = person.reads_csv("sample.csv")
     assert len(sheet) == AUDITED and {row["toxic"] for row in sheet} == {""}
     asked_before = {row["text"] for row in rows[:LABELLED]}

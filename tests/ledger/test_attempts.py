@@ -19,6 +19,7 @@ from pipeline.ledger.attempts import (
     DEATHS_OF_A_SHARD,
     Attempts,
     attempt_name,
+    in_use,
 )
 from pipeline.ledger.cells import WorkItem
 from pipeline.stores.store import Store
@@ -227,3 +228,21 @@ def test_other_tasks_or_rows_are_another_attempt() -> None:
     }
     assert len(names) == 3
     assert attempt_name(fp, WorkItem(shard, ("b", "a"), False)) in names
+
+
+class Unreachable(MemoryStore):
+    """A store that answers no delete."""
+
+    def delete(self, keys: Collection[str]) -> None:  # type: ignore[override]
+        raise StorageError("no answer")
+
+
+def test_an_error_of_the_mark_of_a_run_does_not_hide_its_result(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    result = []
+    with in_use(Unreachable()):
+        result.append("labelled")
+    assert result == ["labelled"] and "stays marked as in use" in caplog.text
+    with pytest.raises(ValueError, match="the run's own"), in_use(Unreachable()):
+        raise ValueError("the run's own")

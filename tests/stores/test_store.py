@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from memory_store import MemoryStore
 
-from pipeline.errors import RefusedError, StorageError
+from pipeline.errors import RefusedError, SpecError, StorageError
+from pipeline.sources.source import find_files
+from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.local import LocalStore
+from pipeline.stores.named_files import open_target
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 
 STORES = ["memory", "disk", "moto", "seaweedfs", "fake_gcs"]
@@ -183,3 +186,37 @@ def test_a_bucket_that_is_not_there_is_one_line(
     with pytest.raises(StorageError, match=f"^{url}/key: .*check the path") as raised:
         store.create("key", b"")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["simplecache::s3://b/a", "zip://a::s3://b", "://x", "data://x", "reference://x"]
+)
+def test_a_chained_or_unknown_url_is_refused_and_is_no_local_folder(url: str) -> None:
+    with pytest.raises(RefusedError, match="is not a supported store"):
+        open_store(url, {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "reference://x",
+        "jupyter://127.0.0.1:1/a",
+        "dbfs://x/a",
+        "github://a/b",
+        "generic://x",
+        "dir://x",
+        "async_wrapper://x",
+        "data://x",
+        "git://x/a.jsonl",
+        "nosuch://x",
+    ],
+)
+def test_a_url_of_a_file_system_that_cannot_be_made_is_one_problem(url: str) -> None:
+    """It needs options, or a package, or is no file system at all."""
+    with pytest.raises((ValueError, ImportError)) as refused:
+        file_system_at(url, {})
+    assert "\n" not in str(refused.value)
+    with pytest.raises(SpecError, match=r"^to: cannot be opened: "):
+        open_target(url, {})
+    with pytest.raises(SpecError, match=r"^input\.path: cannot be opened: "):
+        find_files(url)

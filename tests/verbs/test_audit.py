@@ -355,7 +355,7 @@ def test_the_command_draws_estimates_and_prints_json(
     assert capsys.readouterr().err.startswith(
         "--to, --gold: write --to to draw a sample, or --gold"
     )
-    assert main(["audit", spec, "--to", sample, "--sample", "50"]) == 0
+    assert main(["audit", spec, "--to", sample, "--documents", "50"]) == 0
     shown = capsys.readouterr().out
     assert "50 of 84 different texts" in shown and "write toxic or clean" in shown
     assert "column toxic" in shown and f"assay audit SPEC --gold {sample}" in " ".join(

@@ -240,7 +240,7 @@ def test_the_command_shows_the_rule_and_each_reason(
     spec, sample = known.folder / "spec.yaml", known.folder / "sample.csv"
     spec.write_text(json.dumps(known.content(**DEMO)))
     sample.unlink(missing_ok=True)
-    assert main(["audit", str(spec), "--to", str(sample), "--sample", "200"]) == 0
+    assert main(["audit", str(spec), "--to", str(sample), "--documents", "200"]) == 0
     shown = capsys.readouterr().out
     assert "write English or Spanish or French" in shown and "column spam" in shown
     assert "--positive" not in shown
