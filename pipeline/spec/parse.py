@@ -6,6 +6,7 @@ Errors are one line a problem, and never repeat a line of the YAML, which may ho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -41,6 +42,11 @@ def load_spec(path: str | Path) -> JobSpec:
         >>> load_spec("my.yaml").output
         'out/my_corpus'
     """
+    if re.search(
+        r"\.(csv|tsv|jsonl|ndjson|parquet|arrow|tar|txt)(\.\w+)?$", str(path), re.IGNORECASE
+    ):
+        fix = "is data, and not a spec; `assay init DATA` writes a spec for it"
+        raise SpecError([Problem(str(path), fix)])
     try:
         text = read_whole(path, MAX_SPEC_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

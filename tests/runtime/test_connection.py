@@ -61,7 +61,8 @@ with local_ray():
     listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
     report["listening"] = sorted({ip.removeprefix("::ffff:") for ip in listening})
     session = ray._private.worker._global_node.get_session_dir_path()
-    report["mode"] = oct(Path(session).stat().st_mode & 0o777)
+    report["mode"] = oct(Path(session).parent.stat().st_mode & 0o777)
+report["removed"] = not Path(session).parent.exists()
 report["left"] = len(psutil.wait_procs(family, timeout=20)[1])
 report["restored"] = STARTS == (Node.start_monitor, Node.start_api_server, Node.start_log_monitor)
 
@@ -135,7 +136,7 @@ def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_oth
     assert {"monitor.py", "dashboard.py", "log_monitor.py"}.isdisjoint(report["words"])
     assert report["left"] == 0 and report["restored"]
     assert report["listening"] == ["127.0.0.1"]
-    assert report["mode"] == "0o700"
+    assert report["mode"] == "0o700" and report["removed"]
 
 
 @on_ray

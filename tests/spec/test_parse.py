@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_read_is_one_line_that_names_it(
 
 
 def test_of_another_file_only_the_start_is_shown(tmp_path: Path) -> None:
-    path = tmp_path / "documents.csv"
+    path = tmp_path / "documents.yaml"
     path.write_text("id,text\n" + "1,Some text\n" * 1_000)
     with pytest.raises(SpecError) as caught:
         load_spec(path)
@@ -185,3 +185,10 @@ def test_mistakes_of_a_worker_survive_what_others_add_to_the_error() -> None:
     error.args = (*error.args, "advice of Ray Data")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is SpecError and copy.problems == error.problems
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.CSV.gz", "a.jsonl", "a.parquet", "a.tsv", "a.txt"])
+def test_data_in_place_of_a_spec_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"id,text\n1,\xff: a: b\n")
+    with pytest.raises(SpecError, match="is data, and not a spec; `assay init DATA` writes"):
+        load_spec(tmp_path / name)
