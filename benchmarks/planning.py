@@ -108,7 +108,8 @@ class MadeUpStore:
             sid = work.shard.id
             self.documents.add(sid)
             self.labelled.add(sid)
-            files = {label_key(task, job.fp[task], sid): FileCounts(0, 0) for task in TASKS}
+            keys = [documents_key(sid), *(label_key(task, job.fp[task], sid) for task in TASKS)]
+            files = {key: FileCounts(0, 0, sha256_hex(key.encode(), 16)) for key in keys}
             made = ShardCounts(sid, ROWS, {"ok": ROWS}, labels, costs, files=files)
             yield ShardCounts.from_row(made.to_table().to_pylist()[0])
 
@@ -118,7 +119,9 @@ class MadeUpStore:
         """Commits the documents files at once, as `graph.read_items` does with workers."""
         for work in items:
             self.documents.add(work.shard.id)
-            yield ShardCounts(work.shard.id, ROWS, {}, {}, {}, created=1)
+            key = documents_key(work.shard.id)
+            files = {key: FileCounts(0, 0, sha256_hex(key.encode(), 16))}
+            yield ShardCounts(work.shard.id, ROWS, {}, {}, {}, created=1, files=files)
 
 
 def main() -> None:

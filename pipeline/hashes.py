@@ -1,7 +1,8 @@
 """SHA-256 hashes of bytes and of local files, and the canonical JSON that identities are made of.
 
-Entry points: `sha256_hex`, `canonical_json`, `parse_json`, `parse_versioned_json` with `validated`
-for files that assay wrote, and, for local files, `content_hash`.
+Entry points: `sha256_hex`, `canonical_json`, `parse_json`, `sealed_json` for files with their own
+hash, `parse_versioned_json` with `validated` for files that assay wrote, and, for local files,
+`content_hash`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,21 @@ def parse_json(data: bytes | str) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("its objects and lists are nested too deeply") from error
+
+
+def sealed_json(content: Mapping[str, Any]) -> bytes:
+    """The JSON object with its own hash in the key `hash`; `parse_sealed_json` reads it."""
+    return canonical_json({**content, "hash": short_hash(canonical_json(content))})
+
+
+def parse_sealed_json(data: bytes) -> dict[str, Any]:
+    """What `sealed_json` wrote, without the hash; ValueError if it was changed since."""
+    content = parse_json(data)
+    if not isinstance(content, dict) or "hash" not in content:
+        raise ValueError("it is cut off, or of another kind")
+    if content.pop("hash") != short_hash(canonical_json(content)):
+        raise ValueError("its content does not match its hash")
+    return content
 
 
 def parse_versioned_json(data: bytes, format: int) -> Mapping[str, Any]:

@@ -21,7 +21,6 @@ from pipeline.filters.decisions import (
 from pipeline.filters.policy import Clause
 from pipeline.filters.removal import FilterReport, filter_report
 from pipeline.filters.snapshot_rule import ALL, SnapshotRule
-from pipeline.ledger.rows import refuse_changed
 from pipeline.options import FilterOptions
 from pipeline.spec.schema import JobSpec
 
@@ -66,7 +65,6 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
     rule = SnapshotRule.of(spec).grouped()
     rule.warn_of_older_answers(cache_dir)
     contents = rule.contents
-    refuse_changed(rule.store, contents, list(contents.tasks))
     shards = rule.input_shards(cache_dir)
     policy = with_thresholds(rule, shards)
     judge, on_error = rule.judge(policy), options.on_error or rule.filter.on_error

@@ -147,8 +147,7 @@ def labelled_shards(
     source = spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
     shards = cut_before(store, objects, source.columns).shards
-    of_slice = (replace(shard, slice=contents.slice) for shard in shards)
-    by_sid = {sid: shard for shard in of_slice for sid in (shard.id, shard.earlier_id)}
+    by_sid = {shard.id: replace(shard, slice=contents.slice) for shard in shards}
     for shard in contents.shards:
         if shard.sid not in by_sid:
             raise StorageError(

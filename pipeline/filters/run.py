@@ -30,7 +30,7 @@ from pipeline.filters.shard import COUNTS, Counts, filter_shard, total
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.ledger.rows import aligned_batches, refuse_changed
+from pipeline.ledger.rows import aligned_batches
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.formats import format_of
@@ -107,7 +107,6 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
     if todo or layout.manifest_key not in existing:
         check_create_only(job.kept, place=Option("to"))
         check_create_only(job.dropped, place=Option("to" if job.dropped is job.kept else "dropped"))
-        refuse_changed(job.rule.store, contents, list(contents.tasks))
         shards, new_files = labelled_shards(spec, job.rule.store, contents, cache_dir)
         todo_shards = [shards[named.sid] for named in todo]
         inputs = job.rule.inputs

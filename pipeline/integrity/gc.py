@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from math import inf
 
-from pipeline.errors import RefusedError, option_error
+from pipeline.errors import option_error
 from pipeline.hashes import parse_json
-from pipeline.ledger.attempts import check_not_in_use
+from pipeline.ledger.attempts import GC, in_use
 from pipeline.ledger.keys import (
     DOCUMENTS,
     INDEX,
@@ -100,29 +100,31 @@ def collect_garbage(
     if not 0 <= older_than_days < inf:
         raise option_error("older_than_days", "write 0 or more days", older_than_days)
     output = store or open_store(spec.output, spec.storage_options)
-    if delete:
-        check_not_in_use(output)
     # — listed before the snapshots are read: what is written from now on is not in the list
     stored = {item.key: item for prefix in DELETION_ORDER for item in output.list(prefix)}
+    with in_use(output, GC) if delete else nullcontext():
+        result = _unneeded(output, stored, keep, older_than_days)
+        for prefix in DELETION_ORDER if delete else ():
+            output.delete([key for key in result.keys if key.startswith(prefix)])
+    return replace(result, deleted=delete)
+
+
+def _unneeded(
+    output: Store, stored: Mapping[str, StoredObject], keep: int, older_than_days: float
+) -> GcResult:
+    """What nothing needs of the stored objects, before any is deleted."""
     known = {name: key for name in stored if (key := parse_key(name)) is not None}
     oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
-    numbers = snapshot_numbers(output)
-    snapshots = _read(output, numbers, keep, stored, oldest_s)
+    snapshots = _read(output, keep, stored, oldest_s)
     index = shards_of_objects(output)
     named = _with_needed(snapshots.keys | _made_of(output, snapshots, known), index)
     kept = _with_needed(named | _young(stored, known, snapshots.published_s, oldest_s), index)
     # — all runs share the probe, and a run that starts now may be checking it
     objects = tuple(stored[name] for name in known if name not in kept and name != PROBE_KEY)
-    if delete:
-        check_not_in_use(output)
-        if snapshot_numbers(output) != numbers:
-            raise RefusedError(f"{output.url}: a run has just published a snapshot; run gc again")
-        for prefix in DELETION_ORDER:
-            output.delete([item.key for item in objects if item.key.startswith(prefix)])
     return GcResult(
         output=output.url,
         kept_snapshots=tuple(snapshots.kept),
-        deleted=delete,
+        deleted=False,
         young=len(known.keys() & kept - named),
         unknown=len(stored) - len(known),
         prefixes=dict(_removed(objects)),
@@ -131,11 +133,7 @@ def collect_garbage(
 
 
 def _read(
-    store: Store,
-    numbers: Collection[int],
-    keep: int,
-    stored: Mapping[str, StoredObject],
-    oldest_s: float,
+    store: Store, keep: int, stored: Mapping[str, StoredObject], oldest_s: float
 ) -> _Snapshots:
     """Of each spec, the last `keep` snapshots and the young ones are kept.
 
@@ -143,7 +141,7 @@ def _read(
     """
     count: Counter[str] = Counter()
     read = _Snapshots()
-    for number in numbers:
+    for number in snapshot_numbers(store):
         snapshot = contents(store, number)
         header = stored.get(snapshot_key(number))
         made_s = header.modified_s if header else inf

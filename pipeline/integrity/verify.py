@@ -20,8 +20,7 @@ from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
 from pipeline.ledger.keys import parse_key, spec_key
-from pipeline.ledger.label_files import metadata_of, read_file, shard_in
-from pipeline.ledger.rows import MISSING, changed_files
+from pipeline.ledger.label_files import metadata_of, read_file, remedy, shard_in
 from pipeline.ledger.snapshots import (
     Contents,
     NamedFile,
@@ -38,7 +37,6 @@ from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.store import Store, open_store
 
 THREADS = 8
-MAKE_AGAIN = "restore it from a copy, or delete it and run `assay run` to make it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Damage:
 
     key: str
     what: str
-    fix: str = MAKE_AGAIN
+    fix: str
 
     def __str__(self) -> str:
         return f"{self.key}: {self.what}; {self.fix}"
@@ -80,7 +78,6 @@ class _Audit:
 
     store: Store
     tasks: Mapping[str, SnapshotTask]
-    changes: Mapping[str, str]  # by key, how the file differs from the published one
     inputs: Mapping[str, list[InputObject]]  # the objects that are there now, by path
     options: Options  # of the input
 
@@ -103,13 +100,12 @@ def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
 
 def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) -> VerifyResult:
     """One snapshot read again; `options` are the input's storage options."""
-    changes = changed_files(store, list(snapshot.files))
     # — once for each file: a file may have many shards
     paths = list(dict.fromkeys(shard.path for shard in snapshot.shards))
     with ThreadPoolExecutor(THREADS) as pool:
         objects = pool.map(partial(_objects_at, cache_dir=cache_dir, options=options), paths)
         inputs = dict(zip(paths, objects, strict=True))
-        audit = _Audit(store, snapshot.tasks, changes, inputs, options)
+        audit = _Audit(store, snapshot.tasks, inputs, options)
         checked = list(pool.map(partial(_check_shard, audit), snapshot.shards))
     return VerifyResult(
         output=store.url,
@@ -167,9 +163,9 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
             doc_ids = doc_ids.take(numbers.filter(is_in))
         if where := _differing(answers.column("doc_id"), doc_ids):
             what = f"doc_id is not in the order of {shard.documents.key}: {where}"
-            damages.append(Damage(file.key, what))
+            damages.append(_damage(file, what))
     origin = None if documents is None else _origin(documents)
-    if documents is None or origin is None or shard.sid != origin.earlier_id:
+    if documents is None or origin is None or shard.sid != origin.id:
         return _CheckedShard(tuple(damages))
     version = origin.version
     columns = Columns(version.text_column, version.id_column, version.image_column)
@@ -182,34 +178,34 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     for column in compared:
         if where := _differing(documents.column(column), again.column(column)):
             what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
-            damages.append(Damage(shard.documents.key, what))
+            damages.append(_damage(shard.documents, what))
     return _CheckedShard(tuple(damages), read_again=shard.rows)
+
+
+def _damage(file: NamedFile, what: str) -> Damage:
+    return Damage(file.key, what, remedy(file.key))
 
 
 def _checked(
     audit: _Audit, shard: NamedShard, file: NamedFile, damages: list[Damage]
 ) -> pa.Table | None:
     """The file's rows, or None if it cannot be read. Its damages are appended to `damages`."""
-    if change := audit.changes.get(file.key):
-        damages.append(Damage(file.key, change))
-        if change == MISSING:
-            return None
     task = None if file.task is None else audit.tasks[file.task]
     columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
     try:
-        table = read_file(audit.store, file.key, None)
+        table = read_file(audit.store, file.key, None, published=file.hash)
         table = table.select([*columns, *({ROW} & {*table.column_names})])
     except UnavailableError:
         raise
     except (StorageError, KeyError) as error:
-        what = f"cannot be read as a label or documents file: {' '.join(str(error).split())}"
-        damages.append(Damage(file.key, what))
+        what = str(error).removeprefix(f"{audit.store.url}/{file.key}: ")
+        damages.append(_damage(file, what.removesuffix(f"; {remedy(file.key)}")))
         return None
     broken = [*_misplaced(file, task, shard, table)]
     rows = file.rows if task is None else shard.rows
     if not file.rows == rows == table.num_rows:
         broken.insert(0, f"has {table.num_rows} rows; {file.rows} of {rows} were published")
-    damages += [Damage(file.key, what) for what in broken]
+    damages += [_damage(file, what) for what in broken]
     return table
 
 
@@ -234,8 +230,7 @@ def _misplaced(
     for name, expected in (("task", file.task), ("fp", fp)):
         if metadata.get(name) != expected:
             yield f"its metadata says {name} {metadata.get(name)!r}, and its key says {expected!r}"
-    # — of a slice, earlier versions named a shard of its own
-    if origin is None or shard.sid not in (origin.id, origin.earlier_id):
+    if origin is None or shard.sid != origin.id:
         sid = None if origin is None else origin.id
         yield f"its metadata says shard {sid!r}, and its key says {shard.sid!r}"
     elif (origin.path, origin.piece.start_row) != (shard.path, shard.start_row):

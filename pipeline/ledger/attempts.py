@@ -1,4 +1,4 @@
-"""Markers below `attempts/`. Entry points: `Attempts.run`, and `in_use` and `check_not_in_use`.
+"""Markers below `attempts/`. Entry points: `Attempts.run`, and `in_use`.
 
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
 remains shows that the worker died: the next attempt splits its rows sixteen ways, until one row is
@@ -7,7 +7,9 @@ markers of its range, and a row is quarantined only after several deaths in sequ
 reader keeps dying, the shard fails instead, because documents cannot be distinguished before they
 are read.
 
-A run also renews one marker of its own, which shows to `assay gc` that the output is in use.
+A run also renews one marker of its own, which shows to `assay gc` that the output is in use, and so
+does `assay gc` while it deletes. Each creates its marker before it looks for those of the other, so
+at least one of the two sees the other and ends.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from pipeline.stores.store import ATTEMPTS, Store
 logger = logging.getLogger(__name__)
 
 IN_USE = f"{ATTEMPTS}in-use/"
+RUN, GC = "run", "gc"  # who uses the output
 RENEWED_AFTER_S = 60.0
 # Longer than a store or a machine hesitates: after a crash, `gc` waits this long.
 ENDED_AFTER_S = 600.0
@@ -143,16 +145,23 @@ def _parts(rows: RowRange, deaths: Mapping[RowRange, int]) -> Iterator[RowRange]
 
 
 @contextmanager
-def in_use(store: Store) -> Iterator[None]:
-    """Shows to `check_not_in_use` that a run writes to the output, until the block ends."""
-    marks = [f"{IN_USE}{uuid.uuid4().hex}"]
+def in_use(store: Store, by: str = RUN) -> Iterator[None]:
+    """Shows that a run, or `assay gc`, works on the output, until the block ends.
+
+    RefusedError while the other one does, and for ten minutes after that was killed.
+    """
+
+    def new_mark() -> str:
+        return f"{IN_USE}{by}-{uuid.uuid4().hex}"
+
+    marks = [new_mark()]
     store.create(marks[-1], b"")
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(RENEWED_AFTER_S):
             with suppress(StorageError):  # what the run does next fails, too, or the next renewal
-                marks.append(f"{IN_USE}{uuid.uuid4().hex}")
+                marks.append(new_mark())
                 store.create(marks[-1], b"")
                 store.delete(marks[:-1])
                 del marks[:-1]
@@ -160,6 +169,7 @@ def in_use(store: Store) -> Iterator[None]:
     thread = threading.Thread(target=renew, name="in use", daemon=True)
     thread.start()
     try:
+        _check_not_in_use(store, GC if by == RUN else RUN)
         yield
     except UnavailableError:  # the store would not answer now, either: the mark expires
         marks.clear()
@@ -173,12 +183,16 @@ def in_use(store: Store) -> Iterator[None]:
             logger.warning("the output stays marked as in use for a while: %s", error)
 
 
-def check_not_in_use(store: Store) -> None:
-    """RefusedError while a run writes to the output, and for ten minutes after it was killed."""
-    last_s = max((mark.modified_s for mark in store.list(IN_USE)), default=-inf)
-    if (silent_s := time.time() - last_s) < ENDED_AFTER_S:
+def _check_not_in_use(store: Store, by: str) -> None:
+    """RefusedError if one of these works on the output. The caller has just made a mark."""
+    marks = list(store.list(IN_USE))
+    # — by the store's clock, which may differ from this machine's
+    now_s = max((mark.modified_s for mark in marks), default=-inf)
+    of_other = [mark.modified_s for mark in marks if mark.key.startswith(f"{IN_USE}{by}-")]
+    if of_other and (silent_s := now_s - max(of_other)) < ENDED_AFTER_S:
+        does = {RUN: "a run writes to", GC: "`assay gc --delete` deletes objects of"}[by]
         raise RefusedError(
-            f"{store.url}: a run writes to this output (its last sign was {max(0, silent_s):.0f} s "
-            f"ago), and could need what is deleted; wait for its end, or, if it was killed, for "
+            f"{store.url}: {does} this output (its last sign was {max(0, silent_s):.0f} s ago), so "
+            f"what one needs could be deleted; wait for its end, or, if it was killed, for "
             f"{ENDED_AFTER_S / 60:.0f} minutes"
         )

@@ -130,7 +130,7 @@ class ShardCounts:
     answered: Mapping[str, int] = field(default_factory=dict)  # rows with an answer, by task
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # Of the tasks' label files that were created, by key.
+    # Of the documents file and the tasks' label files, if they were created, by key.
     files: Mapping[str, FileCounts] = field(default_factory=dict)
     not_continued: int = 0  # answers that `explain` names and that could not be continued
     error: str | None = None  # of a store or the input, with its place, in one line

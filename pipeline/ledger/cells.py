@@ -26,9 +26,6 @@ from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.store import Store
 
-# A Parquet file has at least two magic numbers and the length of its footer.
-LEAST_FILE_BYTES = 12
-
 # A LIST reply has 1,000 keys and takes about 0.1 s, so the labels of 200,000 shards take 200
 # replies. More concurrent LISTs would hold too much in memory.
 CONCURRENT_LISTS = 8
@@ -193,18 +190,9 @@ def _list_labels(
 
 
 def _list_files(store: Store, prefix: str, interned: _Interned) -> Iterator[tuple[str, int, str]]:
-    """The cell, number and etag of each file of the shards; other files are not looked at.
-
-    StorageError if a file is too short to be one of results.
-    """
+    """The cell, number and etag of each file of the shards; other files are not looked at."""
     for stored in store.list(prefix):
         key = parse_key(stored.key)
         sid = interned(key.sid) if key else None
-        if key is None or sid is None:
-            continue
-        if stored.size_bytes < LEAST_FILE_BYTES:
-            raise StorageError(
-                f"{store.url}/{stored.key}: has {stored.size_bytes} bytes of its own, or is a "
-                f"link, so it is not a file of results; restore it, or delete it and run again"
-            )
-        yield key.cell if key.part else sid, key.number, stored.etag
+        if key is not None and sid is not None:
+            yield key.cell if key.part else sid, key.number, stored.etag

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from pipeline.spec.tasks import TaskSpec
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
-# The row in the input object: of a label file with some rows of its shard, and of a documents file
-# that an earlier version wrote for a slice.
+# The row in the input object, of a label file with some rows of its shard.
 ROW = "row"
 # Of a task with the probabilities of all labels in a struct, and without calibration.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")

@@ -21,7 +21,7 @@ from pipeline.errors import (
     StorageError,
     UnreadableError,
 )
-from pipeline.hashes import canonical_json, parse_json
+from pipeline.hashes import parse_sealed_json, sealed_json
 from pipeline.ledger.keys import cuts_key
 from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
@@ -131,13 +131,7 @@ def logged_shards(
 ) -> dict[str, Shard]:
     """The shards in the log with these ids, with this slice; the input is not looked at."""
     shards = (shard for of_object in _Log(store).cuts.values() for shard in of_object)
-    return {
-        sid: sliced
-        for shard in shards
-        for sliced in (replace(shard, slice=part),)
-        for sid in (sliced.id, sliced.earlier_id)
-        if sid in sids
-    }
+    return {shard.id: replace(shard, slice=part) for shard in shards if shard.id in sids}
 
 
 class _Log:
@@ -165,7 +159,7 @@ class _Log:
             ]
             if not entries:
                 break
-            if self._store.create(cuts_key(number), canonical_json({"cuts": entries})):
+            if self._store.create(cuts_key(number), sealed_json({"cuts": entries})):
                 self._last = number
                 break
         self.take_in(cuts)
@@ -184,12 +178,12 @@ class _Log:
     def _read(self, number: int) -> None:
         key = cuts_key(number)
         try:
-            for entry in parse_json(self._store.read(key))["cuts"]:
+            for entry in parse_sealed_json(self._store.read(key))["cuts"]:
                 version = ObjectVersion(*entry["object"])
                 self.take_in({version: [Shard(version, Piece(*p)) for p in entry["pieces"]]})
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(
-                f"{self._store.url}/{key}: is not a list of shards: {error!r}; restore it: without "
-                f"it the input would be cut and labelled again"
+                f"{self._store.url}/{key}: is not a list of shards: {error!r}; restore it from a "
+                f"copy, or delete it: the input is cut again, and labelled where its shards differ"
             ) from error
         self._last = number

@@ -124,12 +124,6 @@ def label_folders(task: str, fp: str) -> tuple[str, str]:
     return f"{LABELS}{task}/{fp}/", f"{RETRIES}{task}/{fp}/"
 
 
-def listing_prefix(key: str) -> str:
-    """The prefix whose LIST shows this file and its like: `documents/`, `labels/<task>/<fp>/`."""
-    parts = key.split("/")
-    return "/".join(parts[: 1 if parts[0] == "documents" else 3]) + "/"
-
-
 def cuts_key(number: int) -> str:
     """An entry of the log of how input files were cut."""
     return f"{INPUTS}{number:08d}.json"

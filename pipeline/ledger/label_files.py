@@ -2,25 +2,37 @@
 
 The files are built in memory and read back before the first is created, so an object that exists
 is whole. Its existence is the record that the shard is done.
+
+A file's metadata has a hash of the file and its key, so a file that is changed or moved afterwards
+is never read as what it was.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json, parse_json
+from pipeline.errors import StorageError, UnavailableError
+from pipeline.hashes import canonical_json, parse_json, sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.keys import documents_key, is_part, label_key
+from pipeline.ledger.keys import RETRIES, documents_key, is_part, label_key
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
+logger = logging.getLogger(__name__)
+
 METADATA_PREFIX = "assay."
+HASH_DIGITS = 16
+# The value of `assay.hash` is this and the digits: the SHA-256 of the file with zeros in their
+# place. It is the last of our metadata, which are behind the rows and the names of columns.
+_SEAL, _ZEROS = b"assay-sha256:", b"0" * HASH_DIGITS
+# Metadata: see `read_file` and `commit_shard`.
+HASH, KEY, SINCE = "hash", "key", "since"
 TAKEN_OVER = "taken_over"  # by shard, the number of rows with its answers; absent without any
 _ENCODED = ("label", "status")  # columns of few values, which are stored as dictionaries
 
@@ -47,12 +59,26 @@ def documents_table(documents: pa.Table) -> pa.Table:
 
 
 def to_parquet(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
-    """The table as a Parquet file, with the metadata under `assay.*` keys."""
+    """The table as a Parquet file, with the metadata and the file's hash under `assay.*` keys."""
     described = {f"{METADATA_PREFIX}{key}": value for key, value in metadata.items()}
-    sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(described), sink, compression="zstd")
+    sink, described_table = pa.BufferOutputStream(), table.replace_schema_metadata(described)
+    with pq.ParquetWriter(sink, described_table.schema, compression="zstd") as writer:
+        writer.write_table(described_table)
+        # — not in the schema, whose metadata Arrow stores a second time, as base64; what is added
+        # here comes first, and all of it, so that the hash is behind the words of users
+        hash = {f"{METADATA_PREFIX}{HASH}": (_SEAL + _ZEROS).decode()}
+        writer.add_key_value_metadata({**described, **hash})
     data: bytes = sink.getvalue().to_pybytes()
-    return data
+    at = data.rfind(_SEAL) + len(_SEAL)
+    return data[:at] + sha256_hex(data, HASH_DIGITS).encode() + data[at + HASH_DIGITS :]
+
+
+def sealed_hash(data: bytes) -> str | None:
+    """The hash in a file's metadata; None if the file is not as `to_parquet` made it."""
+    start = data.rfind(_SEAL) + len(_SEAL)
+    end = start + HASH_DIGITS
+    digits = sha256_hex(data[:start] + _ZEROS + data[end:], HASH_DIGITS)
+    return digits if data[start:end] == digits.encode() else None
 
 
 def verify(data: bytes, doc_ids: pa.ChunkedArray) -> None:
@@ -68,18 +94,57 @@ def verify(data: bytes, doc_ids: pa.ChunkedArray) -> None:
         )
 
 
-def read_file(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table:
-    """These columns of a file in this order, or all; StorageError if it cannot be read."""
-    data = store.read(key)
+def remedy(key: str) -> str:
+    """What to do about a damaged or missing file of results."""
+    again = "assay run --retry-failed" if key.startswith(RETRIES) else "assay run"
+    return f"restore it from a copy, or delete this file, then `{again}` makes it again"
+
+
+def read_file(
+    store: Store, key: str, columns: Sequence[str] | None, *, published: str | None = None
+) -> pa.Table:
+    """These columns of a file in this order, or all of them, with its hash in the metadata.
+
+    StorageError, with the key and what to do, if the file cannot be read, is not as it was written
+    under this key, or has another hash than the one that a snapshot `published`.
+    """
     try:
+        data = store.read(key)
+        found = sealed_hash(data)
+        if found is None:
+            raise StorageError("its content was changed after it was written")
         table = pq.read_table(pa.BufferReader(data), columns=columns, use_threads=False)
-        return table if columns is None else table.select(columns)
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise StorageError(f"{store.url}/{key}: cannot be read: {error}") from error
+        table = table if columns is None else table.select(columns)
+    except UnavailableError:
+        raise
+    except (pa.ArrowException, OSError, KeyError, StorageError) as error:
+        reason = " ".join(str(error).split()).removeprefix(f"{store.url}/{key}: ")
+        raise StorageError(f"{store.url}/{key}: {reason}; {remedy(key)}") from error
+    written = metadata_of(table).get(KEY, key)
+    if written != key or published not in (None, found):
+        other = f"has the hash {found} and was published with {published}: it is another file"
+        what = other if written == key else f"is the file {written}, under another key"
+        raise StorageError(f"{store.url}/{key}: {what}; {remedy(key)}")
+    hashed = {**(table.schema.metadata or {}), f"{METADATA_PREFIX}{HASH}": found}
+    return table.replace_schema_metadata(hashed)
+
+
+def read_source(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table | None:
+    """`read_file` of what saves work at best: None, with a warning, where that is a StorageError.
+
+    UnavailableError if the store does not answer.
+    """
+    try:
+        return read_file(store, key, columns)
+    except UnavailableError:
+        raise
+    except StorageError as error:
+        logger.warning("%s; no answer is taken from it", error)
+        return None
 
 
 def metadata_of(table: pa.Table) -> dict[str, str]:
-    """The metadata that `to_parquet` wrote."""
+    """The metadata that `to_parquet` wrote, and from `read_file` the hash."""
     stored = (table.schema.metadata or {}).items()
     named = ((name.decode(), value.decode("utf-8", "backslashreplace")) for name, value in stored)
     return {name.removeprefix(METADATA_PREFIX): value for name, value in named}
@@ -97,13 +162,15 @@ def commit_shard(
     label_files: Sequence[LabelFile],
     *,
     has_documents: bool = False,
-) -> list[str]:
-    """Creates the shard's documents file and its label files; the keys of the new files.
+    since: int = 0,
+) -> dict[str, str]:
+    """Creates the shard's documents file and its label files; the hashes of the new ones by key.
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
     with wrong rows leaves no file. With `has_documents`, the shard has a documents file with these
-    documents. StorageError if the documents are not the shard's rows, or not those of its documents
-    file.
+    documents. `since` is the number of the output's last snapshot when the run began: the files
+    replace what that snapshot published under their keys. StorageError if the documents are not the
+    shard's rows, or not those of its documents file.
     """
     for rows in (documents.num_rows, *(len(file.rows) for file in label_files)):
         if rows != shard.rows:
@@ -113,19 +180,21 @@ def commit_shard(
             )
     documents_file, ids = documents_key(shard.id), documents.column("doc_id")
     built = {}
+
+    place = {KEY: documents_file, SINCE: str(since)}
     if not has_documents:
-        origin = {"shard": canonical_json(shard.whole.to_json()).decode()}
+        origin = place | {"shard": canonical_json(shard.whole.to_json()).decode()}
         built[documents_file] = to_parquet(documents_table(documents), origin)
         verify(built[documents_file], ids)
     for file in label_files:
-        origin = {"shard": canonical_json(shard.to_json()).decode()}
+        origin = place | {KEY: file.key, "shard": canonical_json(shard.to_json()).decode()}
         built[file.key] = to_parquet(_label_table(file, shard, ids), {**file.metadata, **origin})
         verify(built[file.key], ids.filter(file.rows.is_valid()) if is_part(file.key) else ids)
-    made = []
+    made = {}
     for number, (key, data) in enumerate(built.items(), start=has_documents):
         failpoint(f"create {number}")
         if store.create(key, data):
-            made.append(key)
+            made[key] = str(sealed_hash(data))
         elif key == documents_file and not read_file(store, key, ["doc_id"])["doc_id"].equals(ids):
             raise StorageError(
                 f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "

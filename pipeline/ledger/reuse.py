@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import ADDED, ROW, structs
 from pipeline.ledger.keys import documents_key, sid_of
-from pipeline.ledger.label_files import read_file, shard_in
+from pipeline.ledger.label_files import read_source, shard_in
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
@@ -36,7 +36,8 @@ class StoredAnswers:
     def __init__(self, store: Store) -> None:
         self._store = store
         # — each task of a shard looks into the same other shards
-        self._texts: Callable[[str], pa.StringArray] = lru_cache(CACHED_SHARDS)(self._read_texts)
+        self._texts: Callable[[str], pa.StringArray | None]
+        self._texts = lru_cache(CACHED_SHARDS)(self._read_texts)
 
     def find(
         self,
@@ -83,17 +84,20 @@ class StoredAnswers:
         self, key: str, shard: Shard, texts: pa.StringArray, is_retry: bool
     ) -> tuple[NDArray[np.int64], pa.Table]:
         """A label file, and [docs] the row with the answer to each document, -1 without one."""
-        file, sid = read_file(self._store, key, None), sid_of(key)
+        file, sid = read_source(self._store, key, None), sid_of(key)
+        at = np.full(len(texts), -1, np.int64)
+        if file is None:
+            return at, pa.table({})
         if sid == shard.id:
             rows = self._rows(key, file, len(texts))
-            at = np.full(len(texts), -1, np.int64)
             at[rows] = np.arange(len(rows))
         else:
             stored = self._texts(sid)
+            if stored is None:
+                return at, file
             stored = stored.take(pa.array(self._rows(key, file, len(stored))))
             places = pc.fill_null(pc.index_in(texts, value_set=stored), -1)
             at = places.to_numpy(zero_copy_only=False).astype(np.int64)
-        # — of this shard, also what earlier versions stored as shards of their own: its slices
         is_own = shard_in(file).id == shard.id
         accepted = [*_ANSWERED] + [QUARANTINED] * (is_own and not is_retry)
         status = file.column("status").cast(pa.string())
@@ -113,16 +117,20 @@ class StoredAnswers:
             )
         return rows
 
-    def _read_texts(self, sid: str) -> pa.StringArray:
-        columns = ["content_hash", "n_chars"]
-        return text_identities(read_file(self._store, documents_key(sid), columns))
+    def _read_texts(self, sid: str) -> pa.StringArray | None:
+        documents = read_source(self._store, documents_key(sid), ["content_hash", "n_chars"])
+        return None if documents is None else text_identities(documents)
 
 
 def answered_rows(store: Store, keys: Sequence[str]) -> int:
     """How many rows of a shard these label files of some of its rows answer."""
-    files = [read_file(store, key, [ROW, "status"]) for key in keys]
+    files = [read_source(store, key, [ROW, "status"]) for key in keys]
     accepted = pa.array(_ANSWERED)
-    answers = [rows.filter(pc.is_in(rows["status"].cast(pa.string()), accepted)) for rows in files]
+    answers = [
+        rows.filter(pc.is_in(rows["status"].cast(pa.string()), accepted))
+        for rows in files
+        if rows is not None
+    ]
     return len({row for rows in answers for row in rows[ROW].to_pylist()})
 
 

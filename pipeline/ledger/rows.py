@@ -1,15 +1,14 @@
 """The rows of a snapshot: each document with its answers to all tasks.
 
 Entry point: `aligned_batches`. A shard's documents file and label files have their rows in the same
-order, so their columns are put together without a join, after a check of their ids.
+order, so their columns are put together without a join, after a check of their ids. Each file must
+have the hash that the snapshot published: its etag may differ, because the output may be a copy.
 """
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -18,11 +17,10 @@ import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import ROW, answers_type, structs
-from pipeline.ledger.keys import is_part, listing_prefix
-from pipeline.ledger.label_files import read_file
+from pipeline.ledger.keys import is_part
+from pipeline.ledger.label_files import read_file, remedy
 from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard
-from pipeline.stores.local import ETAG as LOCAL_ETAG
-from pipeline.stores.store import Store, StoredObject
+from pipeline.stores.store import Store
 
 DOCUMENT_SCHEMA = pa.schema(
     [
@@ -38,7 +36,6 @@ DOCUMENT_SCHEMA = pa.schema(
 TEXT_COLUMN = "_text"
 # The shards that are read ahead. They hide the store's latency and take memory.
 READ_AHEAD = 4
-MISSING = "does not exist"  # a file that a snapshot names
 
 
 def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
@@ -54,7 +51,6 @@ def aligned_batches(
     """The snapshot's rows, one batch per shard; the next shards are read at the same time."""
     tasks = [name for name in schema.names if name not in DOCUMENT_SCHEMA.names]
     read = partial(read_shard, store, schema=schema, tasks=tasks)
-    refuse_changed(store, snapshot, tasks)
     reading: deque[Future[pa.RecordBatch]] = deque()
     pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="labels")
     try:
@@ -66,45 +62,6 @@ def aligned_batches(
             yield reading.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def refuse_changed(store: Store, snapshot: Contents, tasks: Collection[str]) -> None:
-    """StorageError unless the files of these tasks are the published ones."""
-    files = [file for file in snapshot.files if file.task is None or file.task in tasks]
-    for key, change in changed_files(store, files).items():
-        raise StorageError(
-            f"{store.url}/{key}: {change} (snapshot {snapshot.number}); restore it with its file "
-            f"time, or run again; `assay verify` lists all such files"
-        )
-
-
-def changed_files(store: Store, files: Collection[NamedFile]) -> dict[str, str]:
-    """By key, how each file that is not the published one differs: one LIST for each folder.
-
-    A file with another etag may be a copy, made with other tools or in another store. It is the
-    same file if its MD5 hash is the published etag, as object stores give it. A local etag has the
-    size and the time: if no file has its etag, all were copied, and their sizes are compared.
-    """
-    folders = {listing_prefix(file.key) for file in files}
-    now = {item.key: item for folder in sorted(folders) for item in store.list(folder)}
-    other = [file for file in files if file.key not in now or now[file.key].etag != file.etag]
-    all_copied = len(other) == len(files)
-    changes = {}
-    for file in other:
-        if file.key not in now:
-            changes[file.key] = MISSING
-        elif not _is_copy(store, file, now[file.key], all_copied=all_copied):
-            etag = now[file.key].etag
-            change = f"has the etag {etag} and was published with {file.etag}: it is another file"
-            changes[file.key] = change
-    return changes
-
-
-def _is_copy(store: Store, file: NamedFile, now: StoredObject, *, all_copied: bool) -> bool:
-    if size := LOCAL_ETAG.fullmatch(file.etag):
-        return all_copied and int(size[1], 16) == now.size_bytes
-    md5 = hashlib.md5(store.read(file.key), usedforsecurity=False)
-    return file.etag in (md5.hexdigest(), b64encode(md5.digest()).decode())
 
 
 def read_shard(
@@ -125,8 +82,6 @@ def read_shard(
 def read_documents_file(store: Store, shard: NamedShard) -> pa.Table:
     """The shard's documents that the snapshot shows, with their `row` in the input object."""
     documents = _read_whole(store, shard.documents, None)
-    if ROW in documents.column_names:  # of a slice, as earlier versions wrote it
-        return documents
     labels = next(iter(shard.labels.values()))
     if not is_part(labels.key):
         rows = pa.array(range(shard.start_row, shard.end_row), pa.int64())
@@ -159,10 +114,10 @@ def _answers(
 
 
 def _read_whole(store: Store, file: NamedFile, columns: Sequence[str] | None) -> pa.Table:
-    table = read_file(store, file.key, columns)
+    table = read_file(store, file.key, columns, published=file.hash)
     if table.num_rows != file.rows:
         raise StorageError(
             f"{store.url}/{file.key}: has {table.num_rows} rows where {file.rows} were published; "
-            f"restore it, or delete it and run again"
+            f"{remedy(file.key)}"
         )
     return table

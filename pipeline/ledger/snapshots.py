@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, islice, zip_longest
 from operator import itemgetter
@@ -17,10 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json, parse_json
+from pipeline.hashes import canonical_json, parse_json, parse_sealed_json, sealed_json, short_hash
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.failed_rows import NO_COUNTS, Counts, FileCounts, complete_counts
+from pipeline.ledger.failed_rows import (
+    NO_COUNTS,
+    Counts,
+    FileCounts,
+    check_unchanged,
+    complete_counts,
+)
 from pipeline.ledger.keys import documents_key, manifest_key, snapshot_key
 from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.shards import Shard, Slice, fields_of
@@ -33,7 +39,7 @@ _OF_SHARD = ("path", "start_row", "end_row")
 # A row of a manifest is a file; the task of a documents file is null, and so are its counts.
 _SCHEMA = pa.schema(
     [
-        *((name, pa.string()) for name in ("sid", "task", "key", "etag")),
+        *((name, pa.string()) for name in ("sid", "task", "key", "etag", "hash")),
         *((name, pa.int64()) for name in ("rows", "failed", "taken_over")),
         *zip(_OF_SHARD, (pa.string(), pa.int64(), pa.int64()), strict=True),
     ]
@@ -62,6 +68,7 @@ class NamedFile:
     rows: int
     sid: str
     task: str | None  # None: the documents file
+    hash: str | None = field(default=None, compare=False)  # None before it is published
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +129,10 @@ def publish(
 
     A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
     number of input files whose rows cannot be counted. Sliced shards have the rows of `slice_rows`,
-    by shard id; their snapshot is never complete. A label file is read if neither `counts` nor the
-    last snapshot counts its rows. StorageError if work is missing and the snapshot is not partial.
+    by shard id; their snapshot is never complete. A file is read if neither `counts` nor the last
+    snapshot has its counts and its hash. StorageError if work is missing and the snapshot is not
+    partial; also if a file is not as it was written, or as the spec's last snapshot published it:
+    each such file is named, with what to do.
     """
     whole = [shard for shard in shards if is_whole(shard, tasks, done)]
     rows = [shard.rows if slice_rows is None else slice_rows[shard.id] for shard in whole]
@@ -148,8 +157,10 @@ def publish(
         if last is not None and _shows(store, last, header, shown):
             number = int(last["number"])
             break
-        keys = (done.label_key(task, shard.cell) for shard in whole for task in tasks)
+        keys = (file.key for shard in _shards(whole, rows, tasks, done) for file in shard.files)
         known = complete_counts(store, keys, {**published_counts(store, last, done), **known})
+        if last is not None:
+            check_unchanged(store, int(last["number"]), _files(store, last), known, done)
         content = header | {"created_at": created_at, "number": number}
         shown = _shards(whole, rows, tasks, done)
         if _create(store, content, shown, known, in_manifest=len(whole) > MANIFEST_SHARDS):
@@ -220,24 +231,16 @@ def last_published(
     StorageError if a later one is cut off, so that its spec is not known; or it is skipped.
     """
     for number in snapshot_numbers(store):
-        snapshot = _json(store.read(snapshot_key(number)))
-        if snapshot is None and not skip_damaged:
-            return read_snapshot(store, number)
-        if snapshot is not None and snapshot.get("spec") == spec_name:
-            return snapshot
+        data = store.read(snapshot_key(number))
+        with suppress(StorageError) if skip_damaged else nullcontext():
+            if (snapshot := _parsed(store, number, data)).get("spec") == spec_name:
+                return snapshot
     return None
 
 
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
     """One snapshot's JSON; of a snapshot with a manifest, it names no files."""
-    key = snapshot_key(number)
-    snapshot = _json(store.read(key))
-    if snapshot is None:
-        raise StorageError(
-            f"{store.url}/{key}: is not JSON, or is cut off; restore it, or delete it and publish "
-            f"it again with `assay run`"
-        )
-    return snapshot
+    return _parsed(store, number, store.read(snapshot_key(number)))
 
 
 def snapshot_numbers(store: Store) -> list[int]:
@@ -248,26 +251,17 @@ def snapshot_numbers(store: Store) -> list[int]:
 def published_counts(
     store: Store, snapshot: Mapping[str, Any] | None, done: Committed
 ) -> dict[str, FileCounts]:
-    """The counts in a snapshot of the current label files."""
+    """The counts in a snapshot of the current files that have the published etags."""
     counts: dict[str, FileCounts] = {}
     part = None if snapshot is None or "slice" not in snapshot else Slice(**snapshot["slice"])
-    interned: dict[FileCounts, FileCounts] = {}  # — a million equal tuples are kept once
     for file in () if snapshot is None else _files(store, snapshot):
-        cell = file["sid"] if part is None else f"{file['sid']}.{part.name}"
-        if (
-            file.get("failed") is not None
-            and done.labels.get(file["task"], {}).get(cell) == file["etag"]
-        ):
-            file_counts = FileCounts(file["failed"], file["taken_over"])
-            counts[file["key"]] = interned.setdefault(file_counts, file_counts)
+        sid, task = file["sid"], file["task"]
+        cell = sid if part is None else f"{sid}.{part.name}"
+        etag = done.documents.get(sid) if task is None else done.labels.get(task, {}).get(cell)
+        if etag == file["etag"]:
+            counted = file.get("failed") or 0, file.get("taken_over") or 0
+            counts[file["key"]] = FileCounts(*counted, file["hash"])
     return counts
-
-
-def _json(data: bytes) -> dict[str, Any] | None:
-    """The JSON object, or None."""
-    with suppress(ValueError):
-        return content if isinstance(content := parse_json(data), dict) else None
-    return None
 
 
 def _shards(
@@ -300,7 +294,10 @@ def _files(store: Store, snapshot: Mapping[str, Any]) -> Iterator[dict[str, Any]
     """The files that a snapshot names, each as a row of a manifest; counts may be absent."""
     with _parsing(store, snapshot.get("number", 0)):
         if "manifest" in snapshot:
-            manifest = pq.ParquetFile(pa.BufferReader(store.read(snapshot["manifest"])))
+            data = store.read(snapshot["manifest"])
+            if short_hash(data) != snapshot["manifest_hash"]:
+                raise ValueError(f"{snapshot['manifest']} does not match its hash")
+            manifest = pq.ParquetFile(pa.BufferReader(data))
             for group in range(manifest.num_row_groups):
                 yield from manifest.read_row_group(group, use_threads=False).to_pylist()
             return
@@ -311,6 +308,13 @@ def _files(store: Store, snapshot: Mapping[str, Any]) -> Iterator[dict[str, Any]
             yield from (shard | file for file in files[shard["sid"]])
 
 
+def _parsed(store: Store, number: int, data: bytes) -> dict[str, Any]:
+    with _parsing(store, number):
+        if (snapshot := parse_sealed_json(data))["number"] != number:
+            raise ValueError(f"it is snapshot {snapshot['number']}, under another key")
+        return snapshot
+
+
 @contextmanager
 def _parsing(store: Store, number: int) -> Iterator[None]:
     """A snapshot without what it must have is a StorageError."""
@@ -319,7 +323,7 @@ def _parsing(store: Store, number: int) -> Iterator[None]:
     except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise StorageError(
             f"{store.url}/{snapshot_key(number)}: is not a snapshot: {error!r}; "
-            f"restore it, or delete it and publish it again with `assay run`"
+            f"restore it from a copy, or delete it: `assay run` publishes the work that is there"
         ) from error
 
 
@@ -348,7 +352,9 @@ def _create(
 
     def files_of(shard: NamedShard) -> Iterator[dict[str, Any]]:
         for file in shard.files:
-            yield fields_of(file) | (counts[file.key]._asdict() if file.key in counts else {})
+            of_file = counts[file.key]
+            counted = {"failed": of_file.failed, "taken_over": of_file.taken_over}
+            yield fields_of(file) | {"hash": of_file.hash} | (counted if file.task else {})
 
     def place_of(shard: NamedShard) -> dict[str, Any]:
         return {name: getattr(shard, name) for name in _OF_SHARD}
@@ -363,8 +369,9 @@ def _create(
             while group := list(islice(shards, MANIFEST_SHARDS)):
                 rows = [file | place_of(shard) for shard in group for file in files_of(shard)]
                 writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
-        content["manifest"] = manifest_key(number)
-        if not store.create(content["manifest"], buffer.getvalue()):
+        data = buffer.getvalue()
+        content |= {"manifest": manifest_key(number), "manifest_hash": short_hash(data)}
+        if not store.create(content["manifest"], data):
             return False
     else:
         shown = list(shards)
@@ -372,4 +379,4 @@ def _create(
         content["shards"] = [
             {"sid": shard.sid, "rows": shard.rows} | place_of(shard) for shard in shown
         ]
-    return store.create(snapshot_key(number), canonical_json(content))
+    return store.create(snapshot_key(number), sealed_json(content))

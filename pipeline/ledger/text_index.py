@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, index_key
-from pipeline.ledger.label_files import METADATA_PREFIX, read_file, to_parquet
+from pipeline.ledger.label_files import (
+    METADATA_PREFIX,
+    read_source,
+    sealed_hash,
+    to_parquet,
+)
 from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.documents import OK
 from pipeline.stores.store import Store
@@ -64,6 +69,8 @@ class IndexObject:
     def from_bytes(cls, key: str, data: bytes) -> IndexObject:
         """ValueError if the file is damaged."""
         try:
+            if sealed_hash(data) is None:
+                raise ValueError("its content does not match its hash")
             table = pq.read_table(pa.BufferReader(data), use_threads=False)
             sids = json.loads(table.schema.metadata[f"{METADATA_PREFIX}sids".encode()])
             hashes, shards = (table.column(name).to_numpy() for name in ("hash", "shard"))
@@ -137,7 +144,10 @@ def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
 
 
 def hashes_of(store: Store, sids: Collection[str]) -> dict[str, Hashes]:
-    """The hashes of the texts of these shards; documents files are read if no object has them."""
+    """The hashes of the texts of these shards; documents files are read if no object has them.
+
+    A shard with a damaged documents file is left out.
+    """
     texts: dict[str, Hashes] = {}
     for item in _objects(store):
         texts |= item.texts_of(sids)
@@ -199,10 +209,12 @@ def _append(store: Store, new: IndexObject) -> None:
 
 
 def _read_texts(store: Store, sids: Sequence[str]) -> Iterator[tuple[str, Hashes]]:
-    def read(sid: str) -> Hashes:
-        return text_hashes(read_file(store, documents_key(sid), ["content_hash", "status"]))
+    def read(sid: str) -> Hashes | None:
+        documents = read_source(store, documents_key(sid), ["content_hash", "status"])
+        return None if documents is None else text_hashes(documents)
 
     waiting = iter(sids)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         while batch := list(islice(waiting, READ_AHEAD)):
-            yield from zip(batch, pool.map(read, batch), strict=True)
+            texts = zip(batch, pool.map(read, batch), strict=True)
+            yield from ((sid, hashes) for sid, hashes in texts if hashes is not None)

@@ -103,9 +103,13 @@ def plan_reuse(
     with_sources: dict[int, WorkItem] = {}
     ends = accumulate(work.shard.rows for work in asking)
     for _, pairs in groupby(zip(asking, ends, strict=True), lambda pair: pair[1] // PART_ROWS):
-        part = [work for work, _ in pairs]
+        of_part = [work for work, _ in pairs]
+        texts = known | hashes_of(store, {work.shard.id for work in of_part} - known.keys())
+        # — the worker that reads a damaged documents file reports it
+        part = [work for work in of_part if work.shard.id in texts]
+        if not part:
+            continue
         sids = list(dict.fromkeys(work.shard.id for work in part))
-        texts = known | hashes_of(store, set(sids) - known.keys())
         places = _places(store, sids, texts, versions, unstored)
         with_sources |= {
             id(work): _with_sources(work, texts, versions, places, count) for work in part

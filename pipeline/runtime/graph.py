@@ -32,6 +32,7 @@ from pipeline.ledger.blocks import (
 )
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.failed_rows import counts_of
+from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
@@ -278,13 +279,21 @@ def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Tabl
         store, of = open_store(job.spec.output, job.spec.storage_options), shard.work.shard
         # — the stage that read the documents has compared them with those of the documents file
         has_documents = not shard.work.documents
-        made = commit_shard(store, of, shard.documents, shard.files, has_documents=has_documents)
+        made = commit_shard(
+            store, of, shard.documents, shard.files, has_documents=has_documents, since=job.since
+        )
         if shard.work.tasks:
             Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
-        files = {
-            file.key: counts_of(pc.struct_field(file.rows, "status").drop_null(), file.metadata)
+        status = {
+            file.key: (pc.struct_field(file.rows, "status").drop_null(), file.metadata)
             for file in shard.files
-            if file.cell == of.cell and file.key in made
+            if file.cell == of.cell
+        }
+        status[documents_key(of.id)] = shard.documents["status"], {}
+        files = {
+            key: counts_of(*status[key], hash, job.since)
+            for key, hash in made.items()
+            if key in status
         }
         yield replace(shard.counts, created=len(made), files=files).to_table()
 

@@ -72,6 +72,7 @@ class Job:
     continues: Mapping[str, int] = field(default_factory=dict)  # tokens, if it continues answers
     # Of the job of a first stage: the most tokens by which a later one continues an answer.
     max_explanation_tokens: int = 0
+    since: int = 0  # the number of the output's last snapshot when the run began
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
 

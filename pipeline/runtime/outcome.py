@@ -60,7 +60,7 @@ class Tally:
     costs: dict[str, Counter[str]] = field(default_factory=dict)  # by reader
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
-    # Counts of label files: of those that this run created, and that `check_shards` read.
+    # Counts of files: of those that this run created, and that `check_shards` read.
     files: dict[str, FileCounts] = field(default_factory=dict, repr=False)  # by key
     failures: dict[str, str] = field(default_factory=dict)  # the last reason, by shard id
     _failed_in_a_row: set[str] = field(default_factory=set, repr=False)
@@ -76,7 +76,6 @@ class Tally:
         for task, by_label in counts.labels.items():
             self.labels.setdefault(task, Counter()).update(by_label)
         self.answered.update(counts.answered)
-        self.files.update(counts.files)
         for task, by_stage in counts.stages.items():
             numbers = {int(stage): rows for stage, rows in by_stage.items()}
             self.decided.setdefault(task, Counter()).update(numbers)
@@ -87,6 +86,7 @@ class Tally:
         """Takes in a shard that was read; an error if none succeeds any more."""
         if counts.error is None:
             self.created += counts.created
+            self.files.update(counts.files)
             self._failed_in_a_row.clear()
             return
         self.failures[counts.sid] = counts.error

@@ -15,6 +15,7 @@ from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.failed_rows import counts_of
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.job import Job
@@ -45,5 +46,6 @@ def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     store = open_store(job.spec.output, job.spec.storage_options)
     slices = read_slices(job, store, work)
     documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for _, part in slices])
-    created = commit_shard(store, work.shard, documents, [])
-    return ShardCounts(work.shard.id, documents.num_rows, {}, {}, {}, len(created))
+    made = commit_shard(store, work.shard, documents, [], since=job.since)
+    files = {key: counts_of(documents["status"], {}, hash, job.since) for key, hash in made.items()}
+    return ShardCounts(work.shard.id, documents.num_rows, {}, {}, {}, len(made), files=files)

@@ -18,6 +18,7 @@ from pipeline.ledger.attempts import in_use
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
+from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import has_answers, plan_reuse
 from pipeline.runtime.cascades import conditions
@@ -150,7 +151,11 @@ def _labelled(
             if bound is not None:
                 watch.limit_planning(began + bound[0], bound[1])
             job = make_job(spec, place(spec.model, machine), cache_dir)
-            job = replace(job, ends=began + bound[0] if bound else None)
+            ends, since = (
+                began + bound[0] if bound else None,
+                max(snapshot_numbers(store), default=0),
+            )
+            job = replace(job, ends=ends, since=since)
             _check_tasks(job, store)
             watch.enter(LISTING)
             planned = plan(job, store, part=part)

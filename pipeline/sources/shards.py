@@ -161,11 +161,6 @@ class Shard:
         return self.id if self.slice is None else f"{self.id}.{self.slice.name}"
 
     @property
-    def earlier_id(self) -> str:
-        """The id that earlier versions gave to a sliced shard, which had a documents file."""
-        return short_hash(canonical_json(self._identity | self._slice_json))
-
-    @property
     def path(self) -> str:
         return self.version.path
 

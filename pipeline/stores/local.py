@@ -25,8 +25,6 @@ _NO_LINKS = frozenset(
 CREATE_TRIES = 10
 # The name of a file that `unfinished` made.
 _UNFINISHED = re.compile(r"(create-|assay-|\..*\.)[0-9a-f]{32}")
-# The size in bytes and the time in nanoseconds, as hexadecimal numbers. Only the size is copied.
-ETAG = re.compile(r"([0-9a-f]{1,15})-[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,7 @@ class LocalStore:
                         status = (self.root / key).lstat()
                         # — what is not a file, such as a link, has no content of its own
                         size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 0
+                        # — a copy of the file may have another time, and so another etag
                         etag = f"{size_bytes:x}-{status.st_mtime_ns:x}"
                         yield StoredObject(key, size_bytes, etag, status.st_mtime)
 

@@ -44,7 +44,7 @@ from pipeline.ledger.flat import (
     joined_labels,
     json_rows,
 )
-from pipeline.ledger.rows import aligned_batches, read_shard, refuse_changed, wide_schema
+from pipeline.ledger.rows import aligned_batches, read_shard, wide_schema
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import ExportOptions, TableFormat
 from pipeline.sources.shards import Shard
@@ -181,7 +181,6 @@ def _write_folder(job: _Export, cache_dir: Path) -> tuple[int, int]:
     file = job.target.below(MANIFEST)
     finished = MANIFEST in existing and json.loads(file.read())["finished"]
     if todo or not finished:
-        refuse_changed(job.store, job.contents, list(job.contents.tasks))
         inputs, new_files = _shards_with_text(job, cache_dir)
         file.write(canonical_json(manifest))
 

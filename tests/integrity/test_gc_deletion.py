@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import memory_store
 import pytest
 from finished import LABELS, finish, toy_fingerprints
 from memory_store import MemoryStore, Recording
@@ -20,15 +22,17 @@ from pipeline.gold.sample_design import SampleDesign, keep_design
 from pipeline.ledger import attempts
 from pipeline.ledger.attempts import ENDED_AFTER_S, in_use
 from pipeline.ledger.keys import audit_key, spec_key
+from pipeline.ledger.snapshots import contents
 from pipeline.stores.local import LocalStore
-from pipeline.stores.store import PROBE_KEY, check_create_only
+from pipeline.stores.store import PROBE_KEY, Store, StoredObject, check_create_only
 
 
 def test_snapshots_are_deleted_before_the_files_that_they_name(everything: Everything) -> None:
     everything.store = recording = Recording(everything.store)
     for version in "123":
         everything.finish("job", version)
-    assert everything.gc(1).keys == tuple(recording.deleted)
+    assert everything.gc(1).keys == tuple(recording.deleted[:-1])
+    assert recording.deleted[-1].startswith("attempts/in-use/gc-"), "its own mark"
     kinds = [key.partition("/")[0] for key in recording.deleted]
     assert kinds[:2] == ["snapshots"] * 2 and "snapshots" not in kinds[2:] and "labels" in kinds
 
@@ -37,7 +41,7 @@ def test_nothing_is_deleted_where_a_snapshot_is_broken(everything: Everything) -
     everything.finish("job", "1")
     everything.store.create("snapshots/00000002.json", b"{")
     before = everything.keys
-    with pytest.raises(StorageError, match=r"00000002\.json: is not JSON"):
+    with pytest.raises(StorageError, match=r"00000002\.json: is not a snapshot"):
         everything.gc(1)
     assert everything.keys == before
 
@@ -56,13 +60,13 @@ def test_while_any_of_several_runs_is_active_nothing_is_deleted(everything: Ever
         assert everything.gc(1, delete=False).keys, "a dry run only reads"
     assert everything.keys == before, "a run leaves no mark"
     # — a killed run leaves one, which ends by itself, and which gc deletes
-    everything.store.create("attempts/in-use/killed", b"")
+    everything.store.create("attempts/in-use/run-killed", b"")
     everything.clock.now_s += ENDED_AFTER_S - 60
     with pytest.raises(RefusedError):
         everything.gc(1)
     everything.clock.now_s += 60
     removed = everything.gc(1).keys
-    assert "attempts/in-use/killed" in removed and "snapshots/00000001.json" in removed
+    assert "attempts/in-use/run-killed" in removed and "snapshots/00000001.json" in removed
 
 
 def test_a_run_of_hours_renews_its_mark(
@@ -91,26 +95,100 @@ def test_a_run_of_hours_renews_its_mark(
     assert everything.keys == set()
 
 
-def test_a_snapshot_that_a_run_publishes_during_gc_keeps_its_files(
-    everything: Everything,
+class Interrupted(Recording):
+    """A store before whose operation `number` something else happens."""
+
+    def __init__(self, store: Store, number: int, event: Callable[[], None]) -> None:
+        super().__init__(store)
+        self._number, self._event = number, event
+        self.operations = 0
+
+    def _count(self) -> None:
+        self.operations += 1
+        if self.operations == self._number:
+            self._event()
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._count()
+        return super().create(key, data)
+
+    def read(self, key: str) -> bytes:
+        self._count()
+        return super().read(key)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._count()
+        super().delete(keys)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        self._count()
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize("ends_before_gc", [True, False])
+def test_a_run_at_any_moment_of_gc_keeps_its_files_or_one_of_the_two_is_refused(
+    ends_before_gc: bool, everything: Everything
 ) -> None:
-    """The run finds all answers in the output, so it is over before gc looks a second time."""
+    """The run publishes old answers again, so gc would delete the files of the new snapshot."""
+    refused = set()
+    for number in range(1, 40):
+        everything.store = store = MemoryStore()
+        for version in "12":
+            everything.finish("job", version)
+        shards = everything.corpus.shards(store)
+        with ExitStack() as active:
+
+            def run(store: Store = store, shards: Any = shards, active: ExitStack = active) -> None:
+                try:
+                    active.enter_context(in_use(store))
+                except RefusedError as error:
+                    assert "`assay gc --delete` deletes objects of this output" in str(error)
+                    refused.add("run")
+                    return
+                assert finish(store, shards, toy_fingerprints("1"), "job") == 3
+                if ends_before_gc:
+                    active.close()
+
+            everything.store = Interrupted(store, number, run)
+            try:
+                everything.gc(1)
+            except RefusedError:
+                refused.add("gc")
+        keys = {stored.key for stored in store.list("")}
+        assert {file.key for file in contents(store).files} <= keys, number
+        assert not any(key.startswith("attempts/in-use/") for key in keys)
+        if everything.store.operations < number:
+            break
+    else:
+        pytest.fail("gc has more operations")
+    assert number > 10
+    assert refused == ({"run"} if ends_before_gc else {"run", "gc"})
+
+
+def test_gc_that_was_killed_is_waited_for_ten_minutes(everything: Everything) -> None:
     everything.finish("job", "1")
-    everything.finish("job", "2")
+    everything.store.create("attempts/in-use/gc-killed", b"")
+    everything.clock.now_s += ENDED_AFTER_S - 60
+    with pytest.raises(RefusedError, match="or, if it was killed, for 10 minutes"):
+        everything.store.create("attempts/in-use/run-other", b"")
+        with in_use(everything.store):
+            pass
+    everything.clock.now_s += 60
+    with in_use(everything.store):
+        pass
 
-    store, shards = everything.store, everything.corpus.shards(everything.store)
-    everything.store = racing = Recording(store)
-    looks = iter(range(2))
 
-    def list_(prefix: str) -> Any:
-        if prefix == "attempts/in-use/" and next(looks) == 1:
-            assert finish(store, shards, toy_fingerprints("1"), "job") == 3
-        return store.list(prefix)
-
-    racing.list = list_
-    with pytest.raises(RefusedError, match="has just published a snapshot; run gc again"):
-        everything.gc(1)
-    assert racing.deleted == []
+def test_a_clock_that_is_an_hour_ahead_lets_gc_not_delete_under_a_run(
+    everything: Everything, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in "12":
+        everything.finish("job", version)
+    with in_use(everything.store):
+        # — of this machine alone: the store has a clock of its own
+        monkeypatch.setattr(memory_store, "time", SimpleNamespace(time=everything.clock))
+        monkeypatch.setattr("time.time", lambda: everything.clock() + 3_600)
+        with pytest.raises(RefusedError):
+            everything.gc(1)
 
 
 def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> None:

@@ -152,29 +152,3 @@ def test_the_versions_of_a_task_are_those_whose_content_is_stored(store: LocalSt
     assert sorted(stored_fps(store, "toxic")) == [F1, F2]
     assert stored_version(store, "toxic", F1).raw.content == {"task": "x"}
     assert stored_version(store, "toxic", F2).content == {}
-
-
-@pytest.mark.parametrize("kind", ["empty", "short", "link", "dangling"])
-@pytest.mark.parametrize("which", ["documents", "label", "retry"])
-def test_what_cannot_be_a_file_of_results_is_named_and_counts_as_nothing(
-    kind: str, which: str, store: LocalStore
-) -> None:
-    sid = SHARDS[0].id
-    keys = {
-        "documents": documents_key(sid),
-        "label": label_key("toxic", F1, sid),
-        "retry": label_key("toxic", F1, sid, 1),
-    }
-    path = store.root / keys[which]
-    path.parent.mkdir(parents=True)
-    if kind in ("empty", "short"):
-        path.write_bytes(b"" if kind == "empty" else b"PAR1PAR1")
-    else:
-        whole = store.root / "elsewhere.parquet"
-        whole.write_bytes(bytes(100)) if kind == "link" else None
-        path.symlink_to(whole)
-    with pytest.raises(StorageError, match=f"{path}: has . bytes of its own") as named:
-        committed(store, TASKS, SIDS)
-    assert "delete it and run again" in str(named.value)
-    path.unlink()
-    assert not committed(store, TASKS, SIDS).documents

@@ -22,6 +22,7 @@ from finished import (
     finish,
     read_parquet,
     rewrite,
+    sealed_parquet,
     snapshot_json,
     toy_fingerprints,
     toy_spec,
@@ -34,6 +35,7 @@ from servers import Server
 import pipeline
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset, open_labels
+from pipeline.ledger.label_files import sealed_hash
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD, aligned_batches
 from pipeline.ledger.snapshots import contents
 from pipeline.spec.parse import parse_spec
@@ -182,27 +184,32 @@ def test_what_is_not_there_is_named(finished: LocalStore, tmp_path: Path) -> Non
 def test_a_file_that_is_another_or_gone_is_named(finished: LocalStore, of: str) -> None:
     key = sole(finished, of)
     table = read_parquet(finished, key)
-    rewrite(finished, key, write_parquet(table))
     labels = open_labels(str(finished.root))
-    with pytest.raises(StorageError, match=f"{key}: has the etag .* published with"):
-        labels.to_table()
+    for data, what in {
+        write_parquet(table): "its content was changed after it was written; .* delete this file",
+        sealed_parquet(table.slice(1)): "has the hash .* published with .* is another file",
+        b"": "its content was changed",
+    }.items():
+        rewrite(finished, key, data)
+        with pytest.raises(StorageError, match=f"{key}: {what}"):
+            labels.to_table()
     finished.delete([key])
-    with pytest.raises(StorageError, match=f"{key}: does not exist"):
+    with pytest.raises(StorageError, match=f"{key}: cannot be read: No such file"):
         labels.to_table()
     if of.startswith("labels"):
         assert labels.to_table(columns=["toxic"]).num_rows == ROWS * FILES
 
 
-def test_answers_in_another_order_are_refused_though_their_etag_is_the_snapshots(
+def test_answers_in_another_order_are_refused_though_their_hash_is_the_snapshots(
     finished: LocalStore,
 ) -> None:
     key = sole(finished, "labels/toxic/")
     table = read_parquet(finished, key)
-    rewrite(finished, key, write_parquet(table.take(list(range(table.num_rows))[::-1])))
+    data = sealed_parquet(table.take(list(range(table.num_rows))[::-1]))
+    rewrite(finished, key, data)
     content = snapshot_json(finished)
-    etag = next(stored.etag for stored in finished.list(key))
     for file in content["files"]:  # type: ignore[attr-defined]
-        file["etag"] = etag if file["key"] == key else file["etag"]
+        file["hash"] = sealed_hash(data) if file["key"] == key else file["hash"]
     write_snapshot(finished, content)
     labels = open_labels(str(finished.root))
     with pytest.raises(StorageError, match=f"{key}: its doc_id are not those"):

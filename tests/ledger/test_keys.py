@@ -15,7 +15,6 @@ from pipeline.ledger.keys import (
     is_part,
     label_folders,
     label_key,
-    listing_prefix,
     manifest_key,
     parse_key,
     sid_of,
@@ -53,7 +52,6 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     labels, retries = label_folders(task, fp)
     label, retry = label_key(task, fp, cell), label_key(task, fp, cell, number)
     assert label.startswith(labels) and retry.startswith(retries)
-    assert (listing_prefix(label), listing_prefix(retry)) == (labels, retries)
     assert parse_key(label) == Key("labels/", task, fp, sid, part)
     assert parse_key(retry) == Key("retries/", task, fp, sid, part, number)
     assert Key("labels/", task, fp, sid, part).cell == cell
@@ -63,7 +61,6 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     # — of an earlier version of assay
     assert parse_key(f"specs/{task}/{fp}.calibration.json") == Key("specs/", task, fp)
     assert parse_key(documents_key(sid)) == Key("documents/", sid=sid)
-    assert listing_prefix(documents_key(sid)) == "documents/"
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)
     assert parse_key(manifest_key(number)) == Key("snapshots/", number=number)

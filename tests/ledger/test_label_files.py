@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from pipeline.ledger.label_files import (
     commit_shard,
     documents_table,
     read_file,
+    sealed_hash,
     shard_in,
     to_parquet,
     verify,
@@ -122,7 +124,8 @@ def test_a_file_that_cannot_be_read_back_or_has_other_rows_than_the_shard_is_not
 
 def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> None:
     files = [label_file("toxic"), label_file("topic")]
-    made = commit_shard(store, SHARD, DOCUMENTS, files)
+    hashes = commit_shard(store, SHARD, DOCUMENTS, files)
+    made = list(hashes)
     assert made == [
         documents_key(SHARD.id),
         label_key("toxic", "f" * 16, SHARD.id),
@@ -138,6 +141,32 @@ def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> 
     assert labels.schema.remove_metadata() == SCHEMA
     assert labels.drop_columns(["doc_id"]).to_pylist() == toy_rows().to_pylist()
     assert json.loads(metadata[b"assay.task"]) == {"question": "?"}
+    assert metadata[b"assay.hash"] == f"assay-sha256:{hashes[made[1]]}".encode()
+    assert metadata[b"assay.key"] == made[1].encode()
+
+
+@pytest.mark.parametrize("text", ["assay-sha256:", "assay-sha256:" + "0" * 16, "assay.hash"])
+def test_the_hash_of_a_file_is_that_of_the_file_with_zeros_whatever_words_are_in_it(
+    text: str,
+) -> None:
+    table = pa.table({"doc_id": [text], text: [{text: 0.5}]})
+    data = to_parquet(table, {"spec": text})
+    digits = sealed_hash(data)
+    assert digits is not None and data.count(digits.encode()) == 1
+    zeros = data.replace(digits.encode(), b"0" * len(digits))
+    assert sha256(zeros).hexdigest().startswith(digits)
+    assert pq.read_table(pa.BufferReader(data)).equals(table)
+
+
+@given(st.data())
+def test_a_file_with_any_bit_flipped_or_any_end_cut_off_is_noticed(data: st.DataObject) -> None:
+    file = to_parquet(TABLE, {"fp": "abc"})
+    at, bit = data.draw(st.integers(0, len(file) - 1)), data.draw(st.integers(0, 7))
+    flipped = bytearray(file)
+    flipped[at] ^= 1 << bit
+    assert sealed_hash(bytes(flipped)) is None
+    assert sealed_hash(file[:at]) is None and sealed_hash(file[at + 1 :]) is None
+    assert sealed_hash(file) is not None
 
 
 def test_the_files_of_a_slice_are_the_whole_documents_and_the_labels_of_its_rows(
@@ -147,7 +176,7 @@ def test_the_files_of_a_slice_are_the_whole_documents_and_the_labels_of_its_rows
     sliced = replace(later, slice=Slice(where="row > 1"))
     inside = np.array([True, False, True])
     file = label_file("toxic", only(toy_rows(), inside), sliced.cell)
-    made = commit_shard(store, sliced, DOCUMENTS, [file])
+    made = list(commit_shard(store, sliced, DOCUMENTS, [file]))
     assert made == [documents_key(later.id), label_key("toxic", "f" * 16, sliced.cell)]
     documents, labels = (pq.read_table(pa.BufferReader(store.read(key))) for key in made)
     assert documents.equals(documents_table(DOCUMENTS))
@@ -158,14 +187,14 @@ def test_the_files_of_a_slice_are_the_whole_documents_and_the_labels_of_its_rows
     assert shard_in(labels) == sliced and shard_in(documents) == later
     # — the same shard without the slice has its documents file already
     whole = label_file("toxic", cell=later.id)
-    assert commit_shard(store, later, DOCUMENTS, [whole]) == [whole.key]
+    assert list(commit_shard(store, later, DOCUMENTS, [whole])) == [whole.key]
 
 
 def test_a_part_of_a_whole_shard_is_a_cell_of_its_own(store: LocalStore) -> None:
     inside = np.array([False, False, True])
     cell = cell_of_part(SHARD.id, np.packbits(inside).tobytes())
     part = label_file("toxic", only(toy_rows(), inside), cell)
-    made = commit_shard(store, SHARD, DOCUMENTS, [part, label_file("toxic")])
+    made = list(commit_shard(store, SHARD, DOCUMENTS, [part, label_file("toxic")]))
     assert made[1:] == [label_key("toxic", "f" * 16, of) for of in (cell, SHARD.id)]
     assert read_file(store, made[1], ["doc_id", "row"]).to_pylist() == [{"doc_id": "c", "row": 2}]
 
@@ -175,7 +204,7 @@ def test_the_first_writers_file_stands(store: LocalStore) -> None:
     before = {stored.key: store.read(stored.key) for stored in store.list("")}
     files = [label_file("toxic", toy_rows().take([2, 1, 0])), label_file("topic")]
     made = commit_shard(store, SHARD, DOCUMENTS, files)
-    assert made == [label_key("topic", "f" * 16, SHARD.id)]
+    assert list(made) == [label_key("topic", "f" * 16, SHARD.id)]
     assert {key: store.read(key) for key in before} == before
 
 

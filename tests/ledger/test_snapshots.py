@@ -14,13 +14,10 @@ from label_tables import toy_shard
 from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError, UnavailableError
-from pipeline.hashes import canonical_json
-from pipeline.integrity.verify import verify
 from pipeline.ledger import snapshots
 from pipeline.ledger.cells import committed, is_whole
-from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key, spec_key
-from pipeline.ledger.label_files import documents_table, to_parquet
+from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
+from pipeline.ledger.label_files import sealed_hash, to_parquet
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
@@ -30,7 +27,6 @@ from pipeline.ledger.snapshots import (
     read_snapshot,
     snapshot_numbers,
 )
-from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Slice
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
@@ -51,9 +47,14 @@ def full(store: LocalStore) -> LocalStore:
 
 def fill(store: Store) -> None:
     for shard in SHARDS:
-        store.create(documents_key(shard.id), bytes(12))
+        store.create(documents_key(shard.id), documents_file_of(shard.rows))
         for task, fp in FPS.items():
             store.create(label_key(task, fp, shard.id), labels_of(shard.rows, failed=1))
+
+
+def documents_file_of(rows: int) -> bytes:
+    """A documents file, as far as its status goes."""
+    return to_parquet(pa.table({"status": ["ok"] * rows}), {})
 
 
 def labels_of(rows: int, failed: int) -> bytes:
@@ -88,6 +89,7 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
         (task, shard.id, shard.rows) for shard in SHARDS for task in (None, "toxic", "topic")
     ]
     assert all(file["etag"] == etags[file["key"]] for file in snapshot["files"])
+    assert all(file["hash"] == sealed_hash(full.read(file["key"])) for file in snapshot["files"])
 
 
 @pytest.mark.parametrize(("count", "has_manifest"), [(1_000, False), (1_001, True)])
@@ -100,7 +102,9 @@ def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_tw
     shards = [toy_shard(n, 1) for n in range(count + 3)]
     sids = [shard.id for shard in shards]
     for number, sid in enumerate(sids):
-        store.create(documents_key(sid), b"%12d" % number)
+        store.create(
+            documents_key(sid), to_parquet(pa.table({"status": ["ok"], "n": [number]}), {})
+        )
         for task, fp in FPS.items():
             failed = int(task == "topic" and number % 100 == 7)
             store.create(label_key(task, fp, sid), labels_of(1, failed))
@@ -111,11 +115,15 @@ def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_tw
         return publish(store, "job", TASKS, shards[:shown], done, created_at=stamp)
 
     assert publish_first(count) == 1
-    assert sum(key.startswith("labels/") for key in store.read_keys) == 2 * count
+    assert sum(not key.startswith("snapshots/") for key in store.read_keys) == 3 * count
     # — of the next snapshot only new shards are read, and of the same none
     assert publish_first(count + 3) == 2
-    labels = [key for key in store.read_keys if key.startswith("labels/")]
-    assert sorted(labels) == sorted(label_key(t, FPS[t], sid) for t in FPS for sid in sids[count:])
+    new = sids[count:]
+    expected_keys = [label_key(t, FPS[t], sid) for t in FPS for sid in new] + [
+        *map(documents_key, new)
+    ]
+    read = [key for key in store.read_keys if not key.startswith("snapshots/")]
+    assert sorted(read) == sorted(expected_keys)
     assert publish_first(count + 3, stamp="later") == 2
     assert len(store.read_keys) <= 2
 
@@ -132,7 +140,7 @@ def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_tw
         written = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
     etags = {stored.key: stored.etag for stored in store.list("")}
     expected = [
-        (sid, task, key, etags[key], 1, failed, taken_over)
+        (sid, task, key, etags[key], sealed_hash(store.read(key)), 1, failed, taken_over)
         for number, sid in enumerate(sids[:count])
         for task, key, failed, taken_over in [
             (None, documents_key(sid), None, None),
@@ -140,7 +148,7 @@ def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_tw
             ("topic", label_key("topic", F2, sid), int(number % 100 == 7), 2),
         ]
     ]
-    columns = ("sid", "task", "key", "etag", "rows", "failed", "taken_over")
+    columns = ("sid", "task", "key", "etag", "hash", "rows", "failed", "taken_over")
     assert [tuple(file.get(name) for name in columns) for file in written] == expected
     shown = contents(store, 1)
     assert [shard.start_row for shard in shown.shards] == list(range(count))
@@ -183,35 +191,6 @@ def test_a_slice_has_fewer_labels_than_documents_and_its_label_files_are_counted
     assert not any(key.startswith("labels/") for key in store.read_keys)
 
 
-def test_a_slice_of_an_earlier_version_has_a_documents_file_of_its_own(
-    store: LocalStore, tmp_path: Path
-) -> None:
-    """The slice was part of the shard's id, and its documents file named its rows."""
-    part = Slice(sample="0.5")
-    sliced = replace(SHARDS[1], slice=part)
-    sid, metadata = sliced.earlier_id, {"shard": canonical_json(sliced.to_json()).decode()}
-    documents = documents_table(documents_from([RawRow("text", "d")]))
-    keys = [documents_key(sid), label_key("toxic", F1, sid)]
-    documents = documents.append_column("row", pa.array([4], pa.int64()))
-    labels = pa.table({"doc_id": ["d"], "status": ["ok"]})
-    store.create(keys[0], to_parquet(documents, metadata))
-    store.create(keys[1], to_parquet(labels, metadata | {"task": "toxic", "fp": F1}))
-    etags = {stored.key: stored.etag for stored in store.list("")}
-    place = {"path": "/a.jsonl", "start_row": 3, "end_row": 5}
-    named = [
-        {"key": key, "etag": etags[key], "rows": 1, "sid": sid, "task": task}
-        for key, task in zip(keys, (None, "toxic"), strict=True)
-    ]
-    task = {"fp": F1, "labels": ["yes", "no"], "columns": ["status"]}
-    header = {"number": 1, "spec": "job", "tasks": {"toxic": task}, "slice": part.to_json()}
-    content = header | {"shards": [{"sid": sid, "rows": 1} | place], "files": named}
-    store.create(snapshot_key(1), canonical_json(content))
-    shown = open_labels(store.url).to_table(["doc_id", "row", "toxic.status"]).to_pylist()
-    assert shown == [{"doc_id": "d", "row": 4, "status": "ok"}]
-    damages = verify(store, contents(store), tmp_path, {}).damages
-    assert [damage.key for damage in damages] == [spec_key("toxic", F1)]  # does not exist
-
-
 def test_a_manifest_without_its_snapshot_is_no_snapshot_and_takes_only_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -251,7 +230,8 @@ def test_a_snapshot_is_published_only_where_its_content_differs_from_the_specs_l
     assert publish_now(full) == 4  # and back
     key = documents_key(FIRST.id)
     (full.root / key).unlink()
-    full.create(key, b"of another size")
+    # — as a run made it that began after snapshot 4
+    full.create(key, to_parquet(pa.table({"status": ["empty"] * FIRST.rows}), {"since": "4"}))
     assert publish_now(full) == 5
     assert full.read(snapshot_key(1)) == before
 
@@ -290,7 +270,7 @@ def test_of_a_snapshot_that_is_no_json_or_cut_off_nobody_says_that_there_is_none
     full.delete([snapshot_key(1)])
     for data in (b"[" * 200_000, *(whole[:size] for size in range(0, len(whole), 7))):
         full.create(snapshot_key(1), data)
-        with pytest.raises(StorageError, match=r"00000001\.json: is (cut off|not JSON)"):
+        with pytest.raises(StorageError, match=r"00000001\.json: is not a snapshot"):
             last_contents(full, "job")
         with pytest.raises(StorageError, match=r"snapshots/00000001\.json: is "):
             contents(full)

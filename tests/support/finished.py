@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from label_tables import label_rows
 
-from pipeline.hashes import canonical_json
-from pipeline.ledger.cells import committed, record_specs
+from pipeline.hashes import sealed_json
+from pipeline.ledger.cells import committed, record_specs, remaining
 from pipeline.ledger.cuts import load_or_cut
-from pipeline.ledger.label_files import LabelFile, commit_shard
-from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.ledger.label_files import LabelFile, commit_shard, metadata_of, to_parquet
+from pipeline.ledger.snapshots import SnapshotTask, publish, snapshot_numbers
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
@@ -127,7 +127,7 @@ def finish(
     labels: Mapping[str, tuple[str, ...]] = LABELS,
     answer: Answer = label_file,
 ) -> int:
-    """Commits what is missing of the shards and publishes; the snapshot's number."""
+    """Commits what is missing of the shards and publishes, as a run does; the snapshot's number."""
     commit_all(store, shards, fingerprints, answer)
     fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
     tasks = {task: SnapshotTask(of, labels[task]) for task, of in fp.items()}
@@ -142,11 +142,15 @@ def commit_all(
     answer: Answer = label_file,
 ) -> None:
     """Commits what is missing of the shards."""
+    since = max(snapshot_numbers(store), default=0)
     fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
     record_specs(store, fp, {task: f.json() for task, f in fingerprints.items()})
-    for shard in shards:
-        files = [answer(shard, task, f) for task, f in fingerprints.items()]
-        commit_shard(store, shard, documents_of(shard), files)
+    done = committed(store, fp, [shard.id for shard in shards])
+    for work in remaining(shards, list(fp), done):
+        shard = work.shard
+        files = [answer(shard, task, fingerprints[task]) for task in work.tasks]
+        known = not work.documents
+        commit_shard(store, shard, documents_of(shard), files, has_documents=known, since=since)
 
 
 def read_parquet(store: Store, key: str) -> pa.Table:
@@ -159,7 +163,13 @@ def rewrite(store: Store, key: str, data: bytes) -> None:
     assert store.create(key, data)
 
 
+def sealed_parquet(table: pa.Table) -> bytes:
+    """The file as assay itself would write it, with its metadata and a hash that is right."""
+    return to_parquet(table, metadata_of(table))
+
+
 def write_parquet(table: pa.Table) -> bytes:
+    """The file as another program writes it: with the metadata, and so with the hash before."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     data: bytes = sink.getvalue().to_pybytes()
@@ -172,4 +182,6 @@ def snapshot_json(store: Store, number: int = 1) -> dict[str, object]:
 
 
 def write_snapshot(store: Store, content: Mapping[str, object], number: int = 1) -> None:
-    rewrite(store, f"snapshots/{number:08d}.json", canonical_json(content))
+    """Replaces a snapshot by one with this content, whose hash is right."""
+    content = {name: value for name, value in content.items() if name != "hash"}
+    rewrite(store, f"snapshots/{number:08d}.json", sealed_json(content))

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from memory_store import MemoryStore
 
+from pipeline.hashes import sealed_json, sha256_hex
 from pipeline.ledger.cells import committed, remaining
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.failed_rows import FileCounts
@@ -94,7 +95,7 @@ def main() -> None:
         {"object": [o.path, o.size_bytes, o.etag, o.format, "text", None], "pieces": PIECES}
         for o in objects
     ]
-    store.create("inputs/00000001.json", json.dumps({"cuts": log}).encode())
+    store.create("inputs/00000001.json", sealed_json({"cuts": log}))
     del log
     cuts = watch("load_or_cut", lambda: load_or_cut(store, objects, Columns("text", None), 1))
     store.sids.extend(sorted(shard.id for shard in cuts.shards))
@@ -109,8 +110,9 @@ def main() -> None:
     work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done))
 
     # — as a run knows them: there are no label files that could be read
-    keys = (label_key(t, fp, sid) for t, fp in FPS.items() for sid in done.documents)
-    counts = dict.fromkeys(keys, FileCounts(0, 0))
+    keys = [*map(documents_key, done.documents)]
+    keys += [label_key(t, fp, sid) for t, fp in FPS.items() for sid in done.documents]
+    counts = {key: FileCounts(0, 0, sha256_hex(key.encode(), 16)) for key in keys}
 
     def published(stamp: str) -> int:
         return publish(

@@ -15,6 +15,7 @@ from finished import (
     documents_of,
     finish,
     label_file,
+    read_parquet,
     toy_fingerprints,
 )
 from memory_store import MemoryStore
@@ -22,7 +23,7 @@ from memory_store import MemoryStore
 from pipeline.integrity.gc import GcResult, collect_garbage
 from pipeline.ledger.columns import only
 from pipeline.ledger.keys import LABELS, cell_of_part, label_key, parse_key
-from pipeline.ledger.label_files import commit_shard
+from pipeline.ledger.label_files import KEY, commit_shard, metadata_of, to_parquet
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
@@ -98,7 +99,8 @@ class Everything:
             if parsed and parsed.folder == LABELS and parsed.sid == sid and parsed.fp in fps:
                 for number in (1, 2):
                     retry = label_key(parsed.task, parsed.fp, parsed.cell, number)
-                    self.store.create(retry, self.store.read(key))
+                    again = read_parquet(self.store, key)
+                    self.store.create(retry, to_parquet(again, metadata_of(again) | {KEY: retry}))
 
     def gc(self, keep: int, delete: bool = True, older_than_days: float = 0) -> GcResult:
         days = {"older_than_days": older_than_days}

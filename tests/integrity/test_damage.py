@@ -1,0 +1,342 @@
+"""No damage of a published file changes an answer silently: it is named, or repaired.
+
+Every kind of file is damaged in every way, with and without a new file time, and then read,
+verified and run again, as a user does who follows the advice of each error.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from finished import (
+    Corpus,
+    commit_all,
+    finish,
+    read_parquet,
+    rewrite,
+    sealed_parquet,
+    toy_fingerprints,
+    write_parquet,
+)
+from memory_store import MemoryStore, Recording
+
+from pipeline.errors import StorageError
+from pipeline.integrity.verify import verify
+from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.keys import label_key, snapshot_key
+from pipeline.ledger.label_files import metadata_of, to_parquet
+from pipeline.ledger.reuse import StoredAnswers
+from pipeline.ledger.snapshots import (
+    contents,
+    last_contents,
+    snapshot_numbers,
+)
+from pipeline.stores.local import LocalStore
+from pipeline.stores.store import Store
+
+FP = {task: fingerprint.id for task, fingerprint in toy_fingerprints().items()}
+
+
+class Output:
+    """An output with two snapshots of two wordings, and what reads it and brings it up to date."""
+
+    def __init__(self, store: Store, corpus: Corpus) -> None:
+        self.store, self.corpus = store, corpus
+
+    def run(self, version: str = "1") -> int:
+        shards = self.corpus.shards(self.store)
+        return finish(self.store, shards, toy_fingerprints(version))
+
+    def rows(self) -> pa.Table:
+        return open_labels(self.store.url).to_table()
+
+    def damages(self) -> list[str]:
+        found = verify(self.store, last_contents(self.store, "job"), self.corpus.cache_dir, {})
+        return [str(damage) for damage in found.damages]
+
+    def key(self, folder: str, number: int = 0) -> str:
+        keys = [stored.key for stored in self.store.list(folder)]
+        return keys[number % len(keys)]
+
+
+@pytest.fixture
+def output(store: LocalStore, toy_corpus: Corpus) -> Output:
+    output = Output(store, toy_corpus)
+    assert (output.run("0"), output.run("1")) == (1, 2)
+    return output
+
+
+def exchanged(table: pa.Table) -> pa.Table:
+    """The rows with the probabilities of two labels exchanged."""
+    p = table.column("p").combine_chunks()
+    first, second, *others = p.flatten()
+    names = [field.name for field in p.type]
+    at = table.column_names.index("p")
+    return table.set_column(at, "p", pa.StructArray.from_arrays([second, first, *others], names))
+
+
+Change = Callable[[Output, str, random.Random], bytes | None]
+
+
+def flipped(output: Output, key: str, source: random.Random) -> bytes:
+    data = bytearray(output.store.read(key))
+    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+    return bytes(data)
+
+
+def cut_off(output: Output, key: str, source: random.Random) -> bytes:
+    data = output.store.read(key)
+    return data[: source.randrange(len(data))]
+
+
+def neighbour(output: Output, key: str, source: random.Random) -> bytes:
+    """Another file of the same folder: of another shard, or of an older wording."""
+    folder = "/".join(key.split("/")[:2]) + "/" if key.startswith("labels") else key.split("/")[0]
+    others = [each.key for each in output.store.list(folder) if each.key != key]
+    suffix = key.rpartition(".")[2]
+    return output.store.read(source.choice([k for k in others if k.endswith(suffix)]))
+
+
+def deleted(output: Output, key: str, source: random.Random) -> None:
+    return None
+
+
+DAMAGES: list[Change] = [flipped, cut_off, neighbour, deleted]
+FOLDERS = [
+    "documents/",
+    "labels/toxic/",
+    "labels/topic/",
+    "snapshots/00000002",
+    "inputs/",
+    "specs/",
+]
+
+
+@pytest.mark.parametrize("keeps_time", [True, False], ids=["same time", "new time"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_any_damage_is_named_or_repaired_and_the_advice_repairs_it(
+    folder: str, damage: Change, keeps_time: bool, output: Output
+) -> None:
+    if folder == "inputs/" and damage is neighbour:
+        pytest.skip("there is one file")
+    truth, healthy = output.rows(), shutil.copytree(output.store.url, output.corpus.folder / "../h")
+    assert isinstance(output.store, LocalStore)
+    for seed in range(2):
+        source = random.Random(f"{folder} {damage.__name__} {seed}")
+        key = output.key(folder, source.randrange(100))
+        path = output.store.root / key
+        before, data = path.stat(), damage(output, key, source)
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+            if keeps_time:
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        is_current = key in {f.key for f in _current(healthy).files} | {snapshot_key(2)}
+        if key != snapshot_key(2) or data is not None:  # — else nothing shows that it was there
+            check_reading(output, key, truth, is_current)
+        follow_advice(output)
+        assert output.rows().equals(truth)
+        assert output.damages() == [], key
+        shutil.rmtree(output.store.root)
+        shutil.copytree(healthy, output.store.root)
+
+
+def _current(folder: Path) -> object:
+    return contents(LocalStore(folder.resolve()), 2)
+
+
+def check_reading(output: Output, key: str, truth: pa.Table, must_be_named: bool) -> None:
+    """Readers give the right rows or name the file."""
+    try:
+        assert output.rows().equals(truth) and not must_be_named
+    except StorageError as error:
+        assert key in str(error)
+    try:
+        named = output.damages()
+        assert all(line.startswith(key) for line in named) and (named or not must_be_named)
+    except StorageError as error:  # of the snapshot itself
+        assert key in str(error) and key.startswith("snapshots/")
+
+
+def follow_advice(output: Output) -> None:
+    """Runs, and deletes what the run and `verify` name, as they say."""
+    for _ in range(3):
+        try:
+            output.run()
+            lines = [f"{output.store.url}/{line}" for line in output.damages()]
+        except StorageError as error:
+            lines = str(error).split("\n")
+        if not lines:
+            return
+        for line in lines:
+            assert "delete" in line
+            named = re.match(rf"{re.escape(output.store.url)}/([\w/.]+): ", line)
+            assert named is not None, line
+            output.store.delete([named[1]])
+    pytest.fail(f"the advice does not help: {lines}")
+
+
+def swap(store: Store, first: str, second: str) -> None:
+    contents = store.read(second), store.read(first)
+    for key, data in zip((first, second), contents, strict=True):
+        rewrite(store, key, data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda output, key: rewrite(
+            output.store, key, write_parquet(exchanged(read_parquet(output.store, key)))
+        ),
+        lambda output, key: rewrite(
+            output.store, key, sealed_parquet(exchanged(read_parquet(output.store, key)))
+        ),
+        lambda output, key: rewrite(
+            output.store, key, sealed_parquet(read_parquet(output.store, key).slice(0, 1))
+        ),
+        lambda output, key: swap(output.store, key, output.key(f"labels/toxic/{FP['toxic']}", 1)),
+        lambda output, key: swap(output.store, key, output.key(f"labels/topic/{FP['topic']}", 0)),
+        lambda output, key: swap(
+            output.store, key, label_key("toxic", toyed("0"), key.rpartition("/")[2][:32])
+        ),
+        lambda output, key: rewrite(output.store, key, b"PAR1"),
+    ],
+    ids=[
+        "p exchanged by another program",
+        "p exchanged as assay would",
+        "rows lost",
+        "swapped between shards",
+        "swapped between tasks",
+        "swapped with an older wording",
+        "too short",
+    ],
+)
+@pytest.mark.parametrize("has_more", [False, True], ids=["nothing to do", "new input"])
+def test_a_run_publishes_no_file_that_changed_and_names_it(
+    change: Callable[[Output, str], None], has_more: bool, output: Output
+) -> None:
+    truth, key = output.rows(), output.key(f"labels/toxic/{FP['toxic']}/")
+    change(output, key)
+    if has_more:
+        (output.corpus.folder / "3.jsonl").write_text('{"id": "x", "text": "a new one"}\n')
+    for _ in range(2):
+        with pytest.raises(StorageError) as named:
+            output.run()
+        (line,) = (line for line in str(named.value).split("\n") if f"/{key}: " in line)
+        assert line.endswith("delete this file, then `assay run` makes it again")
+    assert snapshot_numbers(output.store) == [2, 1]
+    assert any(line.startswith(key) for line in output.damages())
+    follow_advice(output)
+    assert (
+        output.rows().slice(0, len(truth)).equals(truth)
+        and len(output.rows()) - len(truth) == has_more
+    )
+
+
+def toyed(version: str) -> str:
+    return toy_fingerprints(version)["toxic"].id
+
+
+@pytest.mark.parametrize("damage", [flipped, cut_off])
+def test_a_file_that_was_damaged_before_it_was_published_is_never_published(
+    damage: Change, store: LocalStore, toy_corpus: Corpus
+) -> None:
+    """A run ended before it published; the next one made none of the files."""
+    output = Output(store, toy_corpus)
+    commit_all(store, toy_corpus.shards(store), toy_fingerprints())
+    for folder in ("documents/", "labels/topic/"):
+        key = output.key(folder, 3)
+        data = damage(output, key, random.Random(1))
+        assert data is not None
+        rewrite(store, key, data)
+        with pytest.raises(StorageError, match=f"{key}: .* delete this file"):
+            output.run()
+        assert snapshot_numbers(store) == []
+        store.delete([key])
+    assert output.run() == 1 and output.damages() == []
+
+
+def retried(output: Output) -> str:
+    """The key of a second try of a label file, which the snapshot 3 names."""
+    key = output.key(f"labels/toxic/{FP['toxic']}/")
+    retry = label_key("toxic", FP["toxic"], key.rpartition("/")[2][:32], 1)
+    answers = read_parquet(output.store, key)
+    again = to_parquet(answers, metadata_of(answers) | {"key": retry, "since": "2"})
+    output.store.create(retry, again)
+    assert output.run() == 3
+    return retry
+
+
+def test_without_its_retry_a_first_try_is_not_published_again(output: Output) -> None:
+    retry = retried(output)
+    data = output.store.read(retry)
+    output.store.delete([retry])
+    with pytest.raises(StorageError, match=f"{retry}: .* does not exist; .*run --retry-failed`"):
+        output.run()
+    output.store.create(retry, data)
+    assert output.run() == 3 or output.damages() == []  # a copy may have another file time
+    rewrite(output.store, retry, data[:-1])
+    with pytest.raises(StorageError, match=f"{retry}: .* changed .*run --retry-failed`"):
+        output.run()
+
+
+@pytest.mark.parametrize("of_a_bucket", [True, False], ids=["of a bucket", "of a disk"])
+def test_a_copy_of_an_output_is_brought_up_to_date_and_damage_in_it_is_named(
+    of_a_bucket: bool, output: Output, tmp_path: Path
+) -> None:
+    copies: list[Store] = [MemoryStore() if of_a_bucket else LocalStore(tmp_path / "copy")]
+    for each in output.store.list(""):
+        copies[0].create(each.key, output.store.read(each.key))
+    copy = Output(Recording(copies[0]), output.corpus)
+    assert copy.run() == 3, "the etags are others, and so are those of the new snapshot"
+    copy.store.read_keys.clear()
+    assert copy.run() == 3
+    assert not any(key.startswith(("labels", "documents")) for key in copy.store.read_keys)
+    key = copy.key(f"labels/topic/{FP['topic']}/")
+    rewrite(copies[0], key, copies[0].read(key)[:-1])
+    with pytest.raises(StorageError, match=key):
+        copy.run()
+
+
+def test_a_store_whose_etags_are_no_hashes_is_copied_all_the_same(
+    output: Output, tmp_path: Path
+) -> None:
+    """As with SSE-KMS: the etag says nothing of the content."""
+    store = output.store
+    copy = LocalStore(tmp_path / "copy")
+    for each in store.list(""):
+        copy.create(each.key, store.read(each.key))
+    assert open_labels(copy.url).to_table().equals(output.rows())
+    assert Output(copy, output.corpus).damages() == []
+
+
+@pytest.mark.parametrize("which", ["labels", "documents"])
+@pytest.mark.parametrize("damage", [flipped, cut_off])
+def test_a_damaged_source_of_reuse_answers_nothing_and_fails_nothing(
+    damage: Change,
+    which: str,
+    output: Output,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second, *_ = contents(output.store, 2).shards
+    shard = next(s for s in output.corpus.shards(output.store) if s.id == first.sid)
+    documents = read_parquet(output.store, first.documents.key)
+    sources = [first.labels["toxic"].key, second.labels["toxic"].key]
+    found, _ = StoredAnswers(output.store).find(shard, documents, sources[:1], is_retry=False)
+    assert found is not None
+    key = sources[0] if which == "labels" else second.documents.key
+    asked = sources[:1] if which == "labels" else sources[1:]
+    data = damage(output, key, random.Random(2))
+    assert data is not None
+    rewrite(output.store, key, data)
+    found, _ = StoredAnswers(output.store).find(shard, documents, asked, is_retry=False)
+    assert found is None
+    assert f"{key}: its content was changed" in caplog.text
