@@ -18,6 +18,7 @@ import pytest
 from finished import (
     Corpus,
     commit_all,
+    exchanged,
     finish,
     read_parquet,
     rewrite,
@@ -71,15 +72,6 @@ def output(store: LocalStore, toy_corpus: Corpus) -> Output:
     output = Output(store, toy_corpus)
     assert (output.run("0"), output.run("1")) == (1, 2)
     return output
-
-
-def exchanged(table: pa.Table) -> pa.Table:
-    """The rows with the probabilities of two labels exchanged."""
-    p = table.column("p").combine_chunks()
-    first, second, *others = p.flatten()
-    names = [field.name for field in p.type]
-    at = table.column_names.index("p")
-    return table.set_column(at, "p", pa.StructArray.from_arrays([second, first, *others], names))
 
 
 Change = Callable[[Output, str, random.Random], bytes | None]

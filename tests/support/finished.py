@@ -176,6 +176,15 @@ def write_parquet(table: pa.Table) -> bytes:
     return data
 
 
+def exchanged(table: pa.Table) -> pa.Table:
+    """The rows with the probabilities of two labels exchanged."""
+    p = table.column("p").combine_chunks()
+    first, second, *others = p.flatten()
+    names = [field.name for field in p.type]
+    at = table.column_names.index("p")
+    return table.set_column(at, "p", pa.StructArray.from_arrays([second, first, *others], names))
+
+
 def snapshot_json(store: Store, number: int = 1) -> dict[str, object]:
     content: dict[str, object] = json.loads(store.read(f"snapshots/{number:08d}.json"))
     return content
