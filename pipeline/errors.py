@@ -8,6 +8,8 @@ AssayError
 │   ├── UnavailableError   may succeed later: run again   exit 3
 │   └── UnreadableError    an input file's own content is broken
 ├── ModelError      the model cannot be used           exit 1
+├── WorkerError     this worker cannot go on           exit 1
+│   └── LoadError          it cannot load what it needs to answer
 ├── FailedRowsError too many rows failed               exit 1
 ├── StalledError    the workers or Ray stopped         exit 3
 └── DocumentError   this row gets the reason as its status, the run continues
@@ -123,6 +125,29 @@ class UnreadableError(StorageError):
 
 class ModelError(AssayError):
     """The model cannot be loaded, or assay does not support its attention exactly."""
+
+
+class WorkerError(AssayError):
+    """A worker cannot go on with these rows. It ends, and another worker tries them again."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        """The error that the worker met."""
+
+    def __str__(self) -> str:
+        if isinstance(self.cause, AssayError):
+            return one_line(self.cause)
+        return f"{type(self.cause).__name__}: {one_line(self.cause)}"
+
+
+class LoadError(WorkerError):
+    """A worker cannot load a model, a tokenizer or a classifier. Another machine may."""
+
+    @property
+    def reason(self) -> AssayError:
+        """The error that ends a run in which no worker can load: the cause, where it is ours."""
+        return self.cause if isinstance(self.cause, AssayError) else ModelError(str(self))
 
 
 class FailedRowsError(AssayError):

@@ -1,11 +1,11 @@
 """Markers below `attempts/`. Entry points: `Attempts.run`, and `in_use`.
 
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
-remains shows that the worker died: the next attempt splits its rows sixteen ways, until one row is
-left. A preempted machine also leaves markers, at whatever rows it was: so a success deletes all
-markers of its range, and a row is quarantined only after several deaths in sequence, alone. If a
-reader keeps dying, the shard fails instead, because documents cannot be distinguished before they
-are read.
+remains shows that the worker died, or that it met an error that no store explains: the next attempt
+splits its rows sixteen ways, until one row is left. A preempted machine also leaves markers, at
+whatever rows it was: so a success deletes all markers of its range, and a row is quarantined only
+after several deaths in sequence, alone. If a reader keeps dying, the shard fails instead, because
+documents cannot be distinguished before they are read.
 
 A run also renews one marker of its own, which shows to `assay gc` that the output is in use, and so
 does `assay gc` while it deletes. Each creates its marker before it looks for those of the other, so
@@ -25,7 +25,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from pipeline.errors import RefusedError, StorageError, UnavailableError
+from pipeline.errors import (
+    LoadError,
+    RefusedError,
+    StorageError,
+    UnavailableError,
+    WorkerError,
+)
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.cells import WorkItem
 from pipeline.stores.store import ATTEMPTS, Store
@@ -70,7 +76,8 @@ class Attempts:
     def run(self, rows: int, label: Callable[[int, int], None]) -> list[int]:
         """Calls `label(start, end)` until each row was in one call; returns the quarantined rows.
 
-        Suspect ranges run first, so a crash repeats little work.
+        Suspect ranges run first, so a crash repeats little work. WorkerError if `label` raises
+        anything but a StorageError or a LoadError: the marker stays, as after a death.
         """
         markers, deaths = self._markers(), defaultdict[RowRange, int](int)
         for part, run_ids in markers.items():
@@ -84,13 +91,15 @@ class Attempts:
                 continue
             key = f"{self._folder}{start}-{end}-{self.run_id}-{uuid.uuid4().hex}"
             self.store.create(key, b"")
-            done = [key]
             try:
                 label(start, end)
-                # — these rows kill no worker, so those that died at them were preempted
-                done += markers.get((start, end), ())
-            finally:  # also after an exception: only a death leaves the marker
-                self.store.delete(done)
+            except (StorageError, LoadError, KeyboardInterrupt, SystemExit):
+                self.store.delete([key])  # — the rows are not the cause
+                raise
+            except BaseException as error:  # a panic of Rust is not an Exception
+                raise WorkerError(error) from error
+            # — these rows kill no worker, so those that died at them were preempted
+            self.store.delete([key, *markers.get((start, end), ())])
         return sorted(start for start, _ in deadly)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """The rows that travel between the stages of the Ray graph. One block of rows is one shard.
 
-Entry points: `work_rows` for what enters the graph, `TokenisedShard` and `LabelledShard` for what
-the stages exchange, `ShardCounts` for what leaves it. No other module names their columns.
+Entry points: `work_rows` for what enters the graph, `ReadShard` and `LabelledShard` for what the
+stages exchange, `ShardCounts` for what leaves it. No other module names their columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from pipeline.errors import StorageError, UnavailableError
+from pipeline.errors import AssayError, UnavailableError, one_line
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.label_files import LabelFile
@@ -23,7 +23,7 @@ Bools = NDArray[np.bool_]
 # The columns with what is of the whole shard, as JSON: its work item, and the rest.
 _WORK, _HEADER = "work", "header"
 _WORK_ITEM = TypeAdapter(WorkItem)
-_TOKENISED = TypeAdapter(tuple[tuple[str, ...], Mapping[str, Mapping[str, int]], int])
+_READ = TypeAdapter(tuple[Mapping[str, Mapping[str, int]], int])
 
 
 def work_rows(work_items: Sequence[WorkItem]) -> list[dict[str, str]]:
@@ -38,47 +38,34 @@ def work_items_of(block: pa.Table) -> Iterator[WorkItem]:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenisedShard:
-    """A shard's documents as token ids, and the answers that they already have."""
+class ReadShard:
+    """A shard's documents as they were read, and the answers that they already have."""
 
     work: WorkItem
-    documents: pa.Table  # with the columns of a documents file, and `text` if it is read again
+    # With the columns of a documents file; also with the texts and images, if some may be asked.
+    documents: pa.Table
     inside: Bools  # [docs]: whether the document is in the slice
-    chunks: pa.Array  # [docs] lists of chunks of int32 token ids; none: nothing to ask
-    status: Sequence[str]  # [docs]: of tokenising, or of reading if it was not tokenised
     # By version of a task: [docs] rows of label files, null without an answer.
     answers: Mapping[str, pa.StructArray]
-    new: tuple[str, ...] = ()  # the versions of which some answers are in no file of the shard
     # By version: how many rows are of which other shard.
     reused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     undecided: int = 0  # rows on which `--where` cannot be computed
-    # [docs] large binary: of rows that are asked about and have an image; None: of texts
-    images: pa.Array | None = None
 
     def to_table(self) -> pa.Table:
-        columns = {
-            "inside": pa.array(self.inside),
-            "chunks": self.chunks,
-            "label_status": pa.array(self.status, pa.string()),
-            **({} if self.images is None else {"image": self.images}),
-            **self.answers,  # a version has a slash in its name
-        }
-        header = _TOKENISED.dump_json((self.new, self.reused, self.undecided))
+        # — a version has a slash in its name
+        columns = {"inside": pa.array(self.inside), **self.answers}
+        header = _READ.dump_json((self.reused, self.undecided))
         return _with_columns(self.documents, columns, self.work, header)
 
     @classmethod
-    def from_table(cls, block: pa.Table) -> TokenisedShard:
+    def from_table(cls, block: pa.Table) -> ReadShard:
         work, header, documents, columns = _parts(block)
-        new, reused, undecided = _TOKENISED.validate_json(header)
+        reused, undecided = _READ.validate_json(header)
         return cls(
             work=work,
             documents=documents,
             inside=np.array(columns.pop("inside").to_numpy(zero_copy_only=False), np.bool_),
-            chunks=columns.pop("chunks"),
-            status=columns.pop("label_status").to_pylist(),
-            images=columns.pop("image", None),
             answers=columns,
-            new=new,
             reused=reused,
             undecided=undecided,
         )
@@ -133,16 +120,19 @@ class ShardCounts:
     # Of the documents file and the tasks' label files, if they were created, by key.
     files: Mapping[str, FileCounts] = field(default_factory=dict)
     not_continued: int = 0  # answers that `explain` names and that could not be continued
-    error: str | None = None  # of a store or the input, with its place, in one line
+    error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
+    unable: bool = False  # no worker can load what it needs to answer
 
     @classmethod
-    def of_failed(cls, block: pa.Table, error: StorageError) -> ShardCounts:
+    def of_failed(cls, block: pa.Table, error: Exception, *, unable: bool = False) -> ShardCounts:
         """The counts of a shard whose block made a stage raise this error."""
         work = next(work_items_of(block))
         path, piece = work.shard.path, work.shard.piece
         place = f"{path}: rows {piece.start_row} to {piece.end_row}: "
         reason = str(error).partition("\n")[0].removeprefix(place).removeprefix(f"{path}: ")
+        if not isinstance(error, AssayError):
+            reason = f"internal error: {type(error).__name__}: {one_line(error)}"
         return cls(
             work.shard.id,
             rows=0,
@@ -151,6 +141,7 @@ class ShardCounts:
             costs={},
             error=f"{place}{reason}",
             unavailable=isinstance(error, UnavailableError),
+            unable=unable,
         )
 
     @staticmethod

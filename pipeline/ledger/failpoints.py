@@ -1,7 +1,7 @@
-"""Failpoints, for tests: a process kills itself, or waits to be killed, at a named point.
+"""Failpoints, for tests: a process kills itself, waits to be killed, or fails at a named point.
 
 `ASSAY_FAULT=<name>=<action>:<file>` acts once: the first process at the point creates the file, and
-later ones continue. Without a file it acts every time. The action is `die` or `wait`.
+later ones continue. Without a file it acts every time. The action is `die`, `wait` or `fail`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def failpoints_set() -> bool:
 
 
 def failpoint(name: str) -> None:
-    """Kills or stops this process if `ASSAY_FAULT` names this point."""
+    """Kills or stops this process, or raises, if `ASSAY_FAULT` names this point."""
     point, _, value = os.environ.get(VARIABLE, "").partition("=")
     action, _, file = value.partition(":")
     if point != name:
@@ -31,6 +31,8 @@ def failpoint(name: str) -> None:
             Path(file).touch(exist_ok=False)
         except FileExistsError:
             return
+    if action == "fail":
+        raise RuntimeError(f"CUDA error at {name}")
     if action == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(WAIT_SECONDS)

@@ -6,7 +6,7 @@ writes anything; and `TaskClassifier`, which answers on a worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -72,8 +72,8 @@ class TaskClassifier:
         spec: The job.
         task: A task with a classifier.
         cache_dir: Folder of downloaded files.
-        digest: What `find_classifiers` returned for the task. StorageError if the file has another
-            hash now.
+        digest: What `find_classifiers` returned for the task. A copy of a remote file with this
+            hash is used. StorageError if the file has another hash now.
     """
 
     def __init__(
@@ -84,27 +84,42 @@ class TaskClassifier:
     @cached_property
     def _loaded(self) -> Classifier:
         assert self._task.classifier is not None, self._task.name
-        file = _local_file(self._spec, self._task, self._cache_dir, "classifier.path")
-        read = content_hash(file, self._cache_dir)
-        if self._digest is not None and self._digest.partition(" ")[0] != read:
+        digest = (self._digest or "").partition(" ")[0]
+        file = _local_file(self._spec, self._task, self._cache_dir, "classifier.path", digest)
+        if digest and digest != content_hash(file, self._cache_dir):
             raise StorageError(
                 f"{file}: the classifier of {self._task.name!r} changed "
                 f"while the job ran; run again, with a file that does not change"
             )
         return load_classifier(self._task.classifier.kind, file)
 
-    def log_probs(self, texts: Sequence[str]) -> NDArray[np.float32]:  # [texts, labels]
-        """The log-probability of each label; NaN where the classifier says nothing."""
+    def load(self) -> None:
+        """Loads the classifier."""
+        _ = self._loaded
+
+    def log_probs(
+        self, texts: Sequence[str], on_batch: Callable[[], None] = lambda: None
+    ) -> NDArray[np.float32]:  # [texts, labels]
+        """The log-probability of each label; NaN where the classifier says nothing.
+
+        `on_batch` is called after each batch of texts.
+        """
         labels = self._task.labels
         parts = [np.empty((0, len(labels)), np.float32)]
         for start in range(0, len(texts), _BATCH_TEXTS):
             p = self._loaded.probabilities(texts[start : start + _BATCH_TEXTS])
             parts.append(label_log_probs(p, self._loaded.classes, labels))
+            on_batch()
         return np.concatenate(parts)
 
 
-def _local_file(spec: JobSpec, task: TaskSpec, cache_dir: Path, place: str) -> Path:
-    """The classifier's file on this machine: itself, or a copy of a remote one in the cache."""
+def _local_file(
+    spec: JobSpec, task: TaskSpec, cache_dir: Path, place: str, digest: str = ""
+) -> Path:
+    """The classifier's file on this machine: itself, or a copy of a remote one in the cache.
+
+    A copy with the SHA-256 `digest` is used, if there is one.
+    """
     assert task.classifier is not None, task.name
     path = task.classifier.path
     if path is None:
@@ -118,7 +133,9 @@ def _local_file(spec: JobSpec, task: TaskSpec, cache_dir: Path, place: str) -> P
         if not local.is_file():
             raise SpecError([Problem(place, "there is no such file", path)])
         return local
-    # — read again by each process: a changed file is seen, whatever its store says of it
+    if digest and (copy := cache_dir / "classifiers" / digest).is_file():
+        return copy
+    # — read again for each plan: a changed file is seen, whatever its store says of it
     data = read_fitted(
         path, options_for(path, spec), place=place, made_by=_MADE_BY[task.classifier.kind]
     )

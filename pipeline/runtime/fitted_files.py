@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from fsspec.core import split_protocol
@@ -31,9 +32,11 @@ from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
+    RetryPolicy,
     as_storage_error,
     cause_of,
     option_errors,
+    retry,
 )
 
 logger = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
     with option_errors(place, options):
         file_system, key = file_system_at(path, options)
     try:
-        data: bytes = file_system.cat_file(key)
+        data: bytes = retry(partial(file_system.cat_file, key), RetryPolicy())
     except REMOTE_ERRORS as error:
         local = isinstance(file_system, LocalFileSystem)
         if not local and cause_of(error) is not Cause.MISSING:

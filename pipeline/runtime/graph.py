@@ -1,4 +1,4 @@
-"""The Ray graph: work items -> tokenise -> label -> commit -> one row of counts a shard.
+"""The Ray graph: work items -> read -> label -> commit -> one row of counts a shard.
 
 Entry point: `label_items`; `build` is the recipe. Imports torch inside the actors only, because the
 driver has no need of it.
@@ -10,8 +10,10 @@ import atexit
 import gc
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import ray
 import ray.data
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from pipeline.errors import AssayError, ModelError, SpecError, StorageError
+from pipeline.errors import AssayError, LoadError, ModelError, SpecError, WorkerError
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import (
     LabelledShard,
@@ -50,7 +52,7 @@ from pipeline.runtime.reading import commit_documents
 from pipeline.stores.store import open_store
 
 # Ray fuses stages that ask for the same resources; with an engine's GPUs, these differ.
-TOKENISE_CPUS = 0.25
+READ_CPUS = 0.25
 COMMIT_CPUS = 0.125
 # Longer plans run in windows, because Ray keeps an entry for every block of a running graph: 10 KB
 # a shard in the driver, 4 KB in its GCS. A window loads the models again, so it has many shards for
@@ -58,6 +60,10 @@ COMMIT_CPUS = 0.125
 WINDOW_SHARDS, WINDOW_SHARDS_PER_ENGINE = 10_000, 50
 # Engines that may die in a row while they start; more engines may, because all start at once.
 START_DEATHS = 3
+# Shards that Ray Data gives to an engine before it has labelled them.
+WAITING_SHARDS = 2
+NODE_ID = "ray.io/node-id"  # the label of every node
+REPORT_TIMEOUT_S = 10.0
 # Every stage takes and gives whole blocks.
 _WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
 
@@ -94,7 +100,13 @@ def _counts(
             return
         try:
             for row in graph(window, job, post).iter_rows():
-                yield ShardCounts.from_row(row)
+                counts = ShardCounts.from_row(row)
+                if counts.unable:
+                    left_out, is_all = _left_out(post)
+                    if is_all:
+                        raise next(reversed(left_out.values()), ModelError(str(counts.error)))
+                    return  # the next round starts on the other nodes
+                yield counts
         except RayTaskError as error:
             raise _cause(error) from error
         except RayActorError as error:
@@ -123,38 +135,44 @@ def build_reading(
 def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) -> ray.data.Dataset:
     """The graph. One block is one shard from the first stage to the last.
 
-    On GPUs, tokenising and committing overlap with labelling, in processes of their own. On CPUs
-    one process does all three: tokenising takes a five-hundredth of the time of labelling, and each
-    process takes memory and the time to start.
+    On GPUs, reading and committing overlap with labelling, in processes of their own. On CPUs one
+    process does all three: each process takes memory and the time to start.
     """
     work = _work(work_items, job)
     asks = any(item.asked_rows for item in work_items)
     placement = job.placement
     # — actors that have work are requested together: by itself a pool grows one by one
+    initial_size = min(placement.actors, len(work_items))
     engines = ray.data.ActorPoolStrategy(
-        min_size=1, max_size=placement.actors, initial_size=min(placement.actors, len(work_items))
+        min_size=1, max_size=placement.actors, initial_size=initial_size
     )
+    loading = None if post is None else replace(post, engines=initial_size)
+    left_out, is_all = _left_out(post)
+    where: dict[str, Any] = {"label_selector": {NODE_ID: f"!in({','.join(left_out)})"}}
+    where = {} if is_all else where
     if not placement.gpus:
         return work.map_batches(
             ShardStage,
-            fn_constructor_args=(job, asks, post),
+            fn_constructor_args=(job, asks, loading),
             compute=engines,
             num_cpus=placement.threads,
+            **where,
             **_WHOLE_BLOCKS,
         )
-    tokenised = work.map_batches(
-        TokeniseStage,
+    read = work.map_batches(
+        ReadStage,
         fn_constructor_args=(job, post),
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
-        num_cpus=TOKENISE_CPUS,
+        num_cpus=READ_CPUS,
         **_WHOLE_BLOCKS,
     )
     # — `map_batches` refuses whole blocks on GPUs; Ray's own `map_groups` calls this
-    labelled = tokenised.map_batches_internal(
+    labelled = read.map_batches_internal(
         LabelStage,
-        fn_constructor_args=(job, asks, post),
+        fn_constructor_args=(job, asks, loading),
         compute=engines,
         num_gpus=placement.gpus,
+        **where,
         **_WHOLE_BLOCKS,
     )
     return labelled.map_batches(
@@ -169,40 +187,51 @@ class Stage:
     for each thread that ever used it. With more threads than cores they sleep between loops
     instead of spinning: on two cores that cost a fifth of the documents a second.
 
-    Our own errors are raised at the first call: Ray reports an error in an actor's constructor as
-    the death of the actor, without its class.
+    An error of the constructor is met by the first call: Ray reports an error in an actor's
+    constructor as the death of the actor, without its class.
     """
 
     def __init__(
-        self, worker: Callable[..., Callable[[pa.Table], Iterable[pa.Table]]], job: Job, send: Send
+        self, worker: Callable[..., Callable[[pa.Table], Iterable[pa.Table]]], post: Post | None
     ) -> None:
-        self._send = send
+        self._post, self._send = post, sender(post)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage")
-        self._worker = self._thread.submit(worker, job, send=send)
-        if not isinstance(self._worker.exception(), AssayError):
-            self._worker.result()
-        self._send(WorkerReport(WAITING))
+        self._worker = self._thread.submit(worker, send=self._send)
+        if self._worker.exception() is None:
+            self._send(WorkerReport(WAITING))
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        called = self._thread.submit(surviving, block, self._worker.result(), self._send)
-        yield from called.result()
+        try:
+            if (error := self._worker.exception()) is not None:
+                raise LoadError(error)
+            called = self._thread.submit(surviving, block, self._worker.result(), self._send)
+            made = called.result()
+        except WorkerError as error:
+            if self._post is None:
+                raise (error.reason if isinstance(error, LoadError) else error) from error
+            end_worker(error, self._post, self._send)
+            made = [ShardCounts.of_failed(block, error, unable=True).to_table()]
+        yield from made
 
 
-class TokeniseStage(Stage):
-    """Tokenises. Ray shows the names of these classes."""
+class ReadStage(Stage):
+    """Reads. Ray shows the names of these classes."""
 
     def __init__(self, job: Job, post: Post | None = None) -> None:
-        send = sender(post)
-        super().__init__(_worker_module().Tokenise, _on_this_clock(job, post), send)
+        super().__init__(
+            lambda send: _worker_module().ReadShards(_on_this_clock(job, post), send=send), post
+        )
 
 
 class LabelStage(Stage):
     """Labels."""
 
     def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
-        send = sender(post)
-        label = partial(_worker_module().LabelDocuments, asks=asks)
-        super().__init__(label, _on_this_clock(job, post), send)
+        def label(send: Send) -> Any:
+            worker = _worker_module().LabelDocuments
+            return worker(_on_this_clock(job, post), asks=asks, send=send)
+
+        super().__init__(label, post)
 
 
 class ShardStage:
@@ -214,23 +243,28 @@ class ShardStage:
         os.environ.setdefault("RAYON_NUM_THREADS", str(job.placement.threads))
         # — first, because it reports that it fetches or converts the model
         self._label = LabelStage(job, asks, post)
-        self._tokenise = TokeniseStage(job, post)
+        self._read = ReadStage(job, post)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        for tokenised in self._tokenise(block):
-            for labelled in self._label(tokenised):
+        for read in self._read(block):
+            for labelled in self._label(read):
                 yield commit_block(labelled, self._job, self._post)
 
 
 def surviving(
     block: pa.Table, stage: Callable[[pa.Table], Iterable[pa.Table]], send: Send
 ) -> list[pa.Table]:
-    """What the stage makes of a shard; a row of counts with the error of its store or its input."""
+    """What the stage makes of a shard; a row of counts with the error of its store or its input.
+
+    Another error outside of `Attempts` also fails the shard. WorkerError inside of them.
+    """
     if ShardCounts.are_in(block):
         return [block]
     try:
         return list(stage(block))
-    except StorageError as error:
+    except WorkerError:
+        raise
+    except Exception as error:
         return [ShardCounts.of_failed(block, error).to_table()]
     finally:
         send(WorkerReport(WAITING))
@@ -301,6 +335,37 @@ def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Tabl
     return counts
 
 
+def end_worker(error: WorkerError, post: Post, send: Send) -> None:
+    """Reports the error, and ends this process; Ray starts another, with the same work.
+
+    A worker that cannot load stays ended, and its shard is labelled in the next round. If no other
+    worker can load either, this returns.
+    """
+    able, context = True, ray.get_runtime_context()
+    is_load = isinstance(error, LoadError)
+    with suppress(RayError):
+        cause = error.reason if isinstance(error, LoadError) else ModelError(str(error))
+        ray.get(send(None, cause=cause, ended=not is_load), timeout=REPORT_TIMEOUT_S)
+        if is_load:
+            able = post.others_can_label()
+    if not able:
+        return
+    if is_load:
+        ray.kill(context.current_actor, no_restart=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _left_out(post: Post | None) -> tuple[dict[str, AssayError], bool]:
+    """By the id of a node, why a worker could not load there; and whether that is every node."""
+    left_out: dict[str, AssayError] = {}
+    if post is not None:
+        with suppress(RayError):
+            left_out = ray.get(post.mailbox.left_out.remote(), timeout=REPORT_TIMEOUT_S)
+    nodes: Any = ray.nodes() if left_out else ()  # type: ignore[no-untyped-call]
+    usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    return left_out, left_out.keys() >= {node["NodeID"] for node in usable}
+
+
 def _cause(error: RayTaskError) -> BaseException:
     """The error that the worker raised, where it is one of ours; Ray's own otherwise."""
     cause: Any = error.cause
@@ -318,6 +383,8 @@ def _work(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
     # — a shard, a model or a machine may take hours to come; the watch looks for signs of life
     context.execution_no_progress_timeout_s = -1
     context.max_consecutive_actor_init_deaths = max(START_DEATHS, job.placement.actors)
+    # — an engine that cannot load takes the shards along that wait for it
+    context.max_errored_blocks = WAITING_SHARDS * job.placement.actors
     context.target_max_block_size = None
     # — wrapped in Ray's own exception, a worker's error would lose its kind on the way here
     context.raise_original_map_exception = True

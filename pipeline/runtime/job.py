@@ -32,7 +32,13 @@ from pipeline.runtime.fitted_files import (
     warn_of_stale_calibrations,
 )
 from pipeline.runtime.placement import Placement, shard_bytes
-from pipeline.runtime.weights import ModelFiles, in_output, is_same_model, locate
+from pipeline.runtime.weights import (
+    ModelFiles,
+    check_hashes_known,
+    in_output,
+    is_same_model,
+    locate,
+)
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
 from pipeline.sources.slices import check_where
 from pipeline.sources.source import InputObject, find_objects
@@ -321,8 +327,11 @@ def in_format(spec: JobSpec, dtype: str) -> JobSpec:
 def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path, *, locate: Locate = locate) -> list[Job]:
     """The job in each number format that a machine may choose for it.
 
-    Formats in which the readouts were not fitted are left out. SpecError if no format remains.
+    Formats in which the readouts were not fitted are left out. SpecError if no format remains, or
+    if a model would be downloaded for its hashes.
     """
+    for own in (spec, *(own for of_stage in spec.stage_specs() for own in of_stage)):
+        check_hashes_known(own.model, cache_dir)
     dtypes = _AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
     jobs: list[Job] = []
     errors: list[SpecError] = []

@@ -53,6 +53,7 @@ class Tally:
     input_rows: int = 0
     max_error_rate: float | None = None  # the most rows of the input that may fail, as a share
     rows: int = 0
+    outside: int = 0  # rows of the shards so far that are not in the slice
     created: int = 0  # objects: documents and label files
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
@@ -104,7 +105,9 @@ class Tally:
             counts = replace(worst, reused=reused)
             self.status -= Counter(before.status)
             self.rows -= before.rows
+            self.outside -= before.outside
         self._shards[counts.sid] = counts
+        self.outside += counts.outside
         self.status.update(counts.status)
         self.rows += counts.rows
 
@@ -159,7 +162,8 @@ class Tally:
         return sum(counts.undecided for counts in self._shards.values())
 
     def _check(self, failed: int, of_rows: int | None = None) -> None:
-        limit, rows = self.max_error_rate, self.input_rows if of_rows is None else of_rows
+        limit, rows = self.max_error_rate, self.input_rows - self.outside
+        rows = rows if of_rows is None else of_rows
         if limit is None or failed <= limit * rows:
             return
         reasons = self.status.most_common()

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from pipeline.errors import AssayError
+
 if TYPE_CHECKING:
     from pipeline.ledger.cells import WorkItem
     from pipeline.runtime.job import Plan
@@ -62,8 +64,10 @@ COMPARING = "comparing the answers with those of separate prompts"  # of `check`
 WAITING = "waiting for work"
 READING = "reading"
 COMMITTING = "committing"
+# In which a worker cannot label yet.
+LOAD_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING)
 # In their order: a later phase replaces an earlier one.
-WORKER_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
+WORKER_PHASES = (*LOAD_PHASES, LABELLING)
 # In which the driver itself works; in the others it waits for workers, or for Ray, which has limits
 # of its own for its start.
 DRIVER_PHASES = (LOCATING, LISTING)
@@ -93,6 +97,10 @@ class WorkerReport:
     slowest_s: float | None = None  # the longest time between two batches; None: no batch yet
     silent_s: float = 0.0  # since its last sign of life
     ended: bool = False  # it ends itself: this is its last report
+    batches: int = 0  # of all shards
+    cause: AssayError | None = None  # why it ends, or why it cannot load a model
+    node_id: str = ""
+    loads: bool = False  # whether it is one of the workers that load a model
 
     def limits(self, limit_s: float) -> tuple[float, float]:
         """After how many silent seconds the worker is named, and after how many it is ended."""
@@ -102,10 +110,10 @@ class WorkerReport:
         return named_after_s, max(limit_s, _ENDED_AFTER * self.slowest_s)
 
 
-Send = Callable[[WorkerReport], None]
+Send = Callable[..., Any]  # takes a report, or changes of the latest one, which are sent at once
 
 
-def ignore(_report: object) -> None:
+def ignore(_report: object, **_changes: object) -> None:
     """Takes a report that nobody reads."""
 
 
@@ -166,6 +174,7 @@ class LabelProgress:
             read=self._report.read + answered,
             work_done=self._report.work_done + share * self._rows,
             slowest_s=slowest_s,
+            batches=self._report.batches + 1,
         )
         if now_s - self._last_sent_s >= REPORT_S:
             self._last_sent_s = now_s
@@ -181,13 +190,45 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._latest: dict[object, WorkerReport] = {}
+        # Of the workers that load: the last report of each, and when it came; and their failures.
+        self._loading: dict[str, tuple[WorkerReport, float]] = {}
+        self._failed: dict[str, tuple[WorkerReport, float]] = {}
         self._ahead_s: float | None = None  # the driver's clock, of this machine's
 
     def put(self, report: WorkerReport) -> None:
-        """Keeps the report in place of the worker's earlier one about the same shard."""
+        """Keeps the report in place of the worker's earlier one about the same shard.
+
+        A failure is kept until the driver has taken it.
+        """
         key = report.worker, report.work
-        self._latest.pop(key, None)  # — the order is that of the latest reports
-        self._latest[key] = report
+        before = self._latest.pop(key, report)  # — the order is that of the latest reports
+        self._latest[key] = report if before.cause is None else before
+        if report.loads:
+            self._loading[report.worker] = report, time.monotonic()
+        if report.cause is not None and not report.ended:
+            self._failed[report.worker] = report, time.monotonic()
+
+    def others_can_label(self, engines: int, alive_s: float) -> bool | None:
+        """Whether some worker has loaded its model; None if one may still do so.
+
+        A worker is alive if it reported in the last `alive_s` seconds. For as long, those of the
+        `engines` that have never reported may still start.
+        """
+        now_s = time.monotonic()
+        alive = [
+            report.phase
+            for worker, (report, came_s) in self._loading.items()
+            if worker not in self._failed and not report.ended and now_s - came_s < alive_s
+        ]
+        if any(phase not in LOAD_PHASES for phase in alive):
+            return True
+        first_s = min((came_s for _, came_s in self._failed.values()), default=now_s)
+        starts = len(self._loading) < engines and now_s - first_s < alive_s
+        return None if alive or starts else False
+
+    def left_out(self) -> dict[str, AssayError | None]:
+        """By the id of a node, why a worker could not load there."""
+        return {report.node_id: report.cause for report, _ in self._failed.values()}
 
     def driver_clock(self) -> float | None:
         """The time by the driver's clock; None before the driver took reports."""
@@ -207,11 +248,23 @@ class Post:
     mailbox: Any  # the handle of an actor `Mailbox`
     stall_limit_s: float
     workers: int = 1  # that report
+    engines: int = 0  # that load a model, in the stage that has this post; 0: it loads none
 
     @property
     def repeat_s(self) -> float:
         """How often a worker repeats its last report."""
         return max(REPEAT_S, min(self.workers / REPORTS_A_SECOND, self.stall_limit_s / 10))
+
+    def others_can_label(self) -> bool:
+        """Whether another worker has loaded its model; waits for those that may still do so."""
+        import ray
+
+        alive_s, able = 10 * self.repeat_s, None
+        while able is None:
+            time.sleep(0.1)
+            asked = self.mailbox.others_can_label.remote(self.engines, alive_s)
+            able = ray.get(asked, timeout=CLOCK_TIMEOUT_S)
+        return bool(able)
 
     def on_this_clock(self, moment_s: float) -> float:
         """A moment of the driver's clock, by this machine's; the same if that is not known."""
@@ -280,7 +333,8 @@ def sender(post: Post | None) -> Send:
     import ray
 
     node, pid = ray.util.get_node_ip_address(), os.getpid()  # type: ignore[no-untyped-call]
-    actor_id = ray.get_runtime_context().get_actor_id() or ""
+    context = ray.get_runtime_context()
+    actor_id, node_id = context.get_actor_id() or "", context.get_node_id()
     latest = WorkerReport(STARTING_WORKERS)
     sending = threading.Lock()  # a repeated report must not arrive after a later one
     ended = threading.Event()
@@ -292,6 +346,7 @@ def sender(post: Post | None) -> Send:
             if report is not None and post.repeat_s > REPEAT_S:
                 return None  # the thread sends it
             own = replace(latest, worker=f"process {pid} on {node}", actor_id=actor_id, pid=pid)
+            own = replace(own, node_id=node_id, loads=post.engines > 0)
             return post.mailbox.put.remote(replace(own, **changes))
 
     def repeat() -> None:

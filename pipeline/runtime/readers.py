@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +67,14 @@ class JobReader:
         """Loads the model."""
         _ = self._continuer if self.job.continues else self._engine
 
+    def load_tokenizer(self) -> None:
+        """Loads what reads documents for the model."""
+        _ = self.document_reader
+
+    def load_classifier(self, task: TaskSpec) -> None:
+        """Loads the classifier of a task."""
+        self._classifiers[task.name].load()
+
     def version(self, task: str) -> str:
         """The name of the version of a task that this reader answers."""
         return version_name(task, self.job.fp[task])
@@ -107,23 +114,30 @@ class JobReader:
         if not rows:
             return chunks, status
         texts = documents.column("text").take(pa.array(rows)).to_pylist()
-        read = self.document_reader.text_chunks(texts)
+        read, images = self.document_reader.text_chunks(texts), [None] * len(rows)
         if "image" in documents.column_names:
-            images = documents.column("image").take(pa.array(rows))
+            images = documents.column("image").take(pa.array(rows)).to_pylist()
             pairs = zip(texts, images, strict=True)
-            read = (self.document_reader.chunks(text, OK, image.as_py()) for text, image in pairs)
-        for row, (token_ids, status[row]) in zip(rows, read, strict=True):
+            read = (self.document_reader.chunks(text, OK, image) for text, image in pairs)
+        for row, image, (token_ids, status[row]) in zip(rows, images, read, strict=True):
             # — as arrays: Python integers would take ten times the memory
-            chunks[row] = [np.array(chunk, np.int32) for chunk in token_ids]
+            pieces: list[Any] = [np.array(chunk, np.int32) for chunk in token_ids]
+            chunks[row] = [as_document(piece, image) for piece in pieces]
         return chunks, status
 
-    def classify(self, task: TaskSpec, documents: pa.Table, asked: Bools) -> pa.StructArray:
+    def classify(
+        self,
+        task: TaskSpec,
+        documents: pa.Table,
+        asked: Bools,
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> pa.StructArray:
         """[docs] the rows of the task's label file from its classifier, or null."""
         rows = np.flatnonzero(asked)
         # — documents of which none is asked about may be without their texts
         texts = documents.column("text").take(pa.array(rows)).to_pylist() if len(rows) else []
         log_probs = np.full((documents.num_rows, len(task.labels)), np.nan, np.float32)
-        log_probs[rows] = self._classifiers[task.name].log_probs(texts)
+        log_probs[rows] = self._classifiers[task.name].log_probs(texts, on_batch)
         answers = ShardAnswers([()] * documents.num_rows, [task])
         answers.add_classified({task.name: log_probs}, rows.tolist())
         status = documents.column("status").cast(pa.string()).to_pylist()
@@ -216,22 +230,6 @@ def answered(answers: pa.StructArray | None, rows: int, start: int = 0) -> Bools
     if answers is None:
         return np.zeros(rows, np.bool_)
     return np.array(answers.slice(start, rows).is_valid(), np.bool_)
-
-
-def token_chunks(chunks: pa.Array, images: pa.Array | None) -> Chunks:
-    """[docs] the chunks as arrays that share the memory of the Arrow array; with their images."""
-    tokens = chunks.flatten().flatten().to_numpy()
-    inner = chunks.flatten().offsets.to_numpy()
-    inner = inner - inner[0] if len(inner) else inner
-    outer = chunks.offsets.to_numpy() - chunks.offsets[0].as_py()
-    rows: list[list[Any]] = [
-        [tokens[inner[n] : inner[n + 1]] for n in range(start, end)]
-        for start, end in pairwise(outer)
-    ]
-    if images is None:
-        return rows
-    pairs = zip(rows, images, strict=True)
-    return [[as_document(piece, image.as_py()) for piece in row] for row, image in pairs]
 
 
 def _continued(

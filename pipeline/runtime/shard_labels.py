@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.errors import LoadError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.blocks import (
     Bools,
     LabelCost,
     LabelledShard,
+    ReadShard,
     ShardCounts,
-    TokenisedShard,
 )
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, labels_of, only, overlaid
 from pipeline.ledger.failed_rows import failed_mask, is_failed_status
@@ -32,7 +34,7 @@ from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import LabelProgress
-from pipeline.runtime.readers import Chunks, JobReader, answered, readable, token_chunks
+from pipeline.runtime.readers import JobReader, answered, readable
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
@@ -53,7 +55,7 @@ class ShardLabels:
         job: Job,
         readers: Sequence[JobReader],
         staged: Mapping[str, StagedTask],
-        shard: TokenisedShard,
+        shard: ReadShard,
     ) -> None:
         self._job, self._readers, self._staged, self._shard = job, readers, staged, shard
         self._documents, self._work = shard.documents, shard.work
@@ -66,16 +68,16 @@ class ShardLabels:
         }
         # By version: [docs] rows of label files, null without an answer.
         self._answers: dict[str, pa.StructArray] = dict(shard.answers)
-        self._new = set(shard.new)
+        # The versions of which some answers are in no file of the shard.
+        self._new = {version for version, of_version in shard.reused.items() if of_version}
         self._decided_by = {task: np.zeros(self._rows, np.int8) for task in staged}
         self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._chunks: Chunks = token_chunks(shard.chunks, shard.images)
 
     def labelled(self, store: Store, progress: LabelProgress) -> LabelledShard:
         """The shard's label files. Finds the documents that kill their worker."""
-        rows_for_model = sum(1 for of_row in self._chunks if len(of_row))  # if no texts are equal
+        open_rows, rows_for_model = self._open_rows()
         progress.begin(self._work, rows_for_model)
-        if rows_for_model or len(self._readers) > 1:
+        if open_rows or len(self._readers) > 1:
             doc_ids = self._documents.column("doc_id")
 
             def ask(start: int, end: int) -> None:
@@ -86,8 +88,6 @@ class ShardLabels:
             attempts = Attempts(store, attempt_name(self._job.fp, self._work), self._job.run_id)
             for row in attempts.run(self._rows, ask):
                 self._status[row] = QUARANTINED
-        else:  # — no document has tokens: what could not be tokenised still gets its status
-            self._ask(0, self._rows, progress)
         files = [
             self._task_file(task) for task in self._job.spec.tasks if task.name in self._work.tasks
         ]
@@ -112,8 +112,10 @@ class ShardLabels:
                 asked = waiting[task.name] & ~self._answered(version)
                 if task.classifier is None and asked.any():
                     by_model[task.name] = asked
-                elif number and asked.any():  # the first ones answered while the shard was read
-                    self._add(version, reader.classify(task, self._documents, asked))
+                elif asked.any():
+                    loaded(partial(reader.load_classifier, task))
+                    more = partial(progress.advance, 0, 0.0)
+                    self._add(version, reader.classify(task, self._documents, asked, more))
             if by_model:
                 self._ask_model(number, reader, by_model, progress)
             failpoint(f"stage {number + 1} asked")
@@ -126,20 +128,19 @@ class ShardLabels:
         self, number: int, reader: JobReader, by_model: Mapping[str, Bools], progress: LabelProgress
     ) -> None:
         """Adds what a reader's model answers, or continues, about [docs] by task."""
-        chunks, status = self._chunks, self._shard.status
-        if number and not reader.job.continues:
-            some = np.any([*by_model.values()], axis=0)
-            chunks, status = reader.tokenise(self._documents, some)
-        if reader.job.continues or any(map(len, chunks)):
-            reader.load()
+        loaded(reader.load_tokenizer)
         started = time.perf_counter()
         if reader.job.continues:
+            loaded(reader.load)
             first = {task: self._answers[self._versions[task][0]] for task in by_model}
             labels = {task: answers.field("label").to_pylist() for task, answers in first.items()}
             by_task, read, usage = reader.continue_answers(
                 self._documents, labels, by_model, progress.advance
             )
         else:
+            chunks, status = reader.tokenise(self._documents, np.any([*by_model.values()], axis=0))
+            if any(map(len, chunks)):
+                loaded(reader.load)
             by_task, read, usage = reader.label(
                 self._documents, chunks, status, by_model, progress.advance
             )
@@ -163,6 +164,19 @@ class ShardLabels:
             known = self._answers.get(version)
             self._answers[version] = answers if known is None else overlaid(answers, known)
             self._new.add(version)
+
+    def _open_rows(self) -> tuple[int, int]:
+        """The rows that the first reader is asked about, and those that its model is asked about.
+
+        Equal texts count once each.
+        """
+        reader, rows = self._readers[0], readable(self._documents, self._shard.inside)
+        asked = {True: np.zeros_like(rows), False: np.zeros_like(rows)}  # by a model, or not
+        for task in reader.job.spec.tasks:
+            if task.name in self._work.tasks:
+                by_model = task.classifier is None
+                asked[by_model] |= rows & ~self._answered(reader.version(task.name))
+        return int((asked[True] | asked[False]).sum()), int(asked[True].sum())
 
     def _answered(self, version: str) -> Bools:
         return answered(self._answers.get(version), self._rows)
@@ -239,6 +253,14 @@ class ShardLabels:
             stages=stages,
             not_continued=sum(int(mask.sum()) for mask in failed),
         )
+
+
+def loaded(load: Callable[[], object]) -> None:
+    """Loads what a worker needs. LoadError, because the rows are not the cause."""
+    try:
+        load()
+    except Exception as error:
+        raise LoadError(error) from error
 
 
 def _worse(status: pa.StringArray, other: pa.StringArray) -> pa.StringArray:

@@ -1,4 +1,7 @@
-"""Which workers have shown no sign of life for too long, or the driver. Entry point: `Watchdog`."""
+"""Which workers ended or cannot load, and which have shown no sign of life for too long.
+
+Entry point: `Watchdog`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from pipeline.runtime.progress import LABELLING, WAITING, WorkerReport, WorkKey
 DRIVER = "the driver"
 # A worker ends itself at its limit. The run ends this much later, if the worker cannot do that.
 GRACE_S = 10.0
-# So many workers more than there are may end themselves without a commit between them.
-_MORE_ENDS = 2
+# So many workers more than there are may end themselves without an answered document between them:
+# the search for one row among 65,536 takes nine.
+MORE_ENDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A worker, or the driver, that has shown no sign of life for too long."""
+    """A worker that ended or cannot load; or that shows no sign of life, as the driver may."""
 
     report: WorkerReport  # its last one
     silent_s: float
@@ -30,6 +34,8 @@ class Stall:
             last = f"it labels {report.place} ({report.answered:,} rows are answered)"
         else:
             last = f"it is {report.phase}" + f" {report.place}" * bool(report.place)
+        if report.cause is not None:
+            return f"{report.worker} {'ended' if report.ended else 'cannot load'}: {report.cause}"
         return f"{report.worker} has shown no sign of life for {self.silent_s:.0f} s; {last}"
 
 
@@ -41,7 +47,7 @@ class Watchdog:
         self._heard: dict[str, tuple[WorkerReport, float]] = {}  # by worker; when it came
         self._at: dict[WorkKey, str] = {}  # the worker of each work, by the last report
         self._named: set[str] = set()  # workers
-        self._ended = 0  # workers since the last commit
+        self._ended = 0  # workers since the last answered document
 
     def hear(self, report: WorkerReport, now_s: float) -> None:
         """Notes a report. Work of a worker that died is at work in another."""
@@ -50,6 +56,8 @@ class Watchdog:
             if before != report.worker:
                 self._heard.pop(before, None)  # — if it lives, its next report is a second away
             self._at[report.work] = report.worker
+        if report.answered and not report.ended:
+            self._ended = 0
         self._heard[report.worker] = report, now_s
 
     def committed(self, work: WorkKey) -> None:
@@ -70,8 +78,13 @@ class Watchdog:
             if report.ended:
                 del self._heard[worker]
                 self._ended += 1
-                ends = self._ended > _MORE_ENDS + len(self._heard)
+                ends = self._ended > MORE_ENDS + len(self._heard)
                 yield Stall(report, report.silent_s, "it is ended, and Ray starts another", ends)
+            elif report.cause is not None:  # once for each node and cause
+                del self._heard[worker]
+                if (key := f"{report.node_id} {report.cause}") not in self._named:
+                    self._named.add(key)
+                    yield Stall(report, 0.0, "it is left out")
             elif is_absent and not is_alive(report):
                 del self._heard[worker]  # Ray starts it again, and then it reports
             elif is_absent or report.silent_s >= named_after_s:

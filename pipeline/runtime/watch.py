@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from pipeline.errors import StalledError
+from pipeline.errors import AssayError, ModelError, StalledError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
@@ -86,7 +86,7 @@ class Watch:
         self._mailbox: Any = None
         self._services = Services()
         self._metrics: RunMetrics | None = None
-        self._error: StalledError | None = None
+        self._error: AssayError | None = None
         self._ending = threading.Lock()  # held while the run is ended, or closes
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
@@ -278,6 +278,9 @@ class Watch:
         """Names a stall in the log, and ends the run where no other worker can go on."""
         if not stall.ends:
             logger.warning("%s; %s", stall, stall.then)
+        elif stall.report.cause is not None:
+            left = "Finished shards are kept"
+            self._end(f"every worker fails with: {stall.report.cause}. {left}", ModelError)
         else:
             self._end(
                 f"{stall}. Look at that machine, then run the same command again: finished "
@@ -302,12 +305,12 @@ class Watch:
             self._end(f"{place} was stopped by a signal and did not continue. {again}")
         return True
 
-    def _end(self, message: str) -> None:
+    def _end(self, message: str, kind: type[AssayError] = StalledError) -> None:
         """Ends the run with this error, once; in another thread than the main one, logs it."""
         with self._ending:
             if self._error is not None or self._closed.is_set():
                 return
-            self._error = StalledError(message)
+            self._error = kind(message)
             if self._main is None:
                 logger.warning("%s", message)
             else:

@@ -116,6 +116,12 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
     return _hub(model.path, model.revision, cache_dir)
 
 
+def check_hashes_known(model: ModelSpec, cache_dir: Path) -> None:
+    """SpecError if `locate` would download a model from an object store for its hashes."""
+    if "://" in model.path:
+        _remote(model.path, model.storage_options, cache_dir, fetches=False)
+
+
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     """A local folder with the files, or the local GGUF file.
 
@@ -255,7 +261,7 @@ def _weights_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob(_WEIGHTS))
 
 
-def _remote(url: str, options: Options, cache_dir: Path) -> ModelFiles:
+def _remote(url: str, options: Options, cache_dir: Path, *, fetches: bool = True) -> ModelFiles:
     """The model in an object store. It is read once, unless its hashes are beside it."""
     try:
         file_system, place = file_system_at(url, options)
@@ -277,6 +283,13 @@ def _remote(url: str, options: Options, cache_dir: Path) -> ModelFiles:
         sums = cached_folder(short_hash(canonical_json(etags)), cache_dir) / SUMS
         hashes = parse_sums(sums.read_bytes()) if sums.is_file() else {}
     if not etags.keys() <= hashes.keys():
+        if not fetches:
+            fix = (
+                f"the hashes of its files are not known here, and the model is not downloaded "
+                f"({sum(sizes) / 1e9:,.1f} GB) to plan or count; run `assay pull` once on this "
+                f"machine, or put a file {SUMS} beside them"
+            )
+            raise SpecError([Problem("model.path", fix, url)])
         logger.info("%s: the model is fetched once, for the hashes of its files", url)
         folder = _downloaded(url, etags, cache_dir, options, needed_bytes=sum(sizes))
         hashes = parse_sums((folder / SUMS).read_bytes())

@@ -1,22 +1,21 @@
-"""What the Ray actors hold: `Tokenise` reads documents, `LabelDocuments` asks the models.
+"""What the Ray actors hold: `ReadShards` reads documents, `LabelDocuments` asks the models.
 
 Imports torch. The driver must not import this module: `graph` imports it inside the actors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
 from pipeline.inference.memory import disable_malloc_trim
-from pipeline.ledger.blocks import Bools, TokenisedShard, work_items_of
-from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, overlaid
+from pipeline.ledger.blocks import ReadShard, work_items_of
+from pipeline.ledger.cells import WorkItem, version_name
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.reuse import StoredAnswers
@@ -27,24 +26,17 @@ from pipeline.runtime.readers import JobReader, answered, readable
 from pipeline.runtime.reading import read_slices
 from pipeline.runtime.shard_labels import ShardLabels
 from pipeline.sources.slices import SliceMask
-from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 
-_Parts = list[TokenisedShard]
 
-
-class Tokenise:
-    """Reads a shard's documents and tokenises the texts that the first model is asked about.
-
-    It also finds the answers that the output has, and asks the first classifiers.
-    """
+class ReadShards:
+    """Reads the documents of shards, and finds the answers that the output has."""
 
     def __init__(self, job: Job, *, send: Send = ignore) -> None:
         self.job = job
         self._send = send
         self._store = open_store(job.spec.output, job.spec.storage_options)
         self._stored = StoredAnswers(self._store)
-        self._reader = JobReader(job.readers[0], send)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         for work in work_items_of(block):
@@ -52,7 +44,7 @@ class Tokenise:
                 return
             yield self.shard(work).to_table()
 
-    def shard(self, work: WorkItem) -> TokenisedShard:
+    def shard(self, work: WorkItem) -> ReadShard:
         """The shard of a work item."""
         self._send(work_report(READING, work))
         known = None
@@ -69,18 +61,17 @@ class Tokenise:
         read: Iterable[tuple[int, pa.Table]] = [(0, known)]
         if known is None or self._has_open_rows(work, known, mask, stored):
             read = read_slices(self.job, self._store, work)
-        parts: _Parts = []
-        for start, documents in read:
-            inside = mask.inside(documents, start)
-            parts.append(self._part(work, documents, inside, start, stored))
-            del documents  # the text of one part is freed before the next is read
-        shard = replace(_joined(parts, stored, reused), undecided=mask.failed)
-        if known is not None and not shard.documents["doc_id"].equals(known["doc_id"]):
+        parts, inside = [], []
+        for start, part in read:
+            parts.append(part)
+            inside.append(mask.inside(part, start))
+        documents = pa.concat_tables(parts)
+        if known is not None and not documents["doc_id"].equals(known["doc_id"]):
             raise StorageError(
                 f"{self._store.url}/{documents_key(work.shard.id)}: its doc_id are not those of "
                 f"{work.shard.path}; nothing was committed; `assay verify` reports more"
             )
-        return shard
+        return ReadShard(work, documents, np.concatenate(inside), stored, reused, mask.failed)
 
     def _has_open_rows(
         self, work: WorkItem, known: pa.Table, mask: SliceMask, stored: Mapping[str, pa.StructArray]
@@ -88,81 +79,9 @@ class Tokenise:
         """Whether a document may need an answer that the output does not have."""
         if len(self.job.readers) > 1:
             return bool(work.tasks)
-        inside = mask.inside(known, 0)
-        return any(rows.any() for _, rows in self._waiting(work, known, inside, 0, stored))
-
-    def _waiting(
-        self,
-        work: WorkItem,
-        documents: pa.Table,
-        inside: Bools,
-        start: int,
-        stored: Mapping[str, pa.StructArray],
-    ) -> Iterator[tuple[TaskSpec, Bools]]:
-        """The missing tasks of the first reader, and [docs] the documents without an answer."""
-        rows = readable(documents, inside)
-        for task in self._reader.job.spec.tasks:
-            if task.name in work.tasks:
-                answers = stored.get(self._reader.version(task.name))
-                yield task, rows & ~answered(answers, documents.num_rows, start)
-
-    def _part(
-        self,
-        work: WorkItem,
-        documents: pa.Table,
-        inside: Bools,
-        start: int,
-        stored: Mapping[str, pa.StructArray],
-    ) -> TokenisedShard:
-        """What the shard has of some documents, from its row `start` on."""
-        reader, asked = self._reader, np.zeros(documents.num_rows, np.bool_)
-        classified = {}
-        for task, waiting in self._waiting(work, documents, inside, start, stored):
-            if task.classifier is None:
-                asked |= waiting
-            else:
-                classified[reader.version(task.name)] = reader.classify(task, documents, waiting)
-        chunks, status = reader.tokenise(documents, asked)
-        images = None
-        if "image" in documents.column_names:
-            has_chunks = pa.array([bool(of_row) for of_row in chunks])
-            images = pc.if_else(has_chunks, documents.column("image").combine_chunks(), None)
-        # — later readers tokenise the text for themselves
-        columns = [*DOCUMENTS_FILE_COLUMNS, *(["text"] if len(self.job.readers) > 1 else [])]
-        return TokenisedShard(
-            work=work,
-            documents=documents.select(columns),
-            inside=inside,
-            chunks=pa.array(chunks, pa.list_(pa.list_(pa.int32()))),
-            status=status,
-            answers=classified,
-            images=images,
-        )
-
-
-def _joined(
-    parts: _Parts, stored: dict[str, pa.StructArray], reused: dict[str, dict[str, int]]
-) -> TokenisedShard:
-    """The shard of these parts, with the stored answers."""
-    first = parts[0]
-    classified = {
-        version: pa.concat_arrays([part.answers[version] for part in parts])
-        for version in first.answers
-    }
-    new = {version for version, rows in classified.items() if rows.null_count < len(rows)}
-    new |= {version for version, of_version in reused.items() if of_version}
-    return TokenisedShard(
-        work=first.work,
-        documents=pa.concat_tables([part.documents for part in parts]),
-        inside=np.concatenate([part.inside for part in parts]),
-        chunks=pa.concat_arrays([part.chunks for part in parts]),
-        status=[status for part in parts for status in part.status],
-        answers=stored
-        | {version: overlaid(stored.get(version), rows) for version, rows in classified.items()},
-        new=tuple(new),
-        reused=reused,
-        images=None if first.images is None else pa.concat_arrays([p.images for p in parts]),
-    )
+        rows, fp = readable(known, mask.inside(known, 0)), self.job.readers[0].fp
+        answers = [stored.get(version_name(task, fp[task])) for task in work.tasks if task in fp]
+        return any((rows & ~answered(of_task, known.num_rows)).any() for of_task in answers)
 
 
 class LabelDocuments:
@@ -174,6 +93,7 @@ class LabelDocuments:
 
     def __init__(self, job: Job, *, asks: bool, send: Send = ignore) -> None:
         disable_malloc_trim()
+        failpoint("loading")
         self.job = job
         self._progress = LabelProgress(send)
         self._store = open_store(job.spec.output, job.spec.storage_options)
@@ -195,6 +115,6 @@ class LabelDocuments:
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
         """The labelled shard; none if the time of the run is over."""
         if not self.job.is_over:
-            shard = TokenisedShard.from_table(block)
+            shard = ReadShard.from_table(block)
             labels = ShardLabels(self.job, self._readers, self._staged, shard)
             yield labels.labelled(self._store, self._progress).to_table()

@@ -6,13 +6,14 @@ import math
 import random
 from collections.abc import Callable, Collection
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from label_tables import toy_shard
 from memory_store import MemoryStore, Recording
 
-from pipeline.errors import StorageError
+from pipeline.errors import AssayError, LoadError, ModelError, StorageError, WorkerError
 from pipeline.ledger.attempts import (
     DEATHS_OF_A_READER,
     DEATHS_OF_A_ROW,
@@ -63,8 +64,8 @@ def run_until_done(rows: int, dies: Callable[[int, int], bool]) -> tuple[list[in
 
         try:
             return attempts(store).run(rows, label), labelled
-        except DeathError:
-            continue
+        except WorkerError as error:
+            assert isinstance(error.cause, DeathError)
 
 
 def most_deaths(rows: int, deadly: Collection[int]) -> int:
@@ -154,17 +155,6 @@ def test_a_killed_driver_takes_workers_along_that_no_row_has_killed(
     assert set_aside == aside and sorted([*labelled, *aside]) == list(range(16))
 
 
-def test_an_error_is_no_death() -> None:
-    store = MemoryStore()
-
-    def fail(_start: int, _end: int) -> None:
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        attempts(store).run(5, fail)
-    assert list(store.list("attempts/")) == []
-
-
 def test_a_success_clears_the_rows_that_machines_died_at_before() -> None:
     """Of these rows no attempt was wrong: four machines were preempted, with successes between."""
     store = with_markers(
@@ -177,7 +167,7 @@ def test_a_success_clears_the_rows_that_machines_died_at_before() -> None:
         if calls == [0, 1]:  # the second row's third death
             die()
 
-    with pytest.raises(DeathError):
+    with pytest.raises(WorkerError):
         attempts(store).run(2, label)
     left = {stored.key.rpartition("/")[2][:7] for stored in store.list("attempts/")}
     assert left == {"0-2-run", "1-2-run"}
@@ -246,3 +236,54 @@ def test_an_error_of_the_mark_of_a_run_does_not_hide_its_result(
     assert result == ["labelled"] and "stays marked as in use" in caplog.text
     with pytest.raises(ValueError, match="the run's own"), in_use(Unreachable()):
         raise ValueError("the run's own")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        AssertionError("n_tokens has 3 rows, and p has 4"),
+        ModelError("internal error: a row of NaN"),
+        pa.ArrowInvalid("column 2 has 3 rows"),
+        MemoryError(),
+        BaseException("a panic of Rust"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_that_no_store_explains_leaves_its_marker_until_its_row_is_alone(
+    error: BaseException,
+) -> None:
+    store, asked = MemoryStore(), 0
+
+    def label(start: int, end: int) -> None:
+        nonlocal asked
+        asked += 1
+        if start <= 7 < end:
+            raise error
+
+    failed: list[WorkerError] = []
+    while True:
+        try:
+            assert Attempts(store, "fp/sid", "run").run(40, label) == [7]
+            break
+        except WorkerError as raised:
+            failed.append(raised)
+    assert {raised.cause for raised in failed} == {error}
+    assert 3 < len(failed) <= most_deaths(40, [7])
+    assert str(failed[0]).startswith(type(error).__name__) or isinstance(error, AssayError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StorageError("gone"), LoadError(OSError("no space")), KeyboardInterrupt(), SystemExit()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_not_the_fault_of_the_rows_leaves_no_marker(error: BaseException) -> None:
+    store = MemoryStore()
+
+    def label(_start: int, _end: int) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        Attempts(store, "fp/sid", "run").run(4, label)
+    assert not list(store.list("attempts/"))

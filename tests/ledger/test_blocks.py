@@ -15,8 +15,8 @@ from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.blocks import (
     LabelCost,
     LabelledShard,
+    ReadShard,
     ShardCounts,
-    TokenisedShard,
     work_items_of,
     work_rows,
 )
@@ -61,48 +61,41 @@ def known(rows: int) -> pa.StructArray:
     return answers(rows).take(pa.array([row if row % 2 == 0 else None for row in range(rows)]))
 
 
-def tokenised(start: int = 0, rows: int = 2) -> TokenisedShard:
-    chunks = [[[row, 2], [3]] if row % 2 == 0 else [] for row in range(rows)]
-    return TokenisedShard(
+def as_read(start: int = 0, rows: int = 2) -> ReadShard:
+    return ReadShard(
         work=work(start, rows),
         documents=documents(rows),
         inside=np.arange(rows) % 3 != 1,
-        chunks=pa.array(chunks, pa.list_(pa.list_(pa.int32()))),
-        status=["ok" if each else "empty" for each in chunks],
         answers={NAME: known(rows), f"other/{FP}": known(rows)},
-        new=(f"other/{FP}",),
         reused={NAME: {"e" * 32: 1}},
     )
 
 
-def assert_same(read: TokenisedShard, written: TokenisedShard) -> None:
-    assert read.work == written.work
-    assert (read.new, read.reused) == (written.new, written.reused)
-    assert list(read.status) == list(written.status)
-    assert read.documents.equals(written.documents) and read.chunks.equals(written.chunks)
+def assert_same(read: ReadShard, written: ReadShard) -> None:
+    assert (read.work, read.reused) == (written.work, written.reused)
+    assert read.documents.equals(written.documents)
     assert read.inside.dtype == np.bool_ and (read.inside == written.inside).all()
     assert read.answers.keys() == written.answers.keys()
     assert all(rows.equals(written.answers[version]) for version, rows in read.answers.items())
-    assert (read.images is None) == (written.images is None)
-    assert read.images is None or read.images.equals(written.images)
 
 
 @given(rows=st.integers(1, 9), cut=st.integers(0, 8), has_images=st.booleans())
-def test_a_tokenised_shard_is_read_as_it_was_written_also_from_several_chunks(
+def test_a_shard_is_read_as_it_was_written_also_from_several_chunks(
     rows: int, cut: int, has_images: bool
 ) -> None:
-    images = pa.array([b"png", *[None] * (rows - 1)], pa.large_binary()) if has_images else None
-    written = replace(tokenised(rows=rows), images=images)
+    written = as_read(rows=rows)
+    if has_images:
+        images = pa.array([b"png", *[None] * (rows - 1)], pa.large_binary())
+        written = replace(written, documents=written.documents.append_column("image", images))
     block = written.to_table()
     chunked = pa.concat_tables([block.slice(0, cut), block.slice(cut)])
-    assert_same(TokenisedShard.from_table(chunked), written)
+    assert_same(ReadShard.from_table(chunked), written)
 
 
-@pytest.mark.parametrize("kind", [TokenisedShard, LabelledShard])
-def test_a_block_of_two_shards_is_refused(kind: type[TokenisedShard | LabelledShard]) -> None:
+@pytest.mark.parametrize("kind", [ReadShard, LabelledShard])
+def test_a_block_of_two_shards_is_refused(kind: type[ReadShard | LabelledShard]) -> None:
     blocks = [
-        (tokenised(start) if kind is TokenisedShard else labelled(start)).to_table()
-        for start in (0, 2)
+        (as_read(start) if kind is ReadShard else labelled(start)).to_table() for start in (0, 2)
     ]
     both = pa.concat_tables(blocks)
     with pytest.raises(AssertionError, match="a block holds 2 shards"):
@@ -112,7 +105,7 @@ def test_a_block_of_two_shards_is_refused(kind: type[TokenisedShard | LabelledSh
 def test_the_work_item_of_a_long_shard_is_stored_once() -> None:
     """A work item with 200 sources has about 20 KB."""
     rows = 100_000
-    long = tokenised(rows=rows)
+    long = as_read(rows=rows)
     few, many = (replace(long, work=work(0, rows, sources)).to_table() for sources in (0, 200))
     (row,) = work_rows([work(0, rows, 200)])
     assert len(row["work"]) > 10_000
@@ -186,7 +179,7 @@ def test_counts_are_read_as_they_were_written() -> None:
 def test_a_stage_that_failed_names_the_shard_once(stage: str, kind: type[StorageError]) -> None:
     block = {
         "work": pa.Table.from_pylist(work_rows([work(2)])),
-        "tokenised": tokenised(2).to_table(),
+        "tokenised": as_read(2).to_table(),
         "labelled": labelled(2).to_table(),
     }[stage]
     counts = ShardCounts.of_failed(block, kind("/a.jsonl: rows 2 to 4: is gone\nTraceback"))

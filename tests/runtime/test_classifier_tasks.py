@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import re
 import shutil
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from changing_corpus import Corpus, read_in_float32
 from command import WITH_MODEL, assay
@@ -190,6 +192,33 @@ def test_a_remote_file_is_copied_to_the_cache_and_has_the_same_hash(
     assert hashes == local
     copies = (corpus.cache / "classifiers").iterdir()
     assert [file.name for file in copies] == list(hashes.values())
+
+
+def test_a_worker_takes_the_copy_of_a_remote_file_and_a_busy_store_is_asked_again(
+    corpus: Corpus, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, place = fsspec.url_to_fs(f"memory://{corpus.folder.name}/lid.ftz")
+    memory.pipe_file(place, model_file.read_bytes())
+    corpus.task = language(f"memory:/{place}")
+    read: list[str] = []
+    cat_file = type(memory).cat_file
+
+    def busy_once(self: Any, path: str, *others: Any, **options: Any) -> Any:
+        read.append(path)
+        if len(read) == 1:
+            raise OSError(errno.EBUSY, "503 Slow Down")
+        return cat_file(self, path, *others, **options)
+
+    monkeypatch.setattr(type(memory), "cat_file", busy_once)
+    monkeypatch.setattr("pipeline.stores.retries._is_busy", lambda error: len(read) == 1)
+    spec = corpus.spec
+    hashes = find_classifiers(spec, corpus.cache)
+    assert len(read) == 2
+    for cache, reads in ((corpus.cache, 2), (corpus.folder / "of another machine", 3)):
+        for _ in range(2):
+            worker = TaskClassifier(spec, spec.tasks[0], cache, hashes["language"])
+            assert worker.log_probs(["a text"]).shape == (1, len(LABELS))
+        assert len(read) == reads
 
 
 def test_a_file_that_changes_while_the_job_runs_is_an_error(

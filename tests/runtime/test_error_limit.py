@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from types import SimpleNamespace
 
@@ -126,3 +127,23 @@ def test_what_ends_before_the_last_shard_publishes_a_part_within_the_limit_alone
     assert not [*failing.store.list("snapshots/")]
     limit(failing, 0.2)
     assert failing.run(max_hours=1e-9, publish_partial=True).snapshot == 1
+
+
+@pytest.mark.parametrize(
+    "part", [{"where": "kind = 'x'"}, {"where": "kind = 'x'", "sample": "99%"}]
+)
+def test_of_a_slice_the_limit_counts_the_rows_in_it_while_it_runs(
+    part: dict[str, str], plain: Corpus
+) -> None:
+    """Two rows of twenty are in the slice, and all of these fail."""
+    plain.shard_bytes = 100_000
+    for number in range(12):
+        texts = numbered(f"f{number:02d}", ROWS)
+        plain.write(f"f{number:02d}", texts, kind=[*"xx", *"y" * (ROWS - 2)])
+        plain.broken |= {(QUESTIONS[0], text) for text in texts[:2]}
+    limit(plain, 0.5)
+    with pytest.raises(FailedRowsError) as raised:
+        plain.run(**part)
+    failed, rows = map(int, re.findall(r"^(\d+) of (\d+) rows failed", str(raised.value))[0])
+    assert failed > 0.5 * rows
+    assert failed < 2 * 12 and rows < ROWS * 12  # neither at the end, nor of the whole input

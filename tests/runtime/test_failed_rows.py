@@ -10,7 +10,7 @@ from changing_corpus import TOPIC, Corpus
 from command import COMMANDS
 from command import assay as run_assay
 
-DEADLY = "document a-7=die"
+FAULTS = ["document a-7=die", "document a-7=fail"]  # a death, and an error
 DOCUMENTS = 40
 
 
@@ -22,12 +22,13 @@ def corpus(modelled: Corpus) -> Corpus:
     return modelled
 
 
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_document_that_kills_its_worker_is_set_aside_counted_and_tried_again(
-    command: Sequence[str], corpus: Corpus
+    command: Sequence[str], fault: str, corpus: Corpus
 ) -> None:
     assay = partial(run_assay, command=command)
-    code, result, errors = assay(corpus.spec_file, fault=DEADLY)
+    code, result, errors = assay(corpus.spec_file, fault=fault)
     assert code == 0, errors
     assert result["status"] == {"ok": DOCUMENTS - 1, "quarantined": 1}
     first = corpus.rows()

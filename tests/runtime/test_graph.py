@@ -12,10 +12,10 @@ import pytest
 from command import WITH_MODEL, assay
 
 from pipeline.errors import AssayError, ModelError, Problem, SpecError, UnavailableError
-from pipeline.runtime.graph import LabelStage, TokeniseStage
+from pipeline.runtime.graph import LabelStage, ReadStage
 
 STAGES = {
-    "Tokenise": lambda: list(TokeniseStage(ANY)(pa.table({}))),
+    "ReadShards": lambda: list(ReadStage(ANY)(pa.table({}))),
     "LabelDocuments": lambda: list(LabelStage(ANY, asks=True)(pa.table({}))),
 }
 ANY: Any = None  # a job that nothing is asked of

@@ -190,7 +190,7 @@ def test_a_long_document_is_read_in_chunks_or_cut_and_says_so(too_long: str, aga
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize(
     ("gpus", "windows", "stages"),
-    [(0, 2, ["ShardStage"]), (1, 1, ["TokeniseStage", "LabelStage", "commit_block"])],
+    [(0, 2, ["ShardStage"]), (1, 1, ["ReadStage", "LabelStage", "commit_block"])],
 )
 def test_on_ray_no_stage_is_fused_and_every_file_is_the_same(
     gpus: int,

@@ -18,6 +18,7 @@ from fake_hub import FakeHub, use_endpoint
 from fitted import write_calibration
 from servers import Server
 
+from pipeline.cli import main
 from pipeline.errors import AssayError, ModelError, SpecError, StorageError
 from pipeline.ledger.keys import spec_key
 from pipeline.runtime.job import Job, make_job
@@ -122,6 +123,30 @@ def test_a_plan_reads_no_weights_that_the_hub_or_the_cache_has_the_hash_of(
     wrong = locate(ModelSpec(path=url), tmp_path / "another cache")
     with pytest.raises(StorageError, match=r"is not what the run was planned with.*SHA256SUMS"):
         fetch(wrong, tmp_path / "another cache", {})
+
+
+@pytest.mark.parametrize("verb", [["status"], ["plan"], ["run", "--dry-run"]])
+def test_no_verb_that_only_plans_downloads_a_model(
+    verb: list[str],
+    write_spec: Callable[..., Path],
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/{'-'.join(verb)}"
+    memory, place = fsspec.url_to_fs(url)
+    memory.put(f"{model_folder}/", f"{place}/", recursive=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "get_file", lambda *_: pytest.fail("downloaded"))
+        assert main([*verb, str(write_spec(model={"path": url}))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("model.path: the hashes of its files are not known here")
+    assert "run `assay pull` once" in line and url in line
+    spec = write_spec(model={"path": url, "dtype": "float32"})
+    locate(ModelSpec(path=url), tmp_path / "cache")  # as `assay pull` does
+    assert main(["status", str(spec)]) == 0
 
 
 def test_a_worker_refuses_files_that_the_plan_did_not_name(

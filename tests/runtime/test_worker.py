@@ -1,11 +1,10 @@
-"""The tokenising stage: one block a shard, whatever its file holds."""
+"""The reading stage: one block a shard, whatever its file holds."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stages import label_and_commit, tokenise
+from stages import label_and_commit, read
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.ledger.attempts import DEATHS_OF_A_READER
-from pipeline.ledger.blocks import TokenisedShard, work_rows
-from pipeline.runtime.job import make_job, plan
+from pipeline.ledger.blocks import ReadShard, work_rows
+from pipeline.runtime.job import Job, make_job, plan
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.readers import token_chunks
-from pipeline.runtime.worker import LabelDocuments, Tokenise
+from pipeline.runtime.progress import ignore
+from pipeline.runtime.readers import JobReader, readable
+from pipeline.runtime.worker import LabelDocuments, ReadShards
 from pipeline.sources import documents, source
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -40,16 +40,16 @@ LINES = [
 ]
 
 
-def tokenised(
+def blocks_of(
     write_spec: Callable[..., Path], tmp_path: Path, *, break_it: Callable[[], None], **rules: Any
-) -> list[list[TokenisedShard]]:
-    """The blocks of each shard of the folder `corpus`, which is broken after it is cut."""
+) -> tuple[Job, list[list[ReadShard]]]:
+    """The job, and the blocks of each shard of `corpus`, which is broken after it is cut."""
     input_spec = {"path": str(tmp_path / "corpus"), "id": "id"}
     spec = load_spec(write_spec(input=input_spec, documents={"max_tokens": 16, **rules}))
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     work_items = plan(job, LocalStore(tmp_path / "out")).work_items
     break_it()
-    return list(tokenise(job, work_items))
+    return job, list(read(job, work_items))
 
 
 @pytest.mark.parametrize("slice_rows", [1, 2, 10_000])
@@ -72,14 +72,16 @@ def test_each_shard_is_one_block_with_a_status_and_chunks_for_every_row(
         (folder / "b.parquet").write_bytes(holed[:4] + b"\xff" * 100 + holed[104:])
         os.utime(folder / "b.parquet", (0, 0))  # as rot leaves it: nobody wrote the file
 
-    blocks = tokenised(write_spec, tmp_path, break_it=break_it, too_long="tail")
+    job, blocks = blocks_of(write_spec, tmp_path, break_it=break_it, too_long="tail")
     assert [len(of_shard) for of_shard in blocks] == [1, 1]
     (lines,), (parquet,) = blocks
     encode = DocumentTokenizer(byte_tokenizer).encode
-    assert lines.chunks.to_pylist() == [
+    asked = readable(lines.documents, lines.inside)
+    chunks, statuses = JobReader(job, ignore).tokenise(lines.documents, asked)
+    assert [[chunk.tolist() for chunk in of_row] for of_row in chunks] == [
         [encode("one")], [], [], [], [encode(LONG)[-16:]], []
     ]  # fmt: skip
-    assert list(lines.status) == [
+    assert statuses == [
         "ok",
         "error:no text",
         "error:invalid UTF-8",
@@ -88,11 +90,11 @@ def test_each_shard_is_one_block_with_a_status_and_chunks_for_every_row(
         "empty",
     ]
     assert lines.documents.column("n_chars").to_pylist() == [3, 0, 0, 0, len(LONG), 2]
-    assert "text" not in lines.documents.column_names
     assert parquet.documents.column("doc_id").to_pylist() == ["b.parquet:0", "b.parquet:1"]
-    assert all(status.startswith("error:cannot be read: ") for status in parquet.status)
+    statuses = parquet.documents.column("status").to_pylist()
+    assert all(status.startswith("error:cannot be read: ") for status in statuses)
     for block in (lines, parquet):
-        assert block.documents.num_rows == len(block.status) == block.work.shard.rows
+        assert block.documents.num_rows == len(block.inside) == block.work.shard.rows
 
 
 @pytest.mark.parametrize("age_s", [0, 30])
@@ -112,7 +114,7 @@ def test_a_file_rewritten_at_the_same_length_is_not_read_under_its_old_name(
         os.utime(file, (time.time() - age_s,) * 2)
 
     with pytest.raises(StorageError, match=r"a\.jsonl: changed .* with the same size"):
-        tokenised(write_spec, tmp_path, break_it=rewrite)
+        blocks_of(write_spec, tmp_path, break_it=rewrite)
 
 
 def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
@@ -126,7 +128,7 @@ def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
     def forget() -> None:
         monkeypatch.setattr(source, "content_hash", lambda *_: pytest.fail("hashed again"))
 
-    ((block,),) = tokenised(write_spec, tmp_path, break_it=forget)
+    _, ((block,),) = blocks_of(write_spec, tmp_path, break_it=forget)
     assert block.documents.num_rows == 1
 
 
@@ -154,7 +156,7 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
     block = pa.Table.from_pylist(work_rows([work]))
-    stage = Tokenise(job)
+    stage = ReadShards(job)
     assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
     with monkeypatch.context() as dying:
         dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
@@ -162,18 +164,5 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
             list(stage(block))
     with pytest.raises(StorageError, match=r"corpus\.jsonl: rows 0 to 1: the worker died 5 times"):
         list(stage(block))
-    other = Tokenise(replace(job, run_id="another"))
+    other = ReadShards(replace(job, run_id="another"))
     assert len(list(other(block))) == 1
-
-
-def test_the_tokens_of_a_large_shard_are_read_without_a_copy() -> None:
-    """As Python integers, a million tokens take 36 MB."""
-    tokens = [[[*range(1_000, 3_000)]] for _ in range(500)]
-    chunks = pa.array(tokens, pa.list_(pa.list_(pa.int32())))
-    tracemalloc.start()
-    try:
-        read = token_chunks(chunks, None)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
-    assert [[chunk.tolist() for chunk in of_row] for of_row in read] == tokens

@@ -8,25 +8,26 @@ from contextlib import AbstractContextManager, nullcontext
 import pyarrow as pa
 import pytest
 
-from pipeline.ledger.blocks import ShardCounts, TokenisedShard, work_rows
+from pipeline.errors import LoadError
+from pipeline.ledger.blocks import ReadShard, ShardCounts, work_rows
 from pipeline.ledger.cells import WorkItem
 from pipeline.runtime.connection import remote_ray
 from pipeline.runtime.graph import commit_block, read_block, surviving
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import Resources
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.worker import LabelDocuments, Tokenise
+from pipeline.runtime.worker import LabelDocuments, ReadShards
 
 
-def tokenise(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[TokenisedShard]]:
+def read(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[ReadShard]]:
     """The blocks that the first stage makes of each work item."""
-    stage, rows = _tokenising(job, work_items)
+    stage, rows = _reading(job, work_items)
     for row in rows:
-        yield [TokenisedShard.from_table(block) for block in stage(row)]
+        yield [ReadShard.from_table(block) for block in stage(row)]
 
 
-def _tokenising(job: Job, work_items: Sequence[WorkItem]) -> tuple[Tokenise, list[pa.Table]]:
-    return Tokenise(job), [pa.Table.from_pylist([row]) for row in work_rows(work_items)]
+def _reading(job: Job, work_items: Sequence[WorkItem]) -> tuple[ReadShards, list[pa.Table]]:
+    return ReadShards(job), [pa.Table.from_pylist([row]) for row in work_rows(work_items)]
 
 
 def label_and_commit(
@@ -35,12 +36,16 @@ def label_and_commit(
     _mailbox: None = None,
     label: LabelDocuments | None = None,
 ) -> Iterator[ShardCounts]:
-    """What `graph.label_items` does."""
+    """What `graph.label_items` does; the error of a worker that would end is raised."""
     worker = label or LabelDocuments(job, asks=any(work.asked_rows for work in work_items))
-    stage, rows = _tokenising(job, work_items)
+    stage, rows = _reading(job, work_items)
     for block in rows:
-        for tokenised in surviving(block, stage, ignore):
-            for labelled in surviving(tokenised, worker, ignore):
+        for shard in surviving(block, stage, ignore):
+            try:
+                of_shard = surviving(shard, worker, ignore)
+            except LoadError as error:
+                raise error.reason from error
+            for labelled in of_shard:
                 (row,) = commit_block(labelled, job).to_pylist()
                 yield ShardCounts.from_row(row)
 

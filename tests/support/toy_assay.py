@@ -2,13 +2,14 @@
 
 `python toy_assay.py run SPEC --json`, or `command.start`: no Ray, no model, short waits between
 retries. On a local output each shard is labelled and committed in a child process; a killed child
-is started again, as Ray does. Clients of object stores cannot be forked, so on those the driver
-does the work itself.
+is started again, as Ray does, and so is one that ends with an error. Clients of object stores
+cannot be forked, so on those the driver does the work itself.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ from fault_proxy import STUBBORN
 from stages import label_and_commit, run_without_ray
 
 from pipeline.cli import main
-from pipeline.errors import AssayError
+from pipeline.errors import AssayError, WorkerError
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.runtime.job import Job
@@ -51,6 +52,8 @@ def in_children(
 def _label(work: WorkItem, job: Job, answer: Connection) -> None:
     try:
         answer.send(list(label_and_commit([work], job)))
+    except WorkerError:
+        os._exit(1)
     except AssayError as error:
         answer.send(error)
 

@@ -1,0 +1,185 @@
+"""A text that kills or stops what reads it is quarantined, and all other rows are labelled.
+
+Each shard is labelled in a child process, which is started again when it dies, as Ray does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from changing_corpus import TOPIC, Corpus
+from toy_assay import in_children
+
+from pipeline.errors import ModelError, SpecError, StorageError, WorkerError
+from pipeline.runtime import graph
+from pipeline.runtime.assembly import DocumentReader
+from pipeline.runtime.classifier_files import TaskClassifier
+from pipeline.runtime.readers import JobReader
+
+DEADLY = "the deadly text"
+TEXTS = [f"text {number}" for number in range(40)]
+CLASSIFIED = {"name": "lang", "classifier": {"kind": "language"}}
+
+
+class PanicError(BaseException):
+    """As a panic of Rust is: not an Exception."""
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def panic() -> None:
+    raise PanicError("index out of bounds")
+
+
+def fail() -> None:
+    raise AssertionError("n_tokens has 3 rows, and p has 4")
+
+
+def broken_gpu() -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture
+def corpus(plain: Corpus, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    """Two files; the deadly text is in the middle of one of them."""
+    monkeypatch.setattr("pipeline.runtime.graph.label_items", in_children)
+    plain.write("a", [*TEXTS[:17], DEADLY, *TEXTS[17:]])
+    plain.write("b", TEXTS)
+    plain.shard_bytes = 1_000_000
+    return plain
+
+
+def markers(corpus: Corpus) -> list[str]:
+    keys = [stored.key for stored in corpus.store.list("attempts/")]
+    return [key for key in keys if not key.endswith("probe")]
+
+
+def assert_quarantined(corpus: Corpus) -> None:
+    outcome = corpus.run()
+    assert outcome.complete and outcome.snapshot == 1
+    rows = {name: row["status"] for name, row in corpus.rows().items()}
+    assert {name for name, status in rows.items() if status != "ok"} == {"a-17"}
+    assert rows["a-17"] == "quarantined"
+    assert markers(corpus) == []
+
+
+def at(
+    patch: pytest.MonkeyPatch, owner: type, name: str, act: Callable[[], None]
+) -> Callable[..., Any]:
+    """Acts where `owner.name` gets the deadly text."""
+    own = getattr(owner, name)
+
+    def acting(self: Any, texts: Sequence[str], *others: Any) -> Any:
+        if DEADLY in texts:
+            act()
+        return own(self, texts, *others)
+
+    patch.setattr(owner, name, acting)
+    return acting
+
+
+@pytest.mark.parametrize("act", [die, panic, fail, broken_gpu])
+def test_a_text_that_ends_the_tokenizer(
+    act: Callable[[], None], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(monkeypatch, DocumentReader, "text_chunks", act)
+    assert_quarantined(corpus)
+
+
+@pytest.mark.parametrize("act", [die, panic, fail])
+@pytest.mark.parametrize("beside", [[], [TOPIC]], ids=["alone", "beside a question"])
+def test_a_text_that_ends_a_classifier(
+    beside: list[dict[str, Any]],
+    act: Callable[[], None],
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus.task, corpus.others = CLASSIFIED, beside
+    corpus.model = corpus.model if beside else {}
+    at(monkeypatch, TaskClassifier, "log_probs", act)
+    assert_quarantined(corpus)
+
+
+@pytest.mark.parametrize("act", [die, panic, broken_gpu])
+def test_a_text_that_ends_the_model(
+    act: Callable[[], None], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = JobReader.label
+
+    def acting(self: Any, documents: pa.Table, chunks: Any, *others: Any) -> Any:
+        texts = documents["text"].to_pylist()
+        if any(text == DEADLY and chunks[row] for row, text in enumerate(texts)):
+            act()
+        return label(self, documents, chunks, *others)
+
+    monkeypatch.setattr(JobReader, "label", acting)
+    assert_quarantined(corpus)
+
+
+def test_an_error_of_every_row_is_one_clear_error_without_ray(
+    plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain.write("a", TEXTS)
+
+    def refuse(*_: Any) -> Iterator[Any]:
+        raise AssertionError("p has 3 columns")
+
+    monkeypatch.setattr(DocumentReader, "text_chunks", refuse)
+    with pytest.raises(WorkerError, match=r"^AssertionError: p has 3 columns$"):
+        plain.run()
+
+
+@pytest.mark.parametrize("name", ["load_tokenizer", "load", "load_classifier"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StorageError("/cache/m: the model cannot be written: the disk is full"),
+        SpecError([]),
+        ModelError("cannot be loaded"),
+        OSError(28, "No space left on device"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_loaded_later_and_cannot_be_is_no_fault_of_the_rows(
+    error: Exception, name: str, plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain.write("a", TEXTS)
+    plain.others = [CLASSIFIED] if name == "load_classifier" else []
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(JobReader, name, refuse)
+    # — without Ray, an error of the constructor is raised as it is
+    with pytest.raises((type(error), ModelError)):
+        plain.run()
+    assert markers(plain) == [] == list(plain.store.list("labels/"))
+
+
+def test_an_error_outside_of_the_markers_fails_its_shard_alone(
+    plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = graph.commit_shard
+
+    def fail_one(store: Any, shard: Any, *others: Any, **options: Any) -> Any:
+        if shard.path.endswith("a.jsonl"):
+            raise pa.ArrowInvalid("column 2 has 3 rows")
+        return commit(store, shard, *others, **options)
+
+    monkeypatch.setattr(graph, "commit_shard", fail_one)
+    plain.shard_bytes = 1_000_000
+    plain.write("a", TEXTS)
+    plain.write("b", TEXTS)
+    outcome = plain.run()
+    assert not outcome.complete and outcome.missing_shards == 1
+    (reason,) = outcome.failed_shards
+    assert reason.endswith(
+        "a.jsonl: rows 0 to 40: internal error: ArrowInvalid: column 2 has 3 rows"
+    )

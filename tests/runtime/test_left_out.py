@@ -1,0 +1,142 @@
+"""A worker that cannot load is named once and left out; the run ends only if none can load."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from many_rows import assert_every_row_once, write_many
+from ray.cluster_utils import Cluster
+
+from pipeline.errors import ModelError, StorageError
+from pipeline.runtime.progress import (
+    LABELLING,
+    LOADING,
+    STARTING_WORKERS,
+    WAITING,
+    Mailbox,
+    WorkerReport,
+)
+from pipeline.runtime.run import run
+from pipeline.runtime.stalls import MORE_ENDS, Watchdog
+from pipeline.runtime.watch import Watch
+from pipeline.spec.parse import load_spec
+
+DOCUMENTS = 400
+FULL = StorageError("/cache/models/m: the model cannot be written: the disk is full")
+
+
+def report(worker: str, phase: str, node: str = "n1", **changes: object) -> WorkerReport:
+    return WorkerReport(phase, worker, node_id=node, loads=True, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("others", "engines", "able"),
+    [
+        ([], 1, False),  # it is alone
+        ([], 2, None),  # another may still start
+        ([report("b", STARTING_WORKERS)], 2, None),
+        ([report("b", LOADING)], 2, None),
+        ([report("b", WAITING)], 2, True),
+        ([report("b", LABELLING), report("c", LOADING)], 3, True),
+        ([report("b", WAITING), report("b", LOADING, cause=FULL)], 2, False),
+        ([report("b", LABELLING, cause=ModelError("x"), ended=True)], 2, False),
+        ([WorkerReport(WAITING, "reader")], 1, False),  # it loads no model
+    ],
+)
+def test_whether_another_worker_can_label(
+    others: list[WorkerReport], engines: int, able: bool | None
+) -> None:
+    mailbox = Mailbox()
+    for each in [report("a", LOADING, cause=FULL), *others]:
+        mailbox.put(each)
+    assert mailbox.others_can_label(engines, alive_s=60.0) is able
+    assert mailbox.others_can_label(engines, alive_s=0.0) is False  # nobody reported since
+
+
+def test_a_failure_is_not_replaced_by_the_report_that_follows_it() -> None:
+    mailbox = Mailbox()
+    mailbox.put(report("a", LOADING, cause=FULL))
+    mailbox.put(report("a", LOADING))
+    assert [each.cause for each in mailbox.take(0.0)] == [FULL]
+    mailbox.put(report("a", LOADING))
+    assert [each.cause for each in mailbox.take(0.0)] == [None]
+    assert mailbox.left_out() == {"n1": FULL}
+
+
+def test_each_node_and_cause_is_named_once() -> None:
+    watchdog = Watchdog(100.0)
+    named = []
+    for worker, node, cause in [
+        ("process 1 on a", "n1", FULL),
+        ("process 2 on a", "n1", FULL),
+        ("process 3 on b", "n2", FULL),
+        ("process 4 on a", "n1", ModelError("torn")),
+        ("process 5 on a", "n1", FULL),
+    ]:
+        watchdog.hear(report(worker, LOADING, node, cause=cause), 0.0)
+        named += [f"{stall}; {stall.then}" for stall in watchdog.stalls(0.0, lambda _: True)]
+    assert named == [
+        f"process 1 on a cannot load: {FULL}; it is left out",
+        f"process 3 on b cannot load: {FULL}; it is left out",
+        "process 4 on a cannot load: torn; it is left out",
+    ]
+
+
+@pytest.mark.parametrize("answered", [0, 3])
+def test_an_error_of_every_worker_ends_the_run_unless_documents_are_answered(answered: int) -> None:
+    watchdog, over = Watchdog(100.0), []
+    cause = ModelError("RuntimeError: CUDA error")
+    for number in range(3 * MORE_ENDS):
+        watchdog.hear(report(f"w{number}", LABELLING, answered=answered), number)
+        watchdog.hear(report(f"w{number}", LABELLING, cause=cause, ended=True), number)
+        over += [stall.ends for stall in watchdog.stalls(number, lambda _: True)]
+    assert len(over) == 3 * MORE_ENDS
+    assert any(over) == (answered == 0) and not any(over[:MORE_ENDS])
+
+
+def test_the_run_that_every_worker_fails_ends_with_the_cause() -> None:
+    watch = Watch(lambda _: None, stall_limit_s=100.0)
+    cause = ModelError("RuntimeError: CUDA error")
+    text = r"every worker fails with: RuntimeError: CUDA error\."
+    with pytest.raises(ModelError, match=text), watch:
+        for number in range(2 * MORE_ENDS):
+            watch.take_in([report(f"w{number}", LABELLING, cause=cause, ended=True)], 0.0)
+        watch._closed.wait(30)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A node for the driver, one whose workers cannot load, and one whose workers can."""
+    ray.shutdown()  # of the tests that share one Ray
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    made.add_node(num_cpus=2, env_vars={"ASSAY_FAULT": "loading=fail:"})
+    made.add_node(num_cpus=2)
+    made.wait_for_nodes()
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("documents", [DOCUMENTS, 40])
+def test_a_node_whose_workers_cannot_load_is_named_once_and_left_out(
+    documents: int,
+    cluster: Cluster,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spec = load_spec(write_spec(input=write_many(tmp_path, documents, shard_bytes=20_000)))
+    with caplog.at_level(logging.WARNING):
+        outcome = run(spec, cache_dir=tmp_path / "cache", address=cluster.address)
+    assert outcome.complete and outcome.snapshot == 1
+    assert_every_row_once(tmp_path / "out", documents)
+    named = [text for text in caplog.messages if text.endswith("; it is left out")]
+    assert len(named) <= 1, named
+    if documents == DOCUMENTS:
+        assert "cannot load: RuntimeError: CUDA error at loading; " in named[0]
