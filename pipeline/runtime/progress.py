@@ -64,7 +64,6 @@ COMPARING = "comparing the answers with those of separate prompts"  # of `check`
 WAITING = "waiting for work"
 READING = "reading"
 COMMITTING = "committing"
-# In which a worker cannot label yet.
 LOAD_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING)
 # In their order: a later phase replaces an earlier one.
 WORKER_PHASES = (*LOAD_PHASES, LABELLING)
@@ -190,9 +189,8 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._latest: dict[object, WorkerReport] = {}
-        # Of the workers that load: the last report of each, and when it came; and their failures.
+        # Of the workers that load: the last report of each or its failure, and when that came.
         self._loading: dict[str, tuple[WorkerReport, float]] = {}
-        self._failed: dict[str, tuple[WorkerReport, float]] = {}
         self._ahead_s: float | None = None  # the driver's clock, of this machine's
 
     def put(self, report: WorkerReport) -> None:
@@ -203,10 +201,9 @@ class Mailbox:
         key = report.worker, report.work
         before = self._latest.pop(key, report)  # — the order is that of the latest reports
         self._latest[key] = report if before.cause is None else before
-        if report.loads:
+        known = self._loading.get(report.worker)
+        if report.loads and (known is None or known[0].cause is None):
             self._loading[report.worker] = report, time.monotonic()
-        if report.cause is not None and not report.ended:
-            self._failed[report.worker] = report, time.monotonic()
 
     def others_can_label(self, engines: int, alive_s: float) -> bool | None:
         """Whether some worker has loaded its model; None if one may still do so.
@@ -215,20 +212,21 @@ class Mailbox:
         `engines` that have never reported may still start.
         """
         now_s = time.monotonic()
+        failed_s = [came_s for report, came_s in self._loading.values() if report.cause is not None]
         alive = [
             report.phase
-            for worker, (report, came_s) in self._loading.items()
-            if worker not in self._failed and not report.ended and now_s - came_s < alive_s
+            for report, came_s in self._loading.values()
+            if report.cause is None and now_s - came_s < alive_s
         ]
         if any(phase not in LOAD_PHASES for phase in alive):
             return True
-        first_s = min((came_s for _, came_s in self._failed.values()), default=now_s)
-        starts = len(self._loading) < engines and now_s - first_s < alive_s
+        starts = len(self._loading) < engines and now_s - min(failed_s) < alive_s
         return None if alive or starts else False
 
-    def left_out(self) -> dict[str, AssayError | None]:
+    def left_out(self) -> dict[str, AssayError]:
         """By the id of a node, why a worker could not load there."""
-        return {report.node_id: report.cause for report, _ in self._failed.values()}
+        failed = [r for r, _ in self._loading.values() if not r.ended]
+        return {report.node_id: report.cause for report in failed if report.cause is not None}
 
     def driver_clock(self) -> float | None:
         """The time by the driver's clock; None before the driver took reports."""
