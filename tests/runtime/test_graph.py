@@ -1,18 +1,35 @@
-"""What keeps a worker from being built is told by the worker's first call, with its own kind."""
+"""What keeps a worker from being built is told by its first call; what ends it is reported."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from command import WITH_MODEL, assay
 
-from pipeline.errors import AssayError, ModelError, Problem, SpecError, UnavailableError
-from pipeline.runtime.graph import LabelStage, ReadStage
+from pipeline.errors import (
+    AssayError,
+    LoadError,
+    ModelError,
+    Problem,
+    SpecError,
+    StorageError,
+    UnavailableError,
+    WorkerError,
+)
+from pipeline.ledger.blocks import ShardCounts, work_rows
+from pipeline.ledger.cells import WorkItem
+from pipeline.runtime import graph
+from pipeline.runtime.graph import LabelStage, ReadStage, Stage
+from pipeline.runtime.progress import Post
+from pipeline.sources.shards import ObjectVersion, Piece, Shard
+
+PIECE = Piece(0, 10, 1, None, None)
 
 STAGES = {
     "ReadShards": lambda: list(ReadStage(ANY)(pa.table({}))),
@@ -59,3 +76,79 @@ def test_torn_weights_are_one_line_and_an_exit_code(
     assert (code, result) == (1, {})
     assert "Traceback" not in errors
     assert errors.splitlines()[-1].startswith(f"assay: {folder}: cannot be loaded: ")
+
+
+class KilledError(BaseException):
+    """In the place of the end of this process."""
+
+
+@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize("later", [True, False], ids=["lazily", "in the constructor"])
+@pytest.mark.parametrize("cause", [StorageError("the disk is full"), OSError(28, "No space left")])
+def test_a_worker_that_cannot_load_reports_why_and_stays_ended_unless_it_is_the_last(
+    cause: Exception, later: bool, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, sent, killed = failing_stage(monkeypatch, LoadError(cause) if later else cause, later)
+    monkeypatch.setattr(Post, "others_can_label", lambda _: others)
+    block = pa.Table.from_pylist(work_rows([work_item()]))
+    if others:
+        with pytest.raises(KilledError):
+            list(stage(block))
+        assert killed == ["for good"]
+    else:
+        (row,) = (row for made in stage(block) for row in made.to_pylist())
+        counts = ShardCounts.from_row(row)
+        assert counts.unable and (counts.error or "").startswith("/in/c.jsonl: rows 0 to 10: ")
+        assert any(text in str(counts.error) for text in ("disk is full", "No space left"))
+        assert killed == []
+    (report,) = sent
+    assert report["ended"] is False and isinstance(report["cause"], AssayError)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [RuntimeError("CUDA error"), AssertionError("3 rows"), ModelError("internal error")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_the_rows_ends_the_process_and_ray_starts_another(
+    cause: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, sent, killed = failing_stage(monkeypatch, WorkerError(cause), later=True)
+    with pytest.raises(KilledError):
+        list(stage(pa.Table.from_pylist(work_rows([work_item()]))))
+    assert killed == ["this process"]
+    (report,) = sent
+    assert report["ended"] is True and str(cause) in str(report["cause"])
+
+
+def failing_stage(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, later: bool
+) -> tuple[Stage, list[dict[str, Any]], list[str]]:
+    """A stage whose worker fails; what it reports, and how its process is ended."""
+    sent: list[dict[str, Any]] = []
+    killed: list[str] = []
+
+    def refuse(*_arguments: object, **_named: object) -> Any:
+        raise error
+
+    def end(how: str) -> None:
+        killed.append(how)
+        raise KilledError
+
+    def send(report: object, **changes: Any) -> None:
+        if report is None:
+            sent.append(changes)
+
+    context = SimpleNamespace(current_actor=None)
+    monkeypatch.setattr(graph, "sender", lambda _post: send)
+    monkeypatch.setattr(graph.ray, "get", lambda *_of, **_how: None)
+    monkeypatch.setattr(graph.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(graph.ray, "kill", lambda *_of, **_how: end("for good"))
+    monkeypatch.setattr(graph.os, "kill", lambda *_of: end("this process"))
+    worker = (lambda send: refuse) if later else refuse
+    return Stage(worker, Post(None, 600.0, engines=2)), sent, killed
+
+
+def work_item() -> WorkItem:
+    shard = Shard(ObjectVersion("/in/c.jsonl", 1, "e", "jsonl", "text", None), PIECE)
+    return WorkItem(shard, ("a",), documents=True)
