@@ -197,8 +197,10 @@ class Stage:
         self._post, self._send = post, sender(post)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage")
         self._worker = self._thread.submit(worker, send=self._send)
-        if self._worker.exception() is None:
+        if (error := self._worker.exception()) is None:
             self._send(WorkerReport(WAITING))
+        else:  # — at once: the other stage of this process may wait for work
+            self._send(None, cause=LoadError(error).reason)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         try:

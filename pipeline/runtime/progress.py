@@ -212,7 +212,7 @@ class Mailbox:
         `engines` that have never reported may still start.
         """
         now_s = time.monotonic()
-        failed_s = [came_s for report, came_s in self._loading.values() if report.cause is not None]
+        failed_s = [came_s for report, came_s in self._loading.values() if report.cause]
         alive = [
             report.phase
             for report, came_s in self._loading.values()
@@ -220,7 +220,7 @@ class Mailbox:
         ]
         if any(phase not in LOAD_PHASES for phase in alive):
             return True
-        starts = len(self._loading) < engines and now_s - min(failed_s) < alive_s
+        starts = len(self._loading) < engines and now_s - min(failed_s, default=now_s) < alive_s
         return None if alive or starts else False
 
     def left_out(self) -> dict[str, AssayError]:
