@@ -59,7 +59,7 @@ class Labeller:
             raise SpecError([Problem("input.image", fix, self.spec.input.image)])
         where = placement or place(self.spec.model, this_machine())
         cache = cache_dir or default_cache_dir()
-        job = make_job(self.spec, where, cache, resumes=False)
+        job = make_job(self.spec, where, cache)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._reader = JobReader(job, ignore)
         self._job = job

@@ -32,13 +32,7 @@ from pipeline.runtime.fitted_files import (
     warn_of_stale_calibrations,
 )
 from pipeline.runtime.placement import Placement, shard_bytes
-from pipeline.runtime.weights import (
-    ModelFiles,
-    check_hashes_known,
-    in_output,
-    is_same_model,
-    locate,
-)
+from pipeline.runtime.weights import ModelFiles, check_hashes_known, locate
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
 from pipeline.sources.slices import check_where
 from pipeline.sources.source import InputObject, find_objects
@@ -236,12 +230,7 @@ class Plan:
 
 
 def make_job(
-    spec: JobSpec,
-    placement: Placement,
-    cache_dir: Path,
-    *,
-    resumes: bool = True,
-    locate: Locate = locate,
+    spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
 ) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
     stage_job = partial(_stage_job, placement=placement, cache_dir=cache_dir, locate=locate)
@@ -258,8 +247,7 @@ def make_job(
     }
     thresholds = load_thresholds(spec, stage_versions)
     files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
-    same = partial(is_same_model, files=files, cache_dir=cache_dir)
-    readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype, is_same_model=same)
+    readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype)
     calibrations = load_calibrations(spec)
     classifiers = find_classifiers(spec, cache_dir)
     versions = fingerprints(
@@ -275,7 +263,7 @@ def make_job(
         spec,
         files,
         placement,
-        in_output(spec, versions, files, cache_dir) if resumes else versions,
+        versions,
         cache_dir=str(cache_dir),
         run_id=uuid.uuid4().hex,
         readouts=readouts,

@@ -24,7 +24,6 @@ from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 
 from pipeline.errors import AssayError, ModelError, Problem, SpecError, StorageError
 from pipeline.hashes import canonical_json, content_hash, parse_json, short_hash
-from pipeline.ledger.cells import stored_fps, stored_version
 from pipeline.runtime.model_cache import (
     SUMS,
     cached_folder,
@@ -37,9 +36,7 @@ from pipeline.runtime.model_cache import (
 from pipeline.runtime.model_folder import check_folder
 from pipeline.sources.listing import FileInfo
 from pipeline.sources.streams import Options
-from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.model import NO_MODEL, ModelSpec
-from pipeline.spec.schema import JobSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_error, hub_fix
 from pipeline.stores.retries import (
@@ -51,7 +48,6 @@ from pipeline.stores.retries import (
     retry,
     storage_errors,
 )
-from pipeline.stores.store import open_store
 
 # Weights, configuration, tokenizer, template. Other files, and folders, do not change an answer.
 _WEIGHTS = "*.safetensors"
@@ -69,8 +65,7 @@ class ModelFiles:
     revision: str | None
     hashes: Mapping[str, str]  # SHA-256 by name
     size_bytes: int
-    # The identity of earlier versions: the commit on the Hub, or the ETags in an object store.
-    older: Mapping[str, str] = field(default_factory=dict)
+    etags: Mapping[str, str] = field(default_factory=dict)  # of a model in an object store
 
     @property
     def id(self) -> str:
@@ -129,7 +124,7 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     """
     if files.kind == "remote":
         needed = files.size_bytes
-        folder = _downloaded(files.location, files.older, cache_dir, options, needed_bytes=needed)
+        folder = _downloaded(files.location, files.etags, cache_dir, options, needed_bytes=needed)
         present = parse_sums((folder / SUMS).read_bytes())
     else:
         folder = Path(files.location)
@@ -178,53 +173,6 @@ def model_config(files: ModelFiles, options: Options) -> dict[str, Any]:
         content = (folder / name).read_bytes()
     config: dict[str, Any] = parse_json(content)
     return {**config, **(config.get("text_config") or {})}
-
-
-def is_same_model(weights: Mapping[str, str], files: ModelFiles, cache_dir: Path) -> bool:
-    """Whether an identity, in an output or a readout, is of these files.
-
-    Earlier versions named a model on the Hub by its commit: the Hub is asked for its files then.
-    """
-    if weights in (files.hashes, files.older):
-        return True
-    if files.kind != "hub" or set(weights) != {"revision"}:
-        return False
-    try:
-        return _hub(files.location, weights["revision"], cache_dir).hashes == files.hashes
-    except SpecError:
-        return False  # — the commit is of another repository
-
-
-def in_output(
-    spec: JobSpec, versions: Mapping[str, Fingerprint], files: ModelFiles, cache_dir: Path
-) -> dict[str, Fingerprint]:
-    """The versions by task, under the older identity of the model where the output has that.
-
-    An output that an earlier version labelled has answers of the same files under their commit or
-    their ETags. These stay valid, except where it has answers under the files' hashes as well.
-    """
-    named = dict(versions)
-    if not files.older:
-        return named
-    store = open_store(spec.output, spec.storage_options)
-    for task, own in versions.items():
-        fps = stored_fps(store, task)
-        if "weights" not in own.content or own.id in fps:
-            continue
-        contents = [stored_version(store, task, fp).content for fp in fps]
-        stored = [
-            content["weights"]
-            for content in contents
-            if "weights" in content
-            and Fingerprint({**content, "weights": files.hashes}).raw.id == own.raw.id
-        ]
-        if files.hashes in stored:
-            continue
-        for weights in sorted(stored, key=lambda identity: bool(identity != files.older)):
-            if is_same_model(weights, files, cache_dir):
-                named[task] = Fingerprint({**own.content, "weights": weights})
-                break
-    return named
 
 
 def _has_vision_tower(path: Path) -> bool:
@@ -294,7 +242,7 @@ def _remote(url: str, options: Options, cache_dir: Path, *, fetches: bool = True
         folder = _downloaded(url, etags, cache_dir, options, needed_bytes=sum(sizes))
         hashes = parse_sums((folder / SUMS).read_bytes())
     hashes = {name: hashes[name] for name in etags}
-    return ModelFiles("remote", url, None, hashes, sum(sizes), older=etags)
+    return ModelFiles("remote", url, None, hashes, sum(sizes), etags=etags)
 
 
 def _root_files(file_system: AbstractFileSystem, place: str) -> dict[str, FileInfo]:
@@ -364,7 +312,7 @@ def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
             fix = "the repository on the Hub holds no .safetensors file; name a repository with"
             raise SpecError([Problem("model.path", f"{fix} them", repo)])
     hashes = _content_hashes(folder, cache_dir, known)
-    return ModelFiles("hub", repo, commit, hashes, size_bytes, older={"revision": commit})
+    return ModelFiles("hub", repo, commit, hashes, size_bytes)
 
 
 def _from_hub(repo: str, revision: str | None, names: Sequence[str]) -> Path:

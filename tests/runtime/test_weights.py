@@ -15,20 +15,13 @@ from typing import Any
 import fsspec
 import pytest
 from fake_hub import FakeHub, use_endpoint
-from fitted import write_calibration
 from servers import Server
 
 from pipeline.cli import main
 from pipeline.errors import AssayError, ModelError, SpecError, StorageError
-from pipeline.ledger.keys import spec_key
-from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.model_cache import SUMS
-from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, fetch, locate
-from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.model import ModelSpec
-from pipeline.spec.parse import load_spec
-from pipeline.stores.store import open_store
 
 
 @dataclass(frozen=True)
@@ -196,47 +189,6 @@ def test_a_store_that_does_not_answer_now_is_asked_again_later(
         with pytest.raises(AssayError, match="run again to go on") as raised:
             locate(ModelSpec(path=path), tmp_path)
         assert raised.value.exit_code == 3, path
-
-
-def test_answers_under_a_commit_or_etags_stay_valid_for_the_same_files(
-    place: Place, model_folder: Path, tmp_path: Path, write_spec: Callable[..., Path]
-) -> None:
-    """The output has versions of other models and questions, too; the README changed since."""
-    files, cache = contents(model_folder), tmp_path / "cache"
-    model = {"path": place.path, "storage_options": place.options, "dtype": "float32"}
-
-    def job(**changes: Any) -> Job:
-        spec = load_spec(write_spec(**{"model": model, **changes}))
-        return make_job(spec, Placement("cpu", "float32", 1, 1), cache)
-
-    def record(own: Fingerprint, weights: Mapping[str, str]) -> str:
-        old = Fingerprint({**own.content, "weights": dict(weights)})
-        store.create(spec_key("toxic", old.id), old.json())
-        return old.id
-
-    place.put({**files, "README.md": b"1"})
-    fresh = job()
-    older = fresh.files.older or fresh.files.hashes
-    store = open_store(fresh.spec.output, {})
-    for weights in ({"revision": "0" * 40}, {"config.json": "an etag"}, {"gguf": "0"}):
-        record(fresh.fingerprints["toxic"], weights)
-    reworded = {"system": "Another instruction."}
-    record(job(prompt=reworded).fingerprints["toxic"], {"revision": "1" * 40})
-    old = record(fresh.fingerprints["toxic"], older)
-    place.put({**files, "README.md": b"2"})
-    assert job().fp == {**fresh.fp, "toxic": old}
-    asked = [{"name": "toxic", "question": "Rude?", "labels": {"toxic": ["Yes"], "clean": ["No"]}}]
-    batch = write_calibration(tmp_path / "c.json", {"clean": 0.5, "toxic": 0.5})
-    calibrated = job(tasks=[{**asked[0], "calibration": batch}])
-    assert calibrated.fingerprints["toxic"].raw.id == old
-    assert job(prompt=reworded).fingerprints["toxic"].content["weights"] == fresh.files.hashes
-    place.put({**files, "generation_config.json": b"{}"})
-    changed = job()
-    assert changed.fingerprints["toxic"].content["weights"] == changed.files.hashes
-    if fresh.files.older:  # — answers under the hashes are those that are used
-        place.put(files)
-        store.create(spec_key("toxic", fresh.fp["toxic"]), fresh.fingerprints["toxic"].json())
-        assert job().fp == fresh.fp
 
 
 def test_processes_that_start_together_fetch_a_model_once(
