@@ -28,12 +28,10 @@ from pipeline.filters.policy import Judge, Policy, read_policy
 from pipeline.filters.removal import removed_sql, stop_words
 from pipeline.filters.shard import COUNTS, Counts, filter_shard, total
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
-from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
-from pipeline.sources.formats import format_of
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore, drop_unfinished
@@ -183,10 +181,6 @@ def _filter_id(contents: Contents, policy: Policy, on_error: OnError) -> str:
             {name: value for name, value in asdict(clause).items() if value != math.inf}
             for clause in policy.clauses
         ]
-    # — earlier versions kept these in their own format
-    changed = {format: CONVERTED[format] for format in ("arrow", "warc.wet.gz")}
-    if any(format_of(shard.path) in changed for shard in contents.shards):
-        content["converted"] = changed
     return sha256_hex(canonical_json(content), 16)
 
 

@@ -23,8 +23,6 @@ from pipeline.stores.store import Store, open_store
 
 # Columns of the file for people: the key of a row, and the name of the design.
 HASH, SAMPLE = "content_hash", "_sample"
-# Columns of files of earlier versions, which had the design in them.
-STRATUM, STRATUM_TEXTS = "_stratum", "_stratum_texts"
 FORMAT = 1
 _ID_DIGITS = 16
 
@@ -33,7 +31,7 @@ _ID_DIGITS = 16
 class SampleDesign:
     """How a stratified random sample of the texts of a snapshot was drawn."""
 
-    snapshot: int | None  # None: drawn by an earlier version
+    snapshot: int
     strata: Mapping[str, int]  # by content hash, of the drawn texts
     sizes: Mapping[int, int]  # by stratum, texts of the snapshot
 
@@ -84,7 +82,7 @@ def find_design(rows: GoldRows, spec: JobSpec) -> SampleDesign | None:
     not have the design.
     """
     if SAMPLE not in rows.columns:
-        return _earlier_design(rows) if STRATUM in rows.columns else None
+        return None
     names = rows.columns[SAMPLE]
     if not rows.rows:
         raise SpecError(
@@ -113,20 +111,3 @@ def _stored_design(path: str, name: str, spec: JobSpec) -> SampleDesign:
         fix += "output the sample was drawn from"
         raise option_error("gold", fix, path)
     return validated(SampleDesign, parse_versioned_json(store.read(key), FORMAT))
-
-
-def _earlier_design(rows: GoldRows) -> SampleDesign:
-    """The design in the columns of a file that an earlier version wrote."""
-    names = (HASH, STRATUM, STRATUM_TEXTS)
-    columns = (rows.columns.get(name, [None] * rows.rows) for name in names)
-    strata, sizes = dict[str, int](), dict[int, int]()
-    for row, values in enumerate(zip(*columns, strict=True)):
-        try:
-            stratum, size = int(str(values[1])), int(str(values[2]))
-        except ValueError:
-            stratum, size = 0, -1
-        if values[0] is None or size < 1 or sizes.setdefault(stratum, size) != size:
-            fix = f"{', '.join(names)} are not those of the sample; restore them"
-            raise SpecError([Problem(rows.place(row), fix, list(values))])
-        strata[str(values[0])] = stratum
-    return SampleDesign(None, strata, sizes)

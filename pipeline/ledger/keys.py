@@ -15,8 +15,8 @@
 `sid` is a shard's id, `fp` a task's fingerprint. `cell` is `<sid>` for all rows of the shard, and
 `<sid>.<part>` for some of them: those of a slice, or those that a stage was asked about.
 
-Law: `parse_key` accepts exactly the keys that these functions build, and those of objects that only
-earlier versions wrote, so an object with any other key was not written by assay.
+Law: `parse_key` accepts exactly the keys that these functions build, so an object with any other
+key was not written by assay.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ _CELL = rf"{_SID}(?:\.(?P<part>[0-9a-f]{{16}}))?"
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
 _NUMBER_4 = r"(?P<number>(?!0+\.)(?:\d{4}|[1-9]\d{4,}))"
 _PATTERNS = {
-    # — earlier versions kept a calibration beside a spec: nothing reads it, and gc removes it
-    SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}(?:\.calibration)?\.json"),
+    SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}\.json"),
     DOCUMENTS: re.compile(rf"{DOCUMENTS}{_SID}\.parquet"),
     LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_CELL}\.parquet"),
     RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_CELL}/{_NUMBER_4}\.parquet"),

@@ -78,7 +78,6 @@ class Slice:
 
     sample: str | None = None  # a decimal fraction above 0 and below 1, such as "0.01"
     where: str | None = None  # a boolean SQL expression over the columns of the input
-    texts: str | None = None  # only in files of earlier versions: the hash of a list of texts
 
     @classmethod
     def parse(cls, sample: str | None, where: str | None) -> Slice | None:
@@ -123,8 +122,6 @@ class Slice:
             parts.append(f"sample {(Decimal(self.sample) * 100).normalize():f}%")
         if self.where is not None:
             parts.append(f"where {self.where}")
-        if self.texts is not None:
-            parts.append(f"texts {self.texts}")
         return ", ".join(parts)
 
 

@@ -201,8 +201,6 @@ def _manifest(job: _Export, names: Mapping[str, str]) -> dict[str, Any]:
     """What the folder holds; its id changes with each value in the files."""
     content = {"file_format": job.format, "with_text": job.options.with_text}
     identity = {"format": FORMAT, **content, **identity_of(job.contents)}
-    if job.format == "csv":
-        identity["formulas"] = "defused"  # — not a part of a folder of an earlier version
     files = [
         {"name": names[s.sid], "input": s.path, "start_row": s.start_row, "rows": s.rows}
         for s in job.contents.shards

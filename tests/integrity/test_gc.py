@@ -80,8 +80,6 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
             case "retry":
                 everything.try_again(source.choice("1234"))
     store.create("attempts/x/0-3-abc", b"")
-    # — nothing reads the calibrations that earlier versions of assay kept beside specs
-    store.create(f"specs/toxic/{toy_fingerprints('1')['toxic'].id}.calibration.json", b"{}")
     for key in FOREIGN:
         store.create(key, b"mine")
     everything.clock.now_s += source.uniform(0, 6) * DAY_S

@@ -148,7 +148,6 @@ def test_a_spec_is_written_down_once(store: LocalStore) -> None:
 def test_the_versions_of_a_task_are_those_whose_content_is_stored(store: LocalStore) -> None:
     record_specs(store, {"toxic": F1}, {"toxic": b'{"task": "x", "calibration": "y"}'})
     record_specs(store, {"toxic": F2}, {"toxic": b"not JSON"})
-    store.create(f"specs/toxic/{F3}.calibration.json", b"{}")  # of an earlier version of assay
     assert sorted(stored_fps(store, "toxic")) == [F1, F2]
     assert stored_version(store, "toxic", F1).raw.content == {"task": "x"}
     assert stored_version(store, "toxic", F2).content == {}

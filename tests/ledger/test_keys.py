@@ -58,8 +58,6 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert is_part(label) == is_part(retry) == bool(part)
     assert sid_of(label) == sid_of(retry) == sid
     assert parse_key(spec_key(task, fp)) == Key("specs/", task, fp)
-    # — of an earlier version of assay
-    assert parse_key(f"specs/{task}/{fp}.calibration.json") == Key("specs/", task, fp)
     assert parse_key(documents_key(sid)) == Key("documents/", sid=sid)
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)

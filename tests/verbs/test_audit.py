@@ -295,26 +295,6 @@ def test_a_file_without_rows_is_refused(folder: Path) -> None:
         judge(folder)
 
 
-def test_a_sample_of_an_earlier_version_is_read_with_the_design_in_its_columns(
-    folder: Path,
-) -> None:
-    draw(folder, documents=60)
-    rows = fill(folder)
-    now = judge(folder)
-    design = design_of(folder, rows[0]["_sample"])
-    for row in rows:
-        stratum = design["strata"][row["content_hash"]]
-        size = design["sizes"][str(stratum)]
-        row.update(_stratum=str(stratum), _stratum_texts=str(size))
-        del row["_sample"]
-    write(folder, rows)
-    assert judge(folder) == now
-    for change in ({"_stratum": "x"}, {"_stratum_texts": "1"}, {"_stratum": ""}):
-        write(folder, [{**rows[0], **change}, *rows[1:]])
-        with pytest.raises(SpecError, match="_stratum_texts are not those of the sample; restore"):
-            judge(folder)
-
-
 @pytest.mark.parametrize(
     ("columns", "place"),
     [(GoldColumns(id="doc_id"), "id: "), (GoldColumns(text="_text"), "text: ")],
