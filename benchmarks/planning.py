@@ -171,7 +171,7 @@ def measure(name: str, model: str, folder: Path, shards: int) -> Counter[str]:
     with (
         patch.multiple("pipeline.runtime.run", **driver),
         patch.multiple("pipeline.runtime.graph", **workers),
-        patch("pipeline.runtime.job.find_objects", lambda *_: objects),
+        patch("pipeline.runtime.job.find_objects", lambda *_, **__: objects),
     ):
         gc.collect()
         trim_malloc()

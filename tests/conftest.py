@@ -25,6 +25,7 @@ pytest_plugins = [
     "data_fixtures",
     "fake_hub",
     "finished",
+    "judged",
     "several_specs",
 ]
 

@@ -15,6 +15,12 @@ from pipeline.cli.app import EXIT_CLOSED_PIPE
 from pipeline.stores.local import LocalStore
 
 
+def without_warnings(told: str) -> str:
+    """Without the lines that the toy answers are of another version than the spec's."""
+    lines = told.splitlines(keepends=True)
+    return "".join(line for line in lines if " to an older wording of the spec" not in line)
+
+
 @pytest.mark.parametrize("words", ["--help", "show SPEC", "show SPEC --json", "check SPEC --help"])
 def test_a_closed_pipe_ends_the_command_quietly(
     words: str, toy_corpus: Corpus, tmp_path: Path
@@ -30,7 +36,7 @@ def test_a_closed_pipe_ends_the_command_quietly(
     )
     line += '; echo "${PIPESTATUS[0]}"'
     ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
-    assert (ended.stdout, ended.stderr) == (f"{EXIT_CLOSED_PIPE}\n", "")
+    assert (ended.stdout, without_warnings(ended.stderr)) == (f"{EXIT_CLOSED_PIPE}\n", "")
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def shell(words: str, spec: Path, redirected: str, **environment: str) -> tuple[
         timeout=120,
         env={**os.environ, **environment},
     )
-    return process.returncode, process.stdout, process.stderr
+    return process.returncode, process.stdout, without_warnings(process.stderr)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

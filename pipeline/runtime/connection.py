@@ -194,7 +194,7 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
             num_cpus=1 + max(2, *(placement.cores for placement in placements)),
             # — by its own count Ray misses what torch sees, such as MIG devices
             num_gpus=max(placement.actors * placement.gpus for placement in placements),
-            folder=folder,
+            folder=os.path.join(folder, "r"),
         )
         services, orphans = own_services(), list[psutil.Process]()
         try:

@@ -32,7 +32,7 @@ from pipeline.runtime.fitted_files import (
     warn_of_stale_calibrations,
 )
 from pipeline.runtime.placement import Placement, shard_bytes
-from pipeline.runtime.weights import ModelFiles, check_hashes_known, locate
+from pipeline.runtime.weights import ModelFiles, locate, locate_known
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
 from pipeline.sources.slices import check_where
 from pipeline.sources.source import InputObject, find_objects
@@ -46,7 +46,6 @@ from pipeline.stores.store import Store, open_store
 # Read by one process before Ray has started.
 SMALL_INPUT_BYTES = 16 * 1024 * 1024
 SMALL_INPUT_SHARDS = 256
-Locate = Callable[..., ModelFiles]  # as `weights.locate`
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -230,7 +229,11 @@ class Plan:
 
 
 def make_job(
-    spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
+    spec: JobSpec,
+    placement: Placement,
+    cache_dir: Path,
+    *,
+    locate: Callable[..., ModelFiles] = locate,
 ) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
     stage_job = partial(_stage_job, placement=placement, cache_dir=cache_dir, locate=locate)
@@ -294,7 +297,7 @@ def _stage_job(
     *,
     placement: Placement,
     cache_dir: Path,
-    locate: Locate,
+    locate: Callable[..., ModelFiles],
 ) -> Job:
     """The job of a spec that answers some stages; `auto` is the number format of the whole job."""
     if own.model != NO_MODEL:
@@ -312,14 +315,14 @@ def in_format(spec: JobSpec, dtype: str) -> JobSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
 
 
-def jobs_for_each_dtype(spec: JobSpec, cache_dir: Path, *, locate: Locate = locate) -> list[Job]:
+def jobs_for_each_dtype(
+    spec: JobSpec, cache_dir: Path, *, locate: Callable[..., ModelFiles] = locate_known
+) -> list[Job]:
     """The job in each number format that a machine may choose for it.
 
     Formats in which the readouts were not fitted are left out. SpecError if no format remains, or
     if a model would be downloaded for its hashes.
     """
-    for own in (spec, *(own for of_stage in spec.stage_specs() for own in of_stage)):
-        check_hashes_known(own.model, cache_dir)
     dtypes = _AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
     jobs: list[Job] = []
     errors: list[SpecError] = []

@@ -111,10 +111,11 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
     return _hub(model.path, model.revision, cache_dir)
 
 
-def check_hashes_known(model: ModelSpec, cache_dir: Path) -> None:
-    """SpecError if `locate` would download a model from an object store for its hashes."""
+def locate_known(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> ModelFiles:
+    """As `locate`; SpecError if that would download a model from an object store for its hashes."""
     if "://" in model.path:
         _remote(model.path, model.storage_options, cache_dir, fetches=False)
+    return locate(model, cache_dir, sees_images=sees_images)
 
 
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:

@@ -209,7 +209,7 @@ def _unstable() -> frozenset[str]:
     """
     query = """SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1
         HAVING bool_and(stability <> 'CONSISTENT') OR bool_or(stability = 'VOLATILE')
-        OR bool_or(macro_definition ILIKE '%current_%')"""
+        OR bool_or(macro_definition ILIKE '%current_%' OR macro_definition ILIKE '%sleep%')"""
     with _sealed().cursor() as cursor:
         return _READS_MORE.union(name for (name,) in cursor.execute(query).fetchall())
 

@@ -156,15 +156,19 @@ def continued(
     *,
     columns: Sequence[str] | None = None,
     ahead: bool = True,
+    first: int = 0,
 ) -> Iterator[Reader]:
     """A reader of the object at or before `start`: the nearest idle one, or a new one.
 
-    A reader of some columns continues one of the same columns. Law: one thread that reads the
-    shards of an object in order reads each byte of it once. With a new reader for each of n shards,
-    it would read the object n / 2 times.
+    A reader of some columns continues one of the same columns. One before `first`, where a new
+    reader would begin, is not continued: what is between may be broken. Law: one thread that reads
+    the shards of an object in order reads each byte of it once. With a new reader for each of n
+    shards, it would read the object n / 2 times.
     """
     key = *fields_of(version).values(), repr(options), columns and tuple(columns)
-    before = [place for place in tuple(_idle) if start and place[0] == key and place[1] <= start]
+    before = [
+        place for place in tuple(_idle) if start and place[0] == key and first <= place[1] <= start
+    ]
     reader: Reader | None = _idle.pop(max(before, key=itemgetter(1)), None) if before else None
     try:
         own = Fetched(version.path, options, ahead=ahead) if reader is None else reader.file

@@ -130,27 +130,37 @@ def _parquet_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The shard's rows in small batches."""
     start, end = shard.piece.start_row, shard.piece.end_row
-    make = partial(_parquet_reader, footer=footer, start=start, columns=columns)
-    with continued(shard.version, options, start, make, columns=columns, ahead=False) as reader:
+    group, first_row = _group_of(footer, start)
+    make = partial(
+        _parquet_reader, footer=footer, first=group, first_row=first_row, columns=columns
+    )
+    with continued(
+        shard.version, options, start, make, columns=columns, ahead=False, first=first_row
+    ) as reader:
         at = reader.position
         yield from _batches_between(reader.batches(), start - at, end - at)
 
 
+def _group_of(footer: pq.FileMetaData, row: int) -> tuple[int, int]:
+    """The row group with this row, and its first row."""
+    group = first_row = 0
+    while group < footer.num_row_groups and first_row + footer.row_group(group).num_rows <= row:
+        first_row += footer.row_group(group).num_rows
+        group += 1
+    return group, first_row
+
+
 def _parquet_reader(
-    file: Fetched, *, footer: pq.FileMetaData, start: int, columns: Names
+    file: Fetched, *, footer: pq.FileMetaData, first: int, first_row: int, columns: Names
 ) -> _BatchReader:
-    """Reads from the row group of row `start` on. One buffer a column is held, and no group."""
+    """Reads from the row group `first` on. One buffer a column is held, and no group."""
     # — with `pre_buffer`, a group's whole column would be fetched before its first row
     parquet = pq.ParquetFile(file, metadata=footer, buffer_size=BLOCK_BYTES, pre_buffer=False)
-    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
-    first = first_row = 0
-    while first < len(groups) and first_row + groups[first].num_rows <= start:
-        first_row += groups[first].num_rows
-        first += 1
 
     def batches() -> Iterator[pa.RecordBatch]:
         # — one group at a time: a batch across two groups is lost when the second is broken
-        for index, group in enumerate(groups[first:], start=first):
+        for index in range(first, footer.num_row_groups):
+            group = footer.row_group(index)
             rows = _batch_rows(group, columns)
             read = parquet.iter_batches(
                 rows, row_groups=[index], columns=columns, use_threads=False

@@ -12,7 +12,6 @@ import pytest
 from finished import LABELS, Corpus, finish, toy_fingerprints
 from scipy.spatial.distance import jensenshannon
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.integrity.diff import compare, flip_rate, jensen_shannon, psi, shares, sides
 from pipeline.ledger.dataset import open_labels
@@ -106,14 +105,6 @@ def test_for_a_snapshot_that_does_not_exist_those_that_do_are_listed(finished: L
     assert str(refused.value) == (
         f"after: write the number of a snapshot; {finished.url} has 1 (got '2')"
     )
-
-
-def test_groups_of_earlier_versions_are_refused_with_what_to_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["diff", "spec.yaml", "1", "2", "--by", "path"]) == 2
-    line = "--by: no such option; join the rows of open_labels(snapshot=A) and (snapshot=B)"
-    assert capsys.readouterr().err.startswith(line)
 
 
 @pytest.mark.parametrize(

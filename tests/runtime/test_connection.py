@@ -61,7 +61,7 @@ with local_ray():
     listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
     report["listening"] = sorted({ip.removeprefix("::ffff:") for ip in listening})
     session = ray._private.worker._global_node.get_session_dir_path()
-    report["mode"] = oct(Path(session).parent.stat().st_mode & 0o777)
+    report["mode"] = oct(Path(session).parents[1].stat().st_mode & 0o777)
 report["removed"] = not Path(session).parent.exists()
 report["left"] = len(psutil.wait_procs(family, timeout=20)[1])
 report["restored"] = STARTS == (Node.start_monitor, Node.start_api_server, Node.start_log_monitor)

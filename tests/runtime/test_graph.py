@@ -75,7 +75,7 @@ def test_torn_weights_are_one_line_and_an_exit_code(
     code, result, errors = assay(write_spec(model={"path": str(folder)}), command=command)
     assert (code, result) == (1, {})
     assert "Traceback" not in errors
-    assert errors.splitlines()[-1].startswith(f"assay: {folder}: cannot be loaded: ")
+    assert errors.splitlines()[-1].startswith(f"assay: {folder}/model.safetensors: is not whole: ")
 
 
 class KilledError(BaseException):

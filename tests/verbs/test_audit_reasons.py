@@ -301,5 +301,6 @@ def test_a_sample_of_all_texts_evaluates_to_the_corpus(known: Known) -> None:
         truth = np.array([LABELS[task.task].index(each) for each in known.truth[task.task]])
         p = known.p[task.task].astype(np.float64)
         expected = task_metrics(truth, p)
-        for name, figure in task.versions["raw"].scores.headlines.items():
-            assert figure.value == pytest.approx(expected[name], abs=1e-6), name
+        figures = task.versions["raw"].scores.headlines
+        for name in figures.keys() - {"ece"}:  # its noise is taken out by simulation
+            assert figures[name].value == pytest.approx(expected[name], abs=1e-6), name

@@ -2,105 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import duckdb
 import fsspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from finished import FILES, ROWS, Corpus, finish
+from finished import FILES, ROWS
+from judged import LABELS, Bench, Row
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
-from pipeline.gold.people import GoldLine, Shown
 from pipeline.gold.values import UNLABELLED
 from pipeline.options import GoldOptions
-from pipeline.runtime.job import make_job
-from pipeline.runtime.placement import Placement
-from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import load_spec
-from pipeline.stores.local import LocalStore
-
-Row = dict[str, Any]
-# As the spec has them, whose YAML is written in order; the label files have them otherwise, and
-# columns are found by name.
-LABELS = {"toxic": ("clean", "toxic"), "topic": ("art", "law", "sport")}
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A spec with a finished output, and gold for some of its documents."""
-
-    spec: Path
-    output: Path
-    folder: Path
-    documents: Sequence[Mapping[str, str]]
-    finish_as: Callable[..., int]
-
-    def gold(self, seed: int = 0) -> list[Row]:
-        """60 documents of the corpus and 4 others; every fifth has no label for `topic`."""
-        source = random.Random(seed)
-        rows: list[Row] = []
-        others = [{"id": f"other-{n}", "text": f"another text {n}"} for n in range(4)]
-        for number, document in enumerate([*source.sample(self.documents, 60), *others]):
-            topic = None if number % 5 == 0 else source.choice(LABELS["topic"])
-            rows.append({**document, "toxic": source.choice(LABELS["toxic"]), "topic": topic})
-        return rows
-
-    def write(self, rows: Sequence[Row], name: str = "gold.jsonl") -> str:
-        path = self.folder / name
-        if name.endswith(".csv"):
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
-        elif name.endswith(".parquet"):
-            pq.write_table(pa.Table.from_pylist(list(rows)), path)
-        else:
-            path.write_text("\n".join(map(json.dumps, rows)))
-        return str(path)
-
-    def evaluate(self, gold: str, *options: str) -> int:
-        return main(["eval", str(self.spec), "--gold", gold, "--resamples", "20", *options])
-
-    def answers(self, task: str) -> dict[str, Row]:
-        """The raw label files' rows by document, read with DuckDB."""
-        rows = duckdb.sql(f"from '{self.output}/labels/{task}/*/*/*.parquet'").to_arrow_table()
-        return {row["doc_id"]: row for row in rows.to_pylist()}
-
-
-@pytest.fixture
-def bench(
-    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Bench:
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("ASSAY_CACHE", str(cache))
-    corpus = Corpus(tmp_path / "corpus", cache)
-    corpus.write()
-
-    def spec(**changes: Any) -> Path:
-        return write_spec(input={"path": str(corpus.folder), "id": "id"}, **changes)
-
-    def finish_as(**changes: Any) -> int:
-        written = load_spec(spec(**changes))
-        job = make_job(written, Placement("cpu", "float32", 1, 1), cache)
-        store = LocalStore(Path(written.output))
-        return finish(store, corpus.shards(store), job.fingerprints, written.name)
-
-    assert finish_as() == 1
-    files = [(corpus.folder / f"{n}.jsonl").read_text() for n in range(FILES)]
-    lines = [line for file in files for line in file.splitlines()]
-    return Bench(spec(), tmp_path / "out", tmp_path, list(map(json.loads, lines)), finish_as)
 
 
 @pytest.mark.parametrize("name", ["gold.csv", "gold.jsonl", "gold.parquet"])
@@ -381,123 +298,3 @@ def test_a_broken_file_of_gold_is_one_line(
     assert bench.evaluate(str(path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"assay: --gold: {path}")
-
-
-def test_a_page_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "spec.yaml", "--gold", "g.csv", "--html", "page.html"]) == 2
-    line = "--html: no such option; assay report --gold writes this page"
-    assert capsys.readouterr().err.startswith(line)
-
-
-def reviewed(bench: Bench, *chosen: str, task: str = "toxic") -> str:
-    """A gold file of people's answers to 60 documents, which a review chose for these reasons."""
-    spec = load_spec(bench.spec)
-    own = next(each for each in spec.tasks if each.name == task)
-    rows = [row for row in bench.gold() if row["text"].strip() and row[task]]
-    read = documents_from(RawRow(row["text"], row["id"]) for row in rows)
-    path = bench.folder / f"{task}.jsonl"
-    lines = []
-    for number, (row, text_hash) in enumerate(
-        zip(rows, read["content_hash"].to_pylist(), strict=True)
-    ):
-        shown = Shown.of(own, chosen=chosen[number % len(chosen)])
-        at = "2026-11-26T00:00:00Z"
-        fields = row["id"], text_hash, task, "label", row[task], "ann", at, 1.0, shown
-        lines.append(json.dumps(asdict(GoldLine(*fields))))
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [("uncertain",), ("near:0.8",), ("disagreement",), ("diverse", "uncertain", "random")],
-)
-def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
-    bench: Bench, capsys: pytest.CaptureFixture[str], chosen: tuple[str, ...]
-) -> None:
-    gold = reviewed(bench, *chosen)
-    assert bench.evaluate(gold) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("warning: toxic: a review chose these documents not at random (") == 1
-    assert f"{chosen[0]} " in printed and "labels that people gave to documents of a re" in printed
-    assert bench.evaluate(gold, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["tasks"]["toxic"]["gold"] == "chosen"
-    for gate in ("toxic.accuracy >= 0", "toxic.ece <= 1", "toxic.recall.toxic >= 0"):
-        assert bench.evaluate(gold, "--gate", gate) == 2
-        captured = capsys.readouterr()
-        [line] = captured.err.splitlines()
-        assert line.startswith(f"--gate: a review chose the documents of {gold} not at random (")
-        assert "assay review --by random, or --by audit" in line and not captured.out
-    # — a run with gates refuses them before any work
-    words = ["run", str(bench.spec), "--gold", gold, "--gate", "toxic.accuracy >= 0"]
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith("--gate: a review chose the documents of ")
-
-
-def test_gold_of_random_documents_is_gated_on(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold = reviewed(bench, "random")
-    assert bench.evaluate(gold, "--gate", "toxic.accuracy >= 0") == 0
-    assert "not at random" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("method", ["temperature", "isotonic"])
-def test_a_calibration_to_chosen_gold_says_so(
-    bench: Bench, caplog: pytest.LogCaptureFixture, method: str
-) -> None:
-    words = ["calibrate", str(bench.spec), "--task", "toxic", "--method", method]
-    for chosen, number in (("uncertain", 1), ("random", 0)):
-        caplog.clear()
-        to = str(bench.folder / f"{chosen}.json")
-        assert main([*words, "--gold", reviewed(bench, chosen), "--to", to]) == 0
-        lines = [line for line in caplog.messages if "so the calibration suits them" in line]
-        assert len(lines) == number
-
-
-@pytest.mark.parametrize(
-    ("votes", "label"),
-    [
-        ("tt", "toxic"),
-        ("ttc", "toxic"),
-        ("ctc", "clean"),
-        ("cctct", "clean"),
-        ("tc", None),
-        ("ctct", None),
-    ],
-)
-def test_people_who_disagree_are_kept_by_majority_and_shown(
-    bench: Bench, capsys: pytest.CaptureFixture[str], votes: str, label: str | None
-) -> None:
-    rows = bench.gold()[:40]
-    names = {"t": "toxic", "c": "clean"}
-    several = [{**rows[0], "toxic": names[vote]} for vote in votes]
-    path = bench.write([*several, *rows[1:]])
-    gold = read_gold(path, load_spec(bench.spec))
-    assert (rows[0]["id"] in gold.keys) == (label is not None)
-    assert gold.rows == 39 + (label is not None)
-    if label is not None:
-        task = gold.tasks["toxic"]
-        assert task.labels[task.truth[gold.keys.index(rows[0]["id"])]] == label
-    assert bench.evaluate(path) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert ("1 documents have several labels; the one that most" in shown) == (
-        label is not None and len(set(votes)) > 1
-    )
-    assert (f"whose labels are a tie: {rows[0]['id']}" in shown) == (label is None)
-    assert bench.evaluate(path, "--json") == 0
-    written = json.loads(capsys.readouterr().out)["gold"]
-    assert written["ties"] == ([] if label else [rows[0]["id"]])
-
-
-def test_three_people_are_three_votes(bench: Bench) -> None:
-    """A gold file of a review has a row for each person."""
-    path = Path(reviewed(bench, "random"))
-    [first, *others] = map(json.loads, path.read_text().splitlines())
-    labels = ["toxic", "clean", "toxic"]
-    of_people = [{**first, "by": str(n), "label": label} for n, label in enumerate(labels)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*of_people, *others]))
-    gold = read_gold(str(path), load_spec(bench.spec))
-    task = gold.tasks["toxic"]
-    assert gold.outvoted == 1 and not gold.ties and gold.rows == len(others) + 1
-    assert task.labels[task.truth[gold.keys.index(first["content_hash"])]] == "toxic"

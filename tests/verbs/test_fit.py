@@ -122,8 +122,8 @@ def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write_gold(tmp_path, ["id", "toxic"])
-    command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1"]
-    assert main(command) == 0
+    command = ["fit", str(spec_file), "--gold", str(gold), "--overwrite", "--layers", "1"]
+    assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     [result] = report["tasks"]
     assert report["gold"]["left_out"] == {"not in the corpus, and the gold has no text": 1}
@@ -131,7 +131,7 @@ def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
     assert result["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
     spec = load_spec(spec_file)
     assert result["readout"] == spec.tasks[0].readout
-    assert main([*command[:4], "--layers", "1"]) == 0
+    assert main(command) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert last.strip().split(maxsplit=1) == ["next", f"assay run {spec_file}"]
     # — what a run does first: it refuses a readout that was fitted for something else
@@ -200,6 +200,7 @@ def test_scores_below_one_half_are_fitted_and_judged_by_rank(
 ) -> None:
     gold = write_scores(tmp_path, [score / 2.5 for score in SCORES])
     command = ["fit", str(spec_file), "--gold", str(gold), "--score", "toxic=s", "--layers", "1"]
+    command.append("--overwrite")
     assert main([*command, "--json"]) == 0
     [result] = json.loads(capsys.readouterr().out)["tasks"]
     assert result["labels"] == {"toxic": 0, "clean": 45}

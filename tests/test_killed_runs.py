@@ -1,0 +1,106 @@
+"""Runs in processes of their own that are killed: nothing is lost, and nothing is doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from local_cluster import command_line
+from many_rows import assert_every_row_once, has_begun, write_many
+
+DOCUMENTS = 600
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+    """A spec whose run takes long enough to be killed in the middle."""
+    return write_spec(input=write_many(tmp_path, DOCUMENTS, shard_bytes=20_000))
+
+
+Start = Callable[[Path], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts `assay run` of a spec; what still runs when the test ends is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(spec: Path) -> subprocess.Popen[bytes]:
+        command = [Path(sys.executable).with_name("assay"), "run", str(spec), "--json"]
+        with (spec.parent / "log").open("ab") as log:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy()))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def workers_of(process: subprocess.Popen[bytes], title: str) -> list[psutil.Process]:
+    """Those below it that work under the title; others may end while they are asked."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in family if title in " ".join(command_line(child))]
+
+
+def wait_until_begun(output: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not has_begun(output):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline, "no label file after two minutes"
+        time.sleep(0.05)
+
+
+def assert_ended_well(output: Path) -> None:
+    assert_every_row_once(output, DOCUMENTS)
+    # the file of a write that a kill interrupted begins with "create-"; gc deletes it, and marks
+    left = [file for file in (output / "attempts").iterdir() if file.name != "in-use"]
+    left = [file for file in left if not file.name.startswith("create-")]
+    assert not left
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_killed_driver_loses_and_doubles_nothing(
+    long_spec: Path, start: Start, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    process = start(long_spec)
+    wait_until_begun(output, process)
+    workers = workers_of(process, "ray::Map")
+    assert workers
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive, "labelling went on without its driver"
+    assert not list(output.glob("snapshots/*.json"))
+    before = {file: file.stat().st_mtime_ns for file in output.glob("labels/*/*/*/*.parquet")}
+    again = start(long_spec)
+    assert again.wait(timeout=300) == 0
+    assert all(file.stat().st_mtime_ns == written for file, written in before.items())
+    assert_ended_well(output)
+
+
+@pytest.mark.slow  # the fault table has a killed worker in `make test`
+@pytest.mark.xdist_group("ray")
+def test_a_killed_actor_is_replaced_within_the_run(
+    long_spec: Path, start: Start, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    process = start(long_spec)
+    wait_until_begun(output, process)
+    actor, *_ = workers_of(process, "ShardStage")
+    actor.kill()
+    assert process.wait(timeout=300) == 0
+    assert_ended_well(output)
