@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import multiprocessing
 import pickle
 import random
@@ -29,7 +28,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from pipeline.errors import StorageError
-from pipeline.hashes import sha256_hex
+from pipeline.hashes import sealed_json, sha256_hex
 from pipeline.inference.memory import trim_malloc
 from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
@@ -193,7 +192,7 @@ def _new_store(objects: Sequence[InputObject]) -> MadeUpStore:
         {"object": [o.path, o.size_bytes, o.etag, o.format, "text", None], "pieces": pieces}
         for o in objects
     ]
-    return MadeUpStore(objects={"inputs/00000001.json": json.dumps({"cuts": log}).encode()})
+    return MadeUpStore(objects={"inputs/00000001.json": sealed_json({"cuts": log})})
 
 
 def _bytes(name: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,9 +81,10 @@ def older_answers(
     """
     if not contents.shards:
         return
-    models = {
-        name: what_answered(store, contents, name).get("models", {}) for name in contents.tasks
-    }
+    models: dict[str, dict[str, Any]] = {name: {} for name in contents.tasks}
+    with suppress(StorageError):  # who reads the file names it
+        for name in contents.tasks:
+            models[name] = what_answered(store, contents, name).get("models", {})
     hashes = {name: of_model for of_task in models.values() for name, of_model in of_task.items()}
     try:
         jobs = jobs_for_each_dtype(spec, cache_dir, locate=partial(_located, hashes=hashes))

@@ -46,6 +46,7 @@ from pipeline.stores.store import Store, open_store
 # Read by one process before Ray has started.
 SMALL_INPUT_BYTES = 16 * 1024 * 1024
 SMALL_INPUT_SHARDS = 256
+Locate = Callable[..., ModelFiles]  # as `weights.locate`
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -229,11 +230,7 @@ class Plan:
 
 
 def make_job(
-    spec: JobSpec,
-    placement: Placement,
-    cache_dir: Path,
-    *,
-    locate: Callable[..., ModelFiles] = locate,
+    spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
 ) -> Job:
     """The job of a spec, with its model located and its tasks' fingerprints computed."""
     stage_job = partial(_stage_job, placement=placement, cache_dir=cache_dir, locate=locate)
@@ -297,7 +294,7 @@ def _stage_job(
     *,
     placement: Placement,
     cache_dir: Path,
-    locate: Callable[..., ModelFiles],
+    locate: Locate,
 ) -> Job:
     """The job of a spec that answers some stages; `auto` is the number format of the whole job."""
     if own.model != NO_MODEL:
@@ -316,7 +313,7 @@ def in_format(spec: JobSpec, dtype: str) -> JobSpec:
 
 
 def jobs_for_each_dtype(
-    spec: JobSpec, cache_dir: Path, *, locate: Callable[..., ModelFiles] = locate_known
+    spec: JobSpec, cache_dir: Path, *, locate: Locate = locate_known
 ) -> list[Job]:
     """The job in each number format that a machine may choose for it.
 
@@ -347,10 +344,9 @@ def plan(job: Job, store: Store, *, keep: bool = True, part: Slice | None = None
     warn_of_stale_calibrations(job.calibrations, job.fingerprints)
     source = job.spec.input
     objects = _objects(job.spec, store, Path(job.cache_dir))
-    target = source.shard_bytes
-    if target == "auto":
-        largest = max(stage.files.size_bytes for stage in job.with_stages)
-        target = shard_bytes(job.placement.device, largest)
+    largest = max(stage.files.size_bytes for stage in job.with_stages)
+    usual = shard_bytes(job.placement.device, largest)
+    target = usual if source.shard_bytes == "auto" else source.shard_bytes
     cuts = load_or_cut(store, objects, source.columns, target, keep=keep)
     if part is not None and part.where is not None:
         check_where(part.where, cuts.shards, source.storage_options)

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import AssayError, SpecError, StorageError
-from pipeline.gold.labels import read_gold
+from pipeline.errors import SpecError, StorageError
 from pipeline.gold.people import GoldFile, GoldLine, Shown
-from pipeline.spec.parse import load_spec
 from pipeline.spec.tasks import TaskSpec
 
 TOPIC = TaskSpec(name="topic", question="Which?", labels=["art", "law"])
@@ -55,21 +53,6 @@ def test_a_last_line_without_a_line_break_stays(path: Path, task: TaskSpec) -> N
     assert path.read_bytes().startswith(whole)
     with GoldFile.open(path, task) as gold:
         assert [each.doc_id for each in gold.lines] == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    "last", ['{"doc_id": "b"}', "[1]", '{"doc_id": b}', '{"a": "b"}}', "# a note", '{"a" "b"}']
-)
-def test_a_last_line_that_no_crash_leaves_is_refused_and_stays(
-    path: Path, spec_file: Path, last: str
-) -> None:
-    data = written(path, line("a")).read_bytes() + last.encode()
-    path.write_bytes(data)
-    with pytest.raises(SpecError, match="line 2: is not"):
-        GoldFile.open(path, TOPIC)
-    assert path.read_bytes() == data
-    with pytest.raises(AssayError):
-        read_gold(str(path), load_spec(spec_file))
 
 
 def test_what_a_crash_leaves_of_a_line_is_removed_wherever_it_is_cut(path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import SpecError, StorageError
+from pipeline.errors import AssayError, SpecError, StorageError
 from pipeline.gold.labels import read_gold
 from pipeline.gold.people import GoldFile, GoldLine, Shown
 from pipeline.options import GoldOptions
@@ -336,3 +336,18 @@ def test_a_sample_beside_other_rows_or_seen_answers_is_no_sample(
     gold = read_gold(str(path), load_spec(spec_file))
     assert gold.design is None and gold.kind("topic") == "chosen"
     assert "audit" in gold.chosen_words("topic")
+
+
+@pytest.mark.parametrize(
+    "last", ['{"doc_id": "b"}', "[1]", '{"doc_id": b}', '{"a": "b"}}', "# a note", '{"a" "b"}']
+)
+def test_a_last_line_that_no_crash_leaves_is_refused_and_stays(
+    path: Path, spec_file: Path, last: str
+) -> None:
+    data = written(path, line("a")).read_bytes() + last.encode()
+    path.write_bytes(data)
+    with pytest.raises(SpecError, match="line 2: is not"):
+        GoldFile.open(path, TOPIC)
+    assert path.read_bytes() == data
+    with pytest.raises(AssayError):
+        read_gold(str(path), load_spec(spec_file))
