@@ -100,7 +100,7 @@ def _short(text: str) -> str:
 
 
 def _bytes_text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.hex()
+    with suppress(UnicodeDecodeError):
+        if (text := data.decode("utf-8")).isprintable():  # — the bytes of a number may be UTF-8
+            return text
+    return data.hex()

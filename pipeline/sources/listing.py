@@ -69,7 +69,8 @@ def files_at(
 
     Below a folder or a glob, hidden names and the files of `output` are left out. A part of the
     glob that begins as a hidden name does names it. On a disk, linked folders are followed, and a
-    file with two names is one file. `of_folder` chooses among the files below a folder.
+    file with two names is one file. `of_folder` chooses among the files below a folder, and the
+    others are left out.
     """
     itself: FileInfo | None = None
     with suppress(FileNotFoundError):
@@ -101,7 +102,12 @@ def files_at(
             left_out.add("in the output", info["name"])
         elif info["type"] != "directory":
             files.append(info)
-    return list(_once(of_folder(files) if is_folder else files, path_of, left_out))
+    chosen = list(of_folder(files)) if is_folder else files
+    names = {info["name"] for info in chosen}
+    for info in files if chosen else ():
+        if info["name"] not in names:
+            left_out.add("of another kind", info["name"])
+    return list(_once(chosen, path_of, left_out))
 
 
 def _split_glob(place: str, *, is_local: bool) -> tuple[str, str]:

@@ -49,6 +49,7 @@ IDS: list[tuple[pa.DataType, list[object], list[str]]] = [
     (pa.uuid(), [uuid.UUID(int=1).bytes], ["00000000-0000-0000-0000-000000000001"]),
     (pa.binary(), ["é".encode(), b"\xff\x01"], ["é", "ff01"]),
     (pa.binary(2), [b"\xff\x01"], ["ff01"]),
+    (pa.binary(2), [b"\x01\x02"], ["0102"]),
     (pa.dictionary(pa.int32(), pa.int64()), [3], ["3"]),
 ]  # fmt: skip
 

@@ -170,6 +170,16 @@ def test_hidden_names_below_a_folder_are_left_out_and_one_line_says_so(
     assert [record.getMessage() for record in caplog.records] == [line]
 
 
+def test_files_of_another_kind_in_a_folder_are_left_out_and_one_line_says_so(
+    tree: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tree("a.jsonl", "b.json", "c.json.gz", "README.md")
+    with caplog.at_level(logging.INFO, "pipeline"):
+        assert names_at(root, "", tmp_path / "cache") == ["a.jsonl"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("input.path: left out: 3 of another kind (such as '")
+
+
 @pytest.mark.parametrize(
     ("path", "names"),
     [
