@@ -18,6 +18,7 @@ from glob import escape
 from itertools import chain
 from typing import Any
 
+from aiohttp import ClientError as HttpClientError
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
@@ -75,7 +76,7 @@ def files_at(
     itself: FileInfo | None = None
     with suppress(FileNotFoundError):
         # — first, so that a file with a bracket in its name is not taken for a glob
-        itself = retry_transient(partial(file_system.info, place))
+        itself = retry_transient(partial(_info, file_system, place))
     is_folder = itself is not None and itself["type"] == "directory"
     if itself is not None and not is_folder:
         return [itself]
@@ -108,6 +109,19 @@ def files_at(
         if info["name"] not in names:
             left_out.add("of another kind", info["name"])
     return list(_once(chosen, path_of, left_out))
+
+
+def _info(file_system: AbstractFileSystem, place: str) -> FileInfo:
+    """The description of what is at this place; FileNotFoundError if nothing is."""
+    try:
+        info: FileInfo = file_system.info(place)
+    except FileNotFoundError as error:
+        # — fsspec also says so of a web server that answers with another error, or not at all
+        cause = error.__cause__
+        if isinstance(cause, HttpClientError) and getattr(cause, "status", None) not in (404, 410):
+            raise cause from None
+        raise
+    return info
 
 
 def _split_glob(place: str, *, is_local: bool) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from data_fixtures import ENCODERS
 from whole_shards import all_documents
 
-from pipeline.errors import StorageError
+from pipeline.errors import SpecError, StorageError
 from pipeline.sources.source import cut, find_objects
 from pipeline.spec.schema import Columns
 
@@ -31,9 +31,10 @@ class Handler(BaseHTTPRequestHandler):
     content: ClassVar[bytes] = b""
     ranges: ClassVar[str | None] = None  # what it says of ranges
     has_size: ClassVar[bool] = True
+    status: ClassVar[int] = 200
 
     def do_HEAD(self) -> None:
-        self.send_response(200)
+        self.send_response(self.status)
         self.send_header("ETag", '"version-1"')
         if self.ranges is not None:
             self.send_header("Accept-Ranges", self.ranges)
@@ -105,4 +106,21 @@ def test_a_file_without_a_size_is_refused_in_one_line(
     monkeypatch.setattr(Handler, "content", ENCODERS["corpus.jsonl"](ROWS))
     monkeypatch.setattr(Handler, "has_size", False)
     with pytest.raises(StorageError, match="does not send the file's size"):
+        find_objects(f"{web}/corpus.jsonl", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [(403, StorageError, "check the credentials"), (404, SpecError, "names no file")],
+)
+def test_a_server_that_refuses_is_not_a_file_that_is_missing(
+    status: int,
+    error: type[Exception],
+    words: str,
+    web: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(Handler, "status", status)
+    with pytest.raises(error, match=words):
         find_objects(f"{web}/corpus.jsonl", tmp_path)
