@@ -116,9 +116,10 @@ def _info(file_system: AbstractFileSystem, place: str) -> FileInfo:
     try:
         info: FileInfo = file_system.info(place)
     except FileNotFoundError as error:
-        # — fsspec also says so of a web server that answers with another error, or not at all
+        # — fsspec also says so of a web server that fails, or does not answer. With 401 and 403,
+        # servers such as the Hub answer for files that they do not have
         cause = error.__cause__
-        if isinstance(cause, HttpClientError) and getattr(cause, "status", None) not in (404, 410):
+        if isinstance(cause, HttpClientError) and getattr(cause, "status", 500) >= 429:
             raise cause from None
         raise
     return info

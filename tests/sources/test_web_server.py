@@ -111,9 +111,14 @@ def test_a_file_without_a_size_is_refused_in_one_line(
 
 @pytest.mark.parametrize(
     ("status", "error", "words"),
-    [(403, StorageError, "check the credentials"), (404, SpecError, "names no file")],
+    [
+        (500, StorageError, "it may be overloaded"),
+        (429, StorageError, "it may be overloaded"),
+        (403, SpecError, "names no file"),
+        (404, SpecError, "names no file"),
+    ],
 )
-def test_a_server_that_refuses_is_not_a_file_that_is_missing(
+def test_a_server_that_fails_is_not_a_file_that_is_missing(
     status: int,
     error: type[Exception],
     words: str,
@@ -122,5 +127,6 @@ def test_a_server_that_refuses_is_not_a_file_that_is_missing(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(Handler, "status", status)
+    monkeypatch.setattr("pipeline.sources.streams.retry", lambda call, _policy: call())
     with pytest.raises(error, match=words):
         find_objects(f"{web}/corpus.jsonl", tmp_path)
