@@ -163,13 +163,15 @@ class Tally:
 
     def _check(self, failed: int, of_rows: int | None = None) -> None:
         limit, rows = self.max_error_rate, self.input_rows - self.outside
+        # — rows of a slice that are not read yet may be outside
+        bound = "at most " if of_rows is None and self.outside else ""
         rows = rows if of_rows is None else of_rows
         if limit is None or failed <= limit * rows:
             return
         reasons = self.status.most_common()
         shown = ", ".join(f"{name} {count:,}" for name, count in reasons if is_failed_status(name))
         raise FailedRowsError(
-            f"{failed:,} of {rows:,} rows failed, more than max_error_rate {limit:g} allows"
+            f"{failed:,} of {bound}{rows:,} rows failed, more than max_error_rate {limit:g} allows"
             f"{shown and f' (in this run: {shown})'}; finished shards are kept, and no snapshot "
             f"was published; remove the cause and run with --retry-failed, or raise max_error_rate"
         )

@@ -177,7 +177,8 @@ def test_failed_rows_of_a_slice_are_judged_by_the_slice(plain: Corpus) -> None:
     texts = write(plain, "a", 40)
     plain.broken.add(("first", texts[3]))
     plain.settings = {"max_error_rate": 0.1}
-    with pytest.raises(FailedRowsError, match=r"1 of [48] rows failed"):
+    # — 4 are in the slice; the run ends as soon as fewer than 10 may be
+    with pytest.raises(FailedRowsError, match=r"1 of at most [4-9] rows failed"):
         plain.run(where="year = 2003")
     assert plain.run(where="year = 2004").complete
 
