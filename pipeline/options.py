@@ -315,8 +315,6 @@ class ReportOptions:
     """The page, at a local path or a URL."""
     by: tuple[str, ...] = ()
     """Groups: a task, or SQL such as doc.source (default: the rule's). Repeatable."""
-    terms: tuple[str, ...] = ()
-    """Also compare the false positives of texts with this word, by the gold labels. Repeatable."""
     overwrite: bool = False
     """Replace an existing file (default: refuse)."""
 

@@ -64,7 +64,6 @@ _FLAGS = {
     "order": Parameter("--by"),
     "scores": Parameter("--score", converter=_distinct_pairs, n_tokens=1),
     "tasks": Parameter("--task"),
-    "terms": Parameter("--term"),
     "values": Parameter("--value", converter=_pairs, n_tokens=1),
 }
 # The title above the options of a class in a help text (default: Parameters).
@@ -97,7 +96,6 @@ _PLACEHOLDERS = {
     "SQL": ("where",),
     "TASK": ("task", "tasks"),
     "TASK=COLUMN": ("columns", "scores"),
-    "WORD": ("terms",),
     "X": ("confidence", "max_failing", "max_flip_rate", "max_psi", "precision", "recall"),
 }
 _PLACEHOLDER_OF = {name: shown for shown, names in _PLACEHOLDERS.items() for name in names}

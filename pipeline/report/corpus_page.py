@@ -56,7 +56,6 @@ _SECTIONS = {
     "groups": "Kept and dropped by group",
     "answers": "Answers",
     "quality": "Quality",
-    "subgroups": "False positives by subgroup",
     "drift": "Changes since the snapshot before",
     "provenance": "What was labelled, and with what",
 }
@@ -77,7 +76,6 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         "examples": shown.examples,
         "thresholds": shown.scores,
         "quality": shown.quality,
-        "subgroups": shown.subgroups,
         "drift": shown.drift,
     }
     written = ("this page", written_at.isoformat(timespec="seconds"))
@@ -111,7 +109,6 @@ def _template() -> Template:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
         "thousands": "{:,}".format,
-        "percent": _percent,
         "sha256": _sha256,
         "words": shlex.join,
         "cut": truncate,
@@ -150,10 +147,6 @@ def _without_controls(value: object) -> object:
 
 def _sha256(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 def _pairs(values: Mapping[str, str], chars: int | None = None) -> str:

@@ -109,13 +109,6 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
     quality = report.quality
     if quality is not None:
         yield from shared_doubts(quality.tasks, quality.gold)
-    for of in report.subgroups:
-        for rate in of.rates:
-            if rate.flagged and rate.rate is not None and rate.rate_of_others is not None:
-                yield (
-                    f"{of.task}: {rate.name} has a false positive rate of {rate.rate:.1%} for "
-                    f"{of.label}, all other documents have {rate.rate_of_others:.1%}"
-                )
     if report.drift is not None:
         before = f"since {report.drift.before}"
         yield from (f"{before}, {reason}" for reason in exceeded(report.drift, USUAL_LIMITS))

@@ -7,16 +7,12 @@ of the decisions about all documents.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import option_error
-from pipeline.evaluation.subgroups import SubgroupRate, false_positive_rates
 from pipeline.filters.decisions import (
     MOST_GROUPS,
     Decisions,
@@ -42,7 +38,6 @@ from pipeline.filters.tally import (
 from pipeline.integrity.diff import Comparison, compare
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.options import EvalOptions, GoldOptions, ReportOptions
-from pipeline.sources.id_text import spellings
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -94,15 +89,6 @@ class ShownExample:
     picture: str | None  # a small PNG, in base64
 
 
-@dataclass(frozen=True, slots=True)
-class SubgroupReport:
-    """False positives of one label, by subgroup."""
-
-    task: str
-    label: str
-    rates: tuple[SubgroupRate, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFigures:
     """All numbers of a report, without those of gold labels and of the snapshot before."""
@@ -128,7 +114,6 @@ class CorpusFigures:
     files: Pairs
     lengths: Pairs
     examples: tuple[ShownExample, ...]
-    subgroups: tuple[SubgroupReport, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,25 +138,16 @@ def corpus_report(
         spec: The job; a filter is optional.
         gold: Path or URL of gold labels; None for no figures of quality.
         gold_options: How the gold is read.
-        options: Groups and terms.
+        options: Groups.
         cache_dir: Folder of file hashes.
 
     Raises:
         SpecError: The spec, an option or the gold is wrong.
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
-    if options.terms and gold is None:
-        fix = "false positives need gold labels; write --gold FILE"
-        raise option_error("terms", fix, options.terms[0])
-    if gold is None:
-        return report_of(spec, None, options, cache_dir=cache_dir)
-    quality = evaluate(spec, gold, gold_options, EvalOptions(), cache_dir=cache_dir)
-    if options.terms and quality.gold.texts is None:
-        fix = "terms are looked for in the gold's texts; name their column: --text COLUMN"
-        raise option_error("terms", fix, options.terms[0])
-    if options.terms and not any(len(task.labels) == 2 for task in quality.tasks):
-        fix = "no task with gold labels has two labels; false positives need such a task"
-        raise option_error("terms", fix, options.terms[0])
+    quality = None
+    if gold is not None:
+        quality = evaluate(spec, gold, gold_options, EvalOptions(), cache_dir=cache_dir)
     return report_of(spec, quality, options, cache_dir=cache_dir)
 
 
@@ -219,19 +195,8 @@ def report_of(
             lengths=table.sizes(BY_LENGTH),
             examples=_with_texts(rule, list(examples(table, named, scored))),
             quality=quality,
-            subgroups=tuple(_subgroups(quality, options.terms, _group_of(rule, quality, table))),
             drift=None if before is None else compare(rule.store, before, contents),
         )
-
-
-def _group_of(rule: SnapshotRule, quality: Evaluation | None, table: Decisions) -> dict[str, str]:
-    """The groups of the documents of the gold, by key."""
-    if quality is None or not rule.by:
-        return {}
-    key, key_of = quality.gold.by, spellings(quality.gold.keys)
-    table.add("gold", pa.table({"key": pa.array(key_of, pa.string())}))
-    query = f"select {key}, grp from documents where {key} in (select key from gold) order by rowid"
-    return {key_of[own]: group for own, group in table.rows(query)}
 
 
 def _without_filter(spec: JobSpec) -> JobSpec:
@@ -317,41 +282,6 @@ def _with_texts(rule: SnapshotRule, examples: Sequence[ShownDocument]) -> tuple[
         ShownExample(example, excerpt.text, small_png(excerpt.image))
         for example, excerpt in zip(examples, shown, strict=True)
     )
-
-
-def _subgroups(
-    quality: Evaluation | None, terms: Sequence[str], group_of: Mapping[str, str]
-) -> Iterator[SubgroupReport]:
-    """The false positives of each task of two labels, by term and by group of the corpus."""
-    if quality is None or not (terms or group_of):
-        return
-    gold = quality.gold
-    words = {term: _word(term) for term in terms}
-    for task in quality.tasks:
-        if len(task.labels) != 2 or not task.versions:
-            continue
-        scored, members = next(iter(task.versions.values())), {}
-        for term, word in words.items():
-            texts = ((gold.texts or ())[row] or "" for row in scored.gold_rows.tolist())
-            members[f"contains {term}"] = np.array([bool(word.search(t)) for t in texts], np.bool_)
-        keys = (gold.keys[row] for row in scored.gold_rows.tolist())
-        groups = np.array([group_of.get(key) for key in keys], object)
-        members |= {f"group {name}": groups == name for name in sorted(set(groups) - {None})}
-        positive = task.labels.index(task.task) if task.task in task.labels else 0
-        predicted = scored.p.argmax(axis=1) == positive
-        truth = scored.truth == positive
-        rates = false_positive_rates(truth, predicted, members, scored.weights)
-        yield SubgroupReport(task.task, task.labels[positive], rates)
-
-
-def _word(term: str) -> re.Pattern[str]:
-    """The term as a word; at a character without upper case, as in Chinese, as a part of one."""
-    cased = [char.isdigit() or char.lower() != char.upper() for char in (term[0], term[-1])]
-    edges = [
-        edge if is_cased else ""
-        for edge, is_cased in zip((r"(?<!\w)", r"(?!\w)"), cased, strict=True)
-    ]
-    return re.compile(edges[0] + re.escape(term) + edges[1], re.IGNORECASE)
 
 
 def _before(rule: SnapshotRule) -> Contents | None:

@@ -14,7 +14,6 @@ import pytest
 from reports import REPORT, printed, scores, shown, task
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.evaluation.subgroups import SubgroupRate
 from pipeline.integrity.diff import Comparison, TaskChange
 from pipeline.report.charts import BARS, LEAST_SHARE, histogram, histograms
 from pipeline.report.corpus_page import (
@@ -24,7 +23,6 @@ from pipeline.report.corpus_page import (
 )
 from pipeline.report.doubts import report_doubts
 from pipeline.stores.named_files import new_file
-from pipeline.verbs.corpus_report import SubgroupReport
 
 
 def headings(written: str) -> list[str]:
@@ -76,20 +74,12 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     before, after = np.array([90, 10]), np.array([10, 90])
     change = TaskChange("spam", ("a", "b"), ("f", "f"), before, after, 0, (), np.eye(2, dtype=int))
     drift = Comparison("snapshot 00000006", "now", (100, 100), (0, 100, 0), (change,), (), ())
-    rate = SubgroupRate("group books", 50, 25, 0.5, 0.4, 0.6, 0.1, 0.001, True)
-    report = replace(
-        REPORT,
-        partial=True,
-        tasks=(constant,),
-        subgroups=(SubgroupReport("toxic", "toxic", (rate,)),),
-        drift=drift,
-    )
+    report = replace(REPORT, partial=True, tasks=(constant,), drift=drift)
     doubts = list(report_doubts(report))
     starts = (
         "the snapshot leaves out documents",
         "topic: 2 documents have no answer (error:x 2)",
         "topic: 98 of 98 documents have the label '<art>'",
-        "toxic: group books has a false positive rate of 50.0% for toxic, all other documents",
         "since snapshot 00000006, the labels of spam shifted: PSI ",
     )
     assert [doubt[: len(start)] for doubt, start in zip(doubts, starts, strict=True)] == [*starts]

@@ -73,7 +73,6 @@ REPORT = CorpusReport(
     lengths={"up to 200 characters": PAIR},
     examples=(),
     quality=None,
-    subgroups=(),
     drift=None,
 )
 

@@ -178,26 +178,12 @@ def test_every_position_of_the_threshold_counts_what_duckdb_counts(
             assert {s: sum(c[n + 1 :]) for s, c in of["counts"].items()} == dict(groups)
 
 
-def test_a_group_with_many_mistakes_is_flagged(
+def test_with_gold_the_page_and_the_json_have_figures_of_quality(
     spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gold = write_gold(folder)
-    result, page = report(
-        spec(), folder, capsys, "--gold", gold, "--text", "text", "--term", "Special"
-    )
-    [of_toxic] = result["subgroups"]
-    rates = {each["name"]: each for each in of_toxic["rates"]}
-    assert [name for name, each in rates.items() if each["flagged"]] == ["group books"]
-    called = sum(
-        row["toxic"]["label"] == "toxic"
-        for row in answers(folder).values()
-        if int(row["doc_id"].partition("-")[2]) % 3 == 1
-    )
-    assert rates["group books"]["false_positives"] == called > 0
-    assert rates["group web"]["rate"] == 0
-    assert rates["contains Special"]["negatives"] == 3
-    assert "group books</strong>: " in page and "AUROC" in page
+    result, page = report(spec(), folder, capsys, "--gold", write_gold(folder))
     assert result["quality"]["tasks"]["toxic"]["rows"]["evaluated"] == 3 * (ROWS - 1)
+    assert "AUROC" in page
 
 
 def test_the_page_runs_nothing_of_a_text_and_fetches_nothing(
@@ -265,7 +251,6 @@ def test_a_rule_that_stops_at_missing_answers_says_so(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--term", "x"], "--term: false positives need gold labels; write --gold FILE (got 'x')"),
         (["--by", "nothing +"], "--by: is not one SQL expression"),
         (["--by", "doc.nothing"], "--by: "),
         (["--by", "toxic.p"], "--by: has several values; name one, such as toxic.label"),
