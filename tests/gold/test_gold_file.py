@@ -8,37 +8,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
+from gold_lines import QUALITY, THEMES, TOPIC, line, written
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.gold.people import GoldFile, GoldLine, Shown
+from pipeline.gold.people import GoldFile
 from pipeline.spec.tasks import TaskSpec
 
-TOPIC = TaskSpec(name="topic", question="Which?", labels=["art", "law"])
-THEMES = TaskSpec(name="themes", kind="multi", question="Of {label}?", labels=["art", "law"])
-QUALITY = TaskSpec(name="quality", kind="score", question="How good?", labels=["0", "1", "2"])
 WriteSpec = Callable[..., Path]
-
-
-def line(document: str, label: Any = "art", *, task: TaskSpec = TOPIC, **others: Any) -> GoldLine:
-    fields = {"action": "label", "by": "ann", "at": "2026-01-31T09:00:00Z", "seconds": 1.5}
-    shown = Shown.of(task, chosen=others.pop("chosen", ""))
-    fields |= {"doc_id": document, "content_hash": f"hash-{document}", "task": task.name}
-    return GoldLine(**{**fields, "label": label, "shown": shown, **others})
-
-
-def written(path: Path, *lines: GoldLine, task: TaskSpec = TOPIC) -> Path:
-    with GoldFile.open(path, task) as gold:
-        for each in lines:
-            gold.append(each)
-    return path
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "gold.jsonl"
 
 
 @pytest.mark.parametrize("task", [TOPIC, THEMES, QUALITY])

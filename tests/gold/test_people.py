@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gold_lines import QUALITY, THEMES, TOPIC, line, written
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,29 +24,7 @@ from pipeline.options import GoldOptions
 from pipeline.spec.parse import load_spec
 from pipeline.spec.tasks import TaskSpec
 
-TOPIC = TaskSpec(name="topic", question="Which?", labels=["art", "law"])
-THEMES = TaskSpec(name="themes", kind="multi", question="Of {label}?", labels=["art", "law"])
-QUALITY = TaskSpec(name="quality", kind="score", question="How good?", labels=["0", "1", "2"])
 WriteSpec = Callable[..., Path]
-
-
-def line(document: str, label: Any = "art", *, task: TaskSpec = TOPIC, **others: Any) -> GoldLine:
-    fields = {"action": "label", "by": "ann", "at": "2026-01-31T09:00:00Z", "seconds": 1.5}
-    shown = Shown.of(task, chosen=others.pop("chosen", ""))
-    fields |= {"doc_id": document, "content_hash": f"hash-{document}", "task": task.name}
-    return GoldLine(**{**fields, "label": label, "shown": shown, **others})
-
-
-def written(path: Path, *lines: GoldLine, task: TaskSpec = TOPIC) -> Path:
-    with GoldFile.open(path, task) as gold:
-        for each in lines:
-            gold.append(each)
-    return path
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "gold.jsonl"
 
 
 @pytest.fixture
@@ -106,7 +85,8 @@ def test_current_answers_equal_a_model_in_memory(
 
 WRITER = """
 import sys
-from tests.gold.test_people import TOPIC, GoldFile, line
+from pipeline.gold.people import GoldFile
+from tests.support.gold_lines import TOPIC, line
 with GoldFile.open(sys.argv[1], TOPIC) as gold:
     for number in range(10_000):
         gold.append(line(str(number)))
@@ -154,7 +134,9 @@ def test_a_full_disk_leaves_the_file_as_it_was(path: Path) -> None:
     code = f"""
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from tests.gold.test_people import TOPIC, GoldFile, StorageError, line
+from pipeline.errors import StorageError
+from pipeline.gold.people import GoldFile
+from tests.support.gold_lines import TOPIC, line
 resource.setrlimit(resource.RLIMIT_FSIZE, ({len(whole) + 40}, {len(whole) + 40}))
 with GoldFile.open({str(path)!r}, TOPIC) as gold:
     try:
