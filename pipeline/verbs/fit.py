@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.intervals import Figure, number_or_none
 from pipeline.evaluation.metrics import Floats, Scores, score, task_metrics
+from pipeline.evaluation.ordinal import rank_correlations
 from pipeline.evaluation.readout_fitting import (
     Fitted,
     GoldStates,
@@ -293,6 +293,7 @@ def _fit_task(
     fitted, gold_task = fit(states, folds_number=options.folds), gold.tasks[task.name]
     keys = [gold.keys[row] for row in read.rows[_labelled(gold_task, read)]]
     sampling = None if gold.design is None else gold.design.sampling(keys)
+    weights = np.ones(len(keys)) if sampling is None else sampling.weights
     measure = partial(
         score, states.truth, labels=list(task.labels), values=task.values, sampling=sampling
     )
@@ -310,8 +311,8 @@ def _fit_task(
         loss_limit=loss_limit(fitted.best_choices),
         labels={label.label: label.support for label in scores.labels},
         scores=scores.headlines,
-        agreement=_agreement(states, fitted) if gold_task.scored else None,
-        layers=_layer_fits(states, fitted, read, measure),
+        agreement=_agreement(states, fitted, weights) if gold_task.scored else None,
+        layers=_layer_fits(states, fitted, read, measure, weights),
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
     card = _card(job, task_fit, question, options)
@@ -321,18 +322,20 @@ def _fit_task(
     return task_fit
 
 
-def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:
+def _agreement(gold: GoldStates, fitted: Fitted, weights: Floats) -> Agreement:
     """Of two labels, either one gives the same figures."""
     scores, p = gold.targets[:, 0], fitted.held_out[:, 0]
-    ranked = min(np.ptp(scores), np.ptp(p)) > 0
-    return Agreement(
-        rank_correlation=float(spearmanr(scores, p).statistic) if ranked else None,
-        mean_absolute_error=float(np.abs(scores - p).mean()),
-    )
+    [rank] = rank_correlations(scores, p, weights[None])
+    error = float(np.average(np.abs(scores - p), weights=weights))
+    return Agreement(number_or_none(rank), error)
 
 
 def _layer_fits(
-    gold: GoldStates, fitted: Fitted, read: ReadGold, measure: Callable[[Floats], Scores]
+    gold: GoldStates,
+    fitted: Fitted,
+    read: ReadGold,
+    measure: Callable[[Floats], Scores],
+    weights: Floats,  # [rows]
 ) -> tuple[LayerFit, ...]:
     """The figures of each layer that was read."""
     return tuple(
@@ -345,7 +348,9 @@ def _layer_fits(
             loss_standard_error=fitted.best_choices[n].standard_error,
             scores=measure(fitted.by_layer[n]).headlines,
             auroc_by_pooling={
-                POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
+                POOLINGS[pooling]: number_or_none(
+                    task_metrics(gold.truth, p, weights=weights)["auroc"]
+                )
                 for pooling, p in enumerate(fitted.by_place[n])
             },
         )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from pipeline.cli import main
+from pipeline.evaluation.readout_fitting import GoldStates
 from pipeline.fitted.readout import parse_readout
 from pipeline.gold.labels import read_gold
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
@@ -25,7 +28,7 @@ from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.parse import load_spec
 from pipeline.spec.prompts import prompt_text
 from pipeline.verbs import gold_states
-from pipeline.verbs.fit import readout_path
+from pipeline.verbs.fit import _agreement, readout_path
 from pipeline.verbs.gold_states import chosen_layers
 
 SOURCE = np.random.default_rng(0)
@@ -211,6 +214,21 @@ def test_scores_below_one_half_are_fitted_and_judged_by_rank(
     shown = capsys.readouterr().out
     rank = f"{result['agreement']['rank_correlation']:.3f}"
     assert "targets    scores of toxic; " in shown and f"rank correlation {rank}, mean" in shown
+
+
+def test_how_far_scores_are_met_counts_a_row_as_the_documents_that_it_represents() -> None:
+    source = np.random.default_rng(4)
+    scores, p = source.random(40).round(1), source.random(40)
+    times = source.integers(1, 9, 40)
+    targets = np.stack([scores, 1 - scores], axis=1)
+    gold = GoldStates(np.zeros((40, 1, 1, 1)), targets, np.arange(40), np.arange(40))
+    held_out: Any = SimpleNamespace(held_out=np.stack([p, 1 - p], axis=1))
+    own = _agreement(gold, held_out, times.astype(np.float64))
+    scores, p = scores.repeat(times), p.repeat(times)
+    assert own.rank_correlation == pytest.approx(spearmanr(scores, p).statistic)
+    assert own.mean_absolute_error == pytest.approx(np.abs(scores - p).mean())
+    held_out = SimpleNamespace(held_out=np.full((40, 2), 0.5))
+    assert _agreement(gold, held_out, np.ones(40)).rank_correlation is None
 
 
 @pytest.mark.parametrize(
