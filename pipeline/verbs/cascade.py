@@ -90,12 +90,7 @@ def choose_thresholds(
     target = new_file(options.to, options_for(options.to, spec), overwrite=options.overwrite)
     gold = None
     if options.gold is not None:
-        gold = read_gold(options.gold, spec, gold_options.of_task(name))
-        if gold.kind(name) in ("chosen", "sample"):
-            fix = "its documents were not drawn with equal chances (a review or an audit chose "
-            fix += "them), so they prove nothing about the corpus; give gold of documents drawn at "
-            fix += "random (assay review --by random), or leave --gold out"
-            raise option_error("gold", fix, options.gold)
+        gold = _random_gold(options.gold, spec, gold_options, name)
     promise = Promise(options.recall, options.precision, options.confidence)
     sample = _sample(spec, options, stages, gold, cache_dir, announce)
     # — not the rarer one of the sample: the promise may not depend on what it is proved with
@@ -129,6 +124,17 @@ def choose_thresholds(
     file = Thresholds(name, labels, positive, sample.fp, *chosen, source)
     target.write(file.json())
     return _effect(options.to, file, sample, of_label)
+
+
+def _random_gold(source: str, spec: JobSpec, options: GoldColumns, task: str) -> Gold:
+    """The gold of the task; SpecError if its documents were not drawn with equal chances."""
+    gold = read_gold(source, spec, options.of_task(task))
+    if gold.kind(task) in ("chosen", "sample"):
+        fix = "its documents were not drawn with equal chances (a review or an audit chose them), "
+        fix += "so they prove nothing about the corpus; give gold of documents drawn at random "
+        fix += "(assay review --by random), or leave --gold out"
+        raise option_error("gold", fix, source)
+    return gold
 
 
 def _effect(path: str, file: Thresholds, sample: StageAnswers, of_label: int) -> ChosenThresholds:
