@@ -92,7 +92,6 @@ def run(
     *,
     address: str | None = None,
     insecure_cluster: bool = False,
-    installed: bool = False,
     dry_run: bool = False,
     options: RunOptions = RunOptions(),
     limits: Limits = Limits(),
@@ -113,8 +112,6 @@ def run(
         Ray on this machine).
     insecure_cluster
         Submit the job even if anyone who reaches the cluster can run programs on it.
-    installed
-        Submit the job without pinned package versions: the cluster has what assay needs.
     dry_run
         Print what would be computed, and compute nothing.
     gold
@@ -128,7 +125,7 @@ def run(
             fix = "a submitted run does not judge; leave out the gold, the gates and the limits"
             raise SpecError([Problem("--address", fix, address)])
         flags = [*words_of(options), *(["--json"] if as_json else [])]
-        return _submit(spec_file, address, flags, insecure=insecure_cluster, installed=installed)
+        return _submit(spec_file, address, flags, insecure=insecure_cluster)
     if judges:
         judge = partial(_judge, gold=gold, gold_options=gold_options, limits=limits)
         return judge(spec_file, address, options, as_json=as_json)
@@ -194,9 +191,7 @@ def _dry_run(spec_file: str, options: RunOptions, *, as_json: bool) -> int:
     return print_result(planned, show, lambda planned: planned.counts, as_json=as_json)
 
 
-def _submit(
-    spec_file: str, address: str, flags: Sequence[str], *, insecure: bool, installed: bool
-) -> int:
+def _submit(spec_file: str, address: str, flags: Sequence[str], *, insecure: bool) -> int:
     """The same command as a job on a cluster, followed from here."""
     from pipeline.cluster.access import requires_token
     from pipeline.spec.parse import load_spec
@@ -209,17 +204,15 @@ def _submit(
     from pipeline.runtime.connection import token_mode
 
     with token_mode() if closed else nullcontext():
-        return _submit_and_follow(spec, address, flags, installed=installed)
+        return _submit_and_follow(spec, address, flags)
 
 
-def _submit_and_follow(
-    spec: JobSpec, address: str, flags: Sequence[str], *, installed: bool
-) -> int:
+def _submit_and_follow(spec: JobSpec, address: str, flags: Sequence[str]) -> int:
     from pipeline.cluster.submission import connect, follow, submit
     from pipeline.report.console import JobLog, escape_controls, wants_stop
 
     client = connect(address)
-    job = submit(client, spec, address, flags, installed=installed)
+    job = submit(client, spec, address, flags)
     state = "submitted" if job.new else "is already running; following it"
     print(f"assay: {job.id} {state}", file=sys.stderr)
     log = JobLog(sys.stdout, sys.stderr, results="--json" in flags)

@@ -1,7 +1,6 @@
-"""The upload of a submitted job: its spec, this program, and the versions of its dependencies.
+"""The upload of a submitted job: its spec, the files that it names, and this program.
 
-Entry points: `portable_content`, `content_id`, `write_bundle`, `runtime_environment`. Environment
-variables are not uploaded: Ray shows them in clear text.
+Entry points: `portable_content`, `content_id`, `write_bundle`. The nodes have what assay needs.
 """
 
 from __future__ import annotations
@@ -9,10 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,6 @@ from pipeline.spec.schema import JobSpec
 
 SPEC_FILE = "spec.yaml"
 _PACKAGE = Path(__file__).parents[1]
-# A running cluster has its own version of Ray, which pip must not change.
-_NOT_PINNED = {"ray"}
-_NOT_FOR_JOBS = re.compile(r'extra == "(dev|docs)"')
 
 
 def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
@@ -75,13 +69,13 @@ def shared_by_nodes(spec: JobSpec, address: str | None) -> JobSpec:
     return spec_of(portable_content(spec, same_machine=is_here))
 
 
-def content_id(bundled: Mapping[str, Any]) -> str:
-    """16 hex digits of what a run depends on: the spec as it is uploaded, without its filter.
+def content_id(bundled: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
+    """16 hex digits of what a run depends on: its flags, and the spec as uploaded, but its filter.
 
     The name of a fitted file has the hash of its content: after a new fit the same spec is another
     run.
     """
-    hashed = {key: value for key, value in bundled.items() if key != "filter"}
+    hashed = {**{key: value for key, value in bundled.items() if key != "filter"}, "flags": flags}
     return sha256_hex(json.dumps(hashed, sort_keys=True).encode(), 16)
 
 
@@ -95,12 +89,6 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     (folder / SPEC_FILE).write_text(written, encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=ignored)
-    number = version("corpus-assay")
-    about = folder / f"corpus_assay-{number}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: corpus-assay\nVersion: {number}\n", encoding="utf-8"
-    )
     return bundled
 
 
@@ -143,30 +131,3 @@ class _PlainDumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-
-def runtime_environment(folder: Path, *, installed: bool = False) -> dict[str, Any]:
-    """Ray's runtime environment: the working directory and the local versions of dependencies.
-
-    With `installed`, the nodes have the dependencies, and Ray need not build a virtual environment.
-    """
-    pinned = {} if installed else {"pip": {"packages": pinned_requirements(), "pip_check": False}}
-    return {"working_dir": str(folder), **pinned}
-
-
-def pinned_requirements() -> list[str]:
-    """Every direct dependency of assay as it is installed here, without builds' local labels.
-
-    A node that has these versions installs nothing.
-    """
-    pinned = {}
-    for requirement in requires("corpus-assay") or ():
-        name = re.match(r"[A-Za-z0-9._-]+", requirement)
-        assert name is not None, requirement
-        if name[0] in _NOT_PINNED or _NOT_FOR_JOBS.search(requirement):
-            continue
-        try:
-            pinned[name[0]] = version(name[0]).partition("+")[0]
-        except PackageNotFoundError:
-            continue  # of an extra that is not installed: this job does not need it
-    return [f"{name}=={number}" for name, number in sorted(pinned.items())]

@@ -25,7 +25,6 @@ from pipeline.cluster.bundle import (
     SPEC_FILE,
     content_id,
     portable_content,
-    runtime_environment,
     write_bundle,
 )
 from pipeline.errors import Option, Problem, RefusedError, UnavailableError
@@ -43,9 +42,6 @@ for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_
     logging.getLogger(f"ray.{_name}").setLevel(logging.WARNING)
 # Errors from outside the job: another run resumes it.
 _INTERRUPTED = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}
-
-# Another submission was faster and is followed, or a node for the job is still starting.
-_TRANSIENT = re.compile("already exists|try again later")
 
 Show = Callable[[str], None]  # called with pieces of the job's log, as they come
 
@@ -79,45 +75,35 @@ def connect(address: str) -> JobSubmissionClient:
 
 
 def submit(
-    client: JobSubmissionClient,
-    spec: JobSpec,
-    address: str,
-    flags: Sequence[str] = (),
-    *,
-    installed: bool = False,
+    client: JobSubmissionClient, spec: JobSpec, address: str, flags: Sequence[str] = ()
 ) -> Submitted:
-    """Starts `assay run` with these flags on the cluster, unless the same spec is running there.
+    """Starts `assay run` with these flags on the cluster, unless it is running there already.
 
-    Equal specs have equal ids, so two submissions run once. After a job has ended, the next id of
-    the same spec ends in a number.
+    Equal specs with equal flags have equal ids, so two submissions run once. After a job has ended,
+    the next id of the same run ends in a number.
     """
     content = portable_content(spec, same_machine=is_loopback(address))
-    options = shlex.join(sorted(flags))
-    entrypoint = f"python -m pipeline run {SPEC_FILE} --address auto {options}".rstrip()
+    words = ["python", "-m", "pipeline", "run", SPEC_FILE, "--address", "auto", *sorted(flags)]
+    asked = sorted({*flags} - {"--json"})
     with tempfile.TemporaryDirectory() as folder:
-        base = f"assay-{spec.name}-{content_id(write_bundle(Path(folder), content))}"
-        environment = runtime_environment(Path(folder), installed=installed)
-        for tried in range(_TRIES):
-            time.sleep(_PAUSE_S if tried else 0)
-            try:
-                job = choose_job(client.list_jobs(), base)
-                if not job.new:
-                    _refuse_other_options(client, job.id, options)
-                    return job
+        id = f"assay-{spec.name}-{content_id(write_bundle(Path(folder), content), asked)}"
+        try:
+            job = choose_job(client.list_jobs(), id)
+            if job.new:
                 client.submit_job(
-                    entrypoint=entrypoint,
+                    entrypoint=shlex.join(words),
                     submission_id=job.id,
-                    runtime_env=environment,
-                    metadata={"assay_spec": spec.name, "assay_options": options},
+                    # — no variables: Ray shows them in clear text
+                    runtime_env={"working_dir": folder},
                 )
-                return job
-            except OSError as error:  # includes those of `requests`
-                last = _line(error)
-            except RuntimeError as error:
-                last = _line(error)
-                if not _TRANSIENT.search(str(error)):
-                    raise RefusedError(f"the cluster refused the job: {last}") from error
-    raise UnavailableError(f"the cluster accepts no job yet: {last}; run the same command again")
+        except (OSError, RuntimeError) as error:  # the former includes those of `requests`
+            if "already exists" in str(error):  # another submission was faster
+                return Submitted(job.id, new=False)
+            if isinstance(error, OSError) or "try again later" in str(error):
+                fix = f"the cluster accepts no job yet: {_line(error)}; run the same command again"
+                raise UnavailableError(fix) from error
+            raise RefusedError(f"the cluster refused the job: {_line(error)}") from error
+    return job
 
 
 def choose_job(jobs: Sequence[JobDetails], base: str) -> Submitted:
@@ -133,15 +119,6 @@ def choose_job(jobs: Sequence[JobDetails], base: str) -> Submitted:
             return Submitted(str(job.submission_id), new=False)
     last = max((number for number, _ in mine), default=0)
     return Submitted(base if not last else f"{base}-{last + 1}", new=True)
-
-
-def _refuse_other_options(client: JobSubmissionClient, id: str, options: str) -> None:
-    running = (client.get_job_info(id).metadata or {}).get("assay_options", "")
-    if {*shlex.split(running)} - {"--json"} != {*shlex.split(options)} - {"--json"}:
-        raise RefusedError(
-            f"{id} is running with {running or 'no options'!r} instead of "
-            f"{options or 'none'!r}; wait for its end, or stop it: ray job stop {id}"
-        )
 
 
 def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ import yaml
 
 from pipeline.cluster.bundle import (
     content_id,
-    pinned_requirements,
     portable_content,
-    runtime_environment,
     shared_by_nodes,
     write_bundle,
 )
@@ -45,20 +43,22 @@ def test_the_uploaded_spec_is_the_spec(write_spec: Callable[..., Path], tmp_path
     assert load_spec(tmp_path / "spec.yaml") == spec
 
 
-def test_the_uploaded_program_is_this_one_and_knows_its_version(
+def test_the_uploaded_program_is_this_one_and_says_where_it_is_not_installed(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     write_bundle(tmp_path, portable_content(load_spec(write_spec()), same_machine=False))
-    code = (
-        "import pipeline.spec, importlib.metadata as m; "
-        "print(pipeline.spec.__file__, m.version('corpus-assay'))"
-    )
+    code = "import pipeline.spec; print(pipeline.spec.__file__)"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    output = subprocess.check_output(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, text=True
+    command = [sys.executable, "-c", code]
+    module = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert module.strip() == str(tmp_path / "pipeline" / "spec" / "__init__.py")
+    # — without the folder of installed packages
+    command = [sys.executable, "-S", "-m", "pipeline", "--help"]
+    bare = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert bare.returncode == 1 and re.fullmatch(
+        r"assay: No package metadata was found for .*; install .* on each node, as here\n",
+        bare.stderr,
     )
-    module = str(tmp_path / "pipeline" / "spec" / "__init__.py")
-    assert output.split() == [module, version("corpus-assay")]
 
 
 def test_a_relative_path_is_followed_here_and_refused_elsewhere(
@@ -115,6 +115,8 @@ def test_the_id_changes_with_what_is_asked_and_with_nothing_else(
     ids += [id_of(model={**model, "storage_options": endpoint})]
     ids += [id_of(input={**place, "storage_options": endpoint})]
     assert len(set(ids)) == 8
+    content = portable_content(load_spec(write_spec()), same_machine=True)
+    assert content_id(content, ["--sample=1%"]) != content_id(content) == ids[0]
     assert id_of() == id_of(filter={"keep": "toxic.label = 'clean'"}) == ids[0]
 
 
@@ -160,20 +162,6 @@ def test_a_spec_without_a_model_is_uploaded_as_it_is(tmp_path: Path) -> None:
     spec = parse_spec(json.dumps(content))
     portable = portable_content(spec, same_machine=False)
     assert "model" not in portable and parse_spec(json.dumps(portable)) == spec
-
-
-def test_the_runtime_environment_pins_versions_and_holds_no_variable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-canary")
-    environment = runtime_environment(tmp_path)
-    assert set(environment) == {"working_dir", "pip"}
-    assert "canary" not in json.dumps(environment)
-    pinned = dict(pin.split("==") for pin in pinned_requirements())
-    assert pinned["transformers"] == version("transformers")
-    assert pinned["torch"] == version("torch").partition("+")[0]
-    assert "ray" not in pinned and "pytest" not in pinned and "ruff" not in pinned
-    assert runtime_environment(tmp_path, installed=True) == {"working_dir": str(tmp_path)}
 
 
 @pytest.mark.parametrize("key", ["input", "output", "model"])

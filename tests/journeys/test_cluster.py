@@ -99,7 +99,7 @@ def test_a_run_on_a_cluster_with_a_token(person: Person, ports: tuple[int, int])
     here = f"assay run joined.yaml --address 127.0.0.1:{port}"
     stranger = person.types(here, code=4)
     assert "RAY_AUTH_TOKEN" in stranger.err.splitlines()[-1] and stranger.seconds < 30
-    there = f"assay run submitted.yaml --address http://127.0.0.1:{dashboard} --installed"
+    there = f"assay run submitted.yaml --address http://127.0.0.1:{dashboard}"
     refused = person.types(there, code=4)
     assert "RAY_AUTH_TOKEN" in refused.err and len(refused.err.splitlines()) == 1
 
