@@ -1,8 +1,8 @@
 """The kept rows of a shard, as a file.
 
 Entry points: `kept_rows`, and `row_groups` for other tables. Parquet keeps its schema and codecs.
-JSON lines, CSV, TSV and JSON arrays keep their format, their codec and the bytes of each row; CSV
-and TSV also the header. Rows of Arrow files become Parquet. Rows of other formats become JSON lines
+JSON lines, CSV and TSV keep their format, their codec and the bytes of each row; CSV and TSV also
+the header. Rows of Arrow files become Parquet. Rows of other formats become JSON lines
 with a key for each column: `text`, `id`, `url` and `date` of WET files, `text` and `id` of text
 files.
 """
@@ -25,7 +25,7 @@ from pipeline.errors import StorageError, UnreadableError, one_line
 from pipeline.sources.delimited import header_of
 from pipeline.sources.documents import RawRow, TooLong, read_text, too_long
 from pipeline.sources.formats import READERS, reader_of
-from pipeline.sources.records import file_segments, is_array, shard_records, units_of
+from pipeline.sources.records import file_segments, shard_records, units_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import CODECS, Options, Stream, opened, reading
 from pipeline.sources.tables import TABLES, opened_table
@@ -93,20 +93,6 @@ def _kept_records(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]
         yield record if record.endswith((b"\n", b"\r")) else record + b"\n"
 
 
-def _kept_elements(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
-    """An array of the exact elements, each on a line of its own."""
-    yield b"["
-    for index, element in enumerate(_kept(shard_records(shard, options), keep)):
-        yield (b",\n" if index else b"\n") + element.strip()
-    yield b"\n]\n"
-
-
-def _kept_objects(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]:
-    """What the file has: an array of the exact elements, or the exact lines."""
-    parts_of = _kept_elements if is_array(shard.version, options) else _kept_lines
-    return parts_of(shard, options, keep)
-
-
 def _kept(records: Iterable[bytes | TooLong], keep: Keep) -> Iterator[bytes]:
     for record in compress(islice(records, _end(keep)), keep):
         if isinstance(record, TooLong):
@@ -160,7 +146,7 @@ _TEXTS: Mapping[
     "csv": (_kept_records, lambda *stream: _records_in(*stream, format="csv") - 1),
     "tsv": (_kept_records, lambda *stream: _records_in(*stream, format="tsv") - 1),
     "ndjson": (_kept_lines, partial(_records_in, format="ndjson")),
-    "json": (_kept_objects, partial(_records_in, format="json")),
+    "json": (_kept_lines, partial(_records_in, format="json")),
     "tar": (_kept_samples, _samples_in),
 }
 # Of all other formats.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.errors import StorageError
 from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import Names, Row
-from pipeline.sources.jsonl import object_rows, object_units
+from pipeline.sources.jsonl import conversion, object_rows, object_units
 from pipeline.sources.listing import FileInfo
 from pipeline.sources.shards import ObjectVersion, Shard, Unit
 from pipeline.sources.streams import Options, decompressed, opened
@@ -73,7 +73,7 @@ _CONTENTS = (
     ((b"\x28\xb5\x2f\xfd",), "compressed with zstd; add .zst to its name", ("zst",)),
     ((b"par1",), "Parquet; name it .parquet", ("parquet",)),
     ((b"pk\x03\x04",), "a zip archive; unpack it", ()),
-    ((b"[",), "a JSON array; name it .json", ("json",)),
+    ((b"[",), "a JSON array; {conversion}", ()),
     ((b"{",), "JSON; name it .json", ("json", "jsonl", "ndjson")),
 )
 
@@ -86,7 +86,7 @@ def foreign_content(path: str, format: str, options: Options) -> str | None:
             heads.append(stream.read(CONTENT_BYTES).lstrip().lower())
     for starts, content, parts in _CONTENTS:
         if set(parts).isdisjoint(format.split(".")) and any(h.startswith(starts) for h in heads):
-            return content
+            return content.format(conversion=conversion(path))
     return None
 
 

@@ -1,4 +1,4 @@
-"""JSON lines and JSON arrays: the units of a stream in one pass, and the rows of one piece.
+"""JSON lines: the units of a stream in one pass, and the rows of one piece.
 
 Entry points: `object_units`, `object_rows`. Each row is an object. A line of white space alone is
 not a row.
@@ -28,11 +28,18 @@ def object_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 
 
 def _check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> None:
-    """MissingColumnsError if none of the first rows has one of the keys that are read."""
+    """MissingColumnsError if none of the first rows has one of the keys that are read.
+
+    OSError if a file by the name of `.json` does not begin with a line that is an object.
+    """
     keys: set[str] = set()
     required = {version.text_column, version.id_column, version.image_column} - {None}
     first: str | None = None
-    for record in islice(records, SAMPLE_ROWS):
+    for number, record in enumerate(islice(records, SAMPLE_ROWS)):
+        if not number and version.format.partition(".")[0] == "json" and not _is_line(record):
+            raise OSError(
+                f"line 1 is no object; write one in each line, or {conversion(version.path)}"
+            )
         row = _row(record)
         keys.update(row.values)
         if required <= keys:
@@ -46,6 +53,19 @@ def _check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> N
         raise MissingColumnsError([Problem("input.path", fix)])
     if first is not None:
         check_columns(version, sorted(keys))
+
+
+def _is_line(record: bytes | TooLong) -> bool:
+    """Whether it has the ends of an object."""
+    if isinstance(record, TooLong):
+        return True
+    line = record.removeprefix(codecs.BOM_UTF8).strip()
+    return line.startswith(b"{") and line.endswith(b"}")
+
+
+def conversion(path: str) -> str:
+    """How to make a file of JSON that is not in lines readable."""
+    return f"""convert it: duckdb -c "copy (from '{path}') to '{path}.parquet'\""""
 
 
 def object_rows(shard: Shard, options: Options, _: Names) -> Iterator[Row]:

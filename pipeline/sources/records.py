@@ -1,4 +1,4 @@
-"""Records of text formats: lines, the elements of a JSON array, and the records of CSV and TSV.
+"""Records of text formats: lines, and the records of CSV and TSV.
 
 Entry points: `file_segments` for a whole stream and `shard_records` for the rows of a shard. A
 record may be longer than memory, so a scanner yields it in segments: `units_of` measures records
@@ -10,26 +10,18 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from pipeline.sources.documents import MAX_ROW_BYTES, TooLong
-from pipeline.sources.shards import ObjectVersion, Shard, Unit
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
+from pipeline.sources.shards import Shard, Unit
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
 
 # A column that none of the first rows has is reported as a misspelling, and a condition is tried on
 # them before a run.
 SAMPLE_ROWS = 100
-
-# The rest of a string with its quote; without one, up to a backslash whose next byte is missing.
-_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
-_STRUCTURE = re.compile(rb'"%b|[\[\]{},]' % _IN_STRING.pattern, re.DOTALL)
-_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
-HEAD_BYTES = 4096  # of a .json file, which show whether it is an array
-# — the first line may be longer than a block
-_OBJECT_LINE = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{(?:[^\n]*\}\s*\n|[^\n]*\Z)")
 
 
 class StreamPart(NamedTuple):
@@ -49,25 +41,10 @@ def file_segments(stream: Stream, format: str, quoted: bool | None = None) -> It
 def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     """The records of the shard's rows, as they are in the decompressed stream."""
     _, scan_piece = _scanners(shard.version.format, shard.version.quoted)
-    if scan_piece is _JSON_PIECE and not is_array(shard.version, options):
-        scan_piece = _line_segments
     piece = shard.piece
     assert piece.start_byte is not None and piece.end_byte is not None, shard
     with stream_at(shard.version, options, piece.start_byte) as stream:
         yield from records_of(scan_piece(_blocks(stream, piece.end_byte - piece.start_byte)))
-
-
-# Of files that earlier shards were of: whether they have an array.
-_arrays: dict[ObjectVersion, bool] = {}
-
-
-def is_array(version: ObjectVersion, options: Options) -> bool:
-    """Whether a file of the format `json` has an array; others have JSON lines by that name."""
-    if (known := _arrays.get(version)) is not None and version.etag:
-        return known
-    with decompressed(version.path, version.format, options) as stream:
-        _arrays[version] = _ARRAY.match(stream.read(HEAD_BYTES)) is not None
-    return _arrays[version]
 
 
 def units_of(segments: Iterable[StreamPart]) -> Iterator[Unit]:
@@ -121,55 +98,6 @@ def _line_segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
             start = newline
         if start < len(block):
             yield StreamPart(block[start:], ends=False, blank=block[start:].isspace())
-
-
-def _json_segments(blocks: Iterator[bytes]) -> Iterator[StreamPart]:
-    """The elements of the array that fills the blocks, or the lines, of which each is an object."""
-    head = next(blocks, b"")
-    if (opened := _ARRAY.match(head, 0, HEAD_BYTES)) is not None:
-        yield StreamPart(opened[0], ends=True, blank=True)
-        yield from _element_segments(chain([head[opened.end() :]], blocks), closed=True)
-    elif _OBJECT_LINE.match(head) or not head.strip():
-        yield from _line_segments(chain([head], blocks))
-    else:
-        raise OSError("not a JSON array, and line 1 is no object; write [{...}, {...}], or lines")
-
-
-def _element_segments(blocks: Iterator[bytes], *, closed: bool) -> Iterator[StreamPart]:
-    """The elements from the first byte on, up to the array's end, or (not closed) to the last byte.
-
-    A comma between two elements is a blank segment, so an element has exactly its own bytes.
-    """
-    depth, in_string, held, empty = 0, False, b"", closed
-    for block in blocks:
-        data = held + block
-        start = position = 0
-        if in_string and (match := _IN_STRING.match(data)):
-            position, in_string = match.end(), not match[1]
-        while not in_string and (match := _STRUCTURE.search(data, position)):
-            position, sign = match.end(), data[match.start() : match.start() + 1]
-            if sign == b'"':
-                in_string = not match[1]
-            elif depth == 0 and sign in b",]":
-                element = data[start : match.start()]
-                empty = empty and sign == b"]" and not element.strip()
-                yield StreamPart(element, ends=True, blank=empty)
-                if sign == b"]":
-                    if any(rest.strip() for rest in chain([data[position:]], blocks)):
-                        raise OSError("something follows its JSON array; write one array a file")
-                    return
-                yield StreamPart(sign, ends=True, blank=True)
-                start = position
-            else:
-                depth += 1 if sign in b"[{" else -1 if sign in b"]}" else 0
-        # — a backslash and the byte that it escapes are matched together
-        held = data[position:] if in_string else b""
-        if rest := data[start : len(data) - len(held)]:
-            empty = empty and not rest.strip()
-            yield StreamPart(rest, ends=False, blank=empty)
-    if closed:
-        raise OSError("its JSON array is not closed; the file may be incomplete")
-    yield StreamPart(held, ends=True, blank=False)
 
 
 def _delimited_file(stream: Stream, sign: re.Pattern[bytes]) -> Iterator[StreamPart]:
@@ -235,19 +163,14 @@ def is_quoted(format: str, told: bool | None) -> bool:
 _Scanners = tuple[
     Callable[[Stream], Iterator[StreamPart]], Callable[[Iterator[bytes]], Iterator[StreamPart]]
 ]
-_JSON_PIECE = partial(_element_segments, closed=False)
-# By the first part of a format.
-_SCANNERS: Mapping[str, _Scanners] = {
-    "json": (lambda stream: _json_segments(_blocks(stream)), _JSON_PIECE),
-}
-# Of all other formats: a record is a line.
+# Of all formats but CSV and TSV: a record is a line.
 _LINES: _Scanners = (lambda stream: _line_segments(_blocks(stream)), _line_segments)
 
 
 def _scanners(format: str, quoted: bool | None) -> _Scanners:
     family = format.partition(".")[0]
     if family not in DELIMITERS:
-        return _SCANNERS.get(family, _LINES)
+        return _LINES
     quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
     sign = re.compile(rb"\r\n?|\n" + quote)
     return partial(_delimited_file, sign=sign), partial(_delimited_segments, sign=sign)

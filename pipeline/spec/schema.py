@@ -59,8 +59,8 @@ class InputSpec(Frozen):
     path: Location = Field(min_length=1)
     """File, folder or glob, local or at any fsspec URL, such as `s3://` or `hf://`. Formats:
     Parquet, Arrow, WET, text files (`.txt`, one document each), WebDataset (`.tar`), and JSON
-    lines, CSV, TSV or JSON arrays, each plain or as gzip or zstd. Hidden names and the output are
-    left out below a folder or a glob."""
+    lines, CSV or TSV, each plain or as gzip or zstd. Hidden names and the output are left out below
+    a folder or a glob."""
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
     text: str | None = Field(default="text", min_length=1)

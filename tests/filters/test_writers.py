@@ -58,8 +58,6 @@ def read_rows(name: str, data: bytes) -> list[Row]:
         tsv: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
         lines = csv.DictReader(text, **({} if ".csv" in name else tsv))
         return [(row["id"], row["text"]) for row in lines]
-    if name.startswith("corpus.json") and ".jsonl" not in name:
-        return [(row["id"], row["text"]) for row in json.loads(plain)]
     rows = map(json.loads, filter(bytes.strip, plain.split(b"\n")))
     return [(row["id"], row["text"]) for row in rows]
 

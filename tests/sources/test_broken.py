@@ -7,10 +7,12 @@ import hashlib
 import io
 import json
 import random
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,8 +21,9 @@ from data_fixtures import wet_record
 from fsspec.implementations.memory import MemoryFile
 from whole_shards import all_documents
 
-from pipeline.errors import SpecError, StorageError, UnreadableError
+from pipeline.errors import AssayError, SpecError, StorageError, UnreadableError
 from pipeline.sources.formats import READERS
+from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.source import InputObject, cut, find_objects
 from pipeline.spec.schema import Columns
 
@@ -70,16 +73,6 @@ LINES = [
     (b'{"id": 11, "text": " "}', "11", "empty"),
     (b'{"id": {"a": 1}, "text": "ok"}', '{"a": 1}', "ok"),
 ]
-ELEMENTS = [
-    (b'\xef\xbb\xbf [ {"id": 1, "text": "a"}', "1", "ok"),
-    (b" 3", NOTHING, "error:not an object"),
-    (b' [{"text": "b"}, 1]', NOTHING, "error:not an object"),
-    (b' {"id": 4}', "4", "error:no text"),
-    (b'{"text": "\xff"}', NOTHING, "error:invalid UTF-8"),
-    (b" ", NOTHING, "error:not JSON"),
-    (b' {"text" "c"}', NOTHING, "error:not JSON"),
-    (b"]\n", NOTHING, "error:not JSON"),
-]
 RECORDS = [
     (b"id,text\n1,ok", "1", "ok"),
     (b"2,caf\xe9", "2", "error:invalid UTF-8"),  # Latin-1
@@ -100,7 +93,7 @@ WET = [
     ("name", "separator", "rows"),
     [
         ("a.jsonl", b"\n", LINES),
-        ("a.json", b",", ELEMENTS),
+        ("a.json", b"\n", LINES),
         ("a.csv", b"\n", RECORDS),
         ("a.warc.wet.gz", b"", WET),
     ],
@@ -124,10 +117,12 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
         ("a.csv", "id,text\n".encode("utf-16"), "it is UTF-16 text; save it as UTF-8"),
         ("a.csv", "id,text,Größe\n".encode("latin-1"), "its header is not UTF-8"),
         ("a.csv", b'id,"text\n', "a quote in its header is not closed"),
-        ("a.json", b'{\n "data": [\n{"text": "a"}]}', "not a JSON array, and line 1 is no object"),
-        ("a.json", b'"text"\n{"text": "a"}\n', "not a JSON array, and line 1 is no object"),
-        ("a.json", b'[{"text": "a"}, {"text": "b"}', "its JSON array is not closed"),
-        ("a.json", b'[{"text": "a"}][{"text": "b"}]', "something follows its JSON array"),
+        (
+            "a.json",
+            b'{\n "data": [\n{"text": "a"}]}',
+            "line 1 is no object; write one in each line",
+        ),
+        ("a.json", b'"text"\n{"text": "a"}\n', "line 1 is no object; write one in each line, or"),
         ("a.json", '[{"text": "a"}]'.encode("utf-16"), "it is UTF-16 text; save it as UTF-8"),
         ("a.parquet", POINTER, "it is a Git LFS pointer; run `git lfs pull`"),
         ("a.json.gz", POINTER, "it is a Git LFS pointer; run `git lfs pull`"),
@@ -167,7 +162,7 @@ def test_a_file_that_violates_its_format_is_one_line(
         ("a.csv", POINTER, "is a Git LFS pointer; run `git lfs pull`"),
         ("a.ndjson", b"\n <HTML><head>", "is an HTML page; download the file itself"),
         ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
-        ("a.jsonl", b'[{"text": "a"},\n{"text": "b"}]', "is a JSON array; name it .json"),
+        ("a.jsonl", b'[{"text": "a"},\n{"text": "b"}]', "is a JSON array; convert it: duckdb -c"),
         ("a.jsonl", gzip.compress(b'{"text": "a"}\n'), "is compressed with gzip; add .gz"),
         ("a.jsonl", b"text\nplain words\n", "line 1 is not JSON: 'text'; write a JSON object in"),
         ("a.jsonl.gz", gzip.compress(b"\n3\n4\n"), "line 1 is not an object: '3'; write a JSON"),
@@ -183,6 +178,22 @@ def test_a_file_that_is_something_else_says_what_it_is(
     (problem,) = raised.value.problems
     assert problem.place == "input.path" and fix in problem.fix
     assert problem.fix.startswith(found.path) and "it has" not in problem.fix
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
+def test_a_json_array_names_the_line_that_converts_it(
+    write: Write, name: str, indent: int | None
+) -> None:
+    rows = [{"id": str(n), "text": "a"} for n in range(SAMPLE_ROWS)]
+    data = json.dumps(rows, indent=indent).encode()
+    array = write(name, gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(AssayError, match="a JSON array; convert it: ") as raised:
+        cut(array, Columns("text", "id"), 3000)
+    command = re.search(r'duckdb -c "(.*?)"', str(raised.value))
+    assert command is not None and len(str(raised.value).splitlines()) == 1
+    duckdb.sql(command[1])
+    assert pq.read_table(f"{array.path}.parquet").to_pylist() == rows
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json.gz", "a.tsv.gz"])

@@ -92,12 +92,6 @@ def _tsv(rows: Sequence[Row]) -> bytes:
     return "".join(line + "\r\n" * (i % 5 == 0) for i, line in enumerate(lines)).encode()
 
 
-def _array(rows: Sequence[Row]) -> bytes:
-    """A JSON array over many lines."""
-    objects = [{"id": identifier, "text": text} for identifier, text in rows]
-    return json.dumps(objects, ensure_ascii=False, indent=1).encode()
-
-
 def _table(rows: Sequence[Row]) -> pa.Table:
     ids, texts = zip(*rows, strict=True)
     return pa.table({"other": range(len(rows)), "text": list(texts), "id": list(ids)})
@@ -154,10 +148,9 @@ ENCODERS: dict[str, Callable[[Sequence[Row]], bytes]] = {
     "corpus.csv": _csv,
     "corpus.csv.zst": lambda rows: _halves(_csv(rows), zstandard.compress),
     "corpus.tsv.gz": lambda rows: _halves(_tsv(rows), gzip.compress),
-    "corpus.json": _array,
-    "corpus.json.gz": lambda rows: _halves(_array(rows), gzip.compress),
+    "corpus.json": _lines,
+    "corpus.json.gz": lambda rows: _halves(_lines(rows), gzip.compress),
     "corpus.ndjson": _lines,
-    "lines.json.zst": lambda rows: _halves(_lines(rows), zstandard.compress),
 }
 
 
