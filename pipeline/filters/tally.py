@@ -1,6 +1,7 @@
 """What a report counts in the table of a snapshot's decisions: scores, lengths, examples.
 
-Entry points: `tallied_columns` for the columns that the table needs, `score_counts`, `examples`.
+Entry points: `tallied_columns` for the columns that the table needs, `score_counts`, `bar_counts`,
+`examples`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from pipeline.filters.decisions import MOST_GROUPS, Decisions, places
+from pipeline.filters.decisions import Decisions
 from pipeline.ledger.snapshots import SnapshotTask
 
-# The thresholds that a report has counts for: 0, 0.001, ... 1.
-THRESHOLDS = np.arange(1_001) / 1_000
+BARS = 50  # of a histogram
 LENGTHS = (200, 1_000, 5_000, 20_000)  # characters: the upper ends of groups of documents
 SHOWN_LABELS = 12  # of a task: histograms and examples; the first in the spec's order
 MOST_SCORES = 48
@@ -29,17 +27,11 @@ Label = tuple[str, str]  # of a task: both names
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts:
-    """Documents by the probability of a label, and by group.
-
-    Cell `n` counts probabilities above `THRESHOLDS[n - 1]`, up to `THRESHOLDS[n]`. So the documents
-    above a threshold are the sum of the cells after it.
-    """
+    """Documents by the probability of a label."""
 
     task: str
     label: str
-    threshold: float  # where the page begins: of the filter, or .5
-    counts: Mapping[str, Sequence[int]]  # by group: [thresholds]
-    sizes: tuple[Sequence[int], ...]  # documents, characters, tokens: [thresholds]
+    counts: tuple[int, ...]  # in BARS bars of equal width from 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +75,18 @@ def tallied_columns(
     return fields | {f"p_{n}": (task, "p", label) for n, (task, label) in enumerate(scored)}
 
 
-def score_counts(
-    table: Decisions, scored: Sequence[Label], limits: Mapping[Label, float]
-) -> Iterator[ScoreCounts]:
-    """Documents by the probability of each label, those that the rule limits first."""
-    for number in sorted(range(len(scored)), key=lambda n: scored[n] not in limits):
-        # — exact, because p has 32 bits: it is a multiple of .001, or differs from it by far more
-        # than the product is rounded
-        rows = table.rows(
-            f"""
-            with places as ({places("grp", MOST_GROUPS)})
-            select shown, ceil(p_{number}::DOUBLE * {len(THRESHOLDS) - 1})::INTEGER as cell,
-                count(*), sum(n_chars)::BIGINT, sum(tokens)::BIGINT
-            from documents join places on grp = name where isfinite(p_{number})
-            group by shown, cell order by max(place)
-            """
-        )
-        counts: dict[str, list[int]] = {}
-        sizes = np.zeros((3, len(THRESHOLDS)), np.int64)
-        for group, cell, *size in rows:
-            counts.setdefault(group, [0] * len(THRESHOLDS))[cell] = size[0]
-            sizes[:, cell] += size
-        task, label = scored[number]
-        limit = limits.get((task, label), 0.5)
-        yield ScoreCounts(task, label, limit, counts, tuple(sizes.tolist()))
+def score_counts(table: Decisions, scored: Sequence[Label]) -> Iterator[ScoreCounts]:
+    """Documents by the probability of each label."""
+    for number, (task, label) in enumerate(scored):
+        yield ScoreCounts(task, label, bar_counts(table, f"p_{number}", 0, 1))
+
+
+def bar_counts(table: Decisions, column: str, low: float, high: float) -> tuple[int, ...]:
+    """The documents with a number in the column, in BARS bars of equal width."""
+    bar = f"least(floor(({column}::DOUBLE - ?) / ? * {BARS}), {BARS - 1})::INTEGER"
+    query = f"select {bar} as bar, count(*) from documents where isfinite({column}) group by bar"
+    counts: dict[int, int] = dict(table.rows(query, [low, high - low]))
+    return tuple(counts.get(number, 0) for number in range(BARS))
 
 
 def examples(

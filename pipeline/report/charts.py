@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
@@ -18,7 +17,6 @@ from pipeline.report.console import truncate
 from pipeline.verbs.corpus_report import ExpectedScores
 from pipeline.verbs.evaluate import TaskEvaluation
 
-BARS = 50  # of a histogram
 MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
 MAX_LINES = 10  # labels of a chart: those with the most gold rows
@@ -63,19 +61,19 @@ def histograms(scores: Sequence[ScoreCounts], kind: str = "choice") -> list[Char
     """
     # — of two labels the second mirrors the first
     candidates = scores[:1] if len(scores) == 2 and kind != "multi" else scores
-    above = [int(_bars(score)[1:].sum()) for score in candidates]
+    above = [sum(score.counts[1:]) for score in candidates]
     most = sorted(range(len(candidates)), key=lambda n: -above[n])[:MOST_FIGURES]
     return [
         histogram(candidates[n])
         for n in sorted(most)
-        if above[n] >= LEAST_SHARE * max(1, sum(candidates[n].sizes[0]))
+        if above[n] >= LEAST_SHARE * max(1, sum(candidates[n].counts))
     ]
 
 
 def histogram(score: ScoreCounts) -> Chart:
     """The documents by the probability of a label."""
-    bars = _bars(score).tolist()
-    return _histogram(f"p of {score.label} ({score.task}), {sum(bars):,} documents", bars, (0, 1))
+    name = f"p of {score.label} ({score.task}), {sum(score.counts):,} documents"
+    return _histogram(name, score.counts, (0, 1))
 
 
 def score_histogram(task: str, scores: ExpectedScores) -> Chart:
@@ -110,13 +108,6 @@ def _histogram(name: str, bars: Sequence[int], ends: tuple[float, float]) -> Cha
         caption=f"{name}; the highest bar has {bars[highest]:,} at {words(highest)}; "
         "logarithmic scale",
     )
-
-
-def _bars(score: ScoreCounts) -> NDArray[np.int64]:  # [bars]
-    counts = np.asarray(score.sizes[0], np.int64)
-    cells = np.r_[counts[0] + counts[1], counts[2:]]  # — a score of 0 is in the first bar
-    bars: NDArray[np.int64] = cells.reshape(BARS, -1).sum(axis=1)
-    return bars
 
 
 def curves(task: TaskEvaluation) -> tuple[Chart, Chart]:

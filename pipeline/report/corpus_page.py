@@ -5,24 +5,19 @@ The page is `page.html`, which Jinja fills in. Its texts may be hostile: all of 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
 
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.removal import unanswered_words
-from pipeline.filters.tally import THRESHOLDS, ScoreCounts
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
@@ -46,13 +41,11 @@ from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport
 
 SHOWN_GROUPS = 20
-SLIDER_GROUPS = 8  # the largest ones
 INSTRUCTION_CHARS = 400
 _SECTIONS = {
     "summary": "Summary",
     "reasons": "Why documents are dropped",
     "examples": "Examples",
-    "thresholds": "Thresholds",
     "groups": "Kept and dropped by group",
     "answers": "Answers",
     "quality": "Quality",
@@ -74,7 +67,6 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
     present = {
         "reasons": shown.filter,
         "examples": shown.examples,
-        "thresholds": shown.scores,
         "quality": shown.quality,
         "drift": shown.drift,
     }
@@ -92,7 +84,6 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         documents=sum(shown.whole, Size()).documents,
         doubts=list(report_doubts(shown)),
         statuses=list(_statuses(shown)),
-        slider=[_slider(score) for score in shown.scores],
         provenance=[("spec", f"{spec_file}, job {shown.spec}"), *_overview(shown), written],
     )
 
@@ -106,10 +97,8 @@ def _template() -> Template:
         lstrip_blocks=True,
         finalize=_without_controls,
     )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {
         "thousands": "{:,}".format,
-        "sha256": _sha256,
         "words": shlex.join,
         "cut": truncate,
         "pairs": _pairs,
@@ -143,10 +132,6 @@ def _without_controls(value: object) -> object:
     """A text without control characters. Markup, which the template has written, stays."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return escape_controls(str(value)) if is_text else value
-
-
-def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _pairs(values: Mapping[str, str], chars: int | None = None) -> str:
@@ -202,21 +187,6 @@ def _filter_text(report: CorpusReport) -> str:
     )
 
 
-def _slider(score: ScoreCounts) -> dict[str, Any]:
-    """The numbers for a threshold that the reader moves."""
-    start = round(score.threshold * (len(THRESHOLDS) - 1))
-    return {"counts": _largest_groups(score.counts), "sizes": score.sizes, "start": start}
-
-
-def _largest_groups(counts: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    largest = sorted(counts.items(), key=lambda group: -sum(group[1]))
-    shown = {escape_controls(name): cells for name, cells in largest[:SLIDER_GROUPS]}
-    if others := largest[SLIDER_GROUPS:]:
-        rest = np.sum([cells for _, cells in others], axis=0).tolist()
-        shown[f"{len(others):,} smaller groups"] = rest
-    return shown
-
-
 def _statuses(report: CorpusReport) -> Iterator[tuple[str, str]]:
     """The tasks, and how many documents have which status; tasks with equal counts are one row."""
     alike: dict[tuple[tuple[str, int], ...], list[str]] = {}
@@ -258,7 +228,6 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
 class CorpusReportJson(CorpusFigures):
     """Every number of the page."""
 
-    thresholds: list[float]
     quality: EvaluationJson | None
     drift: ComparisonJson | None
     warnings: tuple[str, ...]
@@ -268,7 +237,6 @@ def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
     """The JSON form of the report."""
     return CorpusReportJson(
         **{field.name: getattr(report, field.name) for field in fields(CorpusFigures)},
-        thresholds=THRESHOLDS.tolist(),
         quality=None if report.quality is None else evaluation_json(report.quality),
         drift=None if report.drift is None else comparison_json(report.drift),
         warnings=tuple(report_doubts(report)),

@@ -23,13 +23,13 @@ from pipeline.filters.decisions import (
 )
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import older_answers, what_answered
-from pipeline.filters.policy import Policy
 from pipeline.filters.removal import FilterReport, filter_report, limited_probabilities
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
     ScoreCounts,
     ShownDocument,
+    bar_counts,
     examples,
     score_counts,
     scored_labels,
@@ -46,7 +46,6 @@ from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
-SCORE_BARS = 50  # of a histogram of expected values
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +162,8 @@ def report_of(
     rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec)).grouped(options.by)
     contents, shards = rule.contents, rule.input_shards(cache_dir)
     policy, on_error = with_thresholds(rule, shards), rule.filter.on_error
-    limits = _thresholds(policy)
     named = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    scored = scored_labels(named, limits)
+    scored = scored_labels(named, limited_probabilities(policy))
     columns = tallied_columns(named, scored)
     before = _before(rule)
     seconds, rate = _pace(rule.store, contents, before)
@@ -187,7 +185,7 @@ def report_of(
             seconds=seconds,
             docs_per_s=rate,
             tasks=tasks,
-            scores=tuple(score_counts(table, scored, limits)),
+            scores=tuple(score_counts(table, scored)),
             filter=filter_report(rule.judge(policy), on_error, table) if spec.filter else None,
             by=", ".join(rule.by) or None,
             groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
@@ -202,12 +200,6 @@ def report_of(
 def _without_filter(spec: JobSpec) -> JobSpec:
     """The spec with a filter that keeps every document."""
     return spec.model_copy(update={"filter": FilterSpec(keep="true", on_error="keep")})
-
-
-def _thresholds(policy: Policy) -> dict[tuple[str, str], float]:
-    """The threshold of each probability that the rule limits, by task and label."""
-    limits = limited_probabilities(policy)
-    return {pair: limit for pair, limit in limits.items() if 0 <= limit <= 1}
 
 
 def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
@@ -237,17 +229,11 @@ def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
 def _expected_scores(task: TaskSpec, table: Decisions) -> ExpectedScores | None:
     """None if no document has an answer."""
     low, high = task.values[0], task.values[-1]
-    bar = f"least(floor(({task.name}_score - ?) / ? * {SCORE_BARS}), {SCORE_BARS - 1})::INTEGER"
-    rows = table.rows(
-        f"select {bar} as bar, count(*), sum({task.name}_score::DOUBLE) from documents "
-        f"where isfinite({task.name}_score) group by bar",
-        [low, high - low],
-    )
-    if not rows:
+    score = f"{task.name}_score"
+    [(mean,)] = table.rows(f"select avg({score}::DOUBLE) from documents where isfinite({score})")
+    if mean is None:
         return None
-    counts = {number: count for number, count, _ in rows}
-    mean = sum(total for *_, total in rows) / sum(counts.values())
-    return ExpectedScores(mean, low, high, tuple(counts.get(n, 0) for n in range(SCORE_BARS)))
+    return ExpectedScores(mean, low, high, bar_counts(table, score, low, high))
 
 
 def _pace(

@@ -25,7 +25,7 @@ from pipeline.filters.decisions import (
 )
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
-    THRESHOLDS,
+    BARS,
     ShownDocument,
     examples,
     score_counts,
@@ -109,22 +109,19 @@ def test_a_group_that_is_called_as_the_others_is_counted_with_them(table: Decisi
     groups = table.sizes("grp", MOST_GROUPS)
     assert sum(kept.documents for kept, _ in groups.values()) == len(names)
     assert groups[OTHERS][0].documents == 4
-    [scores] = score_counts(table, [("toxic", "toxic")], {})
-    assert {name: sum(cells) for name, cells in scores.counts.items()} == {
-        name: kept.documents for name, (kept, _) in groups.items()
-    }
 
 
-@given(st.lists(st.sampled_from(THRESHOLDS.tolist()) | st.floats(0, 1, width=32), min_size=1))
-def test_a_cell_has_the_probabilities_up_to_its_threshold(values: list[float]) -> None:
+EDGES = st.integers(0, BARS).map(lambda bar: bar / BARS)
+
+
+@given(st.lists(EDGES | st.floats(0, 1, width=32), min_size=1))
+def test_a_bar_has_the_probabilities_from_its_left_end_on(values: list[float]) -> None:
     p = np.array(values, np.float32)
     with scratch() as table:
         add(table, ["all"] * len(p), [False] * len(p), p_0=np.append(p[1:], np.float32("nan")))
-        [scores] = score_counts(table, [("toxic", "toxic")], {})
-    cells = np.searchsorted(THRESHOLDS, p[1:].astype(np.float64))
-    expected = np.bincount(cells, minlength=len(THRESHOLDS)).tolist()
-    assert scores.sizes == (expected, expected, [3 * count for count in expected])
-    assert scores.counts == ({"all": expected} if len(cells) else {})
+        [scores] = score_counts(table, [("toxic", "toxic")])
+    bars = np.minimum(p[1:].astype(np.float64) * BARS, BARS - 1).astype(int)
+    assert scores.counts == tuple(np.bincount(bars, minlength=BARS).tolist())
 
 
 def test_a_table_that_cannot_be_written_says_what_to_do() -> None:

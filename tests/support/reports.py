@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from pipeline.filters.decisions import Size
-from pipeline.filters.tally import ScoreCounts
+from pipeline.filters.tally import BARS, ScoreCounts
 from pipeline.report.console import console_on
 from pipeline.report.corpus_page import page
 from pipeline.verbs.corpus_report import CorpusReport, FilterReport, TaskReport
@@ -42,10 +42,10 @@ def task(name: str, statuses: dict[str, int], **changes: Any) -> TaskReport:
 
 def scores(name: str, counts: dict[int, int], label: str | None = None) -> ScoreCounts:
     """Documents by thousandths of the score."""
-    cells = [0] * 1_001
+    bars = [0] * BARS
     for place, count in counts.items():
-        cells[place] = count
-    return ScoreCounts(name, label or name, 0.5, {"": cells}, (cells, cells, cells))
+        bars[min(place * BARS // 1_000, BARS - 1)] += count
+    return ScoreCounts(name, label or name, tuple(bars))
 
 
 REPORT = CorpusReport(
