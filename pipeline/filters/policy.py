@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError
 from pipeline.hashes import parse_versioned_json, validated
 from pipeline.ledger.snapshots import Contents, SnapshotTask
-from pipeline.sources.rule import Expression, Group, Rule, Score, conjuncts, fields_in
+from pipeline.sources.rule import (
+    Expression,
+    Group,
+    Rule,
+    Score,
+    conjuncts,
+    fields_in,
+    probabilities_in,
+)
 from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
 
 FORMAT = 1
@@ -63,11 +71,21 @@ class Policy:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns of the input that it reads."""
+        read = (fields_in(text, INPUT, place=place) for text, place in self._texts())
+        return tuple(dict.fromkeys(name for names in read for name in names))
+
+    @property
+    def probabilities(self) -> set[tuple[str, str]]:
+        """The probabilities that it reads, by task and label."""
+        read = (probabilities_in(text, place=place) for text, place in self._texts())
+        return {name for names in read for name in names}
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        """Each expression, and where the user wrote it."""
         texts = [(self.keep, "filter.keep")]
         for clause in self.clauses:
             texts += zip((clause.of, clause.by), clause.places, strict=True)
-        read = (fields_in(text, INPUT, place=place) for text, place in texts if text)
-        return tuple(dict.fromkeys(name for names in read for name in names))
+        yield from ((text, place) for text, place in texts if text)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,7 @@
 """What a rule keeps and removes: in words, and as SQL for other programs.
 
-Entry points: `filter_report`, `removed_sql`, `stop_words` and `limited_probabilities`. The dry run,
-the filter, the audit and the report use these.
+Entry points: `filter_report`, `removed_sql` and `stop_words`. The dry run, the filter, the audit
+and the report use these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.filters.decisions import Decisions
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.sources.documents import OK, TRUNCATED
-from pipeline.sources.rule import NO_GROUP, one_line, probability_in, upper_limits
+from pipeline.sources.rule import NO_GROUP, one_line
 
 # Digits that a decimal literal of DuckDB has, so that its value as a DOUBLE is the nearest one.
 _DECIMAL_DIGITS = 15
@@ -83,20 +83,6 @@ def removed_sql(judge: Judge, on_error: str) -> str:
     if on_error == "keep":
         return f"{' AND '.join(f'{status} {answers}' for status in statuses)} AND ({condition})"
     return condition
-
-
-def limited_probabilities(policy: Policy) -> dict[tuple[str, str], float]:
-    """The probabilities that the policy limits from above, by task and label, with the limit.
-
-    Of a clause with groups, the limit is that of all other groups.
-    """
-    keep = upper_limits(policy.keep, place="filter.keep") if policy.keep else {}
-    limits = {}
-    for clause in policy.clauses:
-        named = probability_in(clause.of, place=clause.places[0])
-        if named is not None:
-            limits[named] = clause.otherwise
-    return limits | keep
 
 
 def _above(clause: Clause) -> str:

@@ -48,12 +48,12 @@ class ShownDocument:
     reason: str  # why the filter drops it; "" where it is kept
 
 
-def scored_labels(tasks: Mapping[str, SnapshotTask], limited: Collection[Label]) -> list[Label]:
-    """The labels whose probabilities are counted, those that the rule limits before others."""
+def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -> list[Label]:
+    """The labels whose probabilities are counted: of each task, those that the rule reads first."""
     scored = []
     for task, named in tasks.items():
         if "p" in named.columns:
-            labels = sorted(named.labels, key=lambda label: (task, label) not in limited)
+            labels = sorted(named.labels, key=lambda label: (task, label) not in first)
             scored += [(task, label) for label in labels[:SHOWN_LABELS]]
     return scored[:MOST_SCORES]
 

@@ -1,7 +1,7 @@
 """SQL expressions over the columns of one document: a rule that chooses documents, or a value.
 
-Entry points: `Rule`, `Score` and `Group`; `conjuncts`, `upper_limits` and `probability_in` for what
-a rule says. DuckDB evaluates them without access to files, networks, settings or the clock, and in
+Entry points: `Rule`, `Score` and `Group`; `conjuncts` and `probabilities_in` for what a rule
+says. DuckDB evaluates them without access to files, networks, settings or the clock, and in
 UTC: they give the same values on every machine and day.
 """
 
@@ -47,9 +47,6 @@ _UNBOUNDED = frozenset(
 ALIAS = "_documents"
 # The group of documents without a value.
 NO_GROUP = "null"
-# In the parse tree, the beginnings of comparisons that limit a value from above, with the sides of
-# the value and of the limit.
-_BELOW = {"COMPARE_LESSTHAN": ("left", "right"), "COMPARE_GREATERTHAN": ("right", "left")}
 # What may not be inside a sentence; also found in a string, where it does no harm.
 _COMMENT_OR_LINE = re.compile(r"--|/\*|\n")
 # A rule is tried on this number of empty documents before it sees a real one.
@@ -246,32 +243,10 @@ def one_line(text: str, *, place: str) -> str:
     return _sql(text, tree, _whole(tree))
 
 
-def upper_limits(text: str, *, place: str) -> dict[tuple[str, str], float]:
-    """The probabilities of a rule that have an upper limit, by task and label, with the limit.
-
-    `toxic.p.toxic < 0.5` limits the label `toxic` of the task `toxic`, alone or joined with other
-    conditions by AND. SpecError as of `Rule`.
-    """
-    limits: dict[tuple[str, str], float] = {}
-    _, tree = _parsed(text, place)
-    for part in _conditions(tree):
-        if (sides := _BELOW.get(part["type"].removesuffix("OREQUALTO"))) is None:
-            continue
-        below, above = (part[side] for side in sides)
-        # — a side that reads a column is no constant
-        if (name := _probability(below)) is not None and not _references(above):
-            number = f"SELECT TRY_CAST(({_sql(text, tree, above)}) AS DOUBLE)"
-            if (limit := _query(number)) is not None:
-                limits[name] = min(limit, limits.get(name, limit))
-    return limits
-
-
-def probability_in(text: str, *, place: str) -> tuple[str, str] | None:
-    """The task and the label of an expression that is a probability, such as `toxic.p.toxic`.
-
-    None for any other expression; SpecError as of `Rule`.
-    """
-    return _probability(_whole(_parsed(text, place)[1]))
+def probabilities_in(text: str, *, place: str) -> list[tuple[str, str]]:
+    """The probabilities that an expression names, by task and label; SpecError as of `Rule`."""
+    named = _references(_parsed(text, place)[1])
+    return [(names[0], names[2]) for names in named if len(names) == 3 and names[1] == "p"]
 
 
 def _whole(tree: Any) -> Any:
@@ -284,14 +259,6 @@ def _conditions(tree: Any) -> list[Any]:
     """The nodes that the expression joins with AND."""
     node = _whole(tree)
     return list(node["children"]) if node["type"] == "CONJUNCTION_AND" else [node]
-
-
-def _probability(node: Any) -> tuple[str, str] | None:
-    """The task and the label of a node that is `task.p.label`."""
-    match node.get("column_names"):
-        case [task, "p", label]:
-            return task, label
-    return None
 
 
 def _sql(text: str, tree: Any, part: Any) -> str:

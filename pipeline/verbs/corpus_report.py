@@ -23,7 +23,7 @@ from pipeline.filters.decisions import (
 )
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import older_answers, what_answered
-from pipeline.filters.removal import FilterReport, filter_report, limited_probabilities
+from pipeline.filters.removal import FilterReport, filter_report
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
@@ -163,7 +163,7 @@ def report_of(
     contents, shards = rule.contents, rule.input_shards(cache_dir)
     policy, on_error = with_thresholds(rule, shards), rule.filter.on_error
     named = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    scored = scored_labels(named, limited_probabilities(policy))
+    scored = scored_labels(named, policy.probabilities)
     columns = tallied_columns(named, scored)
     before = _before(rule)
     seconds, rate = _pace(rule.store, contents, before)

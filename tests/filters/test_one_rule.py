@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size
 from pipeline.filters.policy import Clause, Judge, Policy
-from pipeline.filters.removal import FilterReport, kept_words, limited_probabilities, removed_sql
+from pipeline.filters.removal import FilterReport, kept_words, removed_sql
 from pipeline.options import ReportOptions
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import CorpusReport, report_of
@@ -273,22 +273,11 @@ def test_what_a_rule_keeps_is_said_in_one_line(
     assert kept_words(Policy.of_spec(spec.filter, LABELS)) == words
 
 
-@pytest.mark.parametrize(
-    ("rule", "limits"),
-    [
-        ({"keep": f"{SCORE} < 0.25 and topic.p.art <= 1e-1"}, {SCORE: 0.25, "topic.p.art": 0.1}),
-        ({"keep": f"not ({SCORE} < 0.5) or {SCORE} < 0.2"}, {}),
-        ({"thresholds": {"of": SCORE, "otherwise": 0.7}}, {SCORE: 0.7}),
-        ({"thresholds": {"of": f"{SCORE} + 0", "otherwise": 0.7}}, {}),
-    ],
-)
-def test_the_limits_of_probabilities_are_those_of_the_rule(
-    rule: dict[str, Any], limits: dict[str, float], tmp_path: Path
-) -> None:
-    spec = spec_of(tmp_path, **rule)
+def test_the_probabilities_of_a_rule_are_those_of_all_its_parts(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, **{**RULES["all"], "drop_top": {"share": 0.1, "of": SCORE}})
     assert spec.filter is not None
-    found = limited_probabilities(Policy.of_spec(spec.filter, LABELS))
-    assert {f"{task}.p.{label}": limit for (task, label), limit in found.items()} == limits
+    policy = Policy.of_spec(spec.filter, LABELS)
+    assert policy.probabilities == {("topic", "law"), ("toxic", "toxic"), ("topic", "art")}
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from pipeline.sources.rule import (
     Score,
     conjuncts,
     one_line,
-    probability_in,
-    upper_limits,
+    probabilities_in,
 )
 
 P = pa.struct([("toxic", pa.float32()), ("clean", pa.float32())])
@@ -180,7 +179,7 @@ def test_a_function_that_makes_values_of_any_size_is_refused_at_once(
     keep: str, function: str
 ) -> None:
     began = time.monotonic()
-    for read in (make_rule, lambda text: upper_limits(text, place="filter.keep")):
+    for read in (make_rule, lambda text: probabilities_in(text, place="filter.keep")):
         with pytest.raises(SpecError, match=rf"filter\.keep: {function} makes values of any size"):
             read(keep)
     assert time.monotonic() - began < 1
@@ -261,43 +260,17 @@ def test_an_expression_on_one_line_has_no_comment(text: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, limits",
-    [
-        ("toxic.p.toxic < 0.5", {("toxic", "toxic"): 0.5}),
-        ("0.5 >= toxic.p.toxic", {("toxic", "toxic"): 0.5}),
-        ("toxic.p.toxic > 0.5", {}),
-        ("0.5 < toxic.p.toxic", {}),
-        ("not (toxic.p.toxic < 0.5)", {}),
-        ("toxic.p.toxic < 0.5 or n_chars > 3", {}),
-        ("toxic.p.toxic + 0.1 < 0.5", {}),
-        ("toxic.p.toxic < spam.p.spam", {}),
-        ("n_chars < 5 and 't.p.l < 1' = doc_id", {}),
-        ('"toxic"."p"."very toxic" <= -.25', {("toxic", "very toxic"): -0.25}),
-        ("toxic.p.toxic<-1e-3", {("toxic", "toxic"): -0.001}),
-        (
-            "spam.p.spam < 1 AND (a or b) AND toxic.p.toxic <= 5e-1::FLOAT",
-            {("spam", "spam"): 1.0, ("toxic", "toxic"): 0.5},
-        ),
-        ("toxic.p.toxic < 0.5 and toxic.p.toxic < 0.3", {("toxic", "toxic"): 0.3}),
-    ],
-)
-def test_an_upper_limit_is_a_condition_that_the_rule_joins_with_and(
-    text: str, limits: dict[tuple[str, str], float]
-) -> None:
-    assert upper_limits(text, place="keep") == limits
-
-
-@pytest.mark.parametrize(
     "text, named",
     [
-        ("toxic.p.toxic", ("toxic", "toxic")),
-        ('(toxic.p."very toxic")', ("toxic", "very toxic")),
-        ("toxic.mass", None),
-        ("toxic.p", None),
-        ("1 - toxic.p.toxic", None),
+        ("toxic.p.toxic", [("toxic", "toxic")]),
+        ('(toxic.p."very toxic") + 1 < 2', [("toxic", "very toxic")]),
+        ("spam.p.spam < 1 AND (a or b) AND toxic.p.toxic <= 5e-1::FLOAT", ["spam", "toxic"]),
+        ("n_chars < 5 and 't.p.l < 1' = doc_id and toxic.mass > .5", []),
+        ("struct_extract(toxic.p, 'toxic') > .5 or doc.p = 'p'", []),
     ],
 )
 def test_a_probability_is_named_by_its_task_and_label(
-    text: str, named: tuple[str, str] | None
+    text: str, named: list[tuple[str, str] | str]
 ) -> None:
-    assert probability_in(text, place="of") == named
+    expected = [(name, name) if isinstance(name, str) else name for name in named]
+    assert probabilities_in(text, place="of") == expected
