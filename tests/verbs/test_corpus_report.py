@@ -43,7 +43,6 @@ def folder(
         for number, row in enumerate(rows):
             row["source"] = ("web", "books", HOSTILE)[number % 3]
             row["text"] = f"{HOSTILE} {row['text']}" if row["text"].strip() else row["text"]
-        rows[1]["text"] += " a special word"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tasks = [{"name": n, "question": "?", "labels": list(of)} for n, of in LABELS.items()]
     source = {"path": str(corpus.folder), "id": "id"}
