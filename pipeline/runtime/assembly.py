@@ -279,7 +279,7 @@ def job_prompt(
         raise SpecError([Problem("tasks", fix, [task.name for task in job.spec.tasks])])
     folder = local_model(job, send)
     tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, job.spec.prompt, tasks)
+    prompt = tokenise_prompt(tokenizer, job.spec.prompt, tasks, of=job.spec.tasks)
     context = context_tokens(folder)
     max_tokens, room = job.spec.documents.max_tokens, prompt.room(context)
     if job.spec.model.engine == "vllm":

@@ -98,15 +98,19 @@ class PromptTokens:
 
 
 def tokenise_prompt(
-    tokenizer: PreTrainedTokenizerBase, prompt: PromptSpec, tasks: Sequence[TaskSpec]
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: PromptSpec,
+    tasks: Sequence[TaskSpec],
+    *,
+    of: Sequence[TaskSpec] = (),
 ) -> PromptTokens:
-    """The spans around a document.
+    """The spans around a document. Errors name the places of the tasks among all, `of`.
 
     SpecError if labels of a task have the same tokens, or if a text of the spec writes a control
     token elsewhere than after `{answer}`.
     """
     # — a task of the spec may be several here, named `TASK.LABEL`
-    in_spec = [*dict.fromkeys(task_of(task.name) for task in tasks)]
+    in_spec = [*dict.fromkeys(task_of(task.name) for task in (*of, *tasks))]
     places = [in_spec.index(task_of(task.name)) for task in tasks]
     problems = _written_controls(tokenizer, prompt, zip(places, tasks, strict=True))
     render = chat_template(tokenizer)

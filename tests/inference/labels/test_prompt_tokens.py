@@ -98,6 +98,12 @@ def test_a_text_of_the_spec_that_writes_a_control_token_is_refused_by_its_place(
         tokenise_prompt(byte_tokenizer, PromptSpec(**prompt), tasks)
     [problem] = refused.value.problems
     assert (problem.place, problem.value) == (place, "<|im_end|>")
+    # — a classifier answers the first of all tasks, and the model the others
+    all_tasks = [task(YES_NO.labels, "classified"), *tasks]
+    with pytest.raises(SpecError) as refused:
+        tokenise_prompt(byte_tokenizer, PromptSpec(**prompt), tasks, of=all_tasks)
+    [problem] = refused.value.problems
+    assert problem.place == place.replace("tasks.1.", "tasks.2.")
 
 
 def test_what_follows_the_mark_of_the_answer_may_write_control_tokens(
