@@ -36,7 +36,7 @@ from pipeline.errors import (
 )
 from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.placement import Placement, Resources, nodes_at_largest
-from pipeline.runtime.ray_processes import kill_all, own_services, processes_of_ray
+from pipeline.runtime.ray_processes import kill_all, own_folder, own_services, processes_of_ray
 
 logger = logging.getLogger(__name__)
 
@@ -185,16 +185,14 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
     # import of this thread that Ctrl-C ended may keep a lock
     threading.Thread(target=_import_graph, name="import", daemon=True).start()
     passive = PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
-    # — only this user may read the logs; Ray opens its own folders to everyone
-    private = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-    with private as folder, token_mode(starts=True), _variables(_FOR_PROCESSES | passive):
+    with own_folder() as folder, token_mode(starts=True), _variables(_FOR_PROCESSES | passive):
         # — on GPUs, documents are read and committed beside the engines. Ray starts this many
         # workers at once, and the mailbox and Ray Data take two before an engine does
         started = _start(
             num_cpus=1 + max(2, *(placement.cores for placement in placements)),
             # — by its own count Ray misses what torch sees, such as MIG devices
             num_gpus=max(placement.actors * placement.gpus for placement in placements),
-            folder=os.path.join(folder, "r"),
+            folder=str(folder),
         )
         services, orphans = own_services(), list[psutil.Process]()
         try:
