@@ -31,6 +31,7 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
         *((f"  {task}", f"asked of each label: {own}") for task, own in findings.usual.items()),
         *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
         *((f"  {task}", _readout(facts)) for task, facts in findings.readouts.items()),
+        ("kernels", ", ".join(f"{what} by {by}" for what, by in model.processor.items()) or "vLLM"),
         ("memory", _memory(findings.proof.memory)),
         ("exactness", _exactness(findings.proof.exactness, model.engine)),
     ]

@@ -93,9 +93,9 @@ class JobReader:
         engine = vars(self).get("_engine")  # — once a document was asked about
         if isinstance(engine, VllmEngine):
             return {"engine": f"vllm {engine.version}"}
-        if not isinstance(engine, LabelEngine) or engine.model.device.type != "cpu":
-            return {}
-        return {"processor": canonical_json(engine.model.processor).decode()}
+        if isinstance(engine, LabelEngine):
+            return {"processor": canonical_json(engine.model.processor).decode()}
+        return {}
 
     @cached_property
     def document_reader(self) -> DocumentReader:

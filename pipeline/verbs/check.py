@@ -94,6 +94,7 @@ class CheckedModel:
     device: str
     context_tokens: int
     chat_template: bool
+    processor: Mapping[str, str]  # what computes products and attention; empty of vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def check(
     return Findings(
         output=store.url,
         documents=planned.rows,
-        model=_checked_model(job, folder, tokenizer),
+        model=_checked_model(job, folder, tokenizer, proof),
         label_tokens=label_tokens,
         readouts={
             task: ReadoutFacts(
@@ -179,7 +180,9 @@ def _usual_questions(spec: JobSpec) -> dict[str, str]:
     return {name: with_slot(asked) for name, asked in several if SLOT not in asked}
 
 
-def _checked_model(job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase) -> CheckedModel:
+def _checked_model(
+    job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase, proof: Proof
+) -> CheckedModel:
     model = job.spec.model
     return CheckedModel(
         path=str(folder),
@@ -190,6 +193,7 @@ def _checked_model(job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase) -
         device=job.placement.device,
         context_tokens=context_tokens(folder),
         chat_template=bool(tokenizer.chat_template),
+        processor=proof.processor,
     )
 
 

@@ -9,7 +9,7 @@ that are rounded to 8 bits: a difference in the last bit of a float32 sum may be
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -109,6 +109,7 @@ class Proof:
     quantization: Difference | None  # against the model without quantisation; None if it has none
     answers: LogProbs  # by question, by document, in the job's dtype
     content_free: LogProbs  # by question, by document without content
+    processor: Mapping[str, str]  # what computes the model, as `LoadedModel` names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class _ModelAnswers:
     """One model's answers to the tree and to independent prompts."""
 
     memory: MemoryPlan
+    processor: Mapping[str, str]
     tree: LogProbs
     content_free: LogProbs
     compared: Sequence[ComparedDocument]
@@ -180,10 +182,17 @@ def prove(
         chosen = compared_answers(answers.compared, by_vllm)
         differs = difference([chosen], [answers.independent])
         exactness = Exactness(number_format, differs, None, rounding)
-        return Proof(None, exactness, None, by_vllm, engine.label(content_free).log_probs)
+        return Proof(None, exactness, None, by_vllm, engine.label(content_free).log_probs, {})
     exactness = Exactness(number_format, answers.difference, in_float32, rounding)
     if (quantize, job.spec.model.kv) == ("none", "none"):
-        return Proof(answers.memory, exactness, None, answers.tree, answers.content_free)
+        return Proof(
+            answers.memory,
+            exactness,
+            None,
+            answers.tree,
+            answers.content_free,
+            answers.processor,
+        )
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
     if quantize != "none":
@@ -195,7 +204,8 @@ def prove(
         memory, engine = memory_plan(model, prompt), label_engine(job, model, prompt)
         tree = engine.label(documents).log_probs
         nothing = engine.label(content_free).log_probs if content_free else ()
-    return Proof(memory, exactness, difference(tree, original), tree, nothing)
+    quantization = difference(tree, original)
+    return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
 
 
 def _by_own_engine(job: Job) -> Job:
@@ -235,7 +245,7 @@ def _answers(
         for item in compared
         for answer in answers_alone(model, item.prompt, item.document, readouts=readouts)
     ]
-    return _ModelAnswers(memory, tree, nothing, compared, independent)
+    return _ModelAnswers(memory, model.processor, tree, nothing, compared, independent)
 
 
 def _have_room(weights_bytes: int, device: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -151,7 +152,9 @@ def test_nothing_is_planted_and_the_same_spec_is_exact(
 ) -> None:
     spec = str(write_spec(model=a_model(model_folder, dtype=dtype)))
     assert main(["check", spec, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["exactness"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["model"]["processor"]["attention"].endswith(f" torch.{dtype}")
+    found = printed["exactness"]
     assert found["exact"] and found["answers"] == 2
     allowed = found["allowed"]
     assert found["max_abs_dp"] <= allowed["max_abs_dp"] and allowed["max_abs_dp_in_float32"] == 1e-4
@@ -174,6 +177,8 @@ def test_in_half_precision_people_are_told_of_both_proofs(
     assert "exact; in float32 p differs by at most " in shown
     assert "; in bfloat16 p differs by at most " in shown and " (allowed: at most " in shown
     assert "from their float32 answers" in shown
+    found = re.search(r"kernels products by \w+, attention by (assay|torch) torch.bfloat16", shown)
+    assert found, shown
 
 
 def test_without_room_for_float32_weights_half_precision_is_proved_alone(

@@ -45,11 +45,12 @@ class LoadedModel:
 
     @property
     def processor(self) -> dict[str, str]:
-        """What computes the model on a processor: the products, and the attention in its format."""
+        """What computes the model: the products, and the attention in its format."""
         config = self.network.config.get_text_config()
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         computed = self.attention_dtype or self.network.dtype
-        attention = "assay" if is_native(computed, dim) else "torch"
+        native = self.device.type == "cpu" and is_native(computed, dim)
+        attention = "triton" if self.kernel else "assay" if native else "torch"
         return {"products": self.products, "attention": f"{attention} {computed}"}
 
     @property

@@ -130,6 +130,7 @@ def test_a_fused_kernel_is_used_only_once_it_has_answered_as_independent_prompts
     changes = {"attn_logit_softcapping": 1e4} if family == "gemma2" else {}
     model = prepare(make_network(family, **changes))
     assert model.kernel is (kernel if used else None)
+    assert model.processor["attention"].startswith("triton ") == used
     assert [r.getMessage().startswith("the kernel") for r in caplog.records] == [True] * (not used)
     assert tree_error(model) < TOLERANCE
 
