@@ -162,7 +162,7 @@ def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEng
         model,
         prompt,
         max_batch_tokens=memory_plan(model, prompt, engines=_engines_here(job)).max_batch_tokens,
-        readouts=load_readouts(job.readouts, job.spec),
+        readouts=load_readouts(job.readouts, job.spec, Path(job.cache_dir)),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ModelError, Problem, SpecError, StorageError
-from pipeline.hashes import content_hash, sha256_hex
+from pipeline.hashes import content_hash
 from pipeline.inference.classifiers import (
     Classifier,
     label_log_probs,
@@ -22,10 +22,9 @@ from pipeline.inference.classifiers import (
     load_classifier,
 )
 from pipeline.ledger.keys import spec_key
-from pipeline.runtime.fitted_files import options_for, read_fitted
+from pipeline.runtime.fitted_files import fitted_copy, options_for
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
-from pipeline.stores.named_files import open_target
 from pipeline.stores.store import Store
 
 _MADE_BY = {"fasttext": "fasttext supervised", "onnx": "skl2onnx.to_onnx"}
@@ -48,7 +47,13 @@ def find_classifiers(spec: JobSpec, cache_dir: Path) -> dict[str, str]:
     return hashes
 
 
-def check_classifiers(spec: JobSpec, fp: Mapping[str, str], store: Store, cache_dir: Path) -> None:
+def check_classifiers(
+    spec: JobSpec,
+    fp: Mapping[str, str],
+    digests: Mapping[str, str],
+    store: Store,
+    cache_dir: Path,
+) -> None:
     """SpecError unless each new classifier can be loaded and has the classes of its labels.
 
     One that the output knows was checked before: to load a large one takes seconds.
@@ -58,7 +63,7 @@ def check_classifiers(spec: JobSpec, fp: Mapping[str, str], store: Store, cache_
         if task.classifier is None or any(store.list(spec_key(task.name, fp[task.name]))):
             continue
         try:
-            TaskClassifier(spec, task, cache_dir).log_probs(["a text"])
+            TaskClassifier(spec, task, cache_dir, digests[task.name]).log_probs(["a text"])
         except ModelError as error:
             problems.append(Problem(f"tasks.{place}.classifier", str(error), task.classifier.path))
     if problems:
@@ -76,17 +81,15 @@ class TaskClassifier:
             hash is used. StorageError if the file has another hash now.
     """
 
-    def __init__(
-        self, spec: JobSpec, task: TaskSpec, cache_dir: Path, digest: str | None = None
-    ) -> None:
+    def __init__(self, spec: JobSpec, task: TaskSpec, cache_dir: Path, digest: str) -> None:
         self._spec, self._task, self._cache_dir, self._digest = spec, task, cache_dir, digest
 
     @cached_property
     def _loaded(self) -> Classifier:
         assert self._task.classifier is not None, self._task.name
-        digest = (self._digest or "").partition(" ")[0]
+        digest = self._digest.partition(" ")[0]
         file = _local_file(self._spec, self._task, self._cache_dir, "classifier.path", digest)
-        if digest and digest != content_hash(file, self._cache_dir):
+        if digest != content_hash(file, self._cache_dir):
             raise StorageError(
                 f"{file}: the classifier of {self._task.name!r} changed "
                 f"while the job ran; run again, with a file that does not change"
@@ -133,14 +136,11 @@ def _local_file(
         if not local.is_file():
             raise SpecError([Problem(place, "there is no such file", path)])
         return local
-    if digest and (copy := cache_dir / "classifiers" / digest).is_file():
-        return copy
-    # — read again for each plan: a changed file is seen, whatever its store says of it
-    data = read_fitted(
-        path, options_for(path, spec), place=place, made_by=_MADE_BY[task.classifier.kind]
+    return fitted_copy(
+        path,
+        options_for(path, spec),
+        place=place,
+        made_by=_MADE_BY[task.classifier.kind],
+        cache_dir=cache_dir,
+        digest=digest,
     )
-    copy = cache_dir / "classifiers" / sha256_hex(data)
-    if not copy.is_file():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        open_target(str(copy), {}).write(data)
-    return copy

@@ -1,15 +1,18 @@
 """Files of readouts, calibrations and thresholds, named in a spec by a local path or an fsspec URL.
 
 Entry points: `find_readouts`, `load_calibrations` and `load_thresholds` in the driver,
-`load_readouts` on a worker, and `read_fitted` for the bytes of any such file.
+`load_readouts` on a worker, `read_fitted` for the bytes of any such file, and `fitted_copy` for a
+copy in the cache.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
@@ -23,12 +26,14 @@ from pipeline.fitted.readout import (
     differences,
     parse_readout,
 )
-from pipeline.hashes import sha256_hex
+from pipeline.hashes import canonical_json, sha256_hex, short_hash
+from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.file_systems import file_system_at
+from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
     REMOTE_ERRORS,
     Cause,
@@ -61,10 +66,42 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
 
     The error names `place`, the file's place in the spec, and `made_by`, the command that makes it.
     """
+    data: bytes = _ask("cat_file", path, options, place=place, made_by=made_by)
+    return data
+
+
+def fitted_copy(
+    path: str, options: Options, *, place: str, made_by: str, cache_dir: Path, digest: str = ""
+) -> Path:
+    """A copy of a remote file below `cache_dir`: it is read once, and again if it changes.
+
+    A copy with the SHA-256 `digest` is used, if there is one. Otherwise one for which the store has
+    the same hash now. The errors are those of `read_fitted`.
+    """
+    folder = cache_dir / "fitted"
+    if digest and (copy := folder / digest).is_file():
+        return copy
+    etag = content_etag(_ask("info", path, options, place=place, made_by=made_by))
+    known = folder / f"etag-{short_hash(canonical_json([path, dict(options), etag]))}"
+    if etag and known.is_file():
+        return known.resolve()
+    data = read_fitted(path, options, place=place, made_by=made_by)
+    copy = folder / sha256_hex(data)
+    if not copy.is_file():
+        open_target(str(copy), {}).write(data)
+    with suppress(OSError):  # another process did it, or the disk has no links
+        if etag:
+            known.symlink_to(copy.name)
+    return copy
+
+
+def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) -> Any:
+    """What this method of the path's file system returns."""
     with option_errors(place, options):
         file_system, key = file_system_at(path, options)
+        file_system.invalidate_cache()  # forgets what it listed before
     try:
-        data: bytes = retry(partial(file_system.cat_file, key), RetryPolicy())
+        return retry(partial(getattr(file_system, method), key), RetryPolicy())
     except REMOTE_ERRORS as error:
         local = isinstance(file_system, LocalFileSystem)
         if not local and cause_of(error) is not Cause.MISSING:
@@ -72,7 +109,6 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
         reason = getattr(error, "strerror", None) or "there is no such file"
         fix = f"the file cannot be read: {reason}; `{made_by}` makes one"
         raise SpecError([Problem(place, fix, path)]) from error
-    return data
 
 
 def find_readouts(spec: JobSpec, *, weights: Mapping[str, str], dtype: str) -> dict[str, str]:
@@ -89,7 +125,7 @@ def find_readouts(spec: JobSpec, *, weights: Mapping[str, str], dtype: str) -> d
     return _of_each_file(spec, "readout", [task.readout for task in spec.parts], find)
 
 
-def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout]:
+def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> dict[str, Readout]:
     """The readouts by part of a task, each of the layer that the spec reads.
 
     StorageError if a file does not have the hash that `find_readouts` gave.
@@ -104,7 +140,8 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec) -> dict[str, Readout
         readout = parse_readout(data)
         return readout if spec.exit is None else readout.at(spec.exit.layer)
 
-    return _of_each_file(spec, "readout", [task.readout for task in spec.parts], load)
+    paths = [task.readout for task in spec.parts]
+    return _of_each_file(spec, "readout", paths, load, cached=(cache_dir, hashes))
 
 
 def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
@@ -168,17 +205,26 @@ def _of_each_file(
     key: str,
     paths: Sequence[str | None],  # by part of a task
     load: Callable[[TaskSpec, bytes], Loaded],
+    *,
+    cached: tuple[Path, Mapping[str, str]] | None = None,
 ) -> dict[str, Loaded]:
     """By part of a task, what `load` makes of the file that it has at this key of the spec.
 
+    `cached` is the folder of the cache, and the SHA-256 of each file, which is then read once.
     SpecError with the problems of all tasks, among them the files that `load` refuses.
     """
     loaded, problems, made_by, places = {}, list[Problem](), _MADE_BY[key], _places(spec)
     for task, path in zip(spec.parts, paths, strict=True):
         if path is None:
             continue
-        place = f"{places[task.name]}.{key}"
-        data = read_fitted(path, options_for(path, spec), place=place, made_by=made_by)
+        place, options = f"{places[task.name]}.{key}", options_for(path, spec)
+        if cached is not None and "://" in path:
+            folder, digest = cached[0], cached[1][task.name]
+            data = fitted_copy(
+                path, options, place=place, made_by=made_by, cache_dir=folder, digest=digest
+            ).read_bytes()
+        else:
+            data = read_fitted(path, options, place=place, made_by=made_by)
         try:
             loaded[task.name] = load(task, data)
         except SpecError as error:

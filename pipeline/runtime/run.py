@@ -185,7 +185,8 @@ def _check_tasks(job: Job, store: Store) -> None:
     conditions(job.spec)
     for stage in job.with_stages:
         with placed_in_stage(job.spec, stage.spec, stage.stage):
-            check_classifiers(stage.spec, stage.fp, store, Path(job.cache_dir))
+            own = stage.spec, stage.fp, stage.classifiers
+            check_classifiers(*own, store, Path(job.cache_dir))
 
 
 def _most_workers(spec: JobSpec, machine: Machine) -> int:

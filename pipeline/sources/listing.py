@@ -1,6 +1,6 @@
 """The files that a path names, and an etag that changes with a file.
 
-Entry points: `files_at`, `irregularity`, `remote_etag`.
+Entry points: `files_at`, `irregularity`, `remote_etag`, `content_etag`.
 """
 
 from __future__ import annotations
@@ -228,6 +228,11 @@ def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:
 _IRREGULAR = {"p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device", "d": "a folder"}
 
 
+def content_etag(info: FileInfo) -> str:
+    """The store's hash of a file's content; empty where it has none."""
+    return next((str(info[key]).strip('"') for key in _CONTENT_KEYS if info.get(key)), "")
+
+
 def remote_etag(path: str, info: FileInfo) -> str:
     """An etag that changes with the content of a remote file, or at least with its time."""
     if info["size"] is None:
@@ -235,9 +240,8 @@ def remote_etag(path: str, info: FileInfo) -> str:
             f"{path}: the server does not send the file's size; copy the file to a disk or an "
             f"object store"
         )
-    for key in _CONTENT_KEYS:
-        if info.get(key):
-            return str(info[key]).strip('"')
+    if etag := content_etag(info):
+        return etag
     for key in _TIME_KEYS:
         if time := info.get(key):
             # — the same file system gives a number in a listing and a datetime for one file

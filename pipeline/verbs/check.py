@@ -159,7 +159,7 @@ def check(
                 layers=tuple(readout.layers),
                 labels=readout.card.labels,
             )
-            for task, readout in load_readouts(job.readouts, job.spec).items()
+            for task, readout in load_readouts(job.readouts, job.spec, cache_dir).items()
         },
         prompts=tuple(
             _prompt(tokenizer, prompt, sample, question)

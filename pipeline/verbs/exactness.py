@@ -234,7 +234,8 @@ def _answers(
     content_free: Sequence[DocumentIds] = (),
 ) -> _ModelAnswers:
     """The answers of the job's model; without `compared`, its own answers choose the labels."""
-    model, readouts = job_model(job, folder, kv="none"), load_readouts(job.readouts, job.spec)
+    readouts = load_readouts(job.readouts, job.spec, Path(job.cache_dir))
+    model = job_model(job, folder, kv="none")
     memory = memory_plan(model, prompt)
     engine = label_engine(job, model, prompt)
     tree = engine.label(documents).log_probs

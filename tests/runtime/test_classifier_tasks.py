@@ -14,12 +14,13 @@ import fsspec
 import pytest
 from changing_corpus import Corpus, read_in_float32
 from command import WITH_MODEL, assay
+from servers import KEY, SECRET, Server
 
 from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
 from pipeline.inference.classifiers import language_model, load_classifier
 from pipeline.labeller import Labeller
-from pipeline.runtime import classifier_files
+from pipeline.runtime import classifier_files, fitted_files
 from pipeline.runtime.classifier_files import TaskClassifier, find_classifiers
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
@@ -190,7 +191,7 @@ def test_a_remote_file_is_copied_to_the_cache_and_has_the_same_hash(
     corpus.task = language(f"file://{model_file}")
     hashes = find_classifiers(corpus.spec, corpus.cache)
     assert hashes == local
-    copies = (corpus.cache / "classifiers").iterdir()
+    copies = (corpus.cache / "fitted").iterdir()
     assert [file.name for file in copies] == list(hashes.values())
 
 
@@ -219,6 +220,34 @@ def test_a_worker_takes_the_copy_of_a_remote_file_and_a_busy_store_is_asked_agai
             worker = TaskClassifier(spec, spec.tasks[0], cache, hashes["language"])
             assert worker.log_probs(["a text"]).shape == (1, len(LABELS))
         assert len(read) == reads
+
+
+def test_a_classifier_on_s3_is_read_once_until_it_changes(
+    corpus: Corpus, model_file: Path, moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By plans in each number format, by a run and its workers; the fingerprints are the same."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
+    local, file_system = find_classifiers(corpus.spec, corpus.cache), moto.file_system()
+    url = f"{moto.new_url()}/lid.ftz"
+    file_system.put_file(str(model_file), url)
+    corpus.task = language(url)
+    read: list[str] = []
+    cat_file = fitted_files.file_system_at(url, {})[0].cat_file
+
+    def counted(path: str, *others: Any, **options: Any) -> Any:
+        read.append(path)
+        return cat_file(path, *others, **options)
+
+    monkeypatch.setattr(fitted_files.file_system_at(url, {})[0], "cat_file", counted)
+    for dtype in ("float32", "bfloat16", "float16"):
+        job = make_job(corpus.spec, Placement("cpu", dtype, 1, 1), corpus.cache)
+        assert job.classifiers == local
+    assert corpus.run().complete and labels_by_text(corpus) == EXPECTED
+    assert len(read) == 1
+    file_system.pipe_file(url, model_file.read_bytes() + b"x")
+    assert find_classifiers(corpus.spec, corpus.cache) != local and len(read) == 2
 
 
 def test_a_file_that_changes_while_the_job_runs_is_an_error(

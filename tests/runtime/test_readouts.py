@@ -63,7 +63,7 @@ def problems_of(spec: JobSpec, **changes: Any) -> list[str]:
 def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: Path) -> None:
     spec = fitted()
     refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
-    readout = load_readouts(refs, spec)["a"]
+    readout = load_readouts(refs, spec, tmp_path)["a"]
     tensors = safetensors.numpy.load_file(tmp_path / "a.safetensors")
     assert list(refs) == ["a"]
     assert readout.layers == [1, 2]
@@ -107,12 +107,12 @@ def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) ->
     assert line.endswith("has the layers [1, 2]; choose among them, or fit this one (got 3)")
 
 
-def test_exit_reads_a_readout_at_that_layer(fitted: Make) -> None:
+def test_exit_reads_a_readout_at_that_layer(fitted: Make, tmp_path: Path) -> None:
     task = fitted().tasks[0].model_dump(mode="json")
     spec = fitted(tasks=[task], exit={"layer": 1})
     refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
-    own = load_readouts(refs, fitted(tasks=[task]))["a"]
-    assert (own.card.layer, load_readouts(refs, spec)["a"].card.layer) == (2, 1)
+    own = load_readouts(refs, fitted(tasks=[task]), tmp_path)["a"]
+    assert (own.card.layer, load_readouts(refs, spec, tmp_path)["a"].card.layer) == (2, 1)
 
 
 def damaged(path: Path, how: str) -> None:
@@ -194,7 +194,11 @@ def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
     with fsspec.open(url, "wb") as file:
         file.write((tmp_path / "a.safetensors").read_bytes())
     refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
-    assert load_readouts(refs, spec)["a"].layers == [1, 2]
+    for _ in range(2):
+        assert load_readouts(refs, spec, tmp_path / "cache")["a"].layers == [1, 2]
+        fsspec.url_to_fs(url)[0].store.clear()  # — the copy of the machine has the right hash
+    with pytest.raises(SpecError, match=r"tasks\.0\.readout: the file cannot be read"):
+        load_readouts(refs, spec, tmp_path / "of another machine")
 
 
 def test_a_file_that_changed_since_it_was_found_is_not_used(fitted: Make, tmp_path: Path) -> None:
@@ -203,7 +207,7 @@ def test_a_file_that_changed_since_it_was_found_is_not_used(fitted: Make, tmp_pa
     card = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32")
     write_readout(tmp_path / "a.safetensors", card, hidden=4, layers=[1, 2], seed=1)
     with pytest.raises(StorageError, match="changed while the job ran; run again, with"):
-        load_readouts(refs, spec)
+        load_readouts(refs, spec, tmp_path)
 
 
 def fps(spec: JobSpec, readouts: dict[str, str]) -> dict[str, str]:
