@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import stages
 from changing_corpus import TOPIC, Corpus
 from toy_assay import in_children
 
 from pipeline.errors import ModelError, SpecError, StorageError, WorkerError
-from pipeline.runtime import graph
+from pipeline.runtime import graph, progress
 from pipeline.runtime.assembly import DocumentReader
 from pipeline.runtime.classifier_files import TaskClassifier
 from pipeline.runtime.readers import JobReader
+from pipeline.runtime.worker import LabelDocuments
 
 DEADLY = "the deadly text"
 TEXTS = [f"text {number}" for number in range(40)]
 CLASSIFIED = {"name": "lang", "classifier": {"kind": "language"}}
+
+
+class NoMailbox:
+    put = SimpleNamespace(remote=lambda _report: None)
 
 
 class PanicError(BaseException):
@@ -121,6 +130,36 @@ def test_a_text_that_ends_the_model(
 
     monkeypatch.setattr(JobReader, "label", acting)
     assert_quarantined(corpus)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each child reports to nobody, and ends itself after a second without a sign of life."""
+    node = SimpleNamespace(get_actor_id=lambda: "", get_node_id=lambda: "n1")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: node)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("ray.get", lambda _sent, timeout: None)
+    monkeypatch.setattr(progress, "REPEAT_S", 0.2)
+    post = progress.Post(NoMailbox(), stall_limit_s=1.0)
+    monkeypatch.setattr(
+        stages,
+        "LabelDocuments",
+        lambda job, asks: LabelDocuments(job, asks=asks, send=progress.sender(post)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(DocumentReader, "text_chunks"), (TaskClassifier, "log_probs")]
+)
+def test_a_text_at_which_a_tokenizer_or_a_classifier_hangs(
+    owner: type, name: str, corpus: Corpus, watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if owner is TaskClassifier:
+        corpus.task, corpus.model = CLASSIFIED, {}
+    at(monkeypatch, owner, name, partial(time.sleep, 300))
+    began = time.monotonic()
+    assert_quarantined(corpus)
+    assert time.monotonic() - began < 200
 
 
 def test_an_error_of_every_row_is_one_clear_error_without_ray(
