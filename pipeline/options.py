@@ -78,6 +78,8 @@ class PlanOptions(WorkOptions):
 class RunOptions(WorkOptions):
     """What a run labels and publishes, and when it ends if that is not done."""
 
+    insecure_cluster: bool = False
+    """Use the cluster even if anyone who reaches it can run programs on it."""
     publish_partial: bool = False
     """Publish what is labelled, even if documents are missing or the current snapshot has more."""
     stall_limit: float = STALL_LIMIT_S

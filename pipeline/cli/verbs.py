@@ -91,7 +91,6 @@ def run(
     /,
     *,
     address: str | None = None,
-    insecure_cluster: bool = False,
     dry_run: bool = False,
     options: RunOptions = RunOptions(),
     limits: Limits = Limits(),
@@ -110,8 +109,6 @@ def run(
     address
         A running Ray cluster, or http://HEAD:8265 to submit the run to it as a job (default: start
         Ray on this machine).
-    insecure_cluster
-        Submit the job even if anyone who reaches the cluster can run programs on it.
     dry_run
         Print what would be computed, and compute nothing.
     gold
@@ -125,7 +122,8 @@ def run(
             fix = "a submitted run does not judge; leave out the gold, the gates and the limits"
             raise SpecError([Problem("--address", fix, address)])
         flags = [*words_of(options), *(["--json"] if as_json else [])]
-        return _submit(spec_file, address, flags, insecure=insecure_cluster)
+        insecure = options.insecure_cluster
+        return _submit(spec_file, address, flags, insecure=insecure)
     if judges:
         judge = partial(_judge, gold=gold, gold_options=gold_options, limits=limits)
         return judge(spec_file, address, options, as_json=as_json)
@@ -134,10 +132,9 @@ def run(
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with quick_imports():
-            from pipeline.cluster.bundle import shared_by_nodes
             from pipeline.runtime.run import run
         outcome = run(
-            shared_by_nodes(spec, address),
+            spec,
             cache_dir=cache_dir(),
             address=address,
             options=options,
@@ -161,11 +158,10 @@ def _judge(
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with quick_imports():
-            from pipeline.cluster.bundle import shared_by_nodes
             from pipeline.report.drift import judged_run_json, show_judged_run
             from pipeline.verbs.run import judged_run
         judged = judged_run(
-            shared_by_nodes(spec, address),
+            spec,
             gold,
             gold_options,
             limits,

@@ -5,7 +5,6 @@ Sends one request without credentials. Must not import Ray, which would read the
 
 from __future__ import annotations
 
-import ipaddress
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -13,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import Option, Problem, RefusedError
+from pipeline.spec.portable import is_loopback
 
 _TIMEOUT_S = 20
 # The list of jobs: who may read it may also submit a job.
@@ -47,15 +47,6 @@ def requires_token(address: str, *, insecure: bool = False) -> bool:
 
 def _refused(reason: str) -> RefusedError:
     return RefusedError(Problem(Option("address"), reason))
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach the address, for example the end of an SSH tunnel."""
-    host = urlsplit(address).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -1,13 +1,12 @@
 """The upload of a submitted job: its spec, the files that it names, and this program.
 
-Entry points: `portable_content`, `content_id`, `write_bundle`. The nodes have what assay needs.
+Entry points: `content_id`, `write_bundle`. The nodes have what assay needs.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,58 +14,11 @@ from typing import Any
 
 import yaml
 
-from pipeline.cluster.access import is_loopback
-from pipeline.errors import Problem, SpecError
 from pipeline.hashes import sha256_hex
-from pipeline.spec.model import NO_MODEL
-from pipeline.spec.parse import spec_of
-from pipeline.spec.schema import JobSpec
+from pipeline.spec.portable import stages_of
 
 SPEC_FILE = "spec.yaml"
 _PACKAGE = Path(__file__).parents[1]
-
-
-def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
-    """The spec's content with absolute paths, for another working directory.
-
-    SpecError for a relative path, unless the job runs on the same machine.
-    """
-    content: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
-    if spec.model == NO_MODEL:
-        del content["model"]
-    holders = {"model": content.get("model"), "input": content["input"], "": content}
-    for index, task in enumerate(content["tasks"]):
-        for number, stage in enumerate(_stages(task)):
-            holders[f"tasks.{index}.cascade.stages.{number}.model"] = stage.get("model")
-    problems = []
-    for name, holder in holders.items():
-        if holder is None:
-            continue
-        key, place = ("path", f"{name}.path") if name else ("output", "output")
-        path = str(holder[key])
-        # — a model's path may also be a hub id
-        is_file = path.endswith(".gguf") or Path(path).expanduser().is_dir()
-        is_hub_id = name.endswith("model") and not is_file
-        if "://" in path or os.path.isabs(path) or is_hub_id:
-            continue
-        if not same_machine:
-            fix = "is a folder of this machine; write a URL, or a path that every node has"
-            problems.append(Problem(place, fix, path))
-        holder[key] = os.path.abspath(os.path.expanduser(path))
-    if problems:
-        raise SpecError(problems)
-    return content
-
-
-def shared_by_nodes(spec: JobSpec, address: str | None) -> JobSpec:
-    """The spec for a Ray at `host:port` or `auto`, whose workers have other working directories.
-
-    SpecError for a relative path, unless the Ray runs on this machine.
-    """
-    if address is None:
-        return spec
-    is_here = address == "auto" or is_loopback(f"//{address}")
-    return spec_of(portable_content(spec, same_machine=is_here))
 
 
 def content_id(bundled: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
@@ -95,7 +47,7 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The task with the local files that it names copied into the folder."""
     changed: dict[str, Any] = copy.deepcopy(dict(task))
-    for own in (changed, *_stages(changed)):
+    for own in (changed, *stages_of(changed)):
         for holder, key in (
             (own, "readout"),
             (own.get("calibration"), "file"),
@@ -119,11 +71,6 @@ def _copied(path: Path, folder: Path) -> str | None:
     else:
         shutil.copyfile(path, folder / name)
     return name
-
-
-def _stages(task: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    stages: Sequence[dict[str, Any]] = (task.get("cascade") or {}).get("stages", ())
-    return stages
 
 
 class _PlainDumper(yaml.SafeDumper):

@@ -20,15 +20,14 @@ import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pipeline.cluster.access import is_loopback
 from pipeline.cluster.bundle import (
     SPEC_FILE,
     content_id,
-    portable_content,
     write_bundle,
 )
 from pipeline.errors import Option, Problem, RefusedError, UnavailableError
 from pipeline.runtime.connection import refused_token
+from pipeline.spec.portable import is_loopback, portable_content
 from pipeline.spec.schema import JobSpec
 
 # The head's dashboard restarts now and then. A minute without an answer is a failure.

@@ -37,6 +37,7 @@ from pipeline.errors import (
 from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.placement import Placement, Resources, nodes_at_largest
 from pipeline.runtime.ray_processes import kill_all, own_folder, own_services, processes_of_ray
+from pipeline.spec.portable import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,9 @@ _OF_CORE = re.compile(rb"\[[\d:, -]*[DIWE] \d+( \d+)?\] |.*RAY_BACKEND_LOG_LEVEL
 
 
 @contextmanager
-def remote_ray(address: str | None) -> Iterator[list[Resources]]:
+def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[list[Resources]]:
     """The resources of the nodes of the cluster at `address`; without an address, of the Ray that
-    this process is connected to, or none.
+    this process is connected to, or none. RefusedError for a cluster that accepts anyone.
     """
     if address is None:
         yield node_resources() if ray.is_initialized() else []
@@ -85,17 +86,24 @@ def remote_ray(address: str | None) -> Iterator[list[Resources]]:
         )
         raise option_error("address", fix, address)
     with token_mode(), _variables(_FOR_PROCESSES), _connect(address):
-        _warn_if_open()
+        if not insecure:
+            _refuse_open(address)
         yield node_resources()
 
 
-def _warn_if_open() -> None:
-    """Warns of a cluster that accepted this process without a token, and so accepts others."""
+def _refuse_open(address: str) -> None:
+    """RefusedError for a cluster that accepted this process without a token, and so anyone.
+
+    Of `auto`, a warning: this process runs on one of the cluster's machines.
+    """
     place = ray.get_runtime_context().gcs_address
-    is_local = place.startswith(("127.", "localhost:", "[::1]:"))
-    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token" and not is_local:
-        fix = "whoever reaches it can run programs there; start it with RAY_AUTH_MODE=token"
-        logger.warning("the Ray cluster at %s asks for no token: %s", place, fix)
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" or is_loopback(f"//{place}"):
+        return
+    text = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs "
+    text += "there; start it with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
+    if address != "auto":
+        raise RefusedError(Problem(Option("address"), text))
+    logger.warning("%s", text)
 
 
 def _connect(address: str) -> Any:

@@ -51,6 +51,7 @@ from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.retries import with_retries
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice
+from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
@@ -87,7 +88,8 @@ def run(
 
     Raises:
         SpecError: The spec names missing files, or does not fit the cluster or the model.
-        RefusedError: The store could lose results, or no cluster answers at `address`.
+        RefusedError: The store could lose results, no cluster answers at `address`, or the cluster
+            there accepts anyone.
         StorageError: A store failed, not for single shards alone; UnavailableError if it may
             succeed later.
         ModelError: The model cannot be loaded, or is not supported exactly.
@@ -123,6 +125,7 @@ def label(
 
     Until the block ends, `assay gc` deletes nothing that the labelled output needs.
     """
+    spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     with in_use(store):
@@ -144,7 +147,7 @@ def _labelled(
     with Watch(announce, stall_limit_s=options.stall_limit) as watch:
         if address is not None:
             watch.enter(CONNECTING)
-        with remote_ray(address) as nodes:
+        with remote_ray(address, insecure=options.insecure_cluster) as nodes:
             watch.enter(LOCATING)
             machine = cluster(nodes) if nodes else this_machine()
             bound = options.bound(_most_workers(spec, machine))

@@ -11,7 +11,7 @@ import pytest
 from servers import serving
 
 from pipeline.cluster import access as cluster_access
-from pipeline.cluster.access import is_loopback, requires_token
+from pipeline.cluster.access import requires_token
 from pipeline.errors import RefusedError
 
 
@@ -88,22 +88,3 @@ def test_an_address_with_a_password_is_refused_without_showing_it(dashboard: Das
 def test_an_address_where_nothing_listens_is_refused(dashboard: Dashboard) -> None:
     with pytest.raises(RefusedError, match="no Ray cluster answers"):
         requires_token("http://127.0.0.1:1")
-
-
-@pytest.mark.parametrize(
-    ("address", "loopback"),
-    [
-        ("http://127.0.0.1:8265", True),
-        ("http://127.9.9.9", True),
-        ("http://localhost:8265", True),
-        ("https://[::1]:8265/", True),
-        ("http://10.0.0.1:8265", False),
-        ("http://0.0.0.0:8265", False),
-        ("http://127.0.0.1.example.org", False),
-        ("http://localhost.example.org", False),
-        ("http://head:8265", False),
-        ("http://127.0.0.1@head:8265", False),
-    ],
-)
-def test_only_this_machine_is_this_machine(address: str, loopback: bool) -> None:
-    assert is_loopback(address) is loopback

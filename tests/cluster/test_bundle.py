@@ -17,12 +17,11 @@ import yaml
 
 from pipeline.cluster.bundle import (
     content_id,
-    portable_content,
-    shared_by_nodes,
     write_bundle,
 )
 from pipeline.errors import SpecError
 from pipeline.spec.parse import load_spec, parse_spec
+from pipeline.spec.portable import portable_content
 
 ODD = "yes\n'no': \U0001f642 \u2028 & *a {document}"
 
@@ -162,29 +161,6 @@ def test_a_spec_without_a_model_is_uploaded_as_it_is(tmp_path: Path) -> None:
     spec = parse_spec(json.dumps(content))
     portable = portable_content(spec, same_machine=False)
     assert "model" not in portable and parse_spec(json.dumps(portable)) == spec
-
-
-@pytest.mark.parametrize("key", ["input", "output", "model"])
-@pytest.mark.parametrize("address", ["10.0.0.1:6379", "head.example:6379"])
-def test_a_relative_path_is_refused_where_workers_run_on_other_machines(
-    key: str,
-    address: str,
-    write_spec: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They would read and write in the working directory of `ray start`."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    paths = {"input": "/in", "output": "/out", "model": "s3://b/model"}
-    paths[key] = "model"
-    changes: dict[str, Any] = {**paths, "input": {"path": paths["input"]}}
-    spec = load_spec(write_spec(**{**changes, "model": {"path": paths["model"]}}))
-    with pytest.raises(SpecError, match="is a folder of this machine; write a URL, or a path that"):
-        shared_by_nodes(spec, address)
-    for here in ("auto", "127.0.0.1:6379", "localhost:6379", "[::1]:6379"):
-        assert str(tmp_path / "model") in shared_by_nodes(spec, here).model_dump_json()
-    assert shared_by_nodes(spec, None) is spec
 
 
 def test_the_folders_of_a_task_with_several_labels_are_uploaded(

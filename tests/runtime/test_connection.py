@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 
 from pipeline.errors import RefusedError, SpecError
 from pipeline.runtime.connection import remote_ray, token_mode
+from pipeline.runtime.run import run
+from pipeline.spec.parse import load_spec
 
 # One process has all tests that start Ray.
 on_ray = pytest.mark.xdist_group("ray")
@@ -190,13 +193,22 @@ def test_a_token_that_ray_cannot_use_is_an_error_that_does_not_print_it(
 
 
 @pytest.mark.parametrize(
-    ("place", "mode", "warned"),
-    [("10.0.0.7:6379", "", 1), ("10.0.0.7:6379", "token", 0), ("127.0.0.1:6379", "", 0)],
+    ("address", "place", "mode", "insecure", "found"),
+    [
+        ("head:6379", "10.0.0.7:6379", "", False, "refused"),
+        ("head:6379", "10.0.0.7:6379", "disabled", False, "refused"),
+        ("head:6379", "10.0.0.7:6379", "", True, "accepted"),
+        ("head:6379", "10.0.0.7:6379", "token", False, "accepted"),
+        ("head:6379", "127.0.0.1:6379", "", False, "accepted"),
+        ("auto", "10.0.0.7:6379", "", False, "named"),
+    ],
 )
-def test_a_cluster_that_others_reach_without_a_token_is_named(
+def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_is_accepted(
+    address: str,
     place: str,
     mode: str,
-    warned: int,
+    insecure: bool,
+    found: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -207,12 +219,16 @@ def test_a_cluster_that_others_reach_without_a_token_is_named(
     monkeypatch.setattr("pipeline.runtime.connection._connect", nullcontext)
     monkeypatch.setattr("pipeline.runtime.connection.node_resources", list)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    with remote_ray(place) as nodes:
-        assert nodes == []
-    line = (
-        f"the Ray cluster at {place} asks for no token: whoever reaches it can run programs there"
-    )
-    assert [line in message for message in caplog.messages] == [True] * warned
+    line = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs"
+    if found == "refused":
+        refusal = pytest.raises(RefusedError, match=f"{line}.*--insecure-cluster")
+        with refusal as raised, remote_ray(address, insecure=insecure):
+            pass
+        assert raised.value.exit_code == 4
+    else:
+        with remote_ray(address, insecure=insecure) as nodes:
+            assert nodes == []
+    assert [line in message for message in caplog.messages] == [True] * (found == "named")
 
 
 def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,3 +242,15 @@ def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     reason = rf"answers at auto \({stale}\).*; RAY_ADDRESS names it; unset the variable"
     with pytest.raises(RefusedError, match=reason), remote_ray("auto"):
         pass
+
+
+def test_a_run_with_relative_paths_is_refused_before_it_writes_or_connects(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = load_spec(write_spec(output="out"))
+    spec = spec.model_copy(update={"output": "out"})
+    text = "output: is a folder of this machine; write a URL, or a path that every node has"
+    with pytest.raises(SpecError, match=text):
+        run(spec, address="10.0.0.7:6379")
+    assert not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ import ray
 from many_rows import assert_every_row_once, has_begun, write_many
 from ray.cluster_utils import Cluster
 
+from pipeline.options import RunOptions
 from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
 
@@ -55,7 +56,8 @@ def test_a_node_removed_without_warning(
 
     thread = threading.Thread(target=remove_busy_node)
     thread.start()
-    outcome = run(spec, cache_dir=tmp_path / "cache", address=cluster.address)
+    options = RunOptions(insecure_cluster=True)  # — it has no token
+    outcome = run(spec, cache_dir=tmp_path / "cache", address=cluster.address, options=options)
     thread.join()
     assert len(removed) == 1, "the run ended before the node was removed"
     assert outcome.complete and outcome.snapshot == 1

@@ -59,8 +59,10 @@ def read_and_commit(
         yield ShardCounts.from_row(row)
 
 
-def _this_machine_or(address: str | None) -> AbstractContextManager[list[Resources]]:
-    return nullcontext([]) if address is None else remote_ray(address)
+def _this_machine_or(
+    address: str | None, *, insecure: bool
+) -> AbstractContextManager[list[Resources]]:
+    return nullcontext([]) if address is None else remote_ray(address, insecure=insecure)
 
 
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:
