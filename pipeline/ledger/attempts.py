@@ -1,4 +1,4 @@
-"""Markers below `attempts/`. Entry points: `Attempts.run`, and `in_use`.
+"""Markers below `attempts/`. Entry points: `Attempts.run`, `in_use` and `shown_to_workers`.
 
 A worker creates a marker before it labels a range of rows and deletes it afterwards. A marker that
 remains shows that the worker died, or that it met an error that no store explains: the next attempt
@@ -39,6 +39,7 @@ from pipeline.stores.store import ATTEMPTS, Store
 logger = logging.getLogger(__name__)
 
 IN_USE = f"{ATTEMPTS}in-use/"
+SHOWN = f"{ATTEMPTS}shown-to-workers-"
 RUN, GC = "run", "gc"  # who uses the output
 RENEWED_AFTER_S = 60.0
 # Longer than a store or a machine hesitates: after a crash, `gc` waits this long.
@@ -151,6 +152,35 @@ def _parts(rows: RowRange, deaths: Mapping[RowRange, int]) -> Iterator[RowRange]
     edges = sorted({start + (end - start) * part // FAN_OUT for part in range(FAN_OUT + 1)})
     for part in pairwise(edges):
         yield from _parts(part, deaths)
+
+
+@contextmanager
+def shown_to_workers(store: Store) -> Iterator[str]:
+    """The key of a new object, which each worker must see: see `check_shown`."""
+    key = f"{SHOWN}{uuid.uuid4().hex}"
+    store.create(key, b"")
+    try:
+        yield key
+    finally:
+        with suppress(StorageError):  # the result stands
+            store.delete([key])
+
+
+def check_shown(store: Store, key: str) -> None:
+    """StorageError unless this machine sees the driver's object: a path may be another folder here.
+
+    An empty key asks for nothing.
+    """
+    try:
+        if key:
+            store.read(key)
+    except UnavailableError:
+        raise
+    except StorageError as error:
+        raise StorageError(
+            f"{store.url}: the output on this machine is not that of the driver ({error}); mount "
+            f"the driver's folder at this path, or name an s3:// or gs:// output"
+        ) from error
 
 
 @contextmanager

@@ -10,10 +10,8 @@ import atexit
 import gc
 import logging
 import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import ray
 import ray.data
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from pipeline.errors import AssayError, LoadError, ModelError, SpecError, WorkerError
 from pipeline.ledger.attempts import Attempts, attempt_name
@@ -38,6 +36,7 @@ from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
+from pipeline.runtime.left_out import end_worker, left_out, where_able
 from pipeline.runtime.progress import (
     COMMITTING,
     READING,
@@ -48,8 +47,7 @@ from pipeline.runtime.progress import (
     sender,
     work_report,
 )
-from pipeline.runtime.reading import commit_documents
-from pipeline.stores.store import open_store
+from pipeline.runtime.reading import commit_documents, output_of
 
 # Ray fuses stages that ask for the same resources; with an engine's GPUs, these differ.
 READ_CPUS = 0.25
@@ -62,8 +60,6 @@ WINDOW_SHARDS, WINDOW_SHARDS_PER_ENGINE = 10_000, 50
 START_DEATHS = 3
 # Shards that Ray Data gives to an engine before it has labelled them.
 WAITING_SHARDS = 2
-NODE_ID = "ray.io/node-id"  # the label of every node
-REPORT_TIMEOUT_S = 10.0
 # Every stage takes and gives whole blocks.
 _WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
 
@@ -102,9 +98,9 @@ def _counts(
             for row in graph(window, job, post).iter_rows():
                 counts = ShardCounts.from_row(row)
                 if counts.unable:
-                    left_out, is_all = _left_out(post)
+                    without, is_all = left_out(post)
                     if is_all:
-                        raise next(reversed(left_out.values()), ModelError(str(counts.error)))
+                        raise next(reversed(without.values()), ModelError(str(counts.error)))
                     return  # the next round starts on the other nodes
                 yield counts
         except RayTaskError as error:
@@ -127,9 +123,9 @@ def build_reading(
     work_items: Sequence[WorkItem], job: Job, post: Post | None = None
 ) -> ray.data.Dataset:
     """The graph that reads shards and commits their documents files."""
-    return _work(work_items, job).map_batches(
-        partial(read_block, job=job, post=post), num_cpus=1, **_WHOLE_BLOCKS
-    )
+    read = partial(read_block, job=job, post=post)
+    where = where_able(job, post)
+    return _work(work_items, job).map_batches(read, num_cpus=1, **where, **_WHOLE_BLOCKS)
 
 
 def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) -> ray.data.Dataset:
@@ -147,9 +143,7 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
         min_size=1, max_size=placement.actors, initial_size=initial_size
     )
     loading = None if post is None else replace(post, engines=initial_size)
-    left_out, is_all = _left_out(post)
-    where: dict[str, Any] = {"label_selector": {NODE_ID: f"!in({','.join(left_out)})"}}
-    where = {} if is_all else where
+    where = where_able(job, post)
     if not placement.gpus:
         return work.map_batches(
             ShardStage,
@@ -164,6 +158,7 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
         fn_constructor_args=(job, post),
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
         num_cpus=READ_CPUS,
+        **where,
         **_WHOLE_BLOCKS,
     )
     # — `map_batches` refuses whole blocks on GPUs; Ray's own `map_groups` calls this
@@ -175,9 +170,8 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
         **where,
         **_WHOLE_BLOCKS,
     )
-    return labelled.map_batches(
-        partial(commit_block, job=job, post=post), num_cpus=COMMIT_CPUS, **_WHOLE_BLOCKS
-    )
+    commit = partial(commit_block, job=job, post=post)
+    return labelled.map_batches(commit, num_cpus=COMMIT_CPUS, **where, **_WHOLE_BLOCKS)
 
 
 class Stage:
@@ -312,7 +306,7 @@ def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Tabl
     def commit(labelled: pa.Table) -> Iterator[pa.Table]:
         shard = LabelledShard.from_table(labelled)
         send(work_report(COMMITTING, shard.work))
-        store, of = open_store(job.spec.output, job.spec.storage_options), shard.work.shard
+        store, of = output_of(job), shard.work.shard
         # — the stage that read the documents has compared them with those of the documents file
         has_documents = not shard.work.documents
         made = commit_shard(
@@ -335,37 +329,6 @@ def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Tabl
 
     (counts,) = surviving(block, commit, send)
     return counts
-
-
-def end_worker(error: WorkerError, post: Post, send: Send) -> None:
-    """Reports the error, and ends this process; Ray starts another, with the same work.
-
-    A worker that cannot load stays ended, and its shard is labelled in the next round. If no other
-    worker can load either, this returns.
-    """
-    able, context = True, ray.get_runtime_context()
-    is_load = isinstance(error, LoadError)
-    with suppress(RayError):
-        cause = error.reason if isinstance(error, LoadError) else ModelError(str(error))
-        ray.get(send(None, cause=cause, ended=not is_load), timeout=REPORT_TIMEOUT_S)
-        if is_load:
-            able = post.others_can_label()
-    if not able:
-        return
-    if is_load:
-        ray.kill(context.current_actor, no_restart=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _left_out(post: Post | None) -> tuple[dict[str, AssayError], bool]:
-    """By the id of a node, why a worker could not load there; and whether that is every node."""
-    left_out: dict[str, AssayError] = {}
-    if post is not None:
-        with suppress(RayError):
-            left_out = ray.get(post.mailbox.left_out.remote(), timeout=REPORT_TIMEOUT_S)
-    nodes: Any = ray.nodes() if left_out else ()  # type: ignore[no-untyped-call]
-    usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    return left_out, left_out.keys() >= {node["NodeID"] for node in usable}
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -70,9 +70,9 @@ class Job:
     stages: tuple[Job, ...] = ()
     stage: int = 0  # of such a job
     continues: Mapping[str, int] = field(default_factory=dict)  # tokens, if it continues answers
-    # Of the job of a first stage: the most tokens by which a later one continues an answer.
-    max_explanation_tokens: int = 0
+    max_explanation_tokens: int = 0  # of a first stage: the most by which a later one goes on
     since: int = 0  # the number of the output's last snapshot when the run began
+    shown: str = ""  # the key of an object of the output that each worker must see; "": of none
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
 

@@ -189,7 +189,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._latest: dict[object, WorkerReport] = {}
-        # Of the workers that load: the last report of each or its failure, and when that came.
+        # Of the workers that load or fail: the last report of each or its failure; when it came.
         self._loading: dict[str, tuple[WorkerReport, float]] = {}
         self._ahead_s: float | None = None  # the driver's clock, of this machine's
 
@@ -202,7 +202,7 @@ class Mailbox:
         before = self._latest.pop(key, report)  # — the order is that of the latest reports
         self._latest[key] = report if before.cause is None else before
         known = self._loading.get(report.worker)
-        if report.loads and (known is None or known[0].cause is None):
+        if (report.loads or report.cause) and (known is None or known[0].cause is None):
             self._loading[report.worker] = report, time.monotonic()
 
     def others_can_label(self, engines: int, alive_s: float) -> bool | None:

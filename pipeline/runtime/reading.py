@@ -1,7 +1,7 @@
 """Reads the documents of shards from the input, and commits their documents files.
 
-Entry points: `read_slices`, and `commit_documents` for what is known of a shard before it is
-labelled: ids, hashes and lengths of its texts. Must import neither torch nor Ray.
+Entry points: `output_of`, `read_slices`, and `commit_documents` for what is known of a shard before
+it is labelled: ids, hashes and lengths of its texts. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.ledger.attempts import Attempts, attempt_name
+from pipeline.ledger.attempts import Attempts, attempt_name, check_shown
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
@@ -21,6 +21,13 @@ from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.job import Job
 from pipeline.sources.source import check_content, read_documents
 from pipeline.stores.store import Store, open_store
+
+
+def output_of(job: Job) -> Store:
+    """The output's store on a worker; StorageError if it is not the driver's output."""
+    store = open_store(job.spec.output, job.spec.storage_options)
+    check_shown(store, job.shown)
+    return store
 
 
 def read_slices(job: Job, store: Store, work: WorkItem) -> Iterator[tuple[int, pa.Table]]:
@@ -43,7 +50,7 @@ def read_slices(job: Job, store: Store, work: WorkItem) -> Iterator[tuple[int, p
 
 def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     """Commits the documents file of a shard; the number of rows, and whether the file is new."""
-    store = open_store(job.spec.output, job.spec.storage_options)
+    store = output_of(job)
     slices = read_slices(job, store, work)
     documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for _, part in slices])
     made = commit_shard(store, work.shard, documents, [], since=job.since)

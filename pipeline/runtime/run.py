@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError, StorageError
-from pipeline.ledger.attempts import in_use
+from pipeline.ledger.attempts import in_use, shown_to_workers
 from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem, record_specs, unfinished
 from pipeline.ledger.failpoints import failpoint
@@ -171,7 +171,11 @@ def _labelled(
             if planned.work_items:
                 job = _spread(job, machine, len(planned.work_items))
                 watch.enter(STARTING_RAY, planned)
-                with local_ray([stage.placement for stage in job.with_stages]):
+                with (
+                    local_ray([stage.placement for stage in job.with_stages]),
+                    shown_to_workers(store) if nodes else nullcontext("") as shown,
+                ):
+                    job = replace(job, shown=shown)
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)

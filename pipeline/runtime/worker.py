@@ -23,10 +23,9 @@ from pipeline.runtime.cascades import StagedTask, conditions
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import READING, LabelProgress, Send, ignore, work_report
 from pipeline.runtime.readers import JobReader, answered, readable
-from pipeline.runtime.reading import read_slices
+from pipeline.runtime.reading import output_of, read_slices
 from pipeline.runtime.shard_labels import ShardLabels
 from pipeline.sources.slices import SliceMask
-from pipeline.stores.store import open_store
 
 
 class ReadShards:
@@ -35,7 +34,7 @@ class ReadShards:
     def __init__(self, job: Job, *, send: Send = ignore) -> None:
         self.job = job
         self._send = send
-        self._store = open_store(job.spec.output, job.spec.storage_options)
+        self._store = output_of(job)
         self._stored = StoredAnswers(self._store)
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
@@ -96,7 +95,7 @@ class LabelDocuments:
         failpoint("loading")
         self.job = job
         self._progress = LabelProgress(send)
-        self._store = open_store(job.spec.output, job.spec.storage_options)
+        self._store = output_of(job)
         self._readers = [JobReader(reader, send) for reader in job.readers]
         if asks and job.readers[0].spec.model_tasks:
             self._readers[0].load()

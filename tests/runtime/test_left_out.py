@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,15 +108,9 @@ def test_the_run_that_every_worker_fails_ends_with_the_cause() -> None:
         watch._closed.wait(30)
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("documents", [400, 40])
-def test_a_node_whose_workers_cannot_load_is_named_once_and_left_out(
-    documents: int, write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    spec = write_spec(input=write_many(tmp_path, documents, shard_bytes=20_000))
-    ran = subprocess.run(
-        [sys.executable, two_nodes.__file__, str(spec)],
+def run_on_two_nodes(*arguments: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, two_nodes.__file__, *map(str, arguments)],
         env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         | {"PYTHONPATH": str(Path(pipeline.__file__).parents[1])},
         stderr=subprocess.PIPE,
@@ -123,8 +118,35 @@ def test_a_node_whose_workers_cannot_load_is_named_once_and_left_out(
         timeout=300,
         check=False,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("documents", [400, 40])
+def test_a_node_whose_workers_cannot_load_is_named_once_and_left_out(
+    documents: int, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = write_spec(input=write_many(tmp_path, documents, shard_bytes=20_000))
+    ran = run_on_two_nodes(spec)
     assert ran.returncode == 0, ran.stderr
     assert_every_row_once(tmp_path / "out", documents)
     named = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
     assert len(named) == 1 or (not named and documents < 400), ran.stderr
     assert all("cannot load: RuntimeError: CUDA error at loading; " in line for line in named)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_node_with_another_folder_as_output_is_named_once_and_gets_no_label(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The path is absolute, and each node has another folder there."""
+    (other := tmp_path / "other").mkdir()
+    documents = write_many(tmp_path, 400, shard_bytes=20_000)
+    ran = run_on_two_nodes(write_spec(input=documents, output="/proc/self/cwd/out"), other)
+    assert ran.returncode == 0, ran.stderr
+    assert_every_row_once(tmp_path / "out", 400)
+    assert not list(other.iterdir())
+    (named,) = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
+    what = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
+    assert re.search(rf"process \d+ on [\d.]+ {what}", named), named

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.ledger.attempts import DEATHS_OF_A_READER
+from pipeline.ledger.attempts import DEATHS_OF_A_READER, shown_to_workers
 from pipeline.ledger.blocks import ReadShard, work_rows
 from pipeline.runtime.job import Job, make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.readers import JobReader, readable
+from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.worker import LabelDocuments, ReadShards
 from pipeline.sources import documents, source
 from pipeline.spec.parse import load_spec
@@ -166,3 +168,25 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
         list(stage(block))
     other = ReadShards(replace(job, run_id="another"))
     assert len(list(other(block))) == 1
+
+
+@pytest.mark.parametrize(
+    "stage", [ReadShards, partial(LabelDocuments, asks=True), commit_documents]
+)
+def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
+    stage: Callable[..., Any], write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = load_spec(write_spec())
+    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    store = LocalStore(tmp_path / "out")
+    (work,) = plan(job, store).work_items
+    arguments = (work,) if stage is commit_documents else ()
+    with shown_to_workers(store) as shown:
+        stage(replace(job, shown=shown), *arguments)
+        (tmp_path / "out").rename(tmp_path / "of the driver")
+        text = f"{tmp_path}/out: the output on this machine is not that of the driver .*; mount"
+        with pytest.raises(StorageError, match=text):
+            stage(replace(job, shown=shown), *arguments)
+        assert not (tmp_path / "out").exists()
+        (tmp_path / "of the driver").rename(tmp_path / "out")
+    assert not list(store.list("attempts/shown"))

@@ -1,0 +1,81 @@
+"""Workers that cannot go on, and the nodes that are left out because no worker can load there.
+
+Entry points: `end_worker` on a worker, `where_able` and `left_out` in the driver. Must not import
+torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from pipeline.errors import AssayError, LoadError, ModelError, StorageError, WorkerError
+from pipeline.runtime.job import Job
+from pipeline.runtime.progress import WAITING, Post, Send, WorkerReport, sender
+from pipeline.runtime.reading import output_of
+
+NODE_ID = "ray.io/node-id"  # the label of every node
+REPORT_TIMEOUT_S = 10.0
+
+
+def end_worker(error: WorkerError, post: Post, send: Send) -> None:
+    """Reports the error, and ends this process; Ray starts another, with the same work.
+
+    A worker that cannot load stays ended, and its shard is labelled in the next round. If no other
+    worker can load either, this returns.
+    """
+    able, context = True, ray.get_runtime_context()
+    is_load = isinstance(error, LoadError)
+    with suppress(RayError):
+        cause = error.reason if isinstance(error, LoadError) else ModelError(str(error))
+        ray.get(send(None, cause=cause, ended=not is_load), timeout=REPORT_TIMEOUT_S)
+        if is_load:
+            able = post.others_can_label()
+    if not able:
+        return
+    if is_load:
+        ray.kill(context.current_actor, no_restart=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def where_able(job: Job, post: Post | None) -> dict[str, Any]:
+    """Ray's arguments of a stage, with which it runs on no node that is left out."""
+    if post is not None and job.shown:
+        # — also of the nodes that only read or commit
+        look = ray.remote(num_cpus=0)(look_for_output)
+        selectors = [{NODE_ID: node} for node in _usable_nodes()]
+        looked = [look.options(label_selector=each).remote(job, post) for each in selectors]
+        with suppress(RayError):  # — a worker that begins there later looks, too
+            ray.get(looked, timeout=REPORT_TIMEOUT_S)
+    without, is_all = left_out(post)
+    return {} if is_all else {"label_selector": {NODE_ID: f"!in({','.join(without)})"}}
+
+
+def look_for_output(job: Job, post: Post) -> None:
+    """Reports why this node is left out, if its output is not that of the driver."""
+    try:
+        output_of(job)
+    except StorageError as error:
+        send = sender(post)
+        send(WorkerReport(WAITING))
+        ray.get(send(None, cause=error))
+
+
+def _usable_nodes() -> list[str]:
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    return [node["NodeID"] for node in usable]
+
+
+def left_out(post: Post | None) -> tuple[dict[str, AssayError], bool]:
+    """By the id of a node, why a worker could not load there; and whether that is every node."""
+    left_out: dict[str, AssayError] = {}
+    if post is not None:
+        with suppress(RayError):
+            left_out = ray.get(post.mailbox.left_out.remote(), timeout=REPORT_TIMEOUT_S)
+    return left_out, not left_out or left_out.keys() >= {*_usable_nodes()}
