@@ -167,15 +167,13 @@ def shown_to_workers(store: Store) -> Iterator[str]:
 
 
 def check_shown(store: Store, key: str) -> None:
-    """StorageError unless this machine sees the driver's object: a path may be another folder here.
+    """StorageError unless this machine sees the driver's object, if the store is a local folder.
 
-    An empty key asks for nothing.
+    The same path may be another folder here. An empty key asks for nothing.
     """
     try:
-        if key:
+        if key and "://" not in store.url:
             store.read(key)
-    except UnavailableError:
-        raise
     except StorageError as error:
         raise StorageError(
             f"{store.url}: the output on this machine is not that of the driver ({error}); mount "

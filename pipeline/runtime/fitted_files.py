@@ -26,7 +26,7 @@ from pipeline.fitted.readout import (
     differences,
     parse_readout,
 )
-from pipeline.hashes import canonical_json, sha256_hex, short_hash
+from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
 from pipeline.spec.fingerprint import Fingerprint
@@ -79,15 +79,19 @@ def fitted_copy(
     the same hash now. The errors are those of `read_fitted`.
     """
     folder = cache_dir / "fitted"
-    if digest and (copy := folder / digest).is_file():
+
+    def is_whole(copy: Path) -> bool:
+        return copy.is_file() and content_hash(copy, cache_dir) == copy.name
+
+    if digest and is_whole(copy := folder / digest):
         return copy
     etag = content_etag(_ask("info", path, options, place=place, made_by=made_by))
     known = folder / f"etag-{short_hash(canonical_json([path, dict(options), etag]))}"
-    if etag and known.is_file():
-        return known.resolve()
+    if etag and is_whole(copy := known.resolve()):
+        return copy
     data = read_fitted(path, options, place=place, made_by=made_by)
     copy = folder / sha256_hex(data)
-    if not copy.is_file():
+    if not is_whole(copy):
         open_target(str(copy), {}).write(data)
     with suppress(OSError):  # another process did it, or the disk has no links
         if etag:

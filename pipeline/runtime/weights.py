@@ -151,13 +151,6 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
     return folder
 
 
-def _any_weights_here(files: ModelFiles) -> bool:
-    """Whether the Hub's cache has weights of a model, so that the rest may be less than all."""
-    weights = [name for name in files.hashes if fnmatchcase(name, _WEIGHTS)]
-    repo, commit = files.location, files.revision
-    return any(try_to_load_from_cache(repo, name, revision=commit) for name in weights)
-
-
 def model_config(files: ModelFiles, options: Options) -> dict[str, Any]:
     """The configuration of the model's decoder, as its config.json states it; of GGUF nothing."""
     name = "config.json"

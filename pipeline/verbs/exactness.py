@@ -184,15 +184,6 @@ def prove(
         exactness = Exactness(number_format, differs, None, rounding)
         return Proof(None, exactness, None, by_vllm, engine.label(content_free).log_probs, {})
     exactness = Exactness(number_format, answers.difference, in_float32, rounding)
-    if (quantize, job.spec.model.kv) == ("none", "none"):
-        return Proof(
-            answers.memory,
-            exactness,
-            None,
-            answers.tree,
-            answers.content_free,
-            answers.processor,
-        )
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
     if quantize != "none":
@@ -204,7 +195,8 @@ def prove(
         memory, engine = memory_plan(model, prompt), label_engine(job, model, prompt)
         tree = engine.label(documents).log_probs
         nothing = engine.label(content_free).log_probs if content_free else ()
-    quantization = difference(tree, original)
+    is_plain = (quantize, job.spec.model.kv) == ("none", "none")
+    quantization = None if is_plain else difference(tree, original)
     return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
 
 

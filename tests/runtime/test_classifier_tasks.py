@@ -246,8 +246,11 @@ def test_a_classifier_on_s3_is_read_once_until_it_changes(
         assert job.classifiers == local
     assert corpus.run().complete and labels_by_text(corpus) == EXPECTED
     assert len(read) == 1
+    (copy := corpus.cache / "fitted" / local["language"]).write_bytes(b"damaged")
+    assert find_classifiers(corpus.spec, corpus.cache) == local and len(read) == 2
+    assert copy.read_bytes() == model_file.read_bytes()
     file_system.pipe_file(url, model_file.read_bytes() + b"x")
-    assert find_classifiers(corpus.spec, corpus.cache) != local and len(read) == 2
+    assert find_classifiers(corpus.spec, corpus.cache) != local and len(read) == 3
 
 
 def test_a_file_that_changes_while_the_job_runs_is_an_error(
