@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 
@@ -147,9 +148,16 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
                 f'{_answer_sql(t, of.tasks[t], multi)} as {t}_label, "{t}".status as {t}_status'
                 for t, multi in is_multi.items()
             )
-            connection.register("_rows", LabelDataset(store, of, tuple(common)))
-            columns = ", ".join(("doc_id", "content_hash", *fields))
-            _rows(connection, f"create table {side} as select {columns} from _rows")
+            query = f"select {', '.join(('doc_id', 'content_hash', *fields))} from _rows"
+            rows = LabelDataset(store, of, tuple(common))
+            connection.register("_rows", rows.schema.empty_table())
+            connection.begin()  # — a transaction for each batch takes much longer
+            _rows(connection, f"create table {side} as {query}")
+            # — not as one stream: a thread of DuckDB would call Python, and get its errors
+            for batch in rows.to_batches():
+                connection.register("_rows", pa.Table.from_batches([batch]))
+                _rows(connection, f"insert into {side} {query}")
+            connection.commit()
         ((only_a, both, only_b),) = _rows(
             connection,
             "select count(*) filter (y is null), count(*) filter (x = y), count(*) filter "

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from finished import LABELS, Corpus, finish, toy_fingerprints
 from scipy.spatial.distance import jensenshannon
 
-from pipeline.errors import SpecError
+from pipeline.errors import SpecError, StorageError
 from pipeline.integrity.diff import compare, flip_rate, jensen_shannon, psi, shares, sides
 from pipeline.ledger.dataset import open_labels
+from pipeline.ledger.rows import aligned_batches
 from pipeline.ledger.snapshots import contents
 from pipeline.stores.local import LocalStore
 
@@ -88,6 +92,25 @@ def test_rows_that_newly_fail_are_named(tmp_path: Path) -> None:
     for change in compare(store, contents(store, 1), contents(store, 2)).tasks:
         assert change.newly_failing == 3
         assert change.failing_ids == ("0-8", "1-8", "2-8")
+
+
+def test_files_are_read_in_the_callers_thread_and_their_errors_are_one_line(
+    finished: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of DuckDB that calls Python while the process ends aborts it."""
+    threads = set()
+
+    def read(*args: Any) -> Iterator[pa.RecordBatch]:
+        threads.add(threading.get_ident())
+        yield from aligned_batches(*args)
+        threads.add(threading.get_ident())
+        raise StorageError("the last file was changed")
+
+    monkeypatch.setattr("pipeline.ledger.dataset.aligned_batches", read)
+    shown = contents(finished, 1)
+    with pytest.raises(StorageError, match=r"^the last file was changed$"):
+        compare(finished, shown, shown)
+    assert threads == {threading.get_ident()}
 
 
 @pytest.mark.parametrize("number", ["latest", "fp:toxic", "-1", "²", ""])
