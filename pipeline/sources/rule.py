@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, listed
 from pipeline.hashes import parse_json
+from pipeline.sources.growth import MOST, TooLongError, check_sizes
 
 SEALED = {
     "enable_external_access": "false",
@@ -38,11 +40,6 @@ _READS_MORE = frozenset(
     | {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
     | {"current_catalog", "current_role", "current_schema", "current_user", "session_user", "user"}
 )
-# Functions that make a value of any size from a few bytes: neither time nor memory bounds them.
-_UNBOUNDED = frozenset(
-    {"repeat", "range", "generate_series", "list_resize", "array_resize", "list_reduce", "reduce"}
-    | {"array_reduce", "bitstring", "equi_width_bins", "lpad", "rpad", "printf", "format"}
-)
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
 # The group of documents without a value.
@@ -51,6 +48,8 @@ NO_GROUP = "null"
 _COMMENT_OR_LINE = re.compile(r"--|/\*|\n")
 # A rule is tried on this number of empty documents before it sees a real one.
 PROBE_ROWS = 256
+# Of one query, which has the documents of a shard at most. DuckDB looks each 2,048 rows.
+LIMIT_S = 300.0
 
 
 class Expression:
@@ -100,12 +99,19 @@ class Expression:
     def _evaluated(self, rows: pa.RecordBatch, sql: str) -> pa.Array:  # [rows]
         # — each call has its own cursor, because several threads share the rule
         with _sealed().cursor() as cursor:
+            timer = threading.Timer(LIMIT_S, cursor.interrupt)
+            timer.start()
             try:
                 documents = cursor.from_arrow(pa.Table.from_batches([rows])).set_alias(ALIAS)
                 values = documents.select(duckdb.SQLExpression(sql)).to_arrow_table()
+            except duckdb.InterruptException as error:
+                took = f"takes more than {LIMIT_S:g} s for {rows.num_rows:,} documents"
+                raise self._wrong(f"{took}; write a simpler condition") from error
             except duckdb.Error as error:
                 columns = listed(rows.schema.names)
                 raise self._wrong(f"{_reason(error)}; the columns are {columns}") from error
+            finally:
+                timer.cancel()
         if values.shape != (rows.num_rows, 1):
             raise self._wrong(
                 f"gives {values.num_rows} x {values.num_columns} values for {rows.num_rows} "
@@ -211,6 +217,16 @@ def _unstable() -> frozenset[str]:
         return _READS_MORE.union(name for (name,) in cursor.execute(query).fetchall())
 
 
+@cache
+def _scalar_functions() -> frozenset[str]:
+    """The names of functions that give a number, a date or a boolean, whatever their arguments."""
+    query = """SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1
+        HAVING bool_and(regexp_matches(return_type, '^(U?[A-Z]*INT|DOUBLE|FLOAT|BOOL|DATE|TIME)')
+        AND NOT contains(return_type, '['))"""
+    with _sealed().cursor() as cursor:
+        return frozenset(name for (name,) in cursor.execute(query).fetchall())
+
+
 def fields_in(text: str, column: str, *, place: str) -> tuple[str, ...]:
     """The fields of a column that an expression names; SpecError as of `Rule`."""
     named = (names for names in _references(_parsed(text, place)[1]) if names[0] == column)
@@ -309,13 +325,14 @@ def _parsed(text: str, place: str) -> tuple[duckdb.Expression, Any]:
             raise SpecError([Problem(place, fix, text)])
     try:
         tree = parse_json(parsed)
-    except ValueError as error:
+        check_sizes(tree, _scalar_functions())
+    except TooLongError as error:
+        fix = f"{error} can make a value that is more than {MOST} times as long as a document; "
+        fix += f"shorten its arguments, as in left(text, 50), or write a condition without {error}"
+        raise SpecError([Problem(place, fix, text)]) from error
+    except (ValueError, RecursionError) as error:
         fix = "is nested too deeply; write it with fewer levels of parentheses"
         raise SpecError([Problem(place, fix, text)]) from error
-    functions = (str(node.get("function_name", "")).lower() for node in _nodes(tree))
-    if name := next(filter(_UNBOUNDED.__contains__, functions), None):
-        fix = f"{name} makes values of any size; write the value, or a condition without {name}"
-        raise SpecError([Problem(place, fix, text)])
     return expression, tree
 
 
