@@ -7,6 +7,7 @@ AssayError
 ├── StorageError    a store or an input file failed    exit 1
 │   ├── UnavailableError   may succeed later: run again   exit 3
 │   └── UnreadableError    an input file's own content is broken
+│       └── ForeignContentError   it is of another kind than its name says   exit 2
 ├── ModelError      the model cannot be used           exit 1
 ├── WorkerError     this worker cannot go on           exit 1
 │   └── LoadError          it cannot load what it needs to answer
@@ -121,6 +122,12 @@ class UnavailableError(StorageError):
 
 class UnreadableError(StorageError):
     """An input file was read, and its content violates its format."""
+
+
+class ForeignContentError(UnreadableError):
+    """A local or remote file was read, and it is of another kind than its name says."""
+
+    exit_code = 2
 
 
 class ModelError(AssayError):

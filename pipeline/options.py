@@ -23,6 +23,7 @@ TableFormat = Literal["parquet", "jsonl", "csv"]
 OnError = Literal["fail", "keep", "drop"]
 
 RESAMPLES = 1_000  # of a bootstrap
+MOST_RESAMPLES = 100_000
 FOLDS = 5  # of a cross-validation
 LARGEST_SEED = 2**63 - 1
 STALL_LIMIT_S = 600  # of a worker without a sign of life

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout, suppress
+from difflib import get_close_matches
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args, get_origin
@@ -277,10 +278,10 @@ def _problem(error: CycloptsError, command: App) -> Problem:
     match error:
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
-            return Problem(option, f"no such option; {instead}", option)
+            return Problem(option, f"no such option; {_help_for(option) or instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)
-            return Problem("VERB", f"no such verb; {instead}", first)
+            return Problem("VERB", f"no such verb; {_help_for(first) or instead}", first)
         case MissingArgumentError():
             return Problem(place, f"missing; add it: {help}")
         case UnusedCliTokensError():
@@ -293,3 +294,9 @@ def _problem(error: CycloptsError, command: App) -> Problem:
                 fix = f"write one of {', '.join(get_args(error.target_type))}"
             return Problem(place, fix, error.token.value if error.token else value)
     return Problem(place, " ".join(str(error).split()), error.unused_tokens)
+
+
+def _help_for(word: str) -> str:
+    """The fix for a misspelt `--help`, and for `help`."""
+    meant = get_close_matches(f"--{word.lstrip('-')}", ["--help"], cutoff=0.8)
+    return "write --help" if meant else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 import pyarrow as pa
@@ -49,24 +50,31 @@ def with_inputs(
 def check_columns_of(
     shards: Sequence[Shard], options: Options, columns: Sequence[str], *, place: str
 ) -> None:
-    """SpecError unless every table has the columns, and the first rows have a value in each.
+    """SpecError unless a file has each column, and a value in its first rows.
 
-    Rows of other formats need not have the same columns: a row without the column counts as null.
-    In a file with a header, two columns of one name are an error.
+    A row without the column counts as null, also in a table. In a file with a header, two columns
+    of one name are an error.
     """
     if not columns or not shards:
         return
     headed = {shard.path: shard for shard in shards if shard.version.format.startswith(_HEADED)}
+    check = partial(_check_file, options=options, columns=columns, place=place)
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        list(pool.map(lambda shard: _check_file(shard, options, columns, place), headed.values()))
-    first = zip(*islice(input_values(shards[0], columns, options), SAMPLE_ROWS), strict=True)
-    for column, values in zip(columns, first, strict=True):
-        if all(value is None for value in values):
-            fix = f"the first {SAMPLE_ROWS} rows of {shards[0].path} have no value in this column"
+        lacking = dict(zip(headed, pool.map(check, headed.values()), strict=True))
+    for column in columns:
+        having = [shard for shard in shards if column not in lacking.get(shard.path, ())]
+        if not having:
+            raise SpecError([Problem(place, lacking[shards[0].path][column], column)])
+        first = islice(input_values(having[0], [column], options), SAMPLE_ROWS)
+        if all(value is None for [value] in first):
+            fix = f"the first {SAMPLE_ROWS} rows of {having[0].path} have no value in this column"
             raise SpecError([Problem(place, fix, column)])
 
 
-def _check_file(shard: Shard, options: Options, columns: Sequence[str], place: str) -> None:
+def _check_file(
+    shard: Shard, options: Options, columns: Sequence[str], place: str
+) -> Mapping[str, str]:
+    """The columns that a table lacks, each with a line that says so; SpecError for a wrong one."""
     kinds: Mapping[str, pa.DataType] = {}
     with reading(shard.path):
         if shard.version.format in TABLES:
@@ -74,15 +82,16 @@ def _check_file(shard: Shard, options: Options, columns: Sequence[str], place: s
                 names, kinds = table.schema.names, {f.name: f.type for f in table.schema}
         else:
             names = columns_of(shard.version, options)
+    has = f"it has: {listed(sorted(names))}"
     for column in columns:
-        count = names.count(column)
-        if count > 1 or (count == 0 and kinds):
-            such = f"{count} such columns" if count else "no such column"
-            fix = f"{shard.path} has {such}; it has: {listed(sorted(names))}"
+        if (count := names.count(column)) > 1:
+            fix = f"{shard.path} has {count} such columns; {has}"
             raise SpecError([Problem(place, fix, column)])
         if column in kinds and pa.types.is_nested(kinds[column]):
             fix = f"{shard.path} has {kinds[column]} there; name a column of strings or numbers"
             raise SpecError([Problem(place, fix, column)])
+    lacks = f"{shard.path} has no such column; {has}"
+    return {column: lacks for column in columns if kinds and column not in kinds}
 
 
 def input_values(

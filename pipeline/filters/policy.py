@@ -53,6 +53,11 @@ class Clause:
     sizes: Mapping[str, int] = field(default_factory=dict)  # documents of each group, with a score
     small: tuple[str, ...] = ()  # groups that have the threshold of all documents
 
+    def __post_init__(self) -> None:
+        # — no score is above NaN, so it would keep everything
+        if any(map(math.isnan, (self.otherwise, *self.at.values()))):
+            raise ValueError("a threshold is NaN; write a number")
+
     @property
     def places(self) -> tuple[str, str]:
         """Where the user wrote `of` and `by`."""

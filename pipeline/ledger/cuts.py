@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import (
     AssayError,
+    ForeignContentError,
     MissingColumnsError,
     Problem,
     SpecError,
     StorageError,
     UnreadableError,
+    one_line,
 )
 from pipeline.hashes import parse_sealed_json, sealed_json
 from pipeline.ledger.keys import cuts_key
@@ -65,7 +67,7 @@ def load_or_cut(
     take = log.append if keep else log.take_in
     versions = {item.version(columns): item for item in objects}
     new = [version for version in versions if version not in log.cuts]
-    unreadable: list[str] = []
+    unreadable: list[AssayError] = []
     unwritten: dict[ObjectVersion, Sequence[Shard]] = {}
     # — in a format without a schema, the columns of such an object are null if others have them
     lacking: dict[ObjectVersion, MissingColumnsError] = {}
@@ -84,7 +86,7 @@ def load_or_cut(
             case MissingColumnsError():
                 lacking[version] = shards
             case AssayError():
-                unreadable.append(str(shards))
+                unreadable.append(shards)
             case _:
                 unwritten[version] = shards
 
@@ -104,15 +106,19 @@ def load_or_cut(
         add(version, cut_or_error(version))
     if unwritten:
         take(unwritten)
-    cuts = log.cuts_of(versions, tuple(unreadable))
-    _require_rows(cuts, objects)
+    cuts = log.cuts_of(versions, tuple(map(str, unreadable)))
+    _require_rows(cuts, objects, unreadable)
     return cuts
 
 
-def _require_rows(cuts: Cuts, objects: Sequence[InputObject]) -> None:
+def _require_rows(
+    cuts: Cuts, objects: Sequence[InputObject], unreadable: Sequence[AssayError]
+) -> None:
     """StorageError if no object can be read, SpecError if none has a row."""
-    if not cuts.shards and cuts.unreadable:
-        raise StorageError("\n".join(" ".join(reason.splitlines()) for reason in cuts.unreadable))
+    if not cuts.shards and unreadable:
+        are_foreign = all(isinstance(error, ForeignContentError) for error in unreadable)
+        kind = ForeignContentError if are_foreign else StorageError
+        raise kind("\n".join(map(one_line, unreadable)))
     if not cuts.shards:
         fix = f"none of the {len(objects)} files has a row; name files with rows"
         if len(objects) == 1:

@@ -74,6 +74,7 @@ _CONTENTS = (
     ((b"par1",), "Parquet; name it .parquet", ("parquet",)),
     ((b"pk\x03\x04",), "a zip archive; unpack it", ()),
     ((b"[",), "a JSON array; {conversion}", ()),
+    ((b"{\n", b"{\r\n"), "JSON over several lines; write an object in each line (jq -c .)", ()),
     ((b"{",), "JSON; name it .json", ("json", "jsonl", "ndjson")),
 )
 

@@ -130,7 +130,7 @@ def _split_glob(place: str, *, is_local: bool) -> tuple[str, str]:
 
     A local folder with a wildcard in its name is taken for itself, as a file is.
     """
-    fixed, parts = "", place.split("/")
+    fixed, parts = "", (re.sub("/+", "/", place) if is_local else place).split("/")
     while len(parts) > 1:
         folder = fixed + parts[0]
         if _WILDCARD.search(parts[0]) and not (is_local and os.path.isdir(folder)):

@@ -18,7 +18,14 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import MissingColumnsError, Problem, SpecError, UnreadableError, one_line
+from pipeline.errors import (
+    ForeignContentError,
+    MissingColumnsError,
+    Problem,
+    SpecError,
+    UnreadableError,
+    one_line,
+)
 from pipeline.hashes import content_hash
 from pipeline.sources.documents import Names, RawRow, Row, slices_from
 from pipeline.sources.formats import (
@@ -203,7 +210,7 @@ def cut(
             raise
         fix = f"{source.path}: cannot be read: it is {content}"
         if isinstance(error, UnreadableError):
-            raise UnreadableError(fix) from error
+            raise ForeignContentError(fix) from error
         raise MissingColumnsError([Problem("input.path", fix)]) from error
 
 

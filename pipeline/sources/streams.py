@@ -165,7 +165,7 @@ def continued(
     the shards of an object in order reads each byte of it once. With a new reader for each of n
     shards, it would read the object n / 2 times.
     """
-    key = *fields_of(version).values(), repr(options), columns and tuple(columns)
+    key = *fields_of(version).values(), repr(options), None if columns is None else tuple(columns)
     before = [
         place for place in tuple(_idle) if start and place[0] == key and first <= place[1] <= start
     ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -75,7 +76,7 @@ def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     with opened_table(shard, options) as table:
         count, version = table.schema.names.count, shard.version
         of_column = {version.text_column: _strings, version.image_column: _images}
-        read = list(dict.fromkeys(names or ()))
+        read = [name for name in dict.fromkeys(names or ()) if count(name)]
         if names is None:
             read = [
                 field.name for field in table.schema if _is_shown(field) and count(field.name) == 1
@@ -83,7 +84,9 @@ def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
         for batch in table.batches(read):
             named = zip(read, map(batch.column, read), strict=True)
             columns = [of_column.get(name, _values)(column) for name, column in named]
-            for values in zip(*columns, strict=True):
+            # — the caller may read only columns that the file lacks
+            rows = zip(*columns, strict=True) if read else repeat((), batch.num_rows)
+            for values in rows:
                 yield Row(dict(zip(read, values, strict=True)))
 
 

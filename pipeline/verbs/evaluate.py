@@ -22,7 +22,7 @@ from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts
 from pipeline.gold.labels import RANDOM, Gold, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.snapshots import Contents
-from pipeline.options import EvalOptions, GoldOptions
+from pipeline.options import MOST_RESAMPLES, EvalOptions, GoldOptions
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -199,8 +199,9 @@ def _check_options(options: EvalOptions) -> None:
         for name, share in shares.items()
         if share is not None and not 0 < share <= 1
     ]
-    if options.resamples < 1:
-        problems.append(Problem(Option("resamples"), "write 1 or more", options.resamples))
+    if not 1 <= options.resamples <= MOST_RESAMPLES:
+        fix = f"write a whole number from 1 to {MOST_RESAMPLES}"
+        problems.append(Problem(Option("resamples"), fix, options.resamples))
     if problems:
         raise SpecError(problems)
 

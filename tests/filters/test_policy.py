@@ -134,7 +134,15 @@ def test_a_policy_of_another_task_version_is_refused(folder: Path) -> None:
         filtered_with(folder, policy=str(folder / "none.json"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"keep": null, "clauses": 3}', '{"format": 2}'])
+NAN = (
+    '{"format": 1, "keep": null, "clauses": [{"kind": "drop_top", "of": "toxic.p.toxic", '
+    '"by": null, "otherwise": 1, "at": {"en": NaN}}]}'
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"keep": null, "clauses": 3}', '{"format": 2}', NAN]
+)
 def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
     (folder / "policy.json").write_text(text)
     with pytest.raises(SpecError, match=r"^filter\.policy: is not a policy: .*$"):

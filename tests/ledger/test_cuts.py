@@ -173,3 +173,8 @@ def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
     broken = write("broken.jsonl.gz", whole[:-31])
     with pytest.raises(StorageError, match="cannot be read"):
         load_or_cut(store, [broken], TEXT, 3000)
+    pointer = write("p.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    for named, code in (([pointer], 2), ([pointer, broken], 1)):
+        with pytest.raises(StorageError, match=f"{pointer.path}: .* `git lfs pull`") as raised:
+            load_or_cut(store, named, TEXT, 3000)
+        assert raised.value.exit_code == code

@@ -136,6 +136,9 @@ def test_each_problem_with_gold_is_one_line(
     assert lines(rows, "--column", "toxic")[0].startswith("--column: write LEFT=RIGHT")
     assert lines(rows, "--value", "x=rude")[0].startswith("--value: no task has such a label")
     assert lines(rows, "--precision", "90")[0].startswith("--precision: write a share")
+    for resamples in ("0", "2147483647"):
+        line = lines(rows, "--resamples", resamples)[0]
+        assert line == f"--resamples: write a whole number from 1 to 100000 (got {resamples})"
     assert bench.evaluate(str(bench.folder / "nowhere.csv")) == 2
     assert bench.evaluate(str(bench.folder / "no-output")) == 2
     err = capsys.readouterr().err
