@@ -37,6 +37,7 @@ from pipeline.cli.parameters import flag_of
 from pipeline.errors import AssayError, Problem, SpecError
 from pipeline.report.console import PipeConsole, console_on, escape_controls, json_value
 from pipeline.runtime.imports import wait_passively
+from pipeline.runtime.limits import ULIMITS, check_ulimits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,6 +152,7 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
     _configure_process()
     try:
         try:
+            check_ulimits(ULIMITS)
             with _interrupted_by(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 result = command(tokens)
             sys.stdout.flush()
@@ -174,6 +176,9 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
         again = shlex.join([*command.name, *tokens])
         _say(escape_controls(f"assay: stopped; {kept}to continue, run: {again}"))
         return EXIT_INCOMPLETE
+    except MemoryError:
+        _say("assay: there is too little memory; free some, or raise `ulimit -v`")
+        return EXIT_FAILED
     if not tokens and command.default_command is None:
         return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
     return result if isinstance(result, int) else EXIT_COMPLETE

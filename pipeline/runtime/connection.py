@@ -35,6 +35,7 @@ from pipeline.errors import (
     option_error,
 )
 from pipeline.runtime.imports import PASSIVE, quick_imports
+from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
 from pipeline.runtime.placement import Placement, Resources, nodes_at_largest
 from pipeline.runtime.ray_processes import kill_all, own_folder, own_services, processes_of_ray
 from pipeline.spec.portable import is_loopback
@@ -189,6 +190,7 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    check_ulimits(ULIMITS_OF_RAY)
     # — Ray waits for its processes meanwhile, for seconds. The end does not wait for the import: an
     # import of this thread that Ctrl-C ended may keep a lock
     threading.Thread(target=_import_graph, name="import", daemon=True).start()

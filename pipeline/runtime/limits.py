@@ -1,7 +1,7 @@
 """What this process may use of its machine.
 
-Entry points: `usable_cores`, `available_bytes` and `usable_gpus`. Must not import torch: the driver
-decides where a model runs without loading one.
+Entry points: `usable_cores`, `available_bytes`, `usable_gpus` and `check_ulimits`. Must
+not import torch: the driver decides where a model runs without loading one.
 
 A container, a systemd unit or a batch system limits a process by its control groups (cgroups),
 which neither `os.cpu_count` nor psutil reads. A process has a cgroup of each controller in version
@@ -13,18 +13,29 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import psutil
 
+from pipeline.errors import Problem, SpecError
+
 logger = logging.getLogger(__name__)
 
 ROOT = Path("/")
+# The least that a command needs, and Ray: the option of `ulimit`, the limit, bytes or files, and
+# the unit of `ulimit`. Below it, libraries in C++ abort, and Ray crashes or never starts.
+ULIMITS = (("-v", resource.RLIMIT_AS, 2 * 2**30, 1024),)
+ULIMITS_OF_RAY = (
+    ("-n", resource.RLIMIT_NOFILE, 256, 1),
+    ("-v", resource.RLIMIT_AS, 16 * 2**30, 1024),
+    ("-f", resource.RLIMIT_FSIZE, 2 * 2**30, 1024),
+)
 # The first compute capability with products of bfloat16 (Ampere).
 BFLOAT16_CAPABILITY = (8, 0)
 # torch knows CUDA_VISIBLE_DEVICES, MIG devices and the limits of a container.
@@ -58,6 +69,18 @@ def available_bytes(root: Path = ROOT) -> int:
     """The memory that this process can still use without swapping, also within its cgroups."""
     free = map(_free_bytes, _cgroups(root, "memory"))
     return max(0, int(min([psutil.virtual_memory().available, *free])))
+
+
+def check_ulimits(ulimits: Sequence[tuple[str, int, int, int]]) -> None:
+    """SpecError for each of these limits that is lower in this process."""
+    problems = []
+    for option, limit, least, unit in ulimits:
+        now, _ = resource.getrlimit(limit)
+        if now != resource.RLIM_INFINITY and now < least:
+            fix = f"is too low; run `ulimit {option} {least // unit}` before, or more"
+            problems.append(Problem(f"ulimit {option}", fix, now // unit))
+    if problems:
+        raise SpecError(problems)
 
 
 @cache

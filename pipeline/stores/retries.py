@@ -6,6 +6,7 @@ S3, Google Cloud Storage or HTTP, and `storage_errors` turns a client's errors i
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -118,6 +119,12 @@ _ADVICE = {
     Cause.DENIED: "check the credentials and what they may do there",
     Cause.OTHER: "check the path, the endpoint and the storage_options",
 }
+# The limits of the machine or of the process, which look the same in each store.
+_LIMITS = {
+    errno.EFBIG: "`ulimit -f` limits the size of files; raise it",
+    errno.EMFILE: "`ulimit -n` limits the number of open files; raise it",
+    errno.ENOSPC: "free some space",
+}
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -191,7 +198,8 @@ def as_storage_error(
         return RefusedError(f"{line}; use a store that honours conditional create")
     if cause in (Cause.EXPIRED, Cause.BUSY):
         return UnavailableError(f"{line}; committed results are kept; {_ADVICE[cause]}")
-    return StorageError(f"{line}; {_ADVICE.get(cause, _ADVICE[Cause.OTHER])}")
+    limit = _LIMITS.get(getattr(error, "errno", None) or 0)
+    return StorageError(f"{line}; {limit or _ADVICE.get(cause, _ADVICE[Cause.OTHER])}")
 
 
 def _reason(error: BaseException) -> str:

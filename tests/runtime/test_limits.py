@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,6 +128,31 @@ def test_the_memory_is_what_machine_and_cgroups_leave(
     memory = psutil.virtual_memory()._replace(available=8 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert available_bytes(tree(tmp_path, files)) == free
+
+
+@pytest.mark.parametrize(
+    ("limit", "to", "ran", "told"),
+    [
+        ("AS", 600 << 20, "main(['status', 'x.yaml'])", "ulimit -v: is too low; run `ulimit -v 20"),
+        ("AS", 8 << 30, "check_ulimits(ULIMITS_OF_RAY)", "ulimit -v: is too low; run `ulimit -v 1"),
+        ("NOFILE", 64, "check_ulimits(ULIMITS_OF_RAY)", "ulimit -n: is too low; run `ulimit -n 25"),
+        ("FSIZE", 9, "check_ulimits(ULIMITS_OF_RAY)", "ulimit -f: is too low; run `ulimit -f 209"),
+    ],
+)
+def test_a_limit_of_the_shell_that_is_too_low_is_named(
+    limit: str, to: int, ran: str, told: str
+) -> None:
+    """Libraries in C++ abort, and Ray crashes, or waits without an end."""
+    code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_{limit}, ({to}, {to}))
+from pipeline.cli import main
+from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
+raise SystemExit({ran})
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == (2 if "main" in ran else 1)
+    assert told in ended.stderr.splitlines()[-1]
 
 
 def test_this_machine_has_a_core_and_memory() -> None:
