@@ -123,19 +123,14 @@ def _size_of_lambda(
     """
     is_written = of.get("function_name") == "list_value"
     count = max(1, min(size, len(_children(of)) if is_written else size))
-    names = [name for (name,) in _columns(part["lhs"])]
+    refs = [part["lhs"]] if "column_names" in part["lhs"] else _children(part["lhs"])
+    names = [ref["column_names"][0].lower() for ref in refs]
     largest = 0.0
     for element, elements in ((size, 1.0), (size / count, count)):
         inner = {**known, **dict.fromkeys(names, max(1, element))}
         body = check_sizes(part["expr"], scalar, inner, times * elements)
         largest = max(largest, body * elements)
     return largest
-
-
-def _columns(node: Any) -> list[list[str]]:
-    """The names of a lambda's parameters."""
-    refs = [node] if node.get("class") == "COLUMN_REF" else _children(node)
-    return [[ref["column_names"][0].lower()] for ref in refs if ref.get("column_names")]
 
 
 def _literal(node: Any) -> str:

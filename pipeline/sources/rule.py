@@ -40,6 +40,13 @@ _READS_MORE = frozenset(
     | {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
     | {"current_catalog", "current_role", "current_schema", "current_user", "session_user", "user"}
 )
+# Functions whose value may differ from one call or query to the next. Of functions of times, the
+# variants with a time zone differ only by the setting `TimeZone`.
+_UNSTABLE = """bool_and(stability <> 'CONSISTENT') OR bool_or(stability = 'VOLATILE')
+    OR bool_or(macro_definition ILIKE '%current_%' OR macro_definition ILIKE '%sleep%')"""
+# Functions that give a number, a date or a boolean, whatever their arguments.
+_SCALAR = """bool_and(regexp_matches(return_type, '^(U?[A-Z]*INT|DOUBLE|FLOAT|BOOL|DATE|TIME)')
+    AND NOT contains(return_type, '['))"""
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
 # The group of documents without a value.
@@ -199,30 +206,15 @@ def _changing(tree: Any, columns: list[str]) -> str | None:
             # — of a column and a keyword with one name, DuckDB takes the column
             name = "" if first in columns else first.lower()
         is_age_until_now = name == "age" and len(node["arguments"]) == 1
-        if name in _unstable() or is_age_until_now:
+        if name in _READS_MORE | _functions(_UNSTABLE) or is_age_until_now:
             return name
     return None
 
 
 @cache
-def _unstable() -> frozenset[str]:
-    """The names of functions whose value may differ from one call or query to the next.
-
-    Of functions of times, the variants with a time zone differ only by the setting `TimeZone`.
-    """
-    query = """SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1
-        HAVING bool_and(stability <> 'CONSISTENT') OR bool_or(stability = 'VOLATILE')
-        OR bool_or(macro_definition ILIKE '%current_%' OR macro_definition ILIKE '%sleep%')"""
-    with _sealed().cursor() as cursor:
-        return _READS_MORE.union(name for (name,) in cursor.execute(query).fetchall())
-
-
-@cache
-def _scalar_functions() -> frozenset[str]:
-    """The names of functions that give a number, a date or a boolean, whatever their arguments."""
-    query = """SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1
-        HAVING bool_and(regexp_matches(return_type, '^(U?[A-Z]*INT|DOUBLE|FLOAT|BOOL|DATE|TIME)')
-        AND NOT contains(return_type, '['))"""
+def _functions(condition: str) -> frozenset[str]:
+    """The names of DuckDB's functions for whose variants together the condition holds."""
+    query = f"SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1 HAVING {condition}"
     with _sealed().cursor() as cursor:
         return frozenset(name for (name,) in cursor.execute(query).fetchall())
 
@@ -325,7 +317,7 @@ def _parsed(text: str, place: str) -> tuple[duckdb.Expression, Any]:
             raise SpecError([Problem(place, fix, text)])
     try:
         tree = parse_json(parsed)
-        check_sizes(tree, _scalar_functions())
+        check_sizes(tree, _functions(_SCALAR))
     except TooLongError as error:
         fix = f"{error} can make a value that is more than {MOST} times as long as a document; "
         fix += f"shorten its arguments, as in left(text, 50), or write a condition without {error}"
