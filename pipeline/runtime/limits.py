@@ -34,7 +34,8 @@ ULIMITS = (("-v", resource.RLIMIT_AS, 2 * 2**30, 1024),)
 ULIMITS_OF_RAY = (
     ("-n", resource.RLIMIT_NOFILE, 256, 1),
     ("-v", resource.RLIMIT_AS, 16 * 2**30, 1024),
-    ("-f", resource.RLIMIT_FSIZE, 2 * 2**30, 1024),
+    # — the file of Ray's shared memory, which has 30 % of the machine's
+    ("-f", resource.RLIMIT_FSIZE, psutil.virtual_memory().total * 4 // 10, 1024),
 )
 # The first compute capability with products of bfloat16 (Ampere).
 BFLOAT16_CAPABILITY = (8, 0)
