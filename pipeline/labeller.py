@@ -50,9 +50,9 @@ class Labeller:
     ) -> None:
         self.spec = as_spec(spec)
         """The valid spec."""
-        if self.spec.in_stages:
-            fix = "a Labeller answers in one stage; `assay run` has cascades and continuations"
-            names = [task.name for task in self.spec.in_stages]
+        if self.spec.cascades:
+            fix = "a Labeller answers in one stage; `assay run` has cascades"
+            names = [task.name for task in self.spec.cascades]
             raise SpecError([Problem("tasks", fix, names)])
         if self.spec.input.image is not None:
             fix = "a Labeller reads texts; `assay run` labels images"

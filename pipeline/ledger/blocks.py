@@ -119,7 +119,6 @@ class ShardCounts:
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # Of the documents file and the tasks' label files, if they were created, by key.
     files: Mapping[str, FileCounts] = field(default_factory=dict)
-    not_continued: int = 0  # answers that `explain` names and that could not be continued
     error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
     unable: bool = False  # no worker can load what it needs to answer

@@ -23,11 +23,7 @@ ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "statu
 RAW, CALIBRATED = "raw", "calibrated"
 CALIBRATED_COLUMNS = ("label", "labels", "p", "score", "margin")  # that it may have
 STAGE = "stage"  # the number of the stage that decided, from 1; only of tasks with a cascade
-# How the model continues its answer: the text, and its tokens; only of tasks with `explain`.
-EXPLANATION = "explanation"
-TOKENS = pa.list_(pa.field("element", pa.struct([("token", pa.string()), ("p", pa.float32())])))
-EXPLANATION_TYPE = pa.struct([("text", pa.string()), ("tokens", TOKENS)])
-ADDED = (CALIBRATED, STAGE, EXPLANATION)  # what is added to the rows of the answers
+ADDED = (CALIBRATED, STAGE)  # what is added to the rows of the answers
 # An ordered list of labels with their probabilities.
 RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", pa.float32())])))
 LABELS_TYPE = pa.list_(pa.field("element", pa.string()))
@@ -39,11 +35,10 @@ def answer_columns(task: TaskSpec) -> tuple[str, ...]:
     path = ("levels",) if task.separator is not None else ()
     calibrated = (CALIBRATED,) if task.calibration is not None else ()
     stage = (STAGE,) if task.cascade is not None else ()
-    explanation = (EXPLANATION,) if task.explain is not None else ()
     score = ("score",) if task.kind == "score" else ()
     first = "labels" if task.kind == "multi" else label
     answer = (first, p if task.top_k is None else "top", *score, *path, *others)
-    return (*answer, *calibrated, *stage, *explanation)
+    return (*answer, *calibrated, *stage)
 
 
 def calibrated_type(answers: pa.StructType) -> pa.StructType:
@@ -63,7 +58,6 @@ def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType
         "n_chunks": pa.int16(),
         "status": pa.string(),
         STAGE: pa.int8(),
-        EXPLANATION: EXPLANATION_TYPE,
         "top": RANKED,
         "levels": RANKED,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.ledger.columns import EXPLANATION
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.report.console import Part, printed, truncate
 
@@ -19,19 +18,12 @@ SHOWN_COLUMNS = 40
 
 @printed
 def show_examples(examples: Examples) -> Iterator[Part]:
-    """For each row its id and the start of its text, its answers, and how the model continues them.
-
-    Each is a line of its own.
-    """
+    """For each row a line with its id and the start of its text, and one with its answers."""
     tasks = [field.name for field in examples.rows.schema if _is_task(field)]
     for row in examples.rows.to_pylist():
         text = " ".join((row[TEXT_COLUMN] or "").split()) or f"({row['status']})"
         yield f"{truncate(row['doc_id'], ID_CHARS)}  {truncate(text, TEXT_CHARS)}"
         yield "    " + ", ".join(f"{task} {_answer(row[task])}" for task in tasks)
-        for task in tasks:
-            if explanation := row[task].get(EXPLANATION):
-                text = " ".join(explanation["text"].split())
-                yield f"    {task}, continuation: {truncate(text, TEXT_CHARS)}"
     if not examples.rows.num_rows:
         yield "no document satisfies --where"
     yield (

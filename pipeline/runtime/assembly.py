@@ -17,11 +17,10 @@ from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.inference.chunking import chunk_text, chunk_texts
-from pipeline.inference.continuations import ContinuationEngine
 from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import ImageReader
-from pipeline.inference.labels.prompt_tokens import PromptTokens, answered_suffixes, tokenise_prompt
+from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import (
     context_reason,
@@ -35,7 +34,6 @@ from pipeline.inference.memory import (
     CPU_BATCH_TOKENS,
     ENCODER_BATCH_TOKENS,
     MemoryPlan,
-    decoded_tokens,
     plan_memory,
 )
 from pipeline.inference.model.casting import cast_files, needs_cast
@@ -64,9 +62,6 @@ from pipeline.spec.schema import DocumentsSpec
 from pipeline.spec.tasks import TaskSpec
 
 CUDA_BATCH_TOKENS = 65_536
-# Prompts and continuations that are decoded together on a CPU: more of them share the reading of
-# the weights for each token, and then need more padding.
-_CPU_DECODED_TOKENS = 10_240
 
 
 def memory_plan(model: LoadedModel, prompt: PromptTokens, *, engines: int = 1) -> MemoryPlan:
@@ -170,7 +165,7 @@ def job_engine(job: Job, send: Send = ignore) -> Engine:
     """The job's engine, loaded; `send` takes the phases."""
     if job.spec.model.kind == "encoder":
         return _encoder_engine(job, send)
-    folder, tokenizer, prompt = job_prompt(job, send=send)
+    folder, _, prompt = job_prompt(job, send=send)
     if job.spec.model.engine == "vllm":
         send(WorkerReport(LOADING))
         options = VllmOptions(
@@ -180,68 +175,8 @@ def job_engine(job: Job, send: Send = ignore) -> Engine:
             job.spec.model.tensor_parallel,
         )
         return load_vllm(folder, prompt, options, max_tokens=job.spec.documents.max_tokens)
-    if job.max_explanation_tokens:  # what the later stage would find after all answers
-        asked = [task for task in job.spec.model_parts if task.question is not None]
-        _check_room(job, folder, tokenizer, asked, job.max_explanation_tokens)
     send(WorkerReport(LOADING))
-    model = job_model(job, folder)
-    if job.max_explanation_tokens:
-        _check_schedule(model)
-    return label_engine(job, model, prompt)
-
-
-def continuation_engine(
-    job: Job, send: Send = ignore
-) -> tuple[ContinuationEngine, PreTrainedTokenizerBase]:
-    """The engine that continues the job's answers, loaded, and the model's tokenizer."""
-    folder = local_model(job, send)
-    tokenizer = load_tokenizer(folder)
-    _check_room(job, folder, tokenizer, job.spec.tasks, max(job.continues.values()))
-    send(WorkerReport(LOADING))
-    model = job_model(job, folder)
-    _check_schedule(model)
-    ends = model.network.generation_config.eos_token_id
-    if ends is None:
-        ends = tokenizer.eos_token_id
-    engine = ContinuationEngine(
-        model,
-        stop_ids=ends if isinstance(ends, list) else [end for end in (ends,) if end is not None],
-        max_batch_tokens=decoded_tokens(
-            model,
-            free_bytes=_free_bytes(model) // _engines_here(job),
-            most_tokens=CUDA_BATCH_TOKENS if model.device.type == "cuda" else _CPU_DECODED_TOKENS,
-        ),
-    )
-    return engine, tokenizer
-
-
-def _check_room(
-    job: Job,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    tasks: Sequence[TaskSpec],
-    tokens: int,
-) -> None:
-    """SpecError unless the longest document, an answer and its continuation fit together."""
-    prefix, suffixes = answered_suffixes(tokenizer, job.spec.prompt, tasks)
-    longest = max(len(own) for of_task in suffixes.values() for own in of_task.values())
-    context = context_tokens(folder)
-    room, max_tokens = context - len(prefix) - longest - tokens, job.spec.documents.max_tokens
-    if max_tokens > room:
-        fix = (
-            f"the model's context of {context} tokens leaves {max(room, 0)} for a document beside "
-            f"the instruction, the longest question, its answer and {tokens} tokens of explain; "
-            "write a smaller number here, or there"
-        )
-        raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
-
-
-def _check_schedule(model: LoadedModel) -> None:
-    """SpecError unless the model's answers can be continued."""
-    if model.schedule == "staged":
-        kind = model.network.config.model_type
-        fix = f"a {kind} model has recurrent states, and its answers are not continued; remove"
-        raise SpecError([Problem("model.path", f"{fix} explain, or name another model", kind)])
+    return label_engine(job, job_model(job, folder), prompt)
 
 
 def _encoder_engine(job: Job, send: Send) -> EncoderEngine:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -69,8 +69,6 @@ class Job:
     # tasks as well, in the order in which they read a document.
     stages: tuple[Job, ...] = ()
     stage: int = 0  # of such a job
-    continues: Mapping[str, int] = field(default_factory=dict)  # tokens, if it continues answers
-    max_explanation_tokens: int = 0  # of a first stage: the most by which a later one goes on
     since: int = 0  # the number of the output's last snapshot when the run began
     shown: str = ""  # the key of an object of the output that each worker must see; "": of none
     began: float = field(default_factory=time.time)  # seconds since the epoch
@@ -239,8 +237,6 @@ def make_job(
         for number, of_stage in enumerate(spec.stage_specs())
         for own in of_stage
     ]
-    if (own := spec.continuation_spec()) is not None:
-        stages = _with_continuations(spec, stages, stage_job(spec, own, 1))
     stage_versions = {
         task.name: [job.fp[task.name] for job in stages if task.name in job.fp]
         for task in spec.cascades
@@ -272,19 +268,6 @@ def make_job(
         thresholds=thresholds,
         stages=tuple(stages),
     )
-
-
-def _with_continuations(spec: JobSpec, stages: Sequence[Job], continuing: Job) -> list[Job]:
-    """The jobs, with one behind them that continues answers of the first stage."""
-    tokens = {task.name: task.explain.tokens for task in spec.tasks if task.explain is not None}
-    answers = {name: own for job in stages for name, own in job.fingerprints.items()}
-    versions = {name: answers[name].continued(count) for name, count in tokens.items()}
-    most = max(tokens.values())
-    first = [
-        replace(job, max_explanation_tokens=most) if tokens.keys() & job.fp.keys() else job
-        for job in stages
-    ]
-    return [*first, replace(continuing, fingerprints=versions, continues=tokens)]
 
 
 def _stage_job(

@@ -13,25 +13,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from transformers import PreTrainedTokenizerBase
 
 from pipeline.hashes import canonical_json
-from pipeline.inference.continuations import Continuation, ContinuationEngine
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
-from pipeline.inference.labels.prompt_tokens import answered_suffixes
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
-from pipeline.inference.shard_answers import OUT_OF_MEMORY, ShardAnswers, first_of_equals
+from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import VllmEngine
 from pipeline.ledger.blocks import Bools
 from pipeline.ledger.cells import version_name
-from pipeline.ledger.columns import EXPLANATION_TYPE, only
+from pipeline.ledger.columns import only
 from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
-    continuation_engine,
     job_engine,
     labelled_documents,
     local_model,
@@ -42,12 +38,11 @@ from pipeline.runtime.progress import Send
 from pipeline.sources.documents import OK
 from pipeline.spec.tasks import TaskSpec
 
-_CONTINUED = pa.struct([("label", pa.string()), *EXPLANATION_TYPE, ("status", pa.string())])
 Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with an image
 
 
 class JobReader:
-    """What answers the tasks of one job: a model, or a model that continues answers; classifiers.
+    """What answers the tasks of one job: a model, and classifiers.
 
     Each is loaded when it is needed first. `send` takes reports of the progress.
     """
@@ -65,7 +60,7 @@ class JobReader:
 
     def load(self) -> None:
         """Loads the model."""
-        _ = self._continuer if self.job.continues else self._engine
+        _ = self._engine
 
     def load_tokenizer(self) -> None:
         """Loads what reads documents for the model."""
@@ -82,10 +77,6 @@ class JobReader:
     @cached_property
     def _engine(self) -> Engine:
         return job_engine(self.job, self._send)
-
-    @cached_property
-    def _continuer(self) -> tuple[ContinuationEngine, PreTrainedTokenizerBase]:
-        return continuation_engine(self.job, self._send)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -179,46 +170,6 @@ class JobReader:
                 answers[task.name].append(only(answer_rows(labelled, task), rows))
         return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage
 
-    def continue_answers(
-        self,
-        documents: pa.Table,
-        labels: Mapping[str, Sequence[str | None]],  # [docs] by task: the answers
-        asked: Mapping[str, Bools],  # [docs] by task
-        on_rows: Callable[[int, float], None],
-    ) -> tuple[dict[str, pa.StructArray], int, Usage]:
-        """By task [docs] the rows of the file of continuations; the rest as `label` returns it."""
-        engine, tokenizer = self._continuer
-        prefix, suffixes = answered_suffixes(tokenizer, self.job.spec.prompt, self.job.spec.tasks)
-        answers, read, usage = {}, 0, Usage()
-        for task, of_task in asked.items():
-            chunks, status = self.tokenise(documents, of_task)
-            # — of equal texts the first is continued, and the others get its continuation
-            first_of = first_of_equals(chunks, text_identities(documents).to_pylist())
-            rows = [row for row, of_row in enumerate(chunks) if of_row and row not in first_of]
-            prompts = [
-                [*prefix, *chunks[row][0].tolist(), *suffixes[task][str(labels[task][row])]]
-                for row in rows
-            ]
-
-            def on_step(done: int, rows: int = len(prompts)) -> None:
-                on_rows(done, done / rows)
-
-            decoded = engine.decode(prompts, self.job.continues[task], on_step=on_step)
-            by_row = dict(zip(rows, decoded, strict=True))
-            continued = []
-            for row, label in enumerate(labels[task]):
-                continuation = by_row.get(first_of.get(row, row))
-                if chunks[row] and continuation is None:
-                    status[row] = OUT_OF_MEMORY
-                continued.append(_continued(tokenizer, label, continuation, status[row]))
-            answers[task] = only(pa.array(continued, _CONTINUED), of_task)
-            read += len(rows)
-            usage += Usage(
-                prefix_tokens_computed=sum(map(len, prompts)),
-                question_tokens_computed=sum(len(answer.token_ids) for answer in decoded if answer),
-            )
-        return answers, read, usage
-
 
 def readable(documents: pa.Table, inside: Bools) -> Bools:
     """[docs] whether a model may be asked about the document."""
@@ -230,21 +181,3 @@ def answered(answers: pa.StructArray | None, rows: int, start: int = 0) -> Bools
     if answers is None:
         return np.zeros(rows, np.bool_)
     return np.array(answers.slice(start, rows).is_valid(), np.bool_)
-
-
-def _continued(
-    tokenizer: PreTrainedTokenizerBase,
-    label: str | None,
-    continuation: Continuation | None,
-    status: str,
-) -> dict[str, object]:
-    """A row of the file of continuations: an answer, what follows it, and the status."""
-    if continuation is None:
-        return {"status": status}
-    ids = list(continuation.token_ids)
-    tokens = [
-        {"token": tokenizer.decode([token]), "p": p}
-        for token, p in zip(ids, continuation.p, strict=True)
-    ]
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    return {"label": label, "text": text, "tokens": tokens, "status": status}

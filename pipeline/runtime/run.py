@@ -21,7 +21,6 @@ from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import has_answers, plan_reuse
-from pipeline.runtime.cascades import conditions
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
@@ -188,8 +187,7 @@ def _labelled(
 
 
 def _check_tasks(job: Job, store: Store) -> None:
-    """SpecError unless the conditions and the classifiers of the tasks can be used."""
-    conditions(job.spec)
+    """SpecError unless the classifiers of the tasks can be used."""
     for stage in job.with_stages:
         with placed_in_stage(job.spec, stage.spec, stage.stage):
             own = stage.spec, stage.fp, stage.classifiers
@@ -270,8 +268,6 @@ def _label_rounds(
         for shard in label_items(planned.work_items, job, mailbox):
             watch.committed(shard)
             counts.add(shard, engines=job.placement.actors)
-            if shard.not_continued:
-                logger.warning("%d answers could not be continued", shard.not_continued)
         listed = list_missing(job, store, initial.cuts)
         retries = unfinished(initial.work_items, listed.done)
         planned = replace(listed, work_items=(*listed.work_items, *retries))

@@ -127,23 +127,15 @@ class ShardLabels:
     def _ask_model(
         self, number: int, reader: JobReader, by_model: Mapping[str, Bools], progress: LabelProgress
     ) -> None:
-        """Adds what a reader's model answers, or continues, about [docs] by task."""
+        """Adds what a reader's model answers about [docs] by task."""
         loaded(reader.load_tokenizer)
         started = time.perf_counter()
-        if reader.job.continues:
+        chunks, status = reader.tokenise(self._documents, np.any([*by_model.values()], axis=0))
+        if any(map(len, chunks)):
             loaded(reader.load)
-            first = {task: self._answers[self._versions[task][0]] for task in by_model}
-            labels = {task: answers.field("label").to_pylist() for task, answers in first.items()}
-            by_task, read, usage = reader.continue_answers(
-                self._documents, labels, by_model, progress.advance
-            )
-        else:
-            chunks, status = reader.tokenise(self._documents, np.any([*by_model.values()], axis=0))
-            if any(map(len, chunks)):
-                loaded(reader.load)
-            by_task, read, usage = reader.label(
-                self._documents, chunks, status, by_model, progress.advance
-            )
+        by_task, read, usage = reader.label(
+            self._documents, chunks, status, by_model, progress.advance
+        )
         for name, answers in by_task.items():
             self._add(reader.version(name), answers)
         seconds = time.perf_counter() - started
@@ -155,7 +147,7 @@ class ShardLabels:
         decided = waiting[task] & self._answered(version)
         waiting[task] = decided.copy()
         if stage < len(self._versions[task]) and decided.any():
-            decided &= self._staged[task].decides(self._documents, self._answers[version])
+            decided &= self._staged[task].decides(self._answers[version])
         self._decided_by[task][decided] = stage
         waiting[task] &= ~decided
 
@@ -233,13 +225,11 @@ class ShardLabels:
             answered[file.task] = len(own.field("margin").drop_null())
             of_task = own.field("status")
             status = of_task if file is files[0] else _worse(status, of_task)
-            if file.task in self._staged and self._staged[file.task].thresholds is not None:
+            if file.task in self._staged:
                 decided_by = self._decided_by[file.task]
                 by = Counter(map(str, decided_by[decided_by > 0].tolist()))
                 stages[file.task] = dict(by)
         reused = [sum(of_version.values()) for of_version in self._shard.reused.values()]
-        continued = {r.version(task) for r in self._readers for task in r.job.continues} & self._new
-        failed = [failed_mask(self._answers[v].field("status").drop_null()) for v in continued]
         return ShardCounts(
             sid=self._work.shard.id,
             rows=int(inside.sum()),
@@ -251,7 +241,6 @@ class ShardLabels:
             undecided=self._shard.undecided,
             reused=max(reused, default=0),
             stages=stages,
-            not_continued=sum(int(mask.sum()) for mask in failed),
         )
 
 

@@ -19,7 +19,7 @@ from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.reuse import StoredAnswers
-from pipeline.runtime.cascades import StagedTask, conditions
+from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import READING, LabelProgress, Send, ignore, work_report
 from pipeline.runtime.readers import JobReader, answered, readable
@@ -99,16 +99,8 @@ class LabelDocuments:
         self._readers = [JobReader(reader, send) for reader in job.readers]
         if asks and job.readers[0].spec.model_tasks:
             self._readers[0].load()
-        calibrations = {task: file.calibration for task, file in job.calibrations.items()}
-        rules = conditions(job.spec)
         self._staged = {
-            task.name: StagedTask(
-                task,
-                job.thresholds.get(task.name),
-                rules.get(task.name),
-                calibrations.get(task.name),
-            )
-            for task in job.spec.in_stages
+            task.name: StagedTask(task, job.thresholds[task.name]) for task in job.spec.cascades
         }
 
     def __call__(self, block: pa.Table) -> Iterable[pa.Table]:

@@ -31,24 +31,13 @@ class Fingerprint:
 
     @property
     def raw(self) -> Fingerprint:
-        """The same task without calibration and continuations, which add to its answers."""
-        added = ("calibration", "explain")
-        return Fingerprint({k: v for k, v in self.content.items() if k not in added})
-
-    def continued(self, tokens: int) -> Fingerprint:
-        """The continuations of the task's answers by at most this number of tokens."""
-        continuation: dict[str, Any] = {"tokens": tokens}
-        if "kv" in self.content:  # — an earlier version rounded keys and values of continuations
-            continuation["kv"] = "none"
-        return Fingerprint({**self.raw.content, "continuation": continuation})
+        """The same task without calibration, which adds to its answers."""
+        return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
 
     @property
     def sources(self) -> set[str]:
         """The ids of the versions whose answers this one's are made of: raw ones, and stages."""
-        ids = {self.raw.id, *self.content.get("cascade", {}).get("stages", ())}
-        if "explain" in self.content:
-            ids.add(self.continued(self.content["explain"]["tokens"]).id)
-        return ids - {self.id}
+        return {self.raw.id, *self.content.get("cascade", {}).get("stages", ())} - {self.id}
 
     def json(self) -> bytes:
         return canonical_json(self.content)
@@ -86,8 +75,6 @@ def fingerprints(
         if task.calibration is not None:
             method = task.calibration.method
             content["calibration"] = {"method": method, "hash": _of_parts(task, calibrations)}
-        if task.explain is not None:
-            content["explain"] = task.explain.model_dump(mode="json")
         versions[task.name] = Fingerprint(content)
     return versions
 

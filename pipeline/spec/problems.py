@@ -40,6 +40,8 @@ _FIXES = {
 
 
 _WRITE = "no such key; write "
+# Keys that earlier versions had.
+_GONE = {"explain": "no such key: continuations are not stored any more; remove it"}
 
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
@@ -112,6 +114,8 @@ def _other_key(loc: Sequence[int | str]) -> str:
     for part in above:  # — indices and names of types are not keys of a model
         models = [inner for model in models for inner in _models(model, str(part))] or models
     key, keys = str(last), [name for model in models for name in model.model_fields]
+    if key in _GONE:
+        return _GONE[key]
     sections = [
         name
         for name in JobSpec.model_fields

@@ -207,7 +207,7 @@ class JobSpec(Frozen):
             "prompt.examples": bool(self.prompt.examples),
         }
         for number, task in enumerate(self.tasks):
-            for key in ("classifier", "cascade", "explain"):
+            for key in ("classifier", "cascade"):
                 not_read[f"tasks.{number}.{key}"] = getattr(task, key) is not None
         if present := [key for key, is_set in not_read.items() if is_set]:
             fix = f"images are not read with {present[0]}; remove one of the two"
@@ -234,29 +234,17 @@ class JobSpec(Frozen):
         """The tasks with a cascade."""
         return tuple(task for task in self.tasks if task.cascade is not None)
 
-    @property
-    def in_stages(self) -> tuple[TaskSpec, ...]:
-        """The tasks with a cascade or continuations."""
-        return tuple(task for task in self.tasks if task.in_stages)
-
-    def continuation_spec(self) -> JobSpec | None:
-        """The spec of the tasks whose answers are continued; the model is read to its end."""
-        # — the answers are known: what computed them is not loaded again
-        alone = {"explain": None, "calibration": None, "readout": None}
-        tasks = tuple(t.model_copy(update=alone) for t in self.tasks if t.explain is not None)
-        return self.model_copy(update={"tasks": tasks, "exit": None}) if tasks else None
-
     def stage_specs(self) -> tuple[tuple[JobSpec, ...], ...]:
-        """The specs that answer the stages of cascades, by stage; () unless a task is in stages.
+        """The specs that answer the stages of cascades, by stage; () without a cascade.
 
         Stages of one model are answered together. The first stages come with the other tasks.
         """
-        rounds = max((max(len(task.stages), 1) for task in self.in_stages), default=0)
+        rounds = max((len(task.stages) for task in self.cascades), default=0)
         return tuple(self._round_specs(number) for number in range(rounds))
 
     def _round_specs(self, number: int) -> tuple[JobSpec, ...]:
         """The specs that answer the stages with this number, one for each model and exit."""
-        plain = [task.unexplained for task in self.tasks if task.cascade is None]
+        plain = [task for task in self.tasks if task.cascade is None]
         groups = [(self.model, self.exit, plain if number == 0 else [])]
         for task in self.tasks:
             if number < len(task.stages):
@@ -345,12 +333,8 @@ def _cannot_answer(
             if value is not None:
                 fix = "an encoder answers by its own head; remove this, or name a decoder"
                 yield (*place, key), fix
-        if isinstance(asked, TaskSpec) and asked.explain is not None:
-            fix = "an encoder has no text to continue; remove this, or name a decoder"
-            yield (*place, "explain"), fix
     elif model.engine == "vllm":
-        keys = {"readout": asked.readout, "exit": exit}
-        keys |= {key: getattr(asked, key, None) for key in ("explain", "beam")}
+        keys = {"readout": asked.readout, "exit": exit, "beam": getattr(asked, "beam", None)}
         for key, value in keys.items():
             if value is not None:
                 yield (

@@ -107,16 +107,6 @@ class CascadeSpec(Frozen):
     """Path or URL of the thresholds that `assay cascade --to` wrote."""
 
 
-class ExplainSpec(Frozen):
-    """Text that the model continues its answer with, for review; it is never a label."""
-
-    tokens: int = Field(ge=1, le=1_000)
-    """The most tokens of a continuation. One that ends the text ends it earlier."""
-    when: str | None = Field(default=None, min_length=1)
-    """Boolean SQL expression that chooses the documents, such as `toxic.margin < 0.2`: over the
-    column of the task and `doc_id`, `n_chars` and `status`. Default: all that have an answer."""
-
-
 class TaskSpec(Frozen):
     """One closed question about every document; without a question, a readout of the document, the
     answer of a classifier, or a cascade of these.
@@ -168,8 +158,6 @@ class TaskSpec(Frozen):
     cascade: CascadeSpec | None = None
     """Answers in stages, for a task of two labels. Its stages have the question, the readout or the
     classifier."""
-    explain: ExplainSpec | None = None
-    """Stores with some answers how the model continues them, for review. Default: none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -217,16 +205,6 @@ class TaskSpec(Frozen):
     def stages(self) -> tuple[StageSpec, ...]:
         """The stages of its cascade; () without one."""
         return () if self.cascade is None else self.cascade.stages
-
-    @property
-    def in_stages(self) -> bool:
-        """Whether its rows are put together from the answers of several jobs."""
-        return self.cascade is not None or self.explain is not None
-
-    @property
-    def unexplained(self) -> TaskSpec:
-        """The task without continuations: its answers are the same."""
-        return self.model_copy(update={"explain": None})
 
     def stage(self, number: int) -> TaskSpec:
         """The stage of the cascade with this number, from 0, as a task of its own."""
@@ -309,12 +287,6 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
         )
     if task.cascade is not None and (fix := _stages_fix(task)):
         yield "cascade", fix
-    if task.explain is not None and task.question is None:
-        yield (
-            "explain",
-            "a continuation follows the question and its answer, and the task has no question; "
-            "write one, or remove this",
-        )
     if task.question is not None and task.question.count(ANSWER) > 1:
         yield "question", f"has one answer; write {ANSWER} once"
     if task.kind == "multi":
@@ -345,7 +317,7 @@ def _label_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
 
 
 def _multi_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
-    for key in ("classifier", "cascade", "explain", "top_k", "separator"):
+    for key in ("classifier", "cascade", "top_k", "separator"):
         if getattr(task, key) is not None:
             yield key, "not supported with kind: multi; remove it, or write a task for each label"
     for key in _scoring_keys(task):

@@ -122,15 +122,14 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
 def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     everything: Everything,
 ) -> None:
-    """The stages of a cascade, answers without calibration, and continuations."""
+    """The stages of a cascade, and answers without calibration."""
     store, shards = everything.store, everything.corpus.shards(everything.store)
     stages = [Fingerprint({"task": "toxic", "stage": number}) for number in range(2)]
     cascade = {"task": "toxic", "cascade": {"stages": [stage.id for stage in stages]}}
-    topic = {"task": "topic", "calibration": {"method": "batch"}, "explain": {"tokens": 4}}
+    topic = {"task": "topic", "calibration": {"method": "batch"}}
     versions = {"toxic": Fingerprint(cascade), "topic": Fingerprint(topic)}
-    raw = versions["topic"].raw
-    for stage, source in zip(stages, (raw, versions["topic"].continued(4)), strict=True):
-        commit_all(store, shards, {"toxic": stage, "topic": source})
+    for source in ({"toxic": stages[0], "topic": versions["topic"].raw}, {"toxic": stages[1]}):
+        commit_all(store, shards, source)
     other = toy_fingerprints("of no snapshot")
     commit_all(store, shards, other)
     finish(store, shards, versions, "job")
@@ -143,7 +142,7 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     finish(store, everything.corpus.shards(store), versions, "job")
     removed = [parse_key(key) for key in everything.gc(1).keys]
     labels = [key for key in removed if key is not None and key.folder == "labels/"]
-    assert len(labels) == 6 * len(gone) and {key.sid for key in labels} == gone
+    assert len(labels) == 5 * len(gone) and {key.sid for key in labels} == gone
 
 
 def test_a_stages_answers_about_some_rows_stay_until_their_shard_is_gone(

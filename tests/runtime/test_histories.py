@@ -6,13 +6,12 @@ killed, or have company. The oracles are a dictionary of texts, and what the out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from changing_corpus import TOPIC, Corpus, Killed, asked_of, p_of
-from fake_engine import EXPLAIN, EXPLAINED_BYTES
+from changing_corpus import TOPIC, Corpus, Killed, asked_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +32,6 @@ CHANGES = st.one_of(
     st.tuples(st.just("move"), st.sampled_from(["x", "y", "z"])),
     st.tuples(st.just("shards"), st.sampled_from([600, 1_500, 100_000])),
     st.tuples(st.just("thresholds"), st.sampled_from(BANDS)),
-    st.tuples(st.just("explain"), st.sampled_from([None, 0.3, 0.7, 1.0])),
     st.tuples(st.just("break"), st.sampled_from(["first", "second", "topic"]), NUMBERS),
     st.tuples(st.just("mend")),
 )
@@ -68,7 +66,6 @@ class History:
     corpus: Corpus
     other: Corpus  # the same input and output, another spec
     band: tuple[float, float] = BANDS[0]
-    bound: float | None = None  # answers with a smaller margin are explained
     ever_broken: set[tuple[str, str]] = field(default_factory=set)
 
     def change(self, kind: str, *values: Any) -> None:
@@ -88,8 +85,6 @@ class History:
                 corpus.shard_bytes = size
             case "thresholds", (band,):
                 self.band = band
-            case "explain", (bound,):
-                self.bound = bound
             case "break", (question, number):
                 corpus.broken.add((question, text(number)))
             case "mend", ():
@@ -97,8 +92,7 @@ class History:
         if not any(files.values()):
             corpus.write("a", [text(0)])
         self.ever_broken |= corpus.broken
-        explain = {"tokens": 8, "when": f"topic.margin < {self.bound}"}
-        corpus.others = [TOPIC if self.bound is None else {**TOPIC, "explain": explain}]
+        corpus.others = [TOPIC]
         corpus.decide(*self.band)
         self.other.input, self.other.shard_bytes = corpus.input, corpus.shard_bytes
         self.other.files, self.other.seen = files, corpus.seen
@@ -110,12 +104,7 @@ class History:
         needed = asked_of(different, *self.band) if corpus is self.corpus else set()
         needed |= {("first", each) for each in different} - needed
         needed |= {(question, each) for question in questions for each in different}
-        if corpus is self.corpus and self.bound is not None:
-            needed |= {(EXPLAIN, each) for each in different if self.is_explained(each)}
         return needed
-
-    def is_explained(self, of: str) -> bool:
-        return self.bound is not None and abs(1 - 2 * p_of("topic", of)) < self.bound
 
     def inside(self, options: Mapping[str, Any]) -> dict[str, str]:
         """The documents of a slice."""
@@ -158,18 +147,8 @@ class History:
             assert outcome.slice is not None and outcome.kept is not None
         elif outcome.snapshot == snapshot_numbers(corpus.store)[0]:
             broken = corpus.broken if is_retry else self.ever_broken
-            self.check(corpus, corpus.texts if outcome.slice is None else texts, broken)
-
-    def check(
-        self, corpus: Corpus, texts: Mapping[str, str], broken: Collection[tuple[str, str]]
-    ) -> None:
-        """The current snapshot has these documents with the answers that they must have."""
-        corpus.check(*self.band, texts=texts, broken=broken)
-        if corpus is self.corpus and self.bound is not None:
-            for name, row in corpus.rows("topic").items():
-                explained = row["explanation"] and row["explanation"]["text"]
-                wanted = self.is_explained(texts[name]) and row["status"] == "ok"
-                assert explained == (texts[name][:EXPLAINED_BYTES] if wanted else None)
+            shown = corpus.texts if outcome.slice is None else texts
+            corpus.check(*self.band, texts=shown, broken=broken)
 
     def check_asked(
         self,

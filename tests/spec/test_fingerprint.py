@@ -125,14 +125,6 @@ def test_chunks_matter_where_documents_are_chunked() -> None:
     assert fp(with_task(**three)) == fp(with_task(**three, chunks="mean"))
 
 
-def test_continuations_are_others_only_where_keys_and_values_were_rounded_before() -> None:
-    for kv, own in (("none", {"tokens": 4}), ("int8", {"tokens": 4, "kv": "none"})):
-        version = fingerprints(
-            spec(model={"path": "m", "kv": kv}), weights=WEIGHTS, dtype="float32"
-        )["a"]
-        assert version.continued(4).content == {**version.content, "continuation": own}
-
-
 def test_each_calibration_is_another_version_of_its_task_alone() -> None:
     batch = {"method": "batch", "file": "/b.json"}
     versions = [

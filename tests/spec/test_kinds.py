@@ -72,7 +72,6 @@ def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
     [
         ({**MULTI, "readout": "r.safetensors"}, "readout", "a folder"),
         ({**MULTI, "top_k": 1}, "top_k", "not supported with kind: multi"),
-        ({**MULTI, "explain": {"tokens": 3}}, "explain", "a task for each label"),
         ({**MULTI, "scoring": "full"}, "scoring", "yes or no"),
         ({**MULTI, "labels": {"a": ["x", "z"], "b": ["y"]}}, "labels", "one text"),
         ({**CHOICE, "labels": ["Yes", "no", "yes"]}, "labels", "'Yes' from 'yes'"),

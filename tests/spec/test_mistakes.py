@@ -128,8 +128,7 @@ OTHERS = [
         "no such key",
     ),
     (task(calibration=BATCH, top_k=2), "tasks.0.calibration", "one of the two"),
-    ({"tasks": [{**TRAINED, "explain": {"tokens": 4}}]}, "tasks.0.explain", "has no question"),
-    (task(explain={"tokens": 0}), "tasks.0.explain.tokens", "at least 1"),
+    (task(explain={"tokens": 4}), "tasks.0.explain", "not stored any more; remove it"),
     ({"model": ENCODER}, "tasks.0.question", "name a decoder"),
     ({"exit": {"layer": 8}}, "exit", "tasks ['a'] have no readout"),
     ({"tasks": [TRAINED], "exit": {}}, "exit.layer", "missing; add it"),
@@ -185,7 +184,6 @@ ENGINES = [
     ({"model": {**VLLM, "kv": "int8"}}, "model.kv", "with engine: vllm"),
     ({"model": VLLM, "tasks": [TRAINED]}, "tasks.0.readout", "with engine: vllm"),
     ({"model": VLLM, **task(beam=8)}, "tasks.0.beam", "with engine: vllm"),
-    ({"model": VLLM, **task(explain={"tokens": 4})}, "tasks.0.explain", "with engine: vllm"),
     (
         {"model": VLLM, **stages({"model": {"path": "n"}, **ASKED}, ASKED)},
         "tasks.0.cascade.stages.0.model",
@@ -201,7 +199,6 @@ IMAGES = [
         {"prompt": {"examples": [{"document": "d", "question": "q", "answer": "y"}]}},
         "prompt.examples",
     ),
-    (task(explain={"tokens": 5}), "tasks.0.explain"),
     (task(classifier=ONNX, question=None), "tasks.0.classifier"),
     (stages(ASKED, ASKED), "tasks.0.cascade"),
 ]

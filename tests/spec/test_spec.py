@@ -94,7 +94,6 @@ ABSENT = [
     "top_k",
     "separator",
     "calibration",
-    "explain",
 ]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "scoring": "auto", "length_penalty": 0}
 

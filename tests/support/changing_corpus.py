@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import EXPLAIN, Answering, Asked, Continuing, p_of
+from fake_engine import Answering, Asked, p_of
 from stages import run_without_ray
-from transformers import PreTrainedTokenizerFast
 
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import parse_json, short_hash
@@ -259,9 +258,9 @@ class Corpus:
             key = parse_key(listed.key)
             assert key is not None, listed.key
             version = parse_json(self.store.read(spec_key(key.task, key.fp)))
-            if "task" not in version or "explain" in version:
+            if "task" not in version:
                 continue  # it is made of the answers in other files
-            question = EXPLAIN if "continuation" in version else version["task"]["question"]
+            question = version["task"]["question"]
             hashes = read_file(self.store, documents_key(key.sid), ["content_hash"])
             rows = read_file(self.store, listed.key, None)
             first = shard_in(rows).piece.start_row
@@ -313,7 +312,6 @@ def numbered(name: str, count: int) -> list[str]:
 def new_corpus(
     tmp_path_factory: pytest.TempPathFactory,
     model_folder: Path,
-    byte_tokenizer: PreTrainedTokenizerFast,
 ) -> Iterator[Callable[[], Corpus]]:
     asked: Asked = Counter()
     broken: set[tuple[str, str]] = set()
@@ -321,8 +319,6 @@ def new_corpus(
         run_without_ray(patch)
         readers = "pipeline.runtime.readers"
         patch.setattr(f"{readers}.job_engine", lambda job, _send: Answering(job, asked, broken))
-        continuing = Continuing(asked, broken), byte_tokenizer
-        patch.setattr(f"{readers}.continuation_engine", lambda _job, _send: continuing)
         model = read_in_float32(model_folder)
         yield lambda: Corpus(tmp_path_factory.mktemp("corpus"), model, asked, broken)
 

@@ -1,32 +1,25 @@
 """Engines that answer at once, from a hash of what they are asked.
 
 `FakeEngine` answers by the tokens of a document; `Answering` by the question and the text (`p_of`),
-and notes what it is asked; `Continuing` continues answers.
+and notes what it is asked.
 """
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import decoders, pre_tokenizers
 
-from pipeline.inference.continuations import Continuation
 from pipeline.inference.engine import Labelled
 from pipeline.inference.schedules.batching import Usage
 from pipeline.spec.tasks import TaskSpec
 
-EXPLAIN = "explain"  # in the place of the question, where an answer is continued
-EXPLAINED_BYTES = 3
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-
-_CONTINUED = re.compile(r"text \d+ says so\.")
 
 Asked = Counter[tuple[str, str]]  # how often a question was asked about a text
 
@@ -89,23 +82,3 @@ class Answering(FakeEngine):
             return np.full(2, np.nan, np.float32)
         p = p_of(question, text_of(document))
         return np.log(np.array([1 - p, p]) / 2).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Continuing:
-    """Continues an answer with the first bytes of its text, `text <number> says so.`"""
-
-    asked: Asked
-    broken: set[tuple[str, str]]
-
-    def decode(
-        self, prompts: Sequence[Sequence[int]], _tokens: int, **_how: Any
-    ) -> list[Continuation | None]:
-        continued = []
-        for prompt in prompts:  # — with the prefix, and control tokens, which have no bytes
-            (text,) = _CONTINUED.findall(text_of([each for each in prompt if each < len(ALPHABET)]))
-            self.asked[EXPLAIN, text] += 1
-            token_ids = [*map(ALPHABET.index, text[:EXPLAINED_BYTES])]
-            continuation = Continuation(token_ids, [0.5] * EXPLAINED_BYTES)
-            continued.append(None if (EXPLAIN, text) in self.broken else continuation)
-        return continued
