@@ -30,7 +30,7 @@ import pyarrow as pa
 from pipeline.errors import StorageError
 from pipeline.hashes import sealed_json, sha256_hex
 from pipeline.inference.memory import trim_malloc
-from pipeline.ledger.blocks import LabelCost, ShardCounts
+from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.keys import documents_key, label_key
@@ -110,7 +110,7 @@ class MadeUpStore:
             keys = [documents_key(sid), *(label_key(task, job.fp[task], sid) for task in TASKS)]
             files = {key: FileCounts(0, 0, sha256_hex(key.encode(), 16)) for key in keys}
             made = ShardCounts(sid, ROWS, {"ok": ROWS}, labels, costs, files=files)
-            yield ShardCounts.from_row(made.to_table().to_pylist()[0])
+            yield made
 
     def read_items(
         self, items: Sequence[WorkItem], _job: object, _post: object = None

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
-from pipeline.ledger.blocks import Bools
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, overlaid
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, overlaid
 from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.readers import JobReader, readable
+from pipeline.runtime.readers import JobReader
+from pipeline.runtime.reading import readable
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec

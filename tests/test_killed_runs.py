@@ -100,7 +100,7 @@ def test_a_killed_actor_is_replaced_within_the_run(
     output = tmp_path / "out"
     process = start(long_spec)
     wait_until_begun(output, process)
-    actor, *_ = workers_of(process, "ShardStage")
+    actor, *_ = workers_of(process, "ShardWorker")
     actor.kill()
     assert process.wait(timeout=300) == 0
     assert_ended_well(output)

@@ -20,7 +20,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -56,8 +56,15 @@ OTHER_RUNS_DEATHS = 2
 DEATHS_OF_A_READER = 5
 
 RowRange = tuple[int, int]  # start, end (exclusive)
+# Waits until a shard may be at work in this process; True: until no other one is.
+ALONE_OR_NOT = Callable[[bool], AbstractContextManager[None]]
 # The name of a marker: its rows, the id of the run, and a nonce, so that each marker is new.
 _MARKER = re.compile(r"(\d+)-(\d+)-([^/-]+)-[^/-]+")
+
+
+def beside_others(_alone: bool) -> AbstractContextManager[None]:
+    """The turn of a shard in a process that labels one shard at a time."""
+    return nullcontext()
 
 
 def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
@@ -74,13 +81,30 @@ class Attempts:
     name: str  # see `attempt_name`; the same in every run
     run_id: str
 
-    def run(self, rows: int, label: Callable[[int, int], None]) -> list[int]:
+    def run(
+        self,
+        rows: int,
+        label: Callable[[int, int], None],
+        turn: ALONE_OR_NOT = beside_others,
+    ) -> list[int]:
         """Calls `label(start, end)` until each row was in one call; returns the quarantined rows.
 
         Suspect ranges run first, so a crash repeats little work. WorkerError if `label` raises
-        anything but a StorageError or a LoadError: the marker stays, as after a death.
+        anything but a StorageError or a LoadError: the marker stays, as after a death. Where
+        several shards are at work in a process, one with markers is labelled alone in its `turn`:
+        so at most the first death of another shard counts as one of its own.
         """
-        markers, deaths = self._markers(), defaultdict[RowRange, int](int)
+        markers = self._markers()
+        with turn(bool(markers)):
+            return self._run(rows, label, markers)
+
+    def _run(
+        self,
+        rows: int,
+        label: Callable[[int, int], None],
+        markers: Mapping[RowRange, Mapping[str, str]],
+    ) -> list[int]:
+        deaths = defaultdict[RowRange, int](int)
         for part, run_ids in markers.items():
             in_this_run = sum(run_id == self.run_id for run_id in run_ids.values())
             deaths[part] = in_this_run + (len(run_ids) - in_this_run) // OTHER_RUNS_DEATHS

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from pipeline.spec.tasks import TaskSpec
 
+Bools = NDArray[np.bool_]
+
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
 # The row in the input object, of a label file with some rows of its shard.
 ROW = "row"

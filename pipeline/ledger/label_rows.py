@@ -6,14 +6,14 @@ A task of kind `multi` has a row, too: the answers to its parts are put together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.fitted.calibration import Calibration
-from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.ledger.columns import (
     ADDED,
     CALIBRATED,
@@ -33,6 +33,26 @@ from pipeline.spec.tasks import TaskSpec
 P_SUM_TOLERANCE = 1e-3
 # A whole label can be less probable than float32 can represent; 0 would mean impossible.
 SMALLEST_MASS = np.finfo(np.float32).smallest_subnormal
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScores:
+    """One task's answers as log-probabilities; a row of NaN is a document without an answer."""
+
+    status: Sequence[str]  # [docs]
+    log_probs: NDArray[np.float32]  # [docs, kept]
+    log_mass: NDArray[np.float32]  # [docs]: of all labels that were scored
+    label_ids: NDArray[np.int32] | None  # [docs, kept]: which labels; None: every label in order
+    levels: NDArray[np.float32] | None  # [docs, levels]: of the best path; NaN below its end
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledDocuments:
+    """The model's answers about documents, before they become rows of label files."""
+
+    n_tokens: NDArray[np.int32]  # [docs]
+    n_chunks: NDArray[np.int16]  # [docs]
+    scores: Mapping[str, TaskScores]  # by task
 
 
 def answer_rows(labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:

@@ -40,7 +40,7 @@ from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import GENERATED_TOKENS, VllmOptions, load_vllm
-from pipeline.ledger.blocks import LabelledDocuments, TaskScores
+from pipeline.ledger.label_rows import LabelledDocuments, TaskScores
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Job
 from pipeline.runtime.limits import available_bytes, usable_cores

@@ -13,10 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.fitted.cascade_file import Thresholds
-from pipeline.ledger.columns import RAW, STAGE, only, overlaid, probabilities, with_column
+from pipeline.ledger.columns import RAW, STAGE, Bools, only, overlaid, probabilities, with_column
 from pipeline.spec.tasks import TaskSpec
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

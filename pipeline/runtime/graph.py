@@ -1,4 +1,4 @@
-"""The Ray graph: work items -> read -> label -> commit -> one row of counts a shard.
+"""The Ray graph: a row for each work item -> `label_shard` in an actor -> a row with its counts.
 
 Entry point: `label_items`; `build` is the recipe. Imports torch inside the actors only, because the
 driver has no need of it.
@@ -10,58 +10,48 @@ import atexit
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import ray
 import ray.data
 from ray.exceptions import RayActorError, RayTaskError
 
 from pipeline.errors import AssayError, LoadError, ModelError, SpecError, WorkerError
-from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.blocks import (
-    LabelledShard,
-    ShardCounts,
-    work_items_of,
-    work_rows,
-)
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.failed_rows import counts_of
-from pipeline.ledger.keys import documents_key
-from pipeline.ledger.label_files import commit_shard
+from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
 from pipeline.runtime.left_out import end_worker, left_out, where_able
 from pipeline.runtime.progress import (
-    COMMITTING,
     READING,
     WAITING,
     Post,
-    Send,
     WorkerReport,
     sender,
     work_report,
 )
 from pipeline.runtime.reading import commit_documents, output_of
 
-# Ray fuses stages that ask for the same resources; with an engine's GPUs, these differ.
-READ_CPUS = 0.25
-COMMIT_CPUS = 0.125
 # Longer plans run in windows, because Ray keeps an entry for every block of a running graph: 10 KB
 # a shard in the driver, 4 KB in its GCS. A window loads the models again, so it has many shards for
 # each engine: of a minute each, nearly an hour.
 WINDOW_SHARDS, WINDOW_SHARDS_PER_ENGINE = 10_000, 50
 # Engines that may die in a row while they start; more engines may, because all start at once.
 START_DEATHS = 3
-# Shards that Ray Data gives to an engine before it has labelled them.
+# Shards that Ray Data gives to an engine for each that is at work there.
 WAITING_SHARDS = 2
-# Every stage takes and gives whole blocks.
-_WHOLE_BLOCKS: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow"}
+# The columns of the graph's rows, with pickled values.
+WORK, COUNTS = "work", "counts"
+_ONE_ROW: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
 
 # Work items -> a row of counts for each.
 Graph = Callable[[Sequence[WorkItem], Job, Post | None], ray.data.Dataset]
@@ -90,13 +80,13 @@ def read_items(
 def _counts(
     graph: Graph, work_items: Sequence[WorkItem], job: Job, post: Post | None
 ) -> Iterator[ShardCounts]:
-    """The rows that the graph gives; the errors of its workers are ours where they can be."""
+    """The counts of each work item; the errors of workers are ours where they can be."""
     for window in _windows(work_items, job):
         if job.is_over:
             return
         try:
             for row in graph(window, job, post).iter_rows():
-                counts = ShardCounts.from_row(row)
+                counts: ShardCounts = pickle.loads(row[COUNTS])
                 if counts.unable:
                     without, is_all = left_out(post)
                     if is_all:
@@ -123,61 +113,51 @@ def build_reading(
     work_items: Sequence[WorkItem], job: Job, post: Post | None = None
 ) -> ray.data.Dataset:
     """The graph that reads shards and commits their documents files."""
-    read = partial(read_block, job=job, post=post)
+    read = partial(_read, job=job, post=post)
     where = where_able(job, post)
-    return _work(work_items, job).map_batches(read, num_cpus=1, **where, **_WHOLE_BLOCKS)
+    return _work(work_items, job).map_batches(read, num_cpus=1, **where, **_ONE_ROW)
 
 
 def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) -> ray.data.Dataset:
-    """The graph. One block is one shard from the first stage to the last.
-
-    On GPUs, reading and committing overlap with labelling, in processes of their own. On CPUs one
-    process does all three: each process takes memory and the time to start.
-    """
-    work = _work(work_items, job)
+    """The graph: a row for each work item, an actor for each engine, a call for each shard."""
     asks = any(item.asked_rows for item in work_items)
     placement = job.placement
     # — actors that have work are requested together: by itself a pool grows one by one
     initial_size = min(placement.actors, len(work_items))
     engines = ray.data.ActorPoolStrategy(
-        min_size=1, max_size=placement.actors, initial_size=initial_size
+        min_size=1,
+        max_size=placement.actors,
+        initial_size=initial_size,
+        max_concurrent_calls_per_actor=shards_at_work(job),
+        enable_true_multi_threading=True,
     )
     loading = None if post is None else replace(post, engines=initial_size)
-    where = where_able(job, post)
-    if not placement.gpus:
-        return work.map_batches(
-            ShardStage,
-            fn_constructor_args=(job, asks, loading),
-            compute=engines,
-            num_cpus=placement.threads,
-            **where,
-            **_WHOLE_BLOCKS,
-        )
-    read = work.map_batches(
-        ReadStage,
-        fn_constructor_args=(job, post),
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=placement.actors),
-        num_cpus=READ_CPUS,
-        **where,
-        **_WHOLE_BLOCKS,
-    )
-    # — `map_batches` refuses whole blocks on GPUs; Ray's own `map_groups` calls this
-    labelled = read.map_batches_internal(
-        LabelStage,
+    processors: dict[str, Any] = {"num_cpus": placement.threads}
+    if placement.gpus:
+        processors = {"num_gpus": placement.gpus}
+    return _work(work_items, job).map_batches(
+        ShardWorker,
         fn_constructor_args=(job, asks, loading),
         compute=engines,
-        num_gpus=placement.gpus,
-        **where,
-        **_WHOLE_BLOCKS,
+        **processors,
+        **where_able(job, post),
+        **_ONE_ROW,
     )
-    commit = partial(commit_block, job=job, post=post)
-    return labelled.map_batches(commit, num_cpus=COMMIT_CPUS, **where, **_WHOLE_BLOCKS)
 
 
-class Stage:
-    """Builds a worker in its actor, and calls it from one thread of its own.
+def shards_at_work(job: Job) -> int:
+    """How many shards an engine's process has at work at once.
 
-    Ray Data builds a stage on one thread and calls it on another. OpenMP keeps a pool of threads
+    One is labelled on a GPU while the other is read, tokenised or committed. On CPUs these would
+    take the processors from each other.
+    """
+    return 2 if job.placement.gpus else 1
+
+
+class ShardWorker:
+    """Labels shards in an actor, with threads of its own. Ray shows the name of this class.
+
+    Ray Data builds an actor on one thread and calls it on others. OpenMP keeps a pool of threads
     for each thread that ever used it. With more threads than cores they sleep between loops
     instead of spinning: on two cores that cost a fifth of the documents a second.
 
@@ -185,85 +165,84 @@ class Stage:
     constructor as the death of the actor, without its class.
     """
 
-    def __init__(
-        self, worker: Callable[..., Callable[[pa.Table], Iterable[pa.Table]]], post: Post | None
-    ) -> None:
-        self._post, self._send = post, sender(post)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage")
-        self._worker = self._thread.submit(worker, send=self._send)
-        if (error := self._worker.exception()) is None:
+    def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
+        # — of the pool in which a tokenizer encodes several texts
+        os.environ.setdefault("RAYON_NUM_THREADS", str(job.placement.threads))
+        self._job, self._post, self._send = _on_this_clock(job, post), post, sender(post)
+        shards = shards_at_work(job)
+        self._places = Places(shards)
+        self._at_work: set[str] = set()  # ids of shards
+        self._threads = ThreadPoolExecutor(shards, thread_name_prefix="shard")
+        self._readers = self._threads.submit(self._load, asks)
+        if (error := self._readers.exception()) is None:
             self._send(WorkerReport(WAITING))
-        else:  # — at once: the other stage of this process may wait for work
+        else:
             self._send(None, cause=LoadError(error).reason)
 
-    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+    def _load(self, asks: bool) -> Any:
+        """What answers; StorageError before it is loaded, if this is not the driver's output."""
+        self._store = output_of(self._job)
+        return _worker_module().load_readers(self._job, asks=asks, send=self._send)
+
+    def __call__(self, row: pa.Table) -> pa.Table:
+        work = _work_in(row)
+        if self._job.is_over:
+            return _row_of()
         try:
-            if (error := self._worker.exception()) is not None:
+            if (error := self._readers.exception()) is not None:
                 raise LoadError(error)
-            called = self._thread.submit(surviving, block, self._worker.result(), self._send)
-            made = called.result()
+            self._at_work.add(work.shard.id)
+            counts = self._threads.submit(_counted, work, partial(self._label, work)).result()
+            self._at_work.discard(work.shard.id)
+            if not self._at_work:
+                self._send(WorkerReport(WAITING))
         except WorkerError as error:
             if self._post is None:
                 raise (error.reason if isinstance(error, LoadError) else error) from error
             end_worker(error, self._post, self._send)
-            made = [ShardCounts.of_failed(block, error, unable=True).to_table()]
-        yield from made
+            counts = ShardCounts.of_failed(work, error, unable=True)
+        return _row_of(counts)
 
-
-class ReadStage(Stage):
-    """Reads. Ray shows the names of these classes."""
-
-    def __init__(self, job: Job, post: Post | None = None) -> None:
-        super().__init__(
-            lambda send: _worker_module().ReadShards(_on_this_clock(job, post), send=send), post
+    def _label(self, work: WorkItem) -> ShardCounts:
+        label, readers = _worker_module().label_shard, self._readers.result()
+        counts: ShardCounts = label(
+            self._job, readers, self._store, work, send=self._send, turn=self._places.of
         )
+        return counts
 
 
-class LabelStage(Stage):
-    """Labels."""
+class Places:
+    """How many shards are at work in a process at once: all places, or one alone."""
 
-    def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
-        def label(send: Send) -> Any:
-            worker = _worker_module().LabelDocuments
-            return worker(_on_this_clock(job, post), asks=asks, send=send)
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free = threading.Semaphore(count)
+        self._taking = threading.Lock()  # so that two that want all places do not wait for ever
 
-        super().__init__(label, post)
-
-
-class ShardStage:
-    """Reads, labels and commits shards in one actor."""
-
-    def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
-        self._job, self._post = job, post
-        # — of the pool in which a tokenizer encodes several texts
-        os.environ.setdefault("RAYON_NUM_THREADS", str(job.placement.threads))
-        # — first, because it reports that it fetches or converts the model
-        self._label = LabelStage(job, asks, post)
-        self._read = ReadStage(job, post)
-
-    def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
-        for read in self._read(block):
-            for labelled in self._label(read):
-                yield commit_block(labelled, self._job, self._post)
+    @contextmanager
+    def of(self, alone: bool) -> Iterator[None]:
+        """Waits for a place, or for all of them."""
+        taken = self._count if alone else 1
+        with self._taking:
+            for _ in range(taken):
+                self._free.acquire()
+        try:
+            yield
+        finally:
+            self._free.release(taken)
 
 
-def surviving(
-    block: pa.Table, stage: Callable[[pa.Table], Iterable[pa.Table]], send: Send
-) -> list[pa.Table]:
-    """What the stage makes of a shard; a row of counts with the error of its store or its input.
+def _counted(work: WorkItem, label: Callable[[], ShardCounts]) -> ShardCounts:
+    """The counts of a shard, or those of one that its store or its input failed.
 
-    Another error outside of `Attempts` also fails the shard. WorkerError inside of them.
+    WorkerError if the worker must end.
     """
-    if ShardCounts.are_in(block):
-        return [block]
     try:
-        return list(stage(block))
+        return label()
     except WorkerError:
         raise
     except Exception as error:
-        return [ShardCounts.of_failed(block, error).to_table()]
-    finally:
-        send(WorkerReport(WAITING))
+        return ShardCounts.of_failed(work, error)
 
 
 def _on_this_clock(job: Job, post: Post | None) -> Job:
@@ -275,6 +254,8 @@ def _on_this_clock(job: Job, post: Post | None) -> Job:
 
 def _worker_module() -> Any:
     """The module `worker`, which imports torch and transformers."""
+    if (loaded := sys.modules.get("pipeline.runtime.worker")) is not None:
+        return loaded
     wait_passively(os.environ)
     with quick_imports(*UNUSED):
         from pipeline.runtime import worker
@@ -283,52 +264,15 @@ def _worker_module() -> Any:
     return worker
 
 
-def read_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
+def _read(row: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
     """Commits the documents file of a shard and gives its counts."""
-    send = sender(post)
-    (work,) = work_items_of(block)
-
-    def read(_block: pa.Table) -> Iterator[pa.Table]:
-        send(work_report(READING, work))
-        if _on_this_clock(job, post).is_over:
-            yield ShardCounts(work.shard.id, 0, {}, {}, {}).to_table()
-        else:
-            yield commit_documents(job, work).to_table()
-
-    (counts,) = surviving(block, read, send)
-    return counts
-
-
-def commit_block(block: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
-    """Commits one labelled shard and gives its counts, or those of a shard that failed."""
-    send = sender(post)
-
-    def commit(labelled: pa.Table) -> Iterator[pa.Table]:
-        shard = LabelledShard.from_table(labelled)
-        send(work_report(COMMITTING, shard.work))
-        store, of = output_of(job), shard.work.shard
-        # — the stage that read the documents has compared them with those of the documents file
-        has_documents = not shard.work.documents
-        made = commit_shard(
-            store, of, shard.documents, shard.files, has_documents=has_documents, since=job.since
-        )
-        if shard.work.tasks:
-            Attempts(store, attempt_name(job.fp, shard.work), job.run_id).forget()
-        status = {
-            file.key: (pc.struct_field(file.rows, "status").drop_null(), file.metadata)
-            for file in shard.files
-            if file.cell == of.cell
-        }
-        status[documents_key(of.id)] = shard.documents["status"], {}
-        files = {
-            key: counts_of(*status[key], hash, job.since)
-            for key, hash in made.items()
-            if key in status
-        }
-        yield replace(shard.counts, created=len(made), files=files).to_table()
-
-    (counts,) = surviving(block, commit, send)
-    return counts
+    work, send = _work_in(row), sender(post)
+    send(work_report(READING, work))
+    if _on_this_clock(job, post).is_over:
+        return _row_of()
+    counts = _counted(work, partial(commit_documents, job, work))
+    send(WorkerReport(WAITING))
+    return _row_of(counts)
 
 
 def _cause(error: RayTaskError) -> BaseException:
@@ -343,13 +287,13 @@ def _cause(error: RayTaskError) -> BaseException:
 
 
 def _work(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
-    """A block for each work item, with Ray Data's settings for that, and for a quiet terminal."""
+    """A row and a block for each work item; settings of Ray Data for that, and for a terminal."""
     context = ray.data.DataContext.get_current()
     # — a shard, a model or a machine may take hours to come; the watch looks for signs of life
     context.execution_no_progress_timeout_s = -1
     context.max_consecutive_actor_init_deaths = max(START_DEATHS, job.placement.actors)
     # — an engine that cannot load takes the shards along that wait for it
-    context.max_errored_blocks = WAITING_SHARDS * job.placement.actors
+    context.max_errored_blocks = WAITING_SHARDS * shards_at_work(job) * job.placement.actors
     context.target_max_block_size = None
     # — wrapped in Ray's own exception, a worker's error would lose its kind on the way here
     context.raise_original_map_exception = True
@@ -357,5 +301,16 @@ def _work(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
     context.print_on_execution_start = False
     # — an error that ends a graph is also raised here; the caller reports it in one line
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    rows = work_rows(work_items)
+    rows = [{WORK: pickle.dumps(item)} for item in work_items]
     return ray.data.from_items(rows, override_num_blocks=len(rows))
+
+
+def _work_in(row: pa.Table) -> WorkItem:
+    [work] = row.column(WORK).to_pylist()
+    item: WorkItem = pickle.loads(work)
+    return item
+
+
+def _row_of(*counts: ShardCounts) -> pa.Table:
+    """The row of a shard; no row of one that was not begun."""
+    return pa.table({COUNTS: pa.array(map(pickle.dumps, counts), pa.binary())})

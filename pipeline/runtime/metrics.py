@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from ray.util import metrics
 
-from pipeline.ledger.blocks import ShardCounts
+from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.job import Plan
 from pipeline.runtime.progress import Progress
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from itertools import chain
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
-from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import Committed, is_whole
+from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.failed_rows import (
     READ_THREADS,
     FileCounts,

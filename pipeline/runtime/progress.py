@@ -340,6 +340,10 @@ def sender(post: Post | None) -> Send:
     def send(report: WorkerReport | None = None, **changes: Any) -> Any:
         nonlocal latest
         with sending:
+            # — a shard beside one that is labelled: a GPU that hangs would not be noticed
+            is_beside = latest.phase == LABELLING and report and latest.work != report.work
+            if is_beside and report and report.phase in (READING, COMMITTING):
+                return None
             latest = latest if report is None else report
             if report is not None and post.repeat_s > REPEAT_S:
                 return None  # the thread sends it

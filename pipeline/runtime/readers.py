@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,8 @@ from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import VllmEngine
-from pipeline.ledger.blocks import Bools
 from pipeline.ledger.cells import version_name
-from pipeline.ledger.columns import only
+from pipeline.ledger.columns import Bools, only
 from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
@@ -44,12 +44,18 @@ Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with 
 class JobReader:
     """What answers the tasks of one job: a model, and classifiers.
 
-    Each is loaded when it is needed first. `send` takes reports of the progress.
+    Each is loaded when it is needed first. Several threads may call its methods.
+
+    Args:
+        job: The job.
+        send: Takes reports of the progress.
+        working: Held while a model is loaded or reads. Readers in one process share it.
     """
 
-    def __init__(self, job: Job, send: Send) -> None:
+    def __init__(self, job: Job, send: Send, working: Lock | None = None) -> None:
         self.job = job
         self._send = send
+        self._working = working or Lock()
         self._classifiers = {
             task.name: TaskClassifier(
                 job.spec, task, Path(job.cache_dir), job.classifiers[task.name]
@@ -60,15 +66,18 @@ class JobReader:
 
     def load(self) -> None:
         """Loads the model."""
-        _ = self._engine
+        with self._working:
+            _ = self._engine
 
     def load_tokenizer(self) -> None:
         """Loads what reads documents for the model."""
-        _ = self.document_reader
+        with self._working:
+            _ = self.document_reader
 
     def load_classifier(self, task: TaskSpec) -> None:
         """Loads the classifier of a task."""
-        self._classifiers[task.name].load()
+        with self._working:
+            self._classifiers[task.name].load()
 
     def version(self, task: str) -> str:
         """The name of the version of a task that this reader answers."""
@@ -128,7 +137,8 @@ class JobReader:
         # — documents of which none is asked about may be without their texts
         texts = documents.column("text").take(pa.array(rows)).to_pylist() if len(rows) else []
         log_probs = np.full((documents.num_rows, len(task.labels)), np.nan, np.float32)
-        log_probs[rows] = self._classifiers[task.name].log_probs(texts, on_batch)
+        with self._working:
+            log_probs[rows] = self._classifiers[task.name].log_probs(texts, on_batch)
         answers = ShardAnswers([()] * documents.num_rows, [task])
         answers.add_classified({task.name: log_probs}, rows.tolist())
         status = documents.column("status").cast(pa.string()).to_pylist()
@@ -163,21 +173,10 @@ class JobReader:
             parts = [part for task in own for part in task.parts]
             shard = ShardAnswers(of_rows, parts, identities)
             if shard.asked_rows:
-                shard.label_rows(self._engine, 0, len(rows), on_rows)
+                with self._working:
+                    shard.label_rows(self._engine, 0, len(rows), on_rows)
             read, usage = read + shard.asked_rows, usage + shard.usage
             labelled = labelled_documents(shard, status)
             for task in own:
                 answers[task.name].append(only(answer_rows(labelled, task), rows))
         return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage
-
-
-def readable(documents: pa.Table, inside: Bools) -> Bools:
-    """[docs] whether a model may be asked about the document."""
-    return inside & np.array(pc.equal(documents.column("status").cast(pa.string()), OK), np.bool_)
-
-
-def answered(answers: pa.StructArray | None, rows: int, start: int = 0) -> Bools:
-    """[rows] whether there is an answer, from row `start` on."""
-    if answers is None:
-        return np.zeros(rows, np.bool_)
-    return np.array(answers.slice(start, rows).is_valid(), np.bool_)

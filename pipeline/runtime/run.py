@@ -15,8 +15,8 @@ from pathlib import Path
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError, StorageError
 from pipeline.ledger.attempts import in_use, shown_to_workers
-from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem, record_specs, unfinished
+from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions

@@ -1,6 +1,6 @@
 """The labels of one shard: its documents pass from reader to reader, until every task has decided.
 
-Entry point: `ShardLabels.labelled`. Imports torch.
+Entry point: `ShardLabels.labelled`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,9 @@ import pyarrow.compute as pc
 
 from pipeline.errors import LoadError
 from pipeline.hashes import canonical_json
-from pipeline.ledger.attempts import Attempts, attempt_name
-from pipeline.ledger.blocks import (
-    Bools,
-    LabelCost,
-    LabelledShard,
-    ReadShard,
-    ShardCounts,
-)
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, labels_of, only, overlaid
+from pipeline.ledger.attempts import ALONE_OR_NOT, Attempts
+from pipeline.ledger.columns import Bools, labels_of, only, overlaid
+from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.failed_rows import failed_mask, is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.keys import cell_of_part
@@ -34,10 +28,10 @@ from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import LabelProgress
-from pipeline.runtime.readers import JobReader, answered, readable
+from pipeline.runtime.readers import JobReader
+from pipeline.runtime.reading import ReadShard, answered, readable
 from pipeline.sources.documents import OK, QUARANTINED
 from pipeline.spec.tasks import TaskSpec
-from pipeline.stores.store import Store
 
 
 class ShardLabels:
@@ -46,18 +40,14 @@ class ShardLabels:
     Args:
         job: The whole job.
         readers: What answers, in the order in which a document passes from one to the next.
-        staged: The tasks with several stages.
         shard: The shard.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        readers: Sequence[JobReader],
-        staged: Mapping[str, StagedTask],
-        shard: ReadShard,
-    ) -> None:
-        self._job, self._readers, self._staged, self._shard = job, readers, staged, shard
+    def __init__(self, job: Job, readers: Sequence[JobReader], shard: ReadShard) -> None:
+        self._job, self._readers, self._shard = job, readers, shard
+        self._staged = {
+            task.name: StagedTask(task, job.thresholds[task.name]) for task in job.spec.cascades
+        }
         self._documents, self._work = shard.documents, shard.work
         self._rows = self._documents.num_rows
         self._status = self._documents.column("status").cast(pa.string()).to_pylist()
@@ -70,11 +60,13 @@ class ShardLabels:
         self._answers: dict[str, pa.StructArray] = dict(shard.answers)
         # The versions of which some answers are in no file of the shard.
         self._new = {version for version, of_version in shard.reused.items() if of_version}
-        self._decided_by = {task: np.zeros(self._rows, np.int8) for task in staged}
+        self._decided_by = {task: np.zeros(self._rows, np.int8) for task in self._staged}
         self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def labelled(self, store: Store, progress: LabelProgress) -> LabelledShard:
-        """The shard's label files. Finds the documents that kill their worker."""
+    def labelled(
+        self, attempts: Attempts, progress: LabelProgress, turn: ALONE_OR_NOT
+    ) -> tuple[list[LabelFile], ShardCounts]:
+        """The shard's label files and counts. Finds the documents that kill their worker."""
         open_rows, rows_for_model = self._open_rows()
         progress.begin(self._work, rows_for_model)
         if open_rows or len(self._readers) > 1:
@@ -85,17 +77,15 @@ class ShardLabels:
                     failpoint(f"document {doc_id}")
                 self._ask(start, end, progress)
 
-            attempts = Attempts(store, attempt_name(self._job.fp, self._work), self._job.run_id)
-            for row in attempts.run(self._rows, ask):
+            for row in attempts.run(self._rows, ask, turn):
                 self._status[row] = QUARANTINED
         files = [
             self._task_file(task) for task in self._job.spec.tasks if task.name in self._work.tasks
         ]
         counts = self._counts(files)
         progress.finish(self._rows, sum(n for s, n in counts.status.items() if is_failed_status(s)))
-        documents = self._documents.select(DOCUMENTS_FILE_COLUMNS)
         # — first what a later choice of thresholds reuses: it is of no use before the shard is done
-        return LabelledShard(self._work, documents, [*self._stage_files(), *files], counts)
+        return [*self._stage_files(), *files], counts
 
     def _ask(self, start: int, end: int, progress: LabelProgress) -> None:
         """Answers the tasks about the rows from `start` to before `end`."""

@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from pipeline.errors import AssayError, ModelError, StalledError
-from pipeline.ledger.blocks import ShardCounts
+from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows

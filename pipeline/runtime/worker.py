@@ -1,111 +1,99 @@
-"""What the Ray actors hold: `ReadShards` reads documents, `LabelDocuments` asks the models.
+"""What a worker does with one shard: read it, answer what is missing, commit it.
 
-Imports torch. The driver must not import this module: `graph` imports it inside the actors.
+Entry point: `label_shard`. Imports torch. The driver must not import this module: `graph` imports
+it inside the actors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
 
-import numpy as np
-import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline.errors import StorageError
 from pipeline.inference.memory import disable_malloc_trim
-from pipeline.ledger.blocks import ReadShard, work_items_of
-from pipeline.ledger.cells import WorkItem, version_name
+from pipeline.ledger.attempts import ALONE_OR_NOT, Attempts, attempt_name, beside_others
+from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.counts import ShardCounts
+from pipeline.ledger.failed_rows import counts_of
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key
-from pipeline.ledger.label_files import read_file
-from pipeline.ledger.reuse import StoredAnswers
-from pipeline.runtime.cascades import StagedTask
+from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.job import Job
-from pipeline.runtime.progress import READING, LabelProgress, Send, ignore, work_report
-from pipeline.runtime.readers import JobReader, answered, readable
-from pipeline.runtime.reading import output_of, read_slices
+from pipeline.runtime.progress import (
+    COMMITTING,
+    READING,
+    LabelProgress,
+    Send,
+    ignore,
+    work_report,
+)
+from pipeline.runtime.readers import JobReader
+from pipeline.runtime.reading import read_shard
 from pipeline.runtime.shard_labels import ShardLabels
-from pipeline.sources.slices import SliceMask
+from pipeline.stores.store import Store
 
 
-class ReadShards:
-    """Reads the documents of shards, and finds the answers that the output has."""
+def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[JobReader]:
+    """What answers, in the order in which a document passes from one to the next.
 
-    def __init__(self, job: Job, *, send: Send = ignore) -> None:
-        self.job = job
-        self._send = send
-        self._store = output_of(job)
-        self._stored = StoredAnswers(self._store)
-
-    def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
-        for work in work_items_of(block):
-            if self.job.is_over:
-                return
-            yield self.shard(work).to_table()
-
-    def shard(self, work: WorkItem) -> ReadShard:
-        """The shard of a work item."""
-        self._send(work_report(READING, work))
-        known = None
-        stored: dict[str, pa.StructArray] = {}
-        reused: dict[str, dict[str, int]] = {}
-        if not work.documents:
-            key = documents_key(work.shard.id)
-            known = read_file(self._store, key, list(DOCUMENTS_FILE_COLUMNS))
-        for version, sources in work.sources.items() if known is not None else ():
-            answers, counts = self._stored.find(work.shard, known, sources, is_retry=work.retry > 0)
-            if answers is not None:
-                stored[version], reused[version] = answers, dict(counts)
-        mask = SliceMask(work.shard, self.job.spec.input.storage_options)
-        read: Iterable[tuple[int, pa.Table]] = [(0, known)]
-        if known is None or self._has_open_rows(work, known, mask, stored):
-            read = read_slices(self.job, self._store, work)
-        parts, inside = [], []
-        for start, part in read:
-            parts.append(part)
-            inside.append(mask.inside(part, start))
-        documents = pa.concat_tables(parts)
-        if known is not None and not documents["doc_id"].equals(known["doc_id"]):
-            raise StorageError(
-                f"{self._store.url}/{documents_key(work.shard.id)}: its doc_id are not those of "
-                f"{work.shard.path}; nothing was committed; `assay verify` reports more"
-            )
-        return ReadShard(work, documents, np.concatenate(inside), stored, reused, mask.failed)
-
-    def _has_open_rows(
-        self, work: WorkItem, known: pa.Table, mask: SliceMask, stored: Mapping[str, pa.StructArray]
-    ) -> bool:
-        """Whether a document may need an answer that the output does not have."""
-        if len(self.job.readers) > 1:
-            return bool(work.tasks)
-        rows, fp = readable(known, mask.inside(known, 0)), self.job.readers[0].fp
-        answers = [stored.get(version_name(task, fp[task])) for task in work.tasks if task in fp]
-        return any((rows & ~answered(of_task, known.num_rows)).any() for of_task in answers)
-
-
-class LabelDocuments:
-    """Holds the models and answers a shard's missing tasks.
-
-    With `asks` the constructor loads the first model. Otherwise the first document that needs it
-    does: no model is loaded where every answer is reused. `send` takes reports of the progress.
+    With `asks` the first model is loaded now. Otherwise the first document that needs it loads it:
+    no model is loaded where every answer is reused. `send` takes reports of the progress.
     """
+    disable_malloc_trim()
+    failpoint("loading")
+    working = Lock()
+    readers = [JobReader(reader, send, working) for reader in job.readers]
+    if asks and job.readers[0].spec.model_tasks:
+        readers[0].load()
+    return readers
 
-    def __init__(self, job: Job, *, asks: bool, send: Send = ignore) -> None:
-        disable_malloc_trim()
-        failpoint("loading")
-        self.job = job
-        self._progress = LabelProgress(send)
-        self._store = output_of(job)
-        self._readers = [JobReader(reader, send) for reader in job.readers]
-        if asks and job.readers[0].spec.model_tasks:
-            self._readers[0].load()
-        self._staged = {
-            task.name: StagedTask(task, job.thresholds[task.name]) for task in job.spec.cascades
-        }
 
-    def __call__(self, block: pa.Table) -> Iterable[pa.Table]:
-        """The labelled shard; none if the time of the run is over."""
-        if not self.job.is_over:
-            shard = ReadShard.from_table(block)
-            labels = ShardLabels(self.job, self._readers, self._staged, shard)
-            yield labels.labelled(self._store, self._progress).to_table()
+def label_shard(
+    job: Job,
+    readers: Sequence[JobReader],
+    store: Store,
+    work: WorkItem,
+    *,
+    send: Send = ignore,
+    turn: ALONE_OR_NOT = beside_others,
+) -> ShardCounts:
+    """Reads a shard, answers its missing tasks, and commits its files; what was done, in numbers.
+
+    Args:
+        job: The whole job.
+        readers: Those of `load_readers`; several shards may be labelled with them at once.
+        store: The output.
+        work: The shard, and what to make for it.
+        send: Takes reports of the progress.
+        turn: See `Attempts.run`.
+    """
+    send(work_report(READING, work))
+    shard = read_shard(job, store, work)
+    labels = ShardLabels(job, readers, shard)
+    attempts = Attempts(store, attempt_name(job.fp, work), job.run_id)
+    files, counts = labels.labelled(attempts, LabelProgress(send), turn)
+    send(work_report(COMMITTING, work))
+    made = commit_shard(
+        store,
+        work.shard,
+        shard.documents.select(DOCUMENTS_FILE_COLUMNS),
+        files,
+        # — whoever read the documents has compared them with those of the documents file
+        has_documents=not work.documents,
+        since=job.since,
+    )
+    if work.tasks:
+        attempts.forget()
+    status = {
+        file.key: (pc.struct_field(file.rows, "status").drop_null(), file.metadata)
+        for file in files
+        if file.cell == work.shard.cell
+    }
+    status[documents_key(work.shard.id)] = shard.documents["status"], {}
+    committed = {
+        key: counts_of(*status[key], hash, job.since) for key, hash in made.items() if key in status
+    }
+    return replace(counts, created=len(made), files=committed)

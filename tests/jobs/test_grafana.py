@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.ledger.blocks import LabelCost, ShardCounts
+from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.runtime.metrics import COUNTERS, GAUGES, SPEC, RunMetrics
 from pipeline.runtime.progress import LABELLING, Progress
 

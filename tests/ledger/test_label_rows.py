@@ -13,7 +13,6 @@ from answer_rules import broken_answers
 from label_tables import label_rows, toy_shard
 
 from pipeline.fitted.calibration import Calibration, Prior, Temperature
-from pipeline.ledger.blocks import LabelledDocuments, TaskScores
 from pipeline.ledger.cells import committed
 from pipeline.ledger.columns import (
     ANSWER_COLUMNS,
@@ -23,7 +22,13 @@ from pipeline.ledger.columns import (
 )
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.label_files import LabelFile, commit_shard
-from pipeline.ledger.label_rows import answer_rows, unanswered_rows, with_calibrated
+from pipeline.ledger.label_rows import (
+    LabelledDocuments,
+    TaskScores,
+    answer_rows,
+    unanswered_rows,
+    with_calibrated,
+)
 from pipeline.ledger.reuse import StoredAnswers
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from

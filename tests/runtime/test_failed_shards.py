@@ -16,10 +16,10 @@ import pytest
 from changing_corpus import Corpus
 
 from pipeline.errors import AssayError, ModelError, StorageError, UnavailableError
-from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.counts import ShardCounts
 from pipeline.report.run import summary_json
-from pipeline.runtime import graph
+from pipeline.runtime import graph, worker
 from pipeline.runtime.graph import label_items, read_items  # not those that `plain` replaces
 from pipeline.runtime.job import make_job, plan
 from pipeline.runtime.placement import Placement
@@ -102,7 +102,7 @@ def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
 
 
 def test_a_failure_in_a_commit_ends_no_run(many: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, failed = graph.commit_shard, list[str]()
+    commit, failed = worker.commit_shard, list[str]()
 
     def fail_some(store: Any, shard: Any, *others: Any, **options: Any) -> Any:
         if shard.path.endswith(("f10.jsonl", "f31.jsonl")) and failed.count(shard.path) < 2:
@@ -110,7 +110,7 @@ def test_a_failure_in_a_commit_ends_no_run(many: Corpus, monkeypatch: pytest.Mon
             raise UnavailableError(f"{store.url}: try again")
         return commit(store, shard, *others, **options)
 
-    monkeypatch.setattr("pipeline.runtime.graph.commit_shard", fail_some)
+    monkeypatch.setattr("pipeline.runtime.worker.commit_shard", fail_some)
     outcome = many.run()
     assert outcome.complete and len(failed) == 4
     many.check()
@@ -154,7 +154,7 @@ def test_no_window_begins_after_the_end_of_the_run(
 
 
 def stub(folder: Path, deaths: int) -> type:
-    """A stage on Ray that answers nothing; the first engines die while they start."""
+    """A worker on Ray that answers nothing; the first engines die while they start."""
 
     class Stub:
         def __init__(self, *_arguments: Any) -> None:
@@ -165,8 +165,8 @@ def stub(folder: Path, deaths: int) -> type:
                     continue
                 raise RuntimeError("no memory\nfor the model")
 
-        def __call__(self, _block: pa.Table) -> Iterator[pa.Table]:
-            yield ShardCounts("s", 1, {}, {}, {}).to_table()
+        def __call__(self, _row: pa.Table) -> pa.Table:
+            return graph._row_of(ShardCounts("s", 1, {}, {}, {}))
 
     return Stub
 
@@ -178,11 +178,11 @@ def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run
 ) -> None:
     job, items = work_of(many)
     monkeypatch.setattr(graph, "START_DEATHS", 1)  # — each takes Ray seconds
-    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path, deaths=1))
+    monkeypatch.setattr(graph, "ShardWorker", stub(tmp_path, deaths=1))
     assert len(list(label_items(items, job))) == SHARDS
     assert graph.build(items, job).context.execution_no_progress_timeout_s == -1
     (tmp_path / "more").mkdir()
-    monkeypatch.setattr(graph, "ShardStage", stub(tmp_path / "more", deaths=30))
+    monkeypatch.setattr(graph, "ShardWorker", stub(tmp_path / "more", deaths=30))
     with pytest.raises(
         ModelError, match=r"keep ending while they start; .*for the model"
     ) as raised:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,23 +26,17 @@ from pipeline.errors import (
     UnavailableError,
     WorkerError,
 )
-from pipeline.ledger.blocks import ShardCounts, work_rows
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime import graph
-from pipeline.runtime.graph import LabelStage, ReadStage, Stage
+from pipeline.runtime.graph import Places, ShardWorker
 from pipeline.runtime.progress import Post
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
 PIECE = Piece(0, 10, 1, None, None)
-
-STAGES = {
-    "ReadShards": lambda: list(ReadStage(ANY)(pa.table({}))),
-    "LabelDocuments": lambda: list(LabelStage(ANY, asks=True)(pa.table({}))),
-}
-ANY: Any = None  # a job that nothing is asked of
+POST = Post(None, 600.0, engines=2)
 
 
-@pytest.mark.parametrize("worker", STAGES)
 @pytest.mark.parametrize(
     "error",
     [
@@ -48,20 +46,13 @@ ANY: Any = None  # a job that nothing is asked of
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_worker_that_cannot_be_built_says_why_when_it_is_called(
-    worker: str, error: AssayError, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_cannot_load_says_why_when_it_is_called(
+    error: AssayError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built: list[str] = []
-
-    def refuse(*_arguments: object, **_named: object) -> None:
-        built.append(worker)
-        raise error
-
-    monkeypatch.setattr(f"pipeline.runtime.worker.{worker}", refuse)
+    worker, _, _ = failing_worker(monkeypatch, error, later=False, post=None)
     with pytest.raises(type(error)) as raised:
-        STAGES[worker]()
-    assert raised.value is error and built == [worker]
-    assert any(entry.name == "__call__" for entry in raised.traceback)
+        worker(row_of_work())
+    assert raised.value is error
 
 
 @pytest.mark.parametrize("command", WITH_MODEL)
@@ -88,16 +79,16 @@ class KilledError(BaseException):
 def test_a_worker_that_cannot_load_reports_why_and_stays_ended_unless_it_is_the_last(
     cause: Exception, later: bool, others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, sent, killed = failing_stage(monkeypatch, LoadError(cause) if later else cause, later)
+    error = LoadError(cause) if later else cause
+    worker, sent, killed = failing_worker(monkeypatch, error, later=later)
     monkeypatch.setattr(Post, "others_can_label", lambda _: others)
-    block = pa.Table.from_pylist(work_rows([work_item()]))
     if others:
         with pytest.raises(KilledError):
-            list(stage(block))
+            worker(row_of_work())
         assert killed == ["for good"]
     else:
-        (row,) = (row for made in stage(block) for row in made.to_pylist())
-        counts = ShardCounts.from_row(row)
+        (made,) = worker(row_of_work()).column(graph.COUNTS).to_pylist()
+        counts = pickle.loads(made)
         assert counts.unable and (counts.error or "").startswith("/in/c.jsonl: rows 0 to 10: ")
         assert any(text in str(counts.error) for text in ("disk is full", "No space left"))
         assert killed == []
@@ -114,18 +105,18 @@ def test_a_worker_that_cannot_load_reports_why_and_stays_ended_unless_it_is_the_
 def test_an_error_of_the_rows_ends_the_process_and_ray_starts_another(
     cause: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, sent, killed = failing_stage(monkeypatch, WorkerError(cause), later=True)
+    worker, sent, killed = failing_worker(monkeypatch, WorkerError(cause), later=True)
     with pytest.raises(KilledError):
-        list(stage(pa.Table.from_pylist(work_rows([work_item()]))))
+        worker(row_of_work())
     assert killed == ["this process"]
     (report,) = sent
     assert report["ended"] is True and str(cause) in str(report["cause"])
 
 
-def failing_stage(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, later: bool
-) -> tuple[Stage, list[dict[str, Any]], list[str]]:
-    """A stage whose worker fails; what it reports, and how its process is ended."""
+def failing_worker(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, *, later: bool, post: Post | None = POST
+) -> tuple[ShardWorker, list[dict[str, Any]], list[str]]:
+    """A worker that cannot load, or label; what it reports, and how its process is ended."""
     sent: list[dict[str, Any]] = []
     killed: list[str] = []
 
@@ -140,16 +131,73 @@ def failing_stage(
         if report is None:
             sent.append(changes)
 
+    module = SimpleNamespace(load_readers=refuse, label_shard=refuse)
+    if later:
+        module.load_readers = lambda *_of, **_how: []
     context = SimpleNamespace(current_actor=None)
     monkeypatch.setattr(graph, "sender", lambda _post: send)
+    monkeypatch.setattr(graph, "_worker_module", lambda: module)
+    monkeypatch.setattr(graph, "output_of", lambda _job: None)
     monkeypatch.setattr(graph.ray, "get", lambda *_of, **_how: None)
     monkeypatch.setattr(graph.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(graph.ray, "kill", lambda *_of, **_how: end("for good"))
     monkeypatch.setattr(graph.os, "kill", lambda *_of: end("this process"))
-    worker = (lambda send: refuse) if later else refuse
-    return Stage(worker, Post(None, 600.0, engines=2)), sent, killed
+    return ShardWorker(any_job(), asks=True, post=post), sent, killed
 
 
-def work_item() -> WorkItem:
+def any_job(*, gpus: int = 0) -> Any:
+    """A job of which nothing is asked."""
+    return SimpleNamespace(
+        placement=SimpleNamespace(gpus=gpus, threads=1),
+        spec=SimpleNamespace(output="", storage_options={}),
+        ends=None,
+        is_over=False,
+    )
+
+
+def row_of_work() -> pa.Table:
     shard = Shard(ObjectVersion("/in/c.jsonl", 1, "e", "jsonl", "text", None), PIECE)
-    return WorkItem(shard, ("a",), documents=True)
+    work = WorkItem(shard, ("a",), documents=True)
+    return pa.table({graph.WORK: [pickle.dumps(work)]})
+
+
+@pytest.mark.parametrize("suspect", range(3))
+def test_a_shard_that_may_kill_its_worker_is_labelled_alone(suspect: int) -> None:
+    """Two places: the shards that are at work while each one is, by the place of the suspect."""
+    places, at_work, beside = Places(2), set[int](), dict[int, set[int]]()
+
+    def label(number: int) -> None:
+        with places.of(number == suspect):
+            at_work.add(number)
+            time.sleep(0.05)
+            beside[number] = {*at_work}
+            at_work.discard(number)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(label, range(3)))
+    assert beside.keys() == {0, 1, 2} and beside[suspect] == {suspect}
+
+
+@pytest.mark.parametrize(("gpus", "most"), [(1, 2), (0, 1)])
+def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
+    gpus: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls at once on a GPU, and one on CPUs."""
+    at_work, seen, entered = set[str](), list[int](), threading.Lock()
+
+    def label(_job: Any, _readers: Any, _store: Any, work: WorkItem, **_how: Any) -> Any:
+        with entered:
+            at_work.add(threading.current_thread().name)
+            seen.append(len(at_work))
+        time.sleep(0.1)
+        with entered:
+            at_work.discard(threading.current_thread().name)
+        return ShardCounts(work.shard.id, 1, {}, {}, {})
+
+    module = SimpleNamespace(load_readers=lambda *_of, **_how: [], label_shard=label)
+    monkeypatch.setattr(graph, "_worker_module", lambda: module)
+    monkeypatch.setattr(graph, "output_of", lambda _job: None)
+    worker = ShardWorker(any_job(gpus=gpus), asks=True)
+    with ThreadPoolExecutor(4) as calls:
+        list(calls.map(lambda _: worker(row_of_work()), range(4)))
+    assert max(seen) == most

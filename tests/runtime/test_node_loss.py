@@ -49,7 +49,7 @@ def test_a_node_removed_without_warning(
         actors = ray.util.state.list_actors(
             address=f"http://{cluster.webui_url}", filters=[("state", "=", "ALIVE")]
         )
-        busy = next(actor.node_id for actor in actors if "ShardStage" in actor.class_name)
+        busy = next(actor.node_id for actor in actors if "ShardWorker" in actor.class_name)
         (node,) = [node for node in cluster.worker_nodes if node.node_id == busy]
         cluster.remove_node(node, allow_graceful=False)
         removed.append(busy)

@@ -135,7 +135,7 @@ def test_a_worker_that_is_stopped_is_named_and_ends_the_run(long_spec: Path) -> 
     run = Logged(long_spec, "--stall-limit", "10")
     run.until(" documents labelled")
     family = psutil.Process(run.process.pid).children(recursive=True)
-    worker, *_ = [each for each in family if "ShardStage" in " ".join(each.cmdline())]
+    worker, *_ = [each for each in family if "ShardWorker" in " ".join(each.cmdline())]
     worker.suspend()
     assert run.end() == 3, run.lines
     named = [line for line in run.lines if f"process {worker.pid} on " in line]

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.errors import StalledError
-from pipeline.ledger.blocks import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.runtime import progress as reports
 from pipeline.runtime.connection import without_core_greeting
 from pipeline.runtime.progress import (

@@ -1,4 +1,4 @@
-"""The reading stage: one block a shard, whatever its file holds."""
+"""What a worker reads of a shard, whatever its file holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.ledger.attempts import DEATHS_OF_A_READER, shown_to_workers
-from pipeline.ledger.blocks import ReadShard, work_rows
 from pipeline.runtime.job import Job, make_job, plan
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.readers import JobReader, readable
-from pipeline.runtime.reading import commit_documents
-from pipeline.runtime.worker import LabelDocuments, ReadShards
+from pipeline.runtime.readers import JobReader
+from pipeline.runtime.reading import ReadShard, commit_documents, output_of, read_shard, readable
+from pipeline.runtime.worker import load_readers
 from pipeline.sources import documents, source
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
@@ -42,10 +40,10 @@ LINES = [
 ]
 
 
-def blocks_of(
+def shards_of(
     write_spec: Callable[..., Path], tmp_path: Path, *, break_it: Callable[[], None], **rules: Any
-) -> tuple[Job, list[list[ReadShard]]]:
-    """The job, and the blocks of each shard of `corpus`, which is broken after it is cut."""
+) -> tuple[Job, list[ReadShard]]:
+    """The job, and each shard of `corpus` as it is read, which is broken after it is cut."""
     input_spec = {"path": str(tmp_path / "corpus"), "id": "id"}
     spec = load_spec(write_spec(input=input_spec, documents={"max_tokens": 16, **rules}))
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
@@ -55,7 +53,7 @@ def blocks_of(
 
 
 @pytest.mark.parametrize("slice_rows", [1, 2, 10_000])
-def test_each_shard_is_one_block_with_a_status_and_chunks_for_every_row(
+def test_each_shard_has_a_status_and_chunks_for_every_row(
     slice_rows: int,
     write_spec: Callable[..., Path],
     tmp_path: Path,
@@ -74,9 +72,7 @@ def test_each_shard_is_one_block_with_a_status_and_chunks_for_every_row(
         (folder / "b.parquet").write_bytes(holed[:4] + b"\xff" * 100 + holed[104:])
         os.utime(folder / "b.parquet", (0, 0))  # as rot leaves it: nobody wrote the file
 
-    job, blocks = blocks_of(write_spec, tmp_path, break_it=break_it, too_long="tail")
-    assert [len(of_shard) for of_shard in blocks] == [1, 1]
-    (lines,), (parquet,) = blocks
+    job, (lines, parquet) = shards_of(write_spec, tmp_path, break_it=break_it, too_long="tail")
     encode = DocumentTokenizer(byte_tokenizer).encode
     asked = readable(lines.documents, lines.inside)
     chunks, statuses = JobReader(job, ignore).tokenise(lines.documents, asked)
@@ -95,8 +91,8 @@ def test_each_shard_is_one_block_with_a_status_and_chunks_for_every_row(
     assert parquet.documents.column("doc_id").to_pylist() == ["b.parquet:0", "b.parquet:1"]
     statuses = parquet.documents.column("status").to_pylist()
     assert all(status.startswith("error:cannot be read: ") for status in statuses)
-    for block in (lines, parquet):
-        assert block.documents.num_rows == len(block.inside) == block.work.shard.rows
+    for shard in (lines, parquet):
+        assert shard.documents.num_rows == len(shard.inside) == shard.work.shard.rows
 
 
 @pytest.mark.parametrize("age_s", [0, 30])
@@ -116,7 +112,7 @@ def test_a_file_rewritten_at_the_same_length_is_not_read_under_its_old_name(
         os.utime(file, (time.time() - age_s,) * 2)
 
     with pytest.raises(StorageError, match=r"a\.jsonl: changed .* with the same size"):
-        blocks_of(write_spec, tmp_path, break_it=rewrite)
+        shards_of(write_spec, tmp_path, break_it=rewrite)
 
 
 def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
@@ -130,8 +126,8 @@ def test_a_file_that_is_older_than_the_job_is_not_hashed_again(
     def forget() -> None:
         monkeypatch.setattr(source, "content_hash", lambda *_: pytest.fail("hashed again"))
 
-    _, ((block,),) = blocks_of(write_spec, tmp_path, break_it=forget)
-    assert block.documents.num_rows == 1
+    _, (shard,) = shards_of(write_spec, tmp_path, break_it=forget)
+    assert shard.documents.num_rows == 1
 
 
 def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
@@ -142,12 +138,12 @@ def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
     input_spec = {"path": str(tmp_path / "in.jsonl"), "id": "id"}
     spec = load_spec(write_spec(input=input_spec, documents=rules))
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
-    label = LabelDocuments(job, asks=False)
+    readers = load_readers(job, asks=False)
     (counts,) = label_and_commit(
-        plan(job, LocalStore(tmp_path / "out")).work_items, job, label=label
+        plan(job, LocalStore(tmp_path / "out")).work_items, job, readers=readers
     )
     assert counts.status == {"error:more than 32,767 chunks": 1}
-    assert "_engine" not in vars(label._readers[0])
+    assert "_engine" not in vars(readers[0])
 
 
 def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
@@ -157,22 +153,18 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    block = pa.Table.from_pylist(work_rows([work]))
-    stage = ReadShards(job)
-    assert len(list(stage(block))) == 1 and not list(store.list("attempts/"))
+    assert read_shard(job, store, work).documents.num_rows == 1
+    assert not list(store.list("attempts/"))
     with monkeypatch.context() as dying:
         dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
         for _ in range(DEATHS_OF_A_READER):
-            list(stage(block))
+            read_shard(job, store, work)
     with pytest.raises(StorageError, match=r"corpus\.jsonl: rows 0 to 1: the worker died 5 times"):
-        list(stage(block))
-    other = ReadShards(replace(job, run_id="another"))
-    assert len(list(other(block))) == 1
+        read_shard(job, store, work)
+    assert read_shard(replace(job, run_id="another"), store, work).documents.num_rows == 1
 
 
-@pytest.mark.parametrize(
-    "stage", [ReadShards, partial(LabelDocuments, asks=True), commit_documents]
-)
+@pytest.mark.parametrize("stage", [output_of, commit_documents])
 def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
     stage: Callable[..., Any], write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -1,53 +1,50 @@
-"""The stages of the graph, called one after another in this process: no Ray."""
+"""The graph's functions, called one after another in this process: no Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import pyarrow as pa
 import pytest
 
-from pipeline.errors import LoadError
-from pipeline.ledger.blocks import ReadShard, ShardCounts, work_rows
+from pipeline.errors import LoadError, WorkerError
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.connection import remote_ray
-from pipeline.runtime.graph import commit_block, read_block, surviving
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import Resources
-from pipeline.runtime.progress import ignore
-from pipeline.runtime.worker import LabelDocuments, ReadShards
+from pipeline.runtime.readers import JobReader
+from pipeline.runtime.reading import ReadShard, commit_documents, read_shard
+from pipeline.runtime.worker import label_shard, load_readers
+from pipeline.stores.store import open_store
 
 
-def read(job: Job, work_items: Sequence[WorkItem]) -> Iterator[list[ReadShard]]:
-    """The blocks that the first stage makes of each work item."""
-    stage, rows = _reading(job, work_items)
-    for row in rows:
-        yield [ReadShard.from_table(block) for block in stage(row)]
-
-
-def _reading(job: Job, work_items: Sequence[WorkItem]) -> tuple[ReadShards, list[pa.Table]]:
-    return ReadShards(job), [pa.Table.from_pylist([row]) for row in work_rows(work_items)]
+def read(job: Job, work_items: Sequence[WorkItem]) -> Iterator[ReadShard]:
+    """The shard of each work item."""
+    store = open_store(job.spec.output, job.spec.storage_options)
+    return (read_shard(job, store, work) for work in work_items)
 
 
 def label_and_commit(
     work_items: Sequence[WorkItem],
     job: Job,
-    _mailbox: None = None,
-    label: LabelDocuments | None = None,
+    _post: None = None,
+    readers: Sequence[JobReader] | None = None,
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does; the error of a worker that would end is raised."""
-    worker = label or LabelDocuments(job, asks=any(work.asked_rows for work in work_items))
-    stage, rows = _reading(job, work_items)
-    for block in rows:
-        for shard in surviving(block, stage, ignore):
-            try:
-                of_shard = surviving(shard, worker, ignore)
-            except LoadError as error:
-                raise error.reason from error
-            for labelled in of_shard:
-                (row,) = commit_block(labelled, job).to_pylist()
-                yield ShardCounts.from_row(row)
+    store = open_store(job.spec.output, job.spec.storage_options)
+    readers = readers or load_readers(job, asks=any(work.asked_rows for work in work_items))
+    for work in work_items:
+        if job.is_over:
+            return
+        try:
+            yield label_shard(job, readers, store, work)
+        except LoadError as error:
+            raise error.reason from error
+        except WorkerError:
+            raise
+        except Exception as error:
+            yield ShardCounts.of_failed(work, error)
 
 
 def read_and_commit(
@@ -55,8 +52,10 @@ def read_and_commit(
 ) -> Iterator[ShardCounts]:
     """What `graph.read_items` does."""
     for work in work_items:
-        (row,) = read_block(pa.Table.from_pylist(work_rows([work])), job).to_pylist()
-        yield ShardCounts.from_row(row)
+        try:
+            yield commit_documents(job, work)
+        except Exception as error:
+            yield ShardCounts.of_failed(work, error)
 
 
 def _this_machine_or(
@@ -66,7 +65,7 @@ def _this_machine_or(
 
 
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:
-    """From now on, `run` calls the stages in this process, with the spec's own model.
+    """From now on, `run` calls the graph's functions here, with the spec's own model.
 
     It plans for this machine, also where other tests of this process are connected to a Ray.
     """

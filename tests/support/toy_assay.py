@@ -22,8 +22,8 @@ from stages import label_and_commit, run_without_ray
 
 from pipeline.cli import main
 from pipeline.errors import AssayError, WorkerError
-from pipeline.ledger.blocks import ShardCounts
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.job import Job
 from pipeline.stores.retries import retry
 

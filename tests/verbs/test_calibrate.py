@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from pipeline.ledger.blocks import LabelCost
 from stages import label_and_commit
 
 from pipeline.cli import main
-from pipeline.ledger.blocks import LabelCost
 from pipeline.ledger.cells import record_specs
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
