@@ -35,8 +35,9 @@ from pipeline.runtime.assembly import (
     label_engine,
     memory_plan,
 )
-from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store

@@ -30,8 +30,7 @@ from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import probability_columns, reading_columns
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.shards import Shard
-from pipeline.sources.slices import read_inside
-from pipeline.sources.source import find_objects
+from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
@@ -105,7 +104,7 @@ def _labelled(folder: Path, documents: int) -> int:
 
 
 def _commit(store: LocalStore, shard: Shard, source: np.random.Generator) -> None:
-    documents = pa.concat_tables(read_inside(shard, {})).combine_chunks()
+    documents = pa.concat_tables(read_documents(shard, {})).combine_chunks()
     rows, files = documents.num_rows, []
     status = documents.column("status").to_pylist()
     for task, labels in TASKS.items():

@@ -30,8 +30,8 @@ import pyarrow as pa
 from pipeline.errors import StorageError
 from pipeline.hashes import sealed_json, sha256_hex
 from pipeline.inference.memory import trim_malloc
-from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.cells import WorkItem
+from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import to_parquet
@@ -170,7 +170,7 @@ def measure(name: str, model: str, folder: Path, shards: int) -> Counter[str]:
     with (
         patch.multiple("pipeline.runtime.run", **driver),
         patch.multiple("pipeline.runtime.graph", **workers),
-        patch("pipeline.runtime.job.find_objects", lambda *_, **__: objects),
+        patch("pipeline.runtime.plan.find_objects", lambda *_, **__: objects),
     ):
         gc.collect()
         trim_malloc()

@@ -29,9 +29,10 @@ from benchmarks.timing import processor
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.runtime.assembly import DocumentReader, job_prompt
-from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.job import make_job
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.spec.labels import YES
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec

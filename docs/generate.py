@@ -37,7 +37,7 @@ LINE_CHARS = 80
 OUTPUTS = {
     "init": ("verbs.init.Proposal",),
     "pull": ("verbs.pull.Pulled",),
-    "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "runtime.job.PlanCounts"),
+    "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "runtime.plan.PlanCounts"),
     "check": ("report.check.FindingsJson",),
     "plan": ("verbs.plan.RunEstimate",),
     "status": ("verbs.status.Status",),

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pipeline.ledger.dataset import LabelDataset, open_labels
     from pipeline.options import RunOptions, WorkOptions
     from pipeline.runtime.dry_run import dry_run
-    from pipeline.runtime.job import Plan
     from pipeline.runtime.outcome import Outcome
     from pipeline.runtime.placement import Placement
+    from pipeline.runtime.plan import Plan
     from pipeline.runtime.progress import Progress
     from pipeline.runtime.run import run
     from pipeline.spec.parse import load_spec, parse_spec

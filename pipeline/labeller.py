@@ -50,10 +50,10 @@ class Labeller:
     ) -> None:
         self.spec = as_spec(spec)
         """The valid spec."""
-        if self.spec.cascades:
-            fix = "a Labeller answers in one stage; `assay run` has cascades"
-            names = [task.name for task in self.spec.cascades]
-            raise SpecError([Problem("tasks", fix, names)])
+        for key in ("cascade", "when"):
+            if names := [task.name for task in self.spec.tasks if getattr(task, key) is not None]:
+                fix = f"a Labeller asks every question once; remove {key}, or use `assay run`"
+                raise SpecError([Problem("tasks", fix, names)])
         if self.spec.input.image is not None:
             fix = "a Labeller reads texts; `assay run` labels images"
             raise SpecError([Problem("input.image", fix, self.spec.input.image)])

@@ -33,9 +33,10 @@ from benchmarks.peers.turns import Row, measure
 from benchmarks.timing import processor
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.runtime.assembly import DocumentReader, job_prompt
-from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.job import make_job
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.placement import EngineBytes, place, spread, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store

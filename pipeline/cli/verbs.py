@@ -252,7 +252,7 @@ def check(
         Number of documents for the proof (default: 4; 0: no proof).
     """
     from pipeline.report.progress import phase_progress
-    from pipeline.runtime.job import check_places
+    from pipeline.runtime.plan import check_places
 
     with spec_in(spec_file) as spec:
         check_places(spec, cache_dir())

@@ -22,6 +22,7 @@ from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.policy import Judge, Policy
 from pipeline.filters.snapshot_rule import ALL, SnapshotRule
 from pipeline.ledger.rows import DOCUMENT_SCHEMA
+from pipeline.sources.documents import SKIPPED
 from pipeline.sources.shards import Shard
 
 OTHERS = "others"
@@ -214,6 +215,12 @@ def with_thresholds(rule: SnapshotRule, shards: Mapping[str, Shard]) -> Policy:
         for rows, failed in rule.rows(shards):
             answered = np.array([not status for status in failed], np.bool_)
             scores = bound.scores(rows)
+            # — a question that was not asked has no score
+            asked = np.ones(len(scores), np.bool_)
+            for name in tasks:
+                status = pc.struct_field(rows.column(name), "status")
+                asked &= pc.not_equal(status, SKIPPED).to_numpy(zero_copy_only=False)
+            answered &= asked
             if (missing := np.flatnonzero(answered & ~np.isfinite(scores))).size:
                 doc_id = rows.column("doc_id")[int(missing[0])].as_py()
                 fix = f"is not a finite number for document {doc_id!r}, which has an answer"

@@ -53,14 +53,14 @@ def excerpts(
     unread: dict[str, list[int]] = {}  # by path, the rows of the file
     for path, row in places:
         unread.setdefault(path, []).append(row)
-    # — from the end, because a shard's rows are those from its first on; a slice has some of them
+    # — from the end, because a shard's rows are those from its first on
     chosen = {}
     for named in sorted(contents.shards, key=lambda shard: shard.start_row, reverse=True):
         left = unread.get(named.path, ())
         if of_shard := [row for row in left if row >= named.start_row]:
             chosen[named.sid] = named, of_shard
             unread[named.path] = [row for row in left if row < named.start_row]
-    shards = logged_shards(store, chosen, contents.slice)
+    shards = logged_shards(store, chosen)
     excerpts_at: dict[tuple[str, int], Excerpt] = {}
     for sid, (named, of_shard) in chosen.items():
         if sid not in shards:

@@ -11,12 +11,12 @@ import io
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import AssayError, StorageError, one_line
@@ -29,8 +29,7 @@ from pipeline.ledger.snapshots import Contents, last_contents
 from pipeline.runtime.job import jobs_for_each_dtype
 from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import Shard
-from pipeline.sources.slices import read_inside
-from pipeline.sources.source import find_objects
+from pipeline.sources.source import find_objects, read_documents
 from pipeline.sources.streams import Options
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
@@ -92,9 +91,10 @@ def older_answers(
         yield f"the answers cannot be compared with the spec as it is: {one_line(error)}"
         return
     for task, own in contents.tasks.items():
-        if own.fp in {job.fp[task] for job in jobs}:
+        stored = stored_version(store, task, own.fp).of_all
+        if not {own.fp, stored.id}.isdisjoint(job.fp[task] for job in jobs):
             continue
-        then = stored_version(store, task, own.fp).content
+        then = stored.content
         changed = min(
             (_changed(then, parse_json(job.fingerprints[task].json())) for job in jobs), key=len
         )
@@ -149,7 +149,7 @@ def labelled_shards(
     source = spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
     shards = cut_before(store, objects, source.columns).shards
-    by_sid = {shard.id: replace(shard, slice=contents.slice) for shard in shards}
+    by_sid = {shard.id: shard for shard in shards}
     for shard in contents.shards:
         if shard.sid not in by_sid:
             raise StorageError(
@@ -166,9 +166,10 @@ def labelled_texts(
     shard: Shard,
     options: Options,
     hashes: pa.Array,  # [docs]: of the texts that were labelled
+    rows: pa.Array,  # [docs]: in the input object
 ) -> Iterator[pa.Array]:
     """The texts of `labelled_documents`: large strings, null where a row has no text."""
-    for documents in labelled_documents(shard, options, hashes):
+    for documents in labelled_documents(shard, options, hashes, rows):
         yield documents.column("text").combine_chunks()
 
 
@@ -176,28 +177,35 @@ def labelled_documents(
     shard: Shard,
     options: Options,
     hashes: pa.Array,  # [docs]: of the texts that were labelled
+    rows: pa.Array | None = None,  # [docs]: in the input object; None: all rows of the shard
 ) -> Iterator[pa.Table]:
-    """The shard's documents in order, slice by slice, with their images if they have any.
+    """These documents of the shard in order, a part at a time, with images if they have any.
 
     StorageError if a document is not the one that was labelled.
     """
-    rows = 0
+    done, start = 0, shard.piece.start_row
     # — read with the id column, as for labelling: a damaged id page made its rows unreadable too
-    for documents in read_inside(shard, options):
+    for documents in read_documents(shard, options):
+        end = start + len(documents)
+        if rows is not None:
+            own = rows.slice(done)
+            places = pc.subtract(own.filter(pc.less(own, end)), start)
+            documents = documents.take(places)
         read = documents.column("content_hash").combine_chunks()
-        labelled = hashes.slice(rows, len(read))
+        labelled = hashes.slice(done, len(read))
         if not read.equals(labelled):
             pairs = zip(read.to_pylist(), labelled.to_pylist(), strict=False)
-            row = next((n for n, (a, b) in enumerate(pairs) if a != b), len(labelled))
+            place = next((n for n, (a, b) in enumerate(pairs) if a != b), len(labelled))
+            row = start + place if rows is None else rows[done + place]
             raise StorageError(
-                f"{shard.path}: row {shard.piece.start_row + rows + row} is not the text that was "
-                f"labelled; run `assay run` to label the file as it is now"
+                f"{shard.path}: row {row} is not the text that was labelled; run `assay run` to "
+                f"label the file as it is now"
             )
         yield documents
-        rows += len(read)
-    if rows != len(hashes):
+        done, start = done + len(read), end
+    if done != len(hashes):
         raise StorageError(
-            f"{shard.path}: has {rows} rows, and {len(hashes)} were labelled; run `assay run` to "
+            f"{shard.path}: has {done} rows, and {len(hashes)} were labelled; run `assay run` to "
             f"label the file as it is now"
         )
 

@@ -29,7 +29,7 @@ from pipeline.filters.removal import removed_sql, stop_words
 from pipeline.filters.shard import COUNTS, Counts, filter_shard, total
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.ledger.rows import aligned_batches
+from pipeline.ledger.rows import aligned_batches, asked_rows
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.shards import Shard
@@ -191,7 +191,7 @@ def _refuse_failed(job: _Filter) -> None:
     schema = pa.schema([job.rule.answers_schema.field(name) for name in names])
     failed: Counter[str] = Counter()
     for batch in aligned_batches(job.rule.store, job.rule.contents, schema):
-        failed.update(filter(None, failed_status(batch, columns)))
+        failed.update(filter(None, failed_status(asked_rows(job.rule.contents, batch), columns)))
     if failed:
         raise FailedRowsError(stop_words(dict(failed.most_common()), job.rule.contents.rows))
 
@@ -235,7 +235,7 @@ def _publish(job: _Filter) -> int:
     parts = [COUNTS.validate_json(job.kept.read(layout.counts_key(shard))) for shard in shards]
     counts = total(parts)
     rows = counts.all.documents
-    if rows != contents.rows:
+    if contents.slice is None and rows != contents.rows:
         raise StorageError(
             f"{job.kept.url}/{layout.counts_folder}: counts {rows} documents, and the snapshot has "
             f"{contents.rows}; delete this folder and filter again"

@@ -23,7 +23,7 @@ from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json
 from pipeline.ledger.label_files import to_parquet, verify
-from pipeline.ledger.rows import TEXT_COLUMN, read_shard
+from pipeline.ledger.rows import TEXT_COLUMN, asked_rows, read_shard
 from pipeline.ledger.snapshots import NamedShard
 from pipeline.options import OnError
 from pipeline.sources.shards import Shard
@@ -71,10 +71,11 @@ def filter_shard(
     """A file of dropped rows, a file of kept rows, and the counts; each row is in one file."""
     options, tasks = rule.spec.input.storage_options, list(rule.contents.tasks)
     answers = read_shard(rule.store, named, schema=rule.answers_schema, tasks=tasks)
+    answers = asked_rows(rule.contents, answers)
     rows = with_inputs(answers, shard, options, rule.inputs)
     decision = judge.decide(rows, failed_status(answers, judge.columns), on_error)
     keep = ~decision.dropped
-    text_bytes, dropped_texts = _texts(shard, options, answers.column("content_hash"), keep)
+    text_bytes, dropped_texts = _texts(shard, options, answers, keep)
     tokens = pc.fill_null(answers.column(rule.counted_task(judge)).field("n_tokens"), 0)
     counts = np.ones(len(keep)), text_bytes, tokens.to_numpy()
     sizes = np.stack([np.asarray(column, np.int64) for column in counts], axis=1)  # [docs, 3]
@@ -123,13 +124,14 @@ def _dropped_file(shard: Shard, table: pa.Table, policy: Policy, on_error: OnErr
 def _texts(
     shard: Shard,
     options: Options,
-    hashes: pa.Array,  # [docs]: of the texts that were labelled
+    answers: pa.RecordBatch,  # [docs]
     keep: NDArray[np.bool_],  # [docs]
 ) -> tuple[list[int], pa.Array]:  # [docs], [dropped docs]
     """The sizes of all texts, and the dropped texts; null where a row has no text."""
     sizes: list[int] = []
     dropped = []
-    for texts in labelled_texts(shard, options, hashes):
+    hashes, rows = answers.column("content_hash"), answers.column("row")
+    for texts in labelled_texts(shard, options, hashes, rows):
         dropped.append(texts.filter(pa.array(~keep[len(sizes) : len(sizes) + len(texts)])))
         sizes += pc.fill_null(pc.binary_length(texts), 0).to_pylist()
     return sizes, pa.chunked_array(dropped, pa.large_string()).combine_chunks()

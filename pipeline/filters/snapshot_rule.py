@@ -15,10 +15,10 @@ from pipeline.errors import Option, Problem, SpecError
 from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
 from pipeline.filters.labelled import current_labels, labelled_shards, warn_of_older_answers
 from pipeline.filters.policy import INPUT, Judge, Policy, group_sql, read_policy
-from pipeline.ledger.rows import aligned_batches, wide_schema
+from pipeline.ledger.rows import aligned_batches, asked_rows, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.runtime.fitted_files import options_for, read_fitted
-from pipeline.sources.documents import OK, TRUNCATED
+from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 from pipeline.sources.rule import Group, fields_in
 from pipeline.sources.shards import Shard
 from pipeline.spec.filters import FilterSpec
@@ -123,7 +123,8 @@ class SnapshotRule:
 
     def answers(self) -> Iterator[pa.RecordBatch]:
         """The rows of each shard, without columns of the input."""
-        return aligned_batches(self.store, self.contents, self.answers_schema)
+        batches = aligned_batches(self.store, self.contents, self.answers_schema)
+        return (asked_rows(self.contents, batch) for batch in batches)
 
     def rows(self, shards: Mapping[str, Shard]) -> Iterator[tuple[pa.RecordBatch, Sequence[str]]]:
         """The rows of each shard as the policy reads them, with their failed status."""
@@ -134,11 +135,14 @@ class SnapshotRule:
 
 
 def failed_status(answers: pa.RecordBatch, tasks: Collection[str]) -> list[str]:
-    """For each document its first failed status, of reading or of these tasks; "" if none is."""
+    """For each document its first failed status, of reading or of these tasks; "" if none is.
+
+    A question that was not asked because of its condition did not fail: its answer is null.
+    """
     failed: NDArray[np.object_] = np.full(answers.num_rows, "", dtype=object)
     named = [answers.column(name) for name in tasks if name in answers.schema.names]
     columns = [c.field("status") for c in named if pa.types.is_struct(c.type)]
     for status in (*columns[::-1], answers.column("status")):
-        is_ok = pc.is_in(status, value_set=pa.array([OK, TRUNCATED]))
+        is_ok = pc.is_in(status, value_set=pa.array([OK, TRUNCATED, SKIPPED]))
         failed = np.where(is_ok.to_numpy(zero_copy_only=False), failed, status.to_pylist())
     return [str(status) for status in failed]

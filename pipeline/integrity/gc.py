@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from pipeline.errors import option_error
-from pipeline.hashes import parse_json
 from pipeline.ledger.attempts import GC, in_use
+from pipeline.ledger.cells import stored_version
 from pipeline.ledger.keys import (
     DOCUMENTS,
     INDEX,
@@ -167,12 +167,15 @@ def _made_of(store: Store, read: _Snapshots, known: Mapping[str, Key]) -> set[st
     No snapshot names them, and other thresholds need them again. Those of shards that left the
     input go with the last snapshot of the shard.
     """
-    sources: set[Version] = set()
-    for task, fp in read.versions:
-        with suppress(ValueError):  # `assay verify` reports a damaged file
-            key = spec_key(task, fp)
-            content = parse_json(store.read(key)) if key in known else {}
-            sources |= {(task, source) for source in Fingerprint(content).sources}
+    tasks = {task for task, _ in read.versions}
+    stored: dict[Version, Fingerprint] = {}
+    for name, key in known.items():
+        if name == spec_key(key.task, key.fp) and key.task in tasks:
+            stored[key.task, key.fp] = stored_version(store, key.task, key.fp)
+    kept = {(task, fp): stored[task, fp] for task, fp in read.versions if (task, fp) in stored}
+    stages = {(task, stage) for (task, _), version in kept.items() for stage in version.stages}
+    sources = {(task, fp) for (task, fp), own in stored.items() if (task, own.raw.id) in stages}
+    sources |= {(task, own.raw.id) for (task, fp), own in kept.items() if fp != own.raw.id}
     gone = read.former - read.sids
     versions = {name: (key.task, key.fp) for name, key in known.items() if key.sid not in gone}
     return {name for name, version in versions.items() if version in sources}
@@ -213,7 +216,7 @@ def _with_needed(names: Collection[str], index: Mapping[str, Collection[str]]) -
     versions = {(key.task, key.fp) for key in keys}
     return {
         *names,
-        *(label_key(key.task, key.fp, key.cell) for key in keys),
+        *(label_key(key.task, key.fp, key.sid) for key in keys),
         *map(documents_key, sids),
         *(spec_key(*version) for version in versions),
         *(name for name, indexed in index.items() if not sids.isdisjoint(indexed)),

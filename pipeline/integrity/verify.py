@@ -18,7 +18,7 @@ from pydantic import computed_field
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import sha256_hex
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.keys import parse_key, spec_key
 from pipeline.ledger.label_files import metadata_of, read_file, remedy, shard_in
 from pipeline.ledger.snapshots import (
@@ -30,8 +30,7 @@ from pipeline.ledger.snapshots import (
     last_snapshot,
 )
 from pipeline.sources.shards import Shard
-from pipeline.sources.slices import read_inside
-from pipeline.sources.source import InputObject, find_objects
+from pipeline.sources.source import InputObject, find_objects, read_documents
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.store import Store, open_store
@@ -156,12 +155,7 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
         answers = _checked(audit, shard, file, damages)
         if answers is None or documents is None:
             continue
-        doc_ids = documents.column("doc_id")
-        if ROW in answers.column_names:
-            numbers = pc.subtract(answers.column(ROW), shard.start_row)
-            is_in = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(documents)))
-            doc_ids = doc_ids.take(numbers.filter(is_in))
-        if where := _differing(answers.column("doc_id"), doc_ids):
+        if where := _differing(answers.column("doc_id"), documents.column("doc_id")):
             what = f"doc_id is not in the order of {shard.documents.key}: {where}"
             damages.append(_damage(file, what))
     origin = None if documents is None else _origin(documents)
@@ -172,9 +166,9 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     now = audit.inputs[shard.path]
     if not any(item.version(columns) == version for item in now):
         return _CheckedShard(tuple(damages), changed=shard.path)
-    compared = [name for name in ("doc_id", "content_hash", ROW) if name in documents.column_names]
-    slices = read_inside(origin, audit.options)
-    again = pa.concat_tables(part.select(compared) for part in slices)
+    compared = ["doc_id", "content_hash"]
+    read = read_documents(origin, audit.options)
+    again = pa.concat_tables(part.select(compared) for part in read)
     for column in compared:
         if where := _differing(documents.column(column), again.column(column)):
             what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
@@ -194,7 +188,7 @@ def _checked(
     columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
     try:
         table = read_file(audit.store, file.key, None, published=file.hash)
-        table = table.select([*columns, *({ROW} & {*table.column_names})])
+        table = table.select(columns)
     except UnavailableError:
         raise
     except (StorageError, KeyError) as error:

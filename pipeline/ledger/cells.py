@@ -1,6 +1,6 @@
 """What an output has and what it lacks. Entry points: `committed` and `remaining`.
 
-A cell is the answers to one task about all rows of a shard, or about some of them. It has a file in
+A cell is the answers to one version of a task about all rows of a shard. It has a file in
 `labels/`, and one in `retries/` for each time that its failed rows were tried again; the current
 answers are those of the file with the highest number. A cell is done if it has a file.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from pipeline.errors import StorageError
 from pipeline.hashes import parse_json
@@ -33,10 +32,10 @@ CONCURRENT_LISTS = 8
 
 @dataclass(frozen=True)
 class Committed:
-    """The files that a LIST shows: documents files by shard id, current label files by cell.
+    """The files that a LIST shows: documents files and current label files, by shard id.
 
     Only etags are kept, because a job of 200,000 shards has millions of keys: each key follows
-    from its cell and task.
+    from its shard and task.
     """
 
     fp: Mapping[str, str]  # by task
@@ -44,30 +43,13 @@ class Committed:
     labels: Mapping[str, Mapping[str, str]]  # etags of the current files; by task first
     retries: Mapping[str, Mapping[str, int]]  # the numbers of these files, if they are retries
 
-    @cached_property
-    def parts(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
-        """By task and shard id, the cells that have some rows of the shard."""
-        parts: dict[str, dict[str, list[str]]] = {task: {} for task in self.labels}
-        for task, labels in self.labels.items():
-            for cell in labels:
-                sid, _, part = cell.partition(".")
-                if part:
-                    parts[task].setdefault(sid, []).append(cell)
-        return parts
+    def label_key(self, task: str, sid: str) -> str:
+        """The key of the shard's current label file."""
+        return label_key(task, self.fp[task], sid, self.retry(task, sid))
 
-    def label_key(self, task: str, cell: str) -> str:
-        """The key of the cell's current label file."""
-        return label_key(task, self.fp[task], cell, self.retry(task, cell))
-
-    def label_keys(self, task: str, sid: str) -> tuple[str, ...]:
-        """The current label files of a shard: that of all its rows first, then those of parts."""
-        cells = (sid, *self.parts.get(task, {}).get(sid, ()))
-        labels = self.labels.get(task, {})
-        return tuple(self.label_key(task, cell) for cell in cells if cell in labels)
-
-    def retry(self, task: str, cell: str) -> int:
-        """The number of the cell's latest retry; 0 without one."""
-        return self.retries[task].get(cell, 0)
+    def retry(self, task: str, sid: str) -> int:
+        """The number of the latest retry of a shard; 0 without one."""
+        return self.retries[task].get(sid, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +62,8 @@ class WorkItem:
     # By `version_name`, the keys of label files with answers that can be reused.
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
+    # The current label files of other tasks, which conditions name, by task.
+    known: Mapping[str, str] = field(default_factory=dict)
     # The most rows that no source answers for the model; None: not known yet.
     rows_without_answer: int | None = None
 
@@ -120,8 +104,8 @@ def committed(
 
 def is_whole(shard: Shard, tasks: Collection[str], done: Committed) -> bool:
     """Whether the shard has its documents file and the labels of all tasks."""
-    cell = shard.cell
-    return shard.id in done.documents and all(cell in done.labels[task] for task in tasks)
+    sid = shard.id
+    return sid in done.documents and all(sid in done.labels[task] for task in tasks)
 
 
 def remaining(shards: Sequence[Shard], tasks: Collection[str], done: Committed) -> list[WorkItem]:
@@ -129,7 +113,7 @@ def remaining(shards: Sequence[Shard], tasks: Collection[str], done: Committed) 
     items = []
     for shard in shards:
         if not is_whole(shard, tasks, done):
-            absent = tuple(task for task in tasks if shard.cell not in done.labels[task])
+            absent = tuple(task for task in tasks if shard.id not in done.labels[task])
             items.append(WorkItem(shard, absent, documents=shard.id not in done.documents))
     return items
 
@@ -138,7 +122,7 @@ def unfinished(work_items: Sequence[WorkItem], done: Committed) -> list[WorkItem
     """The retries among the items whose files do not exist yet."""
     left = []
     for item in work_items:
-        tasks = tuple(t for t in item.tasks if done.retry(t, item.shard.cell) < item.retry)
+        tasks = tuple(t for t in item.tasks if done.retry(t, item.shard.id) < item.retry)
         if tasks:
             left.append(replace(item, tasks=tasks))
     return left
@@ -170,6 +154,15 @@ def stored_version(store: Store, task: str, fp: str) -> Fingerprint:
     return Fingerprint(content if isinstance(content, dict) else {})
 
 
+def equal_versions(store: Store, task: str, version: Fingerprint) -> list[str]:
+    """The stored fingerprints of other versions of the task with equal raw answers."""
+    return [
+        fp
+        for fp in stored_fps(store, task)
+        if fp != version.id and stored_version(store, task, fp).raw.id == version.raw.id
+    ]
+
+
 # The same string object as in memory already; None if the shard's files do not count.
 _Interned = Callable[[str], str | None]
 
@@ -177,22 +170,22 @@ _Interned = Callable[[str], str | None]
 def _list_labels(
     store: Store, task: str, fp: str, interned: _Interned
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """By cell, the etag of the file with the highest number, and the number of a retry."""
+    """By shard, the etag of the file with the highest number, and the number of a retry."""
     etags: dict[str, str] = {}
     retries: dict[str, int] = {}
     for folder in label_folders(task, fp):
-        for cell, number, etag in _list_files(store, folder, interned):
-            if number >= retries.get(cell, 0):
-                etags[cell] = etag
+        for sid, number, etag in _list_files(store, folder, interned):
+            if number >= retries.get(sid, 0):
+                etags[sid] = etag
                 if number:
-                    retries[cell] = number
+                    retries[sid] = number
     return etags, retries
 
 
 def _list_files(store: Store, prefix: str, interned: _Interned) -> Iterator[tuple[str, int, str]]:
-    """The cell, number and etag of each file of the shards; other files are not looked at."""
+    """The shard, number and etag of each file of the shards; other files are not looked at."""
     for stored in store.list(prefix):
         key = parse_key(stored.key)
         sid = interned(key.sid) if key else None
         if key is not None and sid is not None:
-            yield key.cell if key.part else sid, key.number, stored.etag
+            yield sid, key.number, stored.etag

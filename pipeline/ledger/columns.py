@@ -17,8 +17,6 @@ from pipeline.spec.tasks import TaskSpec
 Bools = NDArray[np.bool_]
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
-# The row in the input object, of a label file with some rows of its shard.
-ROW = "row"
 # Of a task with the probabilities of all labels in a struct, and without calibration.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
 # The two versions of probabilities; the second is also a column, of tasks with a calibration.

@@ -32,6 +32,8 @@ class ShardCounts:
     created: int = 0  # objects
     outside: int = 0  # rows of the input that were read and are not in the slice
     undecided: int = 0  # of these, rows on which `--where` cannot be computed
+    # Rows in the slice that the question is not asked about, by task.
+    skipped: Mapping[str, int] = field(default_factory=dict)
     reused: int = 0  # rows with the answers of other shards
     answered: Mapping[str, int] = field(default_factory=dict)  # rows with an answer, by task
     # Of tasks with a cascade: rows by the stage that decided, by task.

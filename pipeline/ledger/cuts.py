@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeline.errors import (
     AssayError,
@@ -26,7 +26,7 @@ from pipeline.errors import (
 from pipeline.hashes import parse_sealed_json, sealed_json
 from pipeline.ledger.keys import cuts_key
 from pipeline.ledger.numbered import free_numbers, numbers
-from pipeline.sources.shards import ObjectVersion, Piece, Shard, Slice, fields_of
+from pipeline.sources.shards import ObjectVersion, Piece, Shard, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.sources.tables import TABLES
 from pipeline.spec.schema import Columns
@@ -132,12 +132,10 @@ def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -
     return _Log(store).cuts_of([item.version(columns) for item in objects])
 
 
-def logged_shards(
-    store: Store, sids: Collection[str], part: Slice | None = None
-) -> dict[str, Shard]:
-    """The shards in the log with these ids, with this slice; the input is not looked at."""
+def logged_shards(store: Store, sids: Collection[str]) -> dict[str, Shard]:
+    """The shards in the log with these ids; the input is not looked at."""
     shards = (shard for of_object in _Log(store).cuts.values() for shard in of_object)
-    return {shard.id: replace(shard, slice=part) for shard in shards if shard.id in sids}
+    return {shard.id: shard for shard in shards if shard.id in sids}
 
 
 class _Log:

@@ -20,7 +20,7 @@ from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger.cells import Committed
 from pipeline.ledger.keys import parse_key
 from pipeline.ledger.label_files import HASH, SINCE, TAKEN_OVER, metadata_of, read_file, remedy
-from pipeline.sources.documents import QUARANTINED
+from pipeline.sources.documents import QUARANTINED, SKIPPED
 from pipeline.stores.store import Store
 
 READ_THREADS = 16
@@ -34,6 +34,7 @@ class FileCounts(NamedTuple):
     taken_over: int  # rows with the answers of other shards
     hash: str
     since: int = 0  # the number of the last snapshot when the run that made the file began
+    skipped: int = 0  # rows that the question is not asked about
 
 
 Counts = Mapping[str, FileCounts]  # by the key of a documents or label file
@@ -55,10 +56,11 @@ def counts_of(
     status: pa.Array | pa.ChunkedArray, metadata: Mapping[str, str], hash: str, since: int
 ) -> FileCounts:
     """The counts of a file with this column `status`, metadata, hash and `since`."""
-    by_status = pc.value_counts(status.cast(pa.string())).to_pylist()
-    failed = sum(count["counts"] for count in by_status if is_failed_status(count["values"]))
+    counted = pc.value_counts(status.cast(pa.string())).to_pylist()
+    rows = {count["values"]: count["counts"] for count in counted}
+    failed = sum(count for name, count in rows.items() if is_failed_status(name))
     taken_over = sum(json.loads(metadata.get(TAKEN_OVER, "{}")).values())
-    return FileCounts(failed, taken_over, hash, since)
+    return FileCounts(failed, taken_over, hash, since, rows.get(SKIPPED, 0))
 
 
 def complete_counts(store: Store, keys: Iterable[str], known: Counts) -> dict[str, FileCounts]:
@@ -105,8 +107,8 @@ def check_unchanged(
             parts = parse_key(key)
             assert parts is not None, key
             labels = done.labels[task] if done.fp.get(task) == parts.fp else {}
-            # — of the same cell, a file with a lower number counts now: its retry was deleted
-            if parts.cell not in labels or parts.number <= done.retry(task, parts.cell):
+            # — of the same shard, a file with a lower number counts now: its retry was deleted
+            if parts.sid not in labels or parts.number <= done.retry(task, parts.sid):
                 continue
             what = "it does not exist"
         elif current.hash != file["hash"] and current.since < number:

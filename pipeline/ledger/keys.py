@@ -2,8 +2,8 @@
 
     specs/<task>/<fp>.json                       what a task's fingerprint was computed from
     documents/<sid>.parquet                      one file per shard: ids, hashes, status
-    labels/<task>/<fp>/<sid[:2]>/<cell>.parquet  one file per shard and task, or some rows of it
-    retries/<task>/<fp>/<cell>/<0001>.parquet    the same rows with the failed ones tried again
+    labels/<task>/<fp>/<sid[:2]>/<sid>.parquet   one file per shard and task
+    retries/<task>/<fp>/<sid>/<0001>.parquet     the same rows with the failed ones tried again
     inputs/<00000001>.json                       how input files were cut into shards
     index/<00000001>.parquet                     which shards have a text, by its hash
     snapshots/<00000001>.json                    a consistent view; the highest number is current
@@ -12,8 +12,7 @@
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
     attempts/in-use/...                          a run is active
 
-`sid` is a shard's id, `fp` a task's fingerprint. `cell` is `<sid>` for all rows of the shard, and
-`<sid>.<part>` for some of them: those of a slice, or those that a stage was asked about.
+`sid` is a shard's id, `fp` a task's fingerprint.
 
 Law: `parse_key` accepts exactly the keys that these functions build, so an object with any other
 key was not written by assay.
@@ -25,7 +24,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.hashes import short_hash
 from pipeline.stores.store import ATTEMPTS
 
 SPECS = "specs/"
@@ -38,14 +36,13 @@ SNAPSHOTS = "snapshots/"
 AUDITS = "audits/"
 
 _TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
-_CELL = rf"{_SID}(?:\.(?P<part>[0-9a-f]{{16}}))?"
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
 _NUMBER_4 = r"(?P<number>(?!0+\.)(?:\d{4}|[1-9]\d{4,}))"
 _PATTERNS = {
     SPECS: re.compile(rf"{SPECS}{_TASK}/{_FP}\.json"),
     DOCUMENTS: re.compile(rf"{DOCUMENTS}{_SID}\.parquet"),
-    LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_CELL}\.parquet"),
-    RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_CELL}/{_NUMBER_4}\.parquet"),
+    LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_SID}\.parquet"),
+    RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_SID}/{_NUMBER_4}\.parquet"),
     INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.json"),
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.(?:json|parquet)"),
@@ -62,13 +59,7 @@ class Key:
     task: str = ""
     fp: str = ""
     sid: str = ""
-    part: str = ""  # of the shard's rows; empty: the file has all of them
     number: int = 0  # of a retry, an input log, an index object or a snapshot
-
-    @property
-    def cell(self) -> str:
-        """The rows of a label file: a shard's id, with the part if it is not whole."""
-        return f"{self.sid}.{self.part}" if self.part else self.sid
 
 
 def parse_key(key: str) -> Key | None:
@@ -93,11 +84,11 @@ def documents_key(sid: str) -> str:
     return f"{DOCUMENTS}{sid}.parquet"
 
 
-def label_key(task: str, fp: str, cell: str, retry: int = 0) -> str:
-    """The label file of a cell for one version of a task; with `retry`, that retry's file."""
+def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
+    """The label file of a shard for one version of a task; with `retry`, that retry's file."""
     if retry:
-        return f"{RETRIES}{task}/{fp}/{cell}/{retry:04d}.parquet"
-    return f"{LABELS}{task}/{fp}/{cell[:2]}/{cell}.parquet"
+        return f"{RETRIES}{task}/{fp}/{sid}/{retry:04d}.parquet"
+    return f"{LABELS}{task}/{fp}/{sid[:2]}/{sid}.parquet"
 
 
 def sid_of(key: str) -> str:
@@ -105,17 +96,6 @@ def sid_of(key: str) -> str:
     parsed = parse_key(key)
     assert parsed is not None, key
     return parsed.sid
-
-
-def is_part(key: str) -> bool:
-    """Whether a label file has some of the rows of its shard."""
-    parsed = parse_key(key)
-    return parsed is not None and bool(parsed.part)
-
-
-def cell_of_part(sid: str, rows: bytes) -> str:
-    """The cell of some rows of a shard; `rows` says which."""
-    return f"{sid}.{short_hash(rows)[:16]}"
 
 
 def label_folders(task: str, fp: str) -> tuple[str, str]:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError, UnavailableError
 from pipeline.hashes import canonical_json, parse_json, sha256_hex
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, ROW
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.keys import RETRIES, documents_key, is_part, label_key
+from pipeline.ledger.keys import RETRIES, documents_key, label_key
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
@@ -39,18 +39,18 @@ _ENCODED = ("label", "status")  # columns of few values, which are stored as dic
 
 @dataclass(frozen=True, slots=True)
 class LabelFile:
-    """One task's rows for one cell, and the metadata of their file."""
+    """One task's rows for one shard, and the metadata of their file."""
 
     task: str
     fp: str
-    cell: str
-    rows: pa.StructArray  # [docs] of the shard; null: the file, which is of a part, has no such row
+    sid: str
+    rows: pa.StructArray  # [docs]
     metadata: Mapping[str, str]
     retry: int = 0  # the number of the retry; 0: the first try
 
     @property
     def key(self) -> str:
-        return label_key(self.task, self.fp, self.cell, self.retry)
+        return label_key(self.task, self.fp, self.sid, self.retry)
 
 
 def documents_table(documents: pa.Table) -> pa.Table:
@@ -172,7 +172,7 @@ def commit_shard(
     replace what that snapshot published under their keys. StorageError if the documents are not the
     shard's rows, or not those of its documents file.
     """
-    for rows in (documents.num_rows, *(len(file.rows) for file in label_files)):
+    for rows in (documents.num_rows, *(len(f.rows) - f.rows.null_count for f in label_files)):
         if rows != shard.rows:
             raise StorageError(
                 f"{shard.path}: {rows} rows for a shard of {shard.rows} rows; nothing was "
@@ -183,13 +183,13 @@ def commit_shard(
 
     place = {KEY: documents_file, SINCE: str(since)}
     if not has_documents:
-        origin = place | {"shard": canonical_json(shard.whole.to_json()).decode()}
+        origin = place | {"shard": canonical_json(shard.to_json()).decode()}
         built[documents_file] = to_parquet(documents_table(documents), origin)
         verify(built[documents_file], ids)
     for file in label_files:
         origin = place | {KEY: file.key, "shard": canonical_json(shard.to_json()).decode()}
-        built[file.key] = to_parquet(_label_table(file, shard, ids), {**file.metadata, **origin})
-        verify(built[file.key], ids.filter(file.rows.is_valid()) if is_part(file.key) else ids)
+        built[file.key] = to_parquet(_label_table(file, ids), {**file.metadata, **origin})
+        verify(built[file.key], ids)
     made = {}
     for number, (key, data) in enumerate(built.items(), start=has_documents):
         failpoint(f"create {number}")
@@ -204,15 +204,9 @@ def commit_shard(
     return made
 
 
-def _label_table(file: LabelFile, shard: Shard, ids: pa.ChunkedArray) -> pa.Table:
-    """The rows of a label file; those of a part have the row in the input object, too."""
+def _label_table(file: LabelFile, ids: pa.ChunkedArray) -> pa.Table:
     names = [field.name for field in file.rows.type]
-    table = pa.Table.from_arrays([ids, *file.rows.flatten()], names=["doc_id", *names])
-    if is_part(file.key):
-        piece = shard.piece
-        rows = pa.array(range(piece.start_row, piece.end_row), pa.int64())
-        table = table.append_column(ROW, rows)
-    return _encoded(table.filter(file.rows.is_valid()))
+    return _encoded(pa.Table.from_arrays([ids, *file.rows.flatten()], names=["doc_id", *names]))
 
 
 def _encoded(table: pa.Table) -> pa.Table:

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
-from pipeline.ledger.columns import ADDED, ROW, structs
+from pipeline.ledger.columns import ADDED, structs
 from pipeline.ledger.keys import documents_key, sid_of
-from pipeline.ledger.label_files import read_source, shard_in
+from pipeline.ledger.label_files import read_source
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
@@ -61,7 +61,7 @@ class StoredAnswers:
         answers: list[pa.StructArray] = []
         reused: Counter[str] = Counter()
         read = partial(self._read, shard=shard, texts=texts, is_retry=is_retry)
-        dropped = {"doc_id", ROW, *ADDED}
+        dropped = {"doc_id", *ADDED}
         with ThreadPoolExecutor(READ_THREADS) as pool:
             for start in range(0, len(sources), READ_THREADS):
                 batch = sources[start : start + READ_THREADS] if is_open.any() else ()
@@ -88,34 +88,23 @@ class StoredAnswers:
         at = np.full(len(texts), -1, np.int64)
         if file is None:
             return at, pa.table({})
-        if sid == shard.id:
-            rows = self._rows(key, file, len(texts))
-            at[rows] = np.arange(len(rows))
-        else:
-            stored = self._texts(sid)
-            if stored is None:
-                return at, file
-            stored = stored.take(pa.array(self._rows(key, file, len(stored))))
-            places = pc.fill_null(pc.index_in(texts, value_set=stored), -1)
-            at = places.to_numpy(zero_copy_only=False).astype(np.int64)
-        is_own = shard_in(file).id == shard.id
-        accepted = [*_ANSWERED] + [QUARANTINED] * (is_own and not is_retry)
-        status = file.column("status").cast(pa.string())
-        is_answer = _mask(pc.is_in(status, value_set=pa.array(accepted)))
-        return np.where(np.append(is_answer, False)[at], at, -1), file  # — -1 is the last
-
-    def _rows(self, key: str, file: pa.Table, documents: int) -> NDArray[np.int64]:
-        """The rows of a label file, counted from 0 in its shard of `documents` documents."""
-        is_part = ROW in file.column_names
-        rows = np.arange(len(file))
-        if is_part:
-            rows = file.column(ROW).to_numpy() - shard_in(file).piece.start_row
-        if (not is_part and len(file) != documents) or np.any((rows < 0) | (rows >= documents)):
+        stored = texts if sid == shard.id else self._texts(sid)
+        if stored is None:
+            return at, file
+        if len(stored) != len(file):
             raise StorageError(
-                f"{self._store.url}/{key}: has other rows than the {documents} of its documents "
+                f"{self._store.url}/{key}: has other rows than the {len(stored)} of its documents "
                 f"file; `assay verify` reports more"
             )
-        return rows
+        accepted = [*_ANSWERED] + [QUARANTINED] * (sid == shard.id and not is_retry)
+        status = file.column("status").cast(pa.string())
+        is_answer = _mask(pc.is_in(status, value_set=pa.array(accepted)))
+        if sid == shard.id:
+            return np.where(is_answer, np.arange(len(texts)), -1), file
+        answers = np.flatnonzero(is_answer)
+        places = pc.index_in(texts, value_set=stored.take(pa.array(answers)))
+        places = pc.fill_null(places, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.append(answers, -1)[places], file  # — -1 is the last
 
     def _read_texts(self, sid: str) -> pa.StringArray | None:
         documents = read_source(self._store, documents_key(sid), ["content_hash", "n_chars"])
@@ -123,15 +112,14 @@ class StoredAnswers:
 
 
 def answered_rows(store: Store, keys: Sequence[str]) -> int:
-    """How many rows of a shard these label files of some of its rows answer."""
-    files = [read_source(store, key, [ROW, "status"]) for key in keys]
-    accepted = pa.array(_ANSWERED)
-    answers = [
-        rows.filter(pc.is_in(rows["status"].cast(pa.string()), accepted))
-        for rows in files
-        if rows is not None
-    ]
-    return len({row for rows in answers for row in rows[ROW].to_pylist()})
+    """How many rows of a shard these label files of it answer."""
+    answered: NDArray[np.bool_] | None = None
+    for key in keys:
+        if (file := read_source(store, key, ["status"])) is not None:
+            status = file.column("status").cast(pa.string())
+            own = _mask(pc.is_in(status, value_set=pa.array(_ANSWERED)))
+            answered = own if answered is None else answered | own
+    return 0 if answered is None else int(answered.sum())
 
 
 def text_identities(documents: pa.Table) -> pa.StringArray:

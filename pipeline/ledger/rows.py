@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import partial, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
-from pipeline.ledger.columns import ROW, answers_type, structs
-from pipeline.ledger.keys import is_part
+from pipeline.ledger.columns import answers_type, structs
 from pipeline.ledger.label_files import read_file, remedy
 from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard
+from pipeline.sources.documents import SKIPPED
 from pipeline.stores.store import Store
 
 DOCUMENT_SCHEMA = pa.schema(
@@ -43,6 +43,18 @@ def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
     named = ((task, snapshot.tasks[task]) for task in tasks)
     fields = (pa.field(task, answers_type(t.columns, t.labels)) for task, t in named)
     return pa.schema([*DOCUMENT_SCHEMA, *fields])
+
+
+def asked_rows(snapshot: Contents, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows about which a task of them was asked, of a snapshot of a slice; else all rows."""
+    statuses = [
+        pc.struct_field(column, "status")
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+        if name in snapshot.tasks
+    ]
+    if snapshot.slice is None or not statuses:
+        return rows
+    return rows.filter(reduce(pc.or_, (pc.not_equal(status, SKIPPED) for status in statuses)))
 
 
 def aligned_batches(
@@ -80,20 +92,9 @@ def read_shard(
 
 
 def read_documents_file(store: Store, shard: NamedShard) -> pa.Table:
-    """The shard's documents that the snapshot shows, with their `row` in the input object."""
-    documents = _read_whole(store, shard.documents, None)
-    labels = next(iter(shard.labels.values()))
-    if not is_part(labels.key):
-        rows = pa.array(range(shard.start_row, shard.end_row), pa.int64())
-        return documents.append_column(ROW, rows)
-    rows = _read_whole(store, labels, [ROW]).column(ROW)
-    numbers = pc.subtract(rows, shard.start_row)
-    if len(rows) and not 0 <= pc.min(numbers).as_py() <= pc.max(numbers).as_py() < len(documents):
-        raise StorageError(
-            f"{store.url}/{shard.documents.key}: does not have all rows of the shard's label "
-            f"files; `assay verify` reports more"
-        )
-    return documents.take(numbers).append_column(ROW, rows)
+    """The shard's documents, with their `row` in the input object."""
+    rows = pa.array(range(shard.start_row, shard.end_row), pa.int64())
+    return _read_whole(store, shard.documents, None).append_column("row", rows)
 
 
 def _answers(

@@ -40,7 +40,7 @@ _OF_SHARD = ("path", "start_row", "end_row")
 _SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("sid", "task", "key", "etag", "hash")),
-        *((name, pa.int64()) for name in ("rows", "failed", "taken_over")),
+        *((name, pa.int64()) for name in ("rows", "failed", "skipped", "taken_over")),
         *zip(_OF_SHARD, (pa.string(), pa.int64(), pa.int64()), strict=True),
     ]
 )
@@ -79,7 +79,7 @@ class NamedShard:
     path: str
     start_row: int
     end_row: int
-    rows: int  # in the snapshot; fewer than in the input if it shows a slice
+    rows: int
     documents: NamedFile
     labels: Mapping[str, NamedFile]  # by task
 
@@ -97,10 +97,10 @@ class Contents:
     spec: str
     tasks: Mapping[str, SnapshotTask]
     shards: tuple[NamedShard, ...]
-    missing_rows: int = 0  # of a partial snapshot: rows of the input that it leaves out
+    missing_rows: int = 0  # of a partial snapshot: documents of the input without answers
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
-    slice: Slice | None = None  # the documents that it was limited to
+    slice: Slice | None = None  # the documents that were asked about; of the others, none
 
     @property
     def rows(self) -> int:
@@ -122,47 +122,49 @@ def publish(
     created_at: str,
     partial: bool = False,
     missing_files: int = 0,
-    slice_rows: Mapping[str, int] | None = None,
+    slice: Slice | None = None,
     counts: Counts = NO_COUNTS,
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
     A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
-    number of input files whose rows cannot be counted. Sliced shards have the rows of `slice_rows`,
-    by shard id; their snapshot is never complete. A file is read if neither `counts` nor the last
-    snapshot has its counts and its hash. StorageError if work is missing and the snapshot is not
-    partial; also if a file is not as it was written, or as the spec's last snapshot published it:
-    each such file is named, with what to do.
+    number of input files whose rows cannot be counted. A snapshot of a slice is never complete. A
+    file is read if neither `counts` nor the last snapshot has its counts and its hash. StorageError
+    if work is missing and the snapshot is not partial; also if a file is not as it was written, or
+    as the spec's last snapshot published it: each such file is named, with what to do.
     """
     whole = [shard for shard in shards if is_whole(shard, tasks, done)]
-    rows = [shard.rows if slice_rows is None else slice_rows[shard.id] for shard in whole]
+    rows = sum(shard.rows for shard in whole)
     all_shards = len(whole) == len(shards) and not missing_files
     if not partial and not all_shards:
         raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
-    part = shards[0].slice if shards else None
     header: dict[str, Any] = {
-        "complete": all_shards and part is None,
+        "complete": all_shards and slice is None,
         "missing_files": missing_files,
-        "missing_rows": sum(shard.rows for shard in shards) - sum(rows),
-        "rows": sum(rows),
+        "missing_rows": sum(shard.rows for shard in shards) - rows,
+        "rows": rows,
         "spec": spec_name,
         "tasks": {name: task.to_json() for name, task in tasks.items()},
         # — without a slice there is no such key, so snapshots keep their form
-        **({} if part is None else {"slice": part.to_json()}),
+        **({} if slice is None else {"slice": slice.to_json()}),
     }
     known = counts
     for number in free_numbers(store, snapshot_key):
         last = last_published(store, spec_name, skip_damaged=True)
-        shown = _shards(whole, rows, tasks, done)
+        shown = _shards(whole, tasks, done)
         if last is not None and _shows(store, last, header, shown):
             number = int(last["number"])
             break
-        keys = (file.key for shard in _shards(whole, rows, tasks, done) for file in shard.files)
+        keys = (file.key for shard in _shards(whole, tasks, done) for file in shard.files)
         known = complete_counts(store, keys, {**published_counts(store, last, done), **known})
         if last is not None:
             check_unchanged(store, int(last["number"]), _files(store, last), known, done)
         content = header | {"created_at": created_at, "number": number}
-        shown = _shards(whole, rows, tasks, done)
+        if slice is not None:  # — the documents that were asked about
+            files = (shard.labels.values() for shard in _shards(whole, tasks, done))
+            skipped = sum(min(known[file.key].skipped for file in labels) for labels in files)
+            content["asked"] = rows - skipped
+        shown = _shards(whole, tasks, done)
         if _create(store, content, shown, known, in_manifest=len(whole) > MANIFEST_SHARDS):
             break
     return number
@@ -188,11 +190,17 @@ def contents(store: Store, number: int | None = None) -> Contents:
             spec=str(content["spec"]),
             tasks=tasks,
             shards=tuple(_read_shards(store, content)),
-            missing_rows=int(content.get("missing_rows", 0)),
+            # — of a slice, it shows no answers of the documents that were not asked about
+            missing_rows=content["missing_rows"] + content["rows"] - asked_of(content),
             missing_files=int(content.get("missing_files", 0)),
             slice=Slice(**content["slice"]) if "slice" in content else None,
             created_at=str(content.get("created_at", "")),
         )
+
+
+def asked_of(snapshot: Mapping[str, Any]) -> int:
+    """The number of documents of a snapshot that were asked about, from its JSON."""
+    return int(snapshot.get("asked", snapshot["rows"]))
 
 
 def last_contents(store: Store, spec_name: str) -> Contents:
@@ -210,11 +218,9 @@ def contents_of(
     tasks: Mapping[str, SnapshotTask],
     shards: Sequence[Shard],
     done: Committed,
-    slice_rows: Mapping[str, int] | None = None,
 ) -> Contents:
     """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
-    rows = [shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards]
-    return Contents(0, spec_name, tasks, tuple(_shards(shards, rows, tasks, done)))
+    return Contents(0, spec_name, tasks, tuple(_shards(shards, tasks, done)))
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
@@ -253,29 +259,26 @@ def published_counts(
 ) -> dict[str, FileCounts]:
     """The counts in a snapshot of the current files that have the published etags."""
     counts: dict[str, FileCounts] = {}
-    part = None if snapshot is None or "slice" not in snapshot else Slice(**snapshot["slice"])
     for file in () if snapshot is None else _files(store, snapshot):
         sid, task = file["sid"], file["task"]
-        cell = sid if part is None else f"{sid}.{part.name}"
-        etag = done.documents.get(sid) if task is None else done.labels.get(task, {}).get(cell)
+        etag = done.documents.get(sid) if task is None else done.labels.get(task, {}).get(sid)
         if etag == file["etag"]:
-            counted = file.get("failed") or 0, file.get("taken_over") or 0
-            counts[file["key"]] = FileCounts(*counted, file["hash"])
+            failed, taken_over = file.get("failed") or 0, file.get("taken_over") or 0
+            skipped = file.get("skipped") or 0
+            counts[file["key"]] = FileCounts(failed, taken_over, file["hash"], skipped=skipped)
     return counts
 
 
-def _shards(
-    shards: Sequence[Shard], rows: Iterable[int], tasks: Iterable[str], done: Committed
-) -> Iterator[NamedShard]:
-    """The shards with their current files; `rows` has the rows that are shown of each shard."""
-    for shard, count in zip(shards, rows, strict=True):
-        sid, piece, cell = shard.id, shard.piece, shard.cell
-        documents = NamedFile(documents_key(sid), done.documents[sid], shard.rows, sid, None)
+def _shards(shards: Sequence[Shard], tasks: Iterable[str], done: Committed) -> Iterator[NamedShard]:
+    """The shards with their current files."""
+    for shard in shards:
+        sid, piece, rows = shard.id, shard.piece, shard.rows
+        documents = NamedFile(documents_key(sid), done.documents[sid], rows, sid, None)
         labels = {
-            task: NamedFile(done.label_key(task, cell), done.labels[task][cell], count, sid, task)
+            task: NamedFile(done.label_key(task, sid), done.labels[task][sid], rows, sid, task)
             for task in tasks
         }
-        yield NamedShard(sid, shard.path, piece.start_row, piece.end_row, count, documents, labels)
+        yield NamedShard(sid, shard.path, piece.start_row, piece.end_row, rows, documents, labels)
 
 
 def _read_shards(store: Store, snapshot: Mapping[str, Any]) -> Iterator[NamedShard]:
@@ -284,7 +287,6 @@ def _read_shards(store: Store, snapshot: Mapping[str, Any]) -> Iterator[NamedSha
         named = {}
         for file in files:
             named[file["task"]] = NamedFile(**{name: file[name] for name in NamedFile.__slots__})
-        # — of a slice, label files have its rows
         shown = {name: file[name] for name in ("rows", *_OF_SHARD)}
         labels = {task: named[task] for task in snapshot["tasks"]}
         yield NamedShard(sid=sid, **shown, documents=named[None], labels=labels)
@@ -353,7 +355,7 @@ def _create(
     def files_of(shard: NamedShard) -> Iterator[dict[str, Any]]:
         for file in shard.files:
             of_file = counts[file.key]
-            counted = {"failed": of_file.failed, "taken_over": of_file.taken_over}
+            counted = {name: getattr(of_file, name) for name in ("failed", "skipped", "taken_over")}
             yield fields_of(file) | {"hash": of_file.hash} | (counted if file.task else {})
 
     def place_of(shard: NamedShard) -> dict[str, Any]:

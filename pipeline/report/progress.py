@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from pipeline.report.console import console_on, escape_controls
 
 if TYPE_CHECKING:
-    from pipeline.runtime.job import Plan
+    from pipeline.runtime.plan import Plan
     from pipeline.runtime.progress import Progress as RunProgress
     from pipeline.runtime.progress import WorkerReport
 

@@ -16,8 +16,8 @@ from pipeline.report.doubts import label_doubts
 from pipeline.report.progress import REUSE
 
 if TYPE_CHECKING:
-    from pipeline.runtime.job import Plan
     from pipeline.runtime.outcome import Outcome
+    from pipeline.runtime.plan import Plan
     from pipeline.verbs.plan import RunEstimate
 
 

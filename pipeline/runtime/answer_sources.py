@@ -17,11 +17,10 @@ from pipeline.ledger.cells import (
     Committed,
     WorkItem,
     committed,
-    stored_fps,
-    stored_version,
+    equal_versions,
     version_name,
 )
-from pipeline.ledger.keys import DOCUMENTS, is_part, label_folders, parse_key
+from pipeline.ledger.keys import DOCUMENTS, label_folders, parse_key
 from pipeline.ledger.reuse import answered_rows
 from pipeline.ledger.text_index import (
     Hashes,
@@ -30,12 +29,12 @@ from pipeline.ledger.text_index import (
     hashes_of,
     index_missing_shards,
 )
-from pipeline.runtime.job import SMALL_INPUT_SHARDS, Job, Plan
+from pipeline.runtime.job import Job
+from pipeline.runtime.plan import SMALL_INPUT_SHARDS, Plan
 from pipeline.stores.store import Store
 
 # A shard takes answers from at most this many other shards, or from one for this many of its rows;
-# the model answers the rest. `StoredAnswers` reads this many at once. Outputs of earlier versions
-# have the answers of one shard in several: each slice, and each choice of thresholds, had its own.
+# the model answers the rest. `StoredAnswers` reads this many at once.
 LEAST_SOURCES = 16
 ROWS_A_SOURCE = 256
 # Hashes of about this many texts are in memory at once, with 50 bytes a text. For each further
@@ -43,8 +42,8 @@ ROWS_A_SOURCE = 256
 PART_ROWS = 100_000_000
 
 _Numbers = NDArray[np.int32]  # [texts]: the number of a shard with the text; -1: none
-# By the shards that answer, and how many of them have a whole file; then by the shard that asks.
-_Places = Mapping[tuple[tuple[str, ...], int], Mapping[str, _Numbers]]
+# By the shards that answer; then by the shard that asks.
+_Places = Mapping[tuple[str, ...], Mapping[str, _Numbers]]
 
 
 def has_answers(job: Job, store: Store, planned: Plan) -> bool:
@@ -126,30 +125,24 @@ class _Version:
     name: str  # see `version_name`
     is_asked_first: bool  # of the model of the first reader
     files: Sequence[Committed]  # of the version itself, then of those with equal raw answers
-    # The shards with such a file, and with a documents file: first those with a whole one.
-    sids: tuple[str, ...]
-    whole: int  # the number of shards with a whole file
+    sids: tuple[str, ...]  # the shards with such a file, and with a documents file
 
     def sources(
         self, sid: str, places: _Numbers, rows: int
     ) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
-        """The files with answers to texts of a shard, and which of its texts whole files have."""
-        own = self.files_of(sid)
-        if not all(map(is_part, own)):
-            return own, np.ones(len(places), np.bool_)
+        """The files with answers to texts of a shard, and which of its texts other shards have."""
         shards, counts = np.unique(places[places >= 0], return_counts=True)
         most = shards[np.argsort(-counts, kind="stable")].tolist()
         others = most[: max(LEAST_SOURCES, rows // ROWS_A_SOURCE)]
+        own = self.files_of(sid)
         keys = (*own, *(key for number in others for key in self.files_of(self.sids[number])))
-        return keys, np.isin(places, [number for number in others if number < self.whole])
-
-    @property
-    def answering(self) -> tuple[tuple[str, ...], int]:
-        """The shards, and how many of them have a whole file."""
-        return self.sids, self.whole
+        return keys, np.isin(places, others)
 
     def files_of(self, sid: str) -> tuple[str, ...]:
-        return tuple(key for done in self.files for key in done.label_keys(self.task, sid))
+        """The files of a shard with raw answers of the version."""
+        return tuple(
+            done.label_key(self.task, sid) for done in self.files if sid in done.labels[self.task]
+        )
 
 
 def _with_sources(
@@ -164,7 +157,7 @@ def _with_sources(
     for version in versions:
         if version.task in work.tasks:
             sources[version.name], is_answered = version.sources(
-                sid, places[version.answering][sid], work.shard.rows
+                sid, places[version.sids][sid], work.shard.rows
             )
             if version.is_asked_first:
                 most = len(np.unique(texts[sid][~is_answered]))
@@ -184,8 +177,7 @@ def _fps_of_readers(
         equal = [
             {task: fp}
             for task, version in own.items()
-            for fp in stored_fps(store, task)
-            if fp != version.id and stored_version(store, task, fp).raw.id == version.raw.id
+            for fp in equal_versions(store, task, version)
         ]
         yield reader, [{task: version.id for task, version in own.items()}, *equal]
 
@@ -199,13 +191,10 @@ def _versions(
         listed = [committed(store, fp, None, documents=documents) for fp in fps if fp]
         for task in fps[0]:
             files = [done for done in listed if task in done.fp]
-            cells = {cell for done in files for cell in done.labels[task]}
-            whole = sorted(cells & documents.keys())
-            others = {cell.partition(".")[0] for cell in cells}.difference(whole)
-            sids = (*whole, *sorted(others & documents.keys()))
+            sids = {sid for done in files for sid in done.labels[task]} & documents.keys()
             is_asked_first = number == 0 and task in first
             name = version_name(task, reader.fp[task])
-            versions.append(_Version(task, name, is_asked_first, files, sids, len(whole)))
+            versions.append(_Version(task, name, is_asked_first, files, tuple(sorted(sids))))
     return versions
 
 
@@ -216,23 +205,16 @@ def _places(
     versions: Sequence[_Version],
     unstored: IndexObject | None,
 ) -> _Places:
-    """By the shards that answer a version: for each asking shard, where its texts are.
-
-    This is another shard: one with a whole file before one of which only some rows are answered.
-    """
+    """By the shards that answer a version: for each asking shard, in which others its texts are."""
     hashes = np.concatenate([texts[sid] for sid in sids])
     lengths = [len(texts[sid]) for sid in sids]
     places = {}
-    for answering, whole in {version.answering for version in versions}:
+    for answering in {version.sids for version in versions}:
         numbers = {sid: number for number, sid in enumerate(answering)}
         asking = np.repeat(np.array([numbers.get(sid, -1) for sid in sids], np.int32), lengths)
-        groups = answering[:whole], answering[whole:]
-        first, others = ({sid: numbers[sid] for sid in group} for group in groups)
-        at = candidates(store, hashes, first, asking, unstored=unstored)
-        rest = at < 0
-        at[rest] = candidates(store, hashes[rest], others, asking[rest], unstored=unstored)
+        at = candidates(store, hashes, numbers, asking, unstored=unstored)
         parts = np.split(at, np.cumsum(lengths)[:-1])
-        places[answering, whole] = dict(zip(sids, parts, strict=True))
+        places[answering] = dict(zip(sids, parts, strict=True))
     return places
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.ledger.columns import RAW, STAGE, Bools, only, overlaid, probabilities, with_column
@@ -36,13 +35,18 @@ class StagedTask:
         self,
         unanswered: pa.StructArray,  # [docs]: label rows without an answer
         stages: Sequence[pa.StructArray | None],  # [docs] by stage: its answers, or null
-        decided_by: NDArray[np.int8],  # [docs]: the stage that decided, from 1; 0: none
     ) -> pa.StructArray:
-        """[docs] the rows of the task's label file."""
-        rows = unanswered
+        """[docs] the rows of the task's label file: the answers of the stage that decides."""
+        rows, open_rows = unanswered, np.ones(len(unanswered), np.bool_)
+        decided_by = np.zeros(len(unanswered), np.int8)
         for number, answers in enumerate(stages, start=1):
-            chosen = decided_by == number
-            if answers is not None and chosen.any():
-                rows = overlaid(only(answers, chosen), rows)
+            if answers is None:
+                continue
+            decided = open_rows & np.array(answers.is_valid(), np.bool_)
+            if number < len(stages) and decided.any():
+                decided &= self.decides(answers)
+            rows = overlaid(only(answers, decided), rows)
+            decided_by[decided] = number
+            open_rows &= ~decided
         stage = pa.array(decided_by, pa.int8(), mask=decided_by == 0)
         return with_column(rows, STAGE, stage)

@@ -11,11 +11,12 @@ from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.text_index import text_hashes
 from pipeline.options import WorkOptions
 from pipeline.runtime.answer_sources import plan_reuse
-from pipeline.runtime.job import Job, Plan, jobs_for_each_dtype, list_missing, plan
-from pipeline.runtime.outcome import sliced_rows
+from pipeline.runtime.job import Job, jobs_for_each_dtype
+from pipeline.runtime.plan import Plan, list_missing, plan, plan_slice
 from pipeline.runtime.retries import with_retries
+from pipeline.sources.condition import inside
 from pipeline.sources.shards import Slice
-from pipeline.sources.slices import read_inside
+from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
@@ -51,18 +52,18 @@ def dry_run(
     store = open_store(spec.output, spec.storage_options)
     part = Slice.parse(options.sample, options.where)
     job, planned = least_work(spec, store, cache_dir or default_cache_dir(), part)
-    read, inside = {}, {}
+    read, chosen, of_input = {}, {}, spec.input.storage_options
     # — of a slice, documents files do not say which documents are in it
     whole = tuple(replace(work, documents=True) for work in planned.work_items)
     to_read = planned if planned.slice is None else replace(planned, work_items=whole)
     if to_read.reads_little:
         for work in to_read.unread:
-            documents = pa.concat_tables(read_inside(work.shard, job.spec.input.storage_options))
-            read[work.shard.id] = text_hashes(documents)
-            inside[work.shard.id] = documents.num_rows
+            documents = pa.concat_tables(read_documents(work.shard, of_input))
+            rows, _ = inside(work.shard, planned.slice, documents["content_hash"], of_input)
+            read[work.shard.id] = text_hashes(documents.filter(pa.array(rows)))
+            chosen[work.shard.id] = int(rows.sum())
     if planned.slice is not None:
-        inside |= sliced_rows(store, planned.shards, planned.done)
-        planned = replace(planned, inside=inside)
+        planned = replace(planned, inside=chosen)
     planned = plan_reuse(job, store, planned, read=read, keep=False)
     return with_retries(job, store, planned) if options.retry_failed else planned
 
@@ -72,6 +73,9 @@ def least_work(
 ) -> tuple[Job, Plan]:
     """The job and the plan of the machine with the least to do; writes nothing."""
     first, *others = jobs_for_each_dtype(spec, cache_dir)
-    planned = plan(first, store, keep=False, part=part)
+    planned = plan(first, store, keep=False)
     plans = [(first, planned), *((job, list_missing(job, store, planned.cuts)) for job in others)]
-    return min(plans, key=lambda pair: pair[1].missing_rows)
+    return min(
+        (plan_slice(job, store, planned, part) for job, planned in plans),
+        key=lambda pair: pair[1].missing_rows,
+    )

@@ -1,51 +1,41 @@
-"""One job and its plan: model, fingerprints, shards, and the cells that are missing.
+"""One job: its model, its fitted files, and the fingerprints of its tasks.
 
-Entry points: `make_job` and `plan`. Opens no document. Must import neither
-torch nor ray.
+Entry point: `make_job`. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import SpecError
 from pipeline.fitted.calibration import Calibration, CalibrationFile
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
-from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
 from pipeline.ledger.columns import answer_columns
-from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.runtime.classifier_files import find_classifiers
+from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import (
     find_readouts,
     load_calibrations,
     load_thresholds,
-    warn_of_stale_calibrations,
 )
-from pipeline.runtime.placement import Placement, shard_bytes
+from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate, locate_known
-from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
-from pipeline.sources.slices import check_where
-from pipeline.sources.source import InputObject, find_objects
+from pipeline.sources.shards import Slice
 from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
-from pipeline.stores.store import Store, open_store
 
-# Read by one process before Ray has started.
-SMALL_INPUT_BYTES = 16 * 1024 * 1024
-SMALL_INPUT_SHARDS = 256
 Locate = Callable[..., ModelFiles]  # as `weights.locate`
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16", "float16")
@@ -69,6 +59,7 @@ class Job:
     # tasks as well, in the order in which they read a document.
     stages: tuple[Job, ...] = ()
     stage: int = 0  # of such a job
+    slice: Slice | None = None  # the documents to which the run is limited
     since: int = 0  # the number of the output's last snapshot when the run began
     shown: str = ""  # the key of an object of the output that each worker must see; "": of none
     began: float = field(default_factory=time.time)  # seconds since the epoch
@@ -83,6 +74,11 @@ class Job:
     def fp(self) -> dict[str, str]:
         """The id of each task's fingerprint."""
         return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
+
+    def named_by(self, task: str) -> Sequence[str]:
+        """The tasks that the condition of a task names."""
+        when = self.fingerprints[task].content.get("when")
+        return () if when is None else [*when["tasks"]]
 
     @property
     def with_stages(self) -> tuple[Job, ...]:
@@ -131,102 +127,6 @@ class Job:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class PlanCounts:
-    """What a run would compute. Also the JSON form of a dry run."""
-
-    documents: int
-    shards: int
-    missing_documents: int
-    missing_shards: int
-    distinct_texts: int | None  # of the shards with work; None: not known
-    missing_cells: int  # answers
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All shards of the input, and what a LIST of the output shows of them."""
-
-    cuts: Cuts
-    done: Committed
-    work_items: tuple[WorkItem, ...]
-    distinct: int | None = None  # texts of the shards with work; None: not known
-    # Documents in the slice, by shard id, where a dry run of a slice knows them.
-    inside: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        return self.cuts.shards
-
-    @property
-    def slice(self) -> Slice | None:
-        """The documents that the plan is limited to."""
-        return self.shards[0].slice if self.shards else None
-
-    @property
-    def rows(self) -> int:
-        """The rows of the whole input."""
-        return sum(shard.rows for shard in self.shards)
-
-    @property
-    def missing_shards(self) -> int:
-        """The number of shards with work; one may have a work item for retries, too."""
-        return len({work.shard.id for work in self.work_items})
-
-    @property
-    def counts(self) -> PlanCounts:
-        """Counts of all documents and shards, and of the missing ones."""
-        return PlanCounts(
-            documents=self.rows,
-            shards=len(self.shards),
-            missing_documents=self.missing_rows,
-            missing_shards=self.missing_shards,
-            distinct_texts=self.distinct,
-            missing_cells=sum(self.rows_of(work) * len(work.tasks) for work in self.work_items),
-        )
-
-    @property
-    def unread(self) -> tuple[WorkItem, ...]:
-        """A work item for each shard whose texts are not in the output yet."""
-        shards = {work.shard.id: work for work in self.work_items if work.documents}
-        return tuple(replace(work, tasks=()) for work in shards.values())
-
-    @property
-    def reads_little(self) -> bool:
-        """Whether one process reads the unread shards faster than Ray starts."""
-        shards = self.unread
-        text_bytes = sum(work.shard.piece.text_bytes for work in shards)
-        return len(shards) <= SMALL_INPUT_SHARDS and text_bytes <= SMALL_INPUT_BYTES
-
-    @property
-    def missing_rows(self) -> int:
-        """The rows of the shards that have work; of a slice those in it, where they are known."""
-        return sum({work.shard.id: self.rows_of(work) for work in self.work_items}.values())
-
-    def rows_of(self, work: WorkItem) -> int:
-        """The rows of an item's shard; of a slice those in it, where they are known."""
-        return self.inside.get(work.shard.id, work.shard.rows)
-
-    @property
-    def rows_for_model(self) -> int:
-        """The most documents that the model reads: of equal texts one, and none that is known."""
-        asked: dict[str, int] = {}
-        for work in self.work_items:
-            rows = min(work.asked_rows, self.rows_of(work))
-            asked[work.shard.id] = max(asked.get(work.shard.id, 0), rows)
-        return sum(asked.values())
-
-    @property
-    def reuses(self) -> bool:
-        """Whether some documents are answered by what is known of equal texts."""
-        return any(work.sources or work.rows_without_answer is not None for work in self.work_items)
-
-    @property
-    def work_rows(self) -> int:
-        """The rows of all work items, which progress counts."""
-        return sum(work.shard.rows for work in self.work_items)
-
-
 def make_job(
     spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
 ) -> Job:
@@ -255,6 +155,7 @@ def make_job(
         classifiers=classifiers,
         cascades={name: own.content for name, own in thresholds.items()},
     )
+    versions, stages = _under_conditions(spec, versions, stages, thresholds)
     return Job(
         spec,
         files,
@@ -268,6 +169,45 @@ def make_job(
         thresholds=thresholds,
         stages=tuple(stages),
     )
+
+
+def _under_conditions(
+    spec: JobSpec,
+    versions: Mapping[str, Fingerprint],
+    stages: Sequence[Job],
+    thresholds: Mapping[str, Thresholds],
+) -> tuple[dict[str, Fingerprint], list[Job]]:
+    """The versions with the tasks' conditions, and the jobs of the stages with theirs."""
+    own: dict[str, Fingerprint] = {}
+    conditions: dict[str, dict[str, object]] = {}
+    for place, task in enumerate(spec.tasks):
+        conditions[task.name] = {}
+        if task.when is not None:
+            named = tasks_named(task.when, spec.tasks[:place], place=f"tasks.{place}.when")
+            named_versions = {name: own[name].id for name in named}
+            conditions[task.name] = {"when": {"sql": task.when, "tasks": named_versions}}
+        own[task.name] = versions[task.name].under(**conditions[task.name])
+    before: dict[str, str] = {}  # by task, the stage before
+    conditioned = []
+    for job in stages:
+        of_stage = {}
+        for name, raw in job.fingerprints.items():
+            after = None
+            if name in before:
+                chosen = thresholds[name]
+                bounds = [chosen.positive, chosen.low, chosen.high]
+                after = {"stage": before[name], "thresholds": bounds}
+            of_stage[name] = raw.under(**conditions[name], after=after)
+        before |= {name: of_stage[name].id for name in of_stage.keys() & thresholds.keys()}
+        conditioned.append(replace(job, fingerprints=of_stage))
+    return own, conditioned
+
+
+def sliced(job: Job, part: Slice) -> Job:
+    """The job of the documents in a slice alone; other documents are skipped."""
+    limited = {name: v.under(**part.to_json()) for name, v in job.fingerprints.items()}
+    stages = tuple(sliced(stage, part) for stage in job.stages)
+    return replace(job, fingerprints=limited, stages=stages, slice=part)
 
 
 def _stage_job(
@@ -317,67 +257,10 @@ def jobs_for_each_dtype(
     return jobs
 
 
-def plan(job: Job, store: Store, *, keep: bool = True, part: Slice | None = None) -> Plan:
-    """The job's shards and their missing cells; new input files are cut into shards here.
-
-    With `keep` the cut is stored for every later run. Only a run that labels stores it, because the
-    size of the shards depends on its machine. With a slice, the plan is of its documents alone;
-    where the whole input is labelled already, it is the plan of the whole, which has no work.
-    """
-    warn_of_stale_calibrations(job.calibrations, job.fingerprints)
-    source = job.spec.input
-    objects = _objects(job.spec, store, Path(job.cache_dir))
-    largest = max(stage.files.size_bytes for stage in job.with_stages)
-    usual = shard_bytes(job.placement.device, largest)
-    target = usual if source.shard_bytes == "auto" else source.shard_bytes
-    cuts = load_or_cut(store, objects, source.columns, target, keep=keep)
-    if part is not None and part.where is not None:
-        check_where(part.where, cuts.shards, source.storage_options)
-    whole = list_missing(job, store, cuts)
-    if part is None or not whole.work_items:
-        return whole
-    sliced = tuple(replace(shard, slice=part) for shard in cuts.shards)
-    return list_missing(job, store, replace(cuts, shards=sliced))
-
-
-def check_places(spec: JobSpec, cache_dir: Path) -> None:
-    """The checks of output and input that need no model; SpecError or RefusedError.
-
-    The rows and columns of a large input are checked later, because they take a while to count.
-    """
-    store, source = open_store(spec.output, spec.storage_options), spec.input
-    objects = _objects(spec, store, cache_dir)
-    if sum(item.size_bytes for item in objects) <= SMALL_INPUT_BYTES:
-        load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False)
-
-
-def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
-    """The input's files; SpecError if there are none, or if the path is in the output."""
-    source, url = spec.input, store.url
-    objects = find_objects(source.path, cache_dir, source.storage_options, output=url)
-    # — a local path may lead into the output by a link
-    real: Callable[[str], str] = str if "://" in url else os.path.realpath
-    inside = [item.path for item in objects if real(item.path).startswith(f"{real(url)}/")]
-    if inside:  # a run would label its own results
-        fix = f"{len(inside)} of its files are in the output {store.url}; name another output"
-        raise SpecError([Problem("input.path", fix, inside[0])])
-    return objects
-
-
-def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
-    """The plan for these shards, from a LIST of the output."""
-    done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
-    items = remaining(cuts.shards, list(job.fp), done)
-    return Plan(cuts, done, tuple(_asked(job, item) for item in items))
-
-
-def _asked(job: Job, item: WorkItem) -> WorkItem:
-    """The work item, of which the model reads nothing if classifiers answer its tasks."""
-    by_model = {task.name for reader in job.readers for task in reader.spec.model_tasks}
-    return item if by_model.intersection(item.tasks) else replace(item, rows_without_answer=0)
-
-
 @cache
 def _versions(*packages: str) -> dict[str, str]:
     """The versions of assay and of these packages; they are read from the disk once."""
-    return {"assay": version("corpus-assay"), **{name: version(name) for name in packages}}
+    return {
+        "assay": version("corpus-assay"),
+        **{name: version(name) for name in packages},
+    }

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from ray.util import metrics
 
 from pipeline.ledger.counts import ShardCounts
-from pipeline.runtime.job import Plan
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import Progress
 
 # A task with more labels has no counter for each of them.

@@ -7,8 +7,7 @@ Entry points: `Tally`, which adds up the shards' counts and holds the limit on f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -17,15 +16,16 @@ from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.failed_rows import (
-    READ_THREADS,
+    NO_COUNTS,
+    Counts,
     FileCounts,
     complete_counts,
     is_failed_status,
 )
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import (
     Contents,
+    asked_of,
     contents_of,
     last_published,
     publish,
@@ -33,7 +33,8 @@ from pipeline.ledger.snapshots import (
     read_snapshot,
     snapshot_numbers,
 )
-from pipeline.runtime.job import Job, Plan
+from pipeline.runtime.job import Job
+from pipeline.runtime.plan import Plan
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
@@ -58,6 +59,8 @@ class Tally:
     status: Counter[str] = field(default_factory=Counter)
     labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
     answered: Counter[str] = field(default_factory=Counter)  # rows with an answer, by task
+    # Rows of the slice that a task's condition does not accept, by task.
+    skipped: Counter[str] = field(default_factory=Counter)
     costs: dict[str, Counter[str]] = field(default_factory=dict)  # by reader
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
@@ -77,10 +80,13 @@ class Tally:
         for task, by_label in counts.labels.items():
             self.labels.setdefault(task, Counter()).update(by_label)
         self.answered.update(counts.answered)
+        self.skipped.update(counts.skipped)
         for task, by_stage in counts.stages.items():
             numbers = {int(stage): rows for stage, rows in by_stage.items()}
             self.decided.setdefault(task, Counter()).update(numbers)
-        self._add_rows(replace(counts, labels={}, answered={}, costs={}, stages={}, files={}))
+        self._add_rows(
+            replace(counts, labels={}, answered={}, skipped={}, costs={}, stages={}, files={})
+        )
         self._check(sum(n for name, n in self.status.items() if is_failed_status(name)))
 
     def add_read(self, counts: ShardCounts, *, engines: int) -> None:
@@ -111,20 +117,8 @@ class Tally:
         self.status.update(counts.status)
         self.rows += counts.rows
 
-    def slice_rows(self, store: Store, plan: Plan) -> dict[str, int] | None:
-        """The rows in the files of each sliced shard that has any, by shard id; None: no slice."""
-        if plan.slice is None:
-            return None
-        rows = {sid: counts.rows for sid, counts in self._shards.items()}
-        return rows | sliced_rows(store, [s for s in plan.shards if s.id not in rows], plan.done)
-
     def check_shards(
-        self,
-        store: Store,
-        spec_name: str,
-        shards: Sequence[Shard],
-        done: Committed,
-        slice_rows: Mapping[str, int] | None = None,
+        self, store: Store, spec_name: str, shards: Sequence[Shard], done: Committed
     ) -> None:
         """FailedRowsError if too many rows of these shards failed, in this run or before.
 
@@ -135,11 +129,11 @@ class Tally:
             return
         last = last_published(store, spec_name, skip_damaged=True)
         known = {**published_counts(store, last, done), **self.files}
-        keys = [[done.label_key(task, s.cell) for task in done.fp] for s in shards]
+        keys = [[done.label_key(task, s.id) for task in done.fp] for s in shards]
         self.files = complete_counts(store, chain.from_iterable(keys), known)
         failed = (max(self.files[key].failed for key in of_shard) for of_shard in keys)
-        rows = (shard.rows if slice_rows is None else slice_rows[shard.id] for shard in shards)
-        self._check(sum(failed), sum(rows))
+        skipped = (min(self.files[key].skipped for key in of_shard) for of_shard in keys)
+        self._check(sum(failed), sum(shard.rows for shard in shards) - sum(skipped))
 
     @property
     def cost(self) -> LabelCost:
@@ -188,8 +182,8 @@ class Outcome:
     tally: Tally
     """Counts of the rows, statuses and labels of this run."""
     seconds: float
-    rows_in_slice: Mapping[str, int] | None = field(default=None, repr=False)
-    """Number of documents in the slice, by shard id."""
+    slice_rows: int | None = None
+    """Number of documents in the slice, of the finished shards; None without a slice."""
     stopped: str | None = None
     """The option that ended the run before it was complete."""
     snapshot: int | None = None
@@ -233,11 +227,6 @@ class Outcome:
         return self.plan.slice
 
     @property
-    def slice_rows(self) -> int | None:
-        """Number of documents in the slice, of the finished shards."""
-        return None if self.rows_in_slice is None else sum(self.rows_in_slice.values())
-
-    @property
     def complete(self) -> bool:
         """Whether every shard is finished and every file was read."""
         return not self.plan.work_items and not self.unreadable
@@ -272,7 +261,7 @@ class Outcome:
             return None
         current = read_snapshot(self.store, numbers[0])
         is_whole = "slice" not in current and current["complete"]
-        return numbers[0] if is_whole or current["rows"] > self.slice_rows else None
+        return numbers[0] if is_whole or asked_of(current) > self.slice_rows else None
 
     @property
     def contents(self) -> Contents:
@@ -282,7 +271,6 @@ class Outcome:
             self.job.snapshot_tasks,
             self.plan.shards,
             self.plan.done,
-            self.rows_in_slice,
         )
 
     def publish(self, *, partial: bool = False) -> int:
@@ -296,7 +284,7 @@ class Outcome:
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             partial=partial,
             missing_files=len(self.plan.cuts.unreadable),
-            slice_rows=self.rows_in_slice,
+            slice=self.slice,
             counts=self.tally.files,
         )
 
@@ -309,7 +297,7 @@ class Outcome:
         whole = [shard for shard in self.plan.shards if is_whole(shard, list(self.job.fp), done)]
         if not whole:
             return None
-        self.tally.check_shards(self.store, self.job.spec.name, whole, done, self.rows_in_slice)
+        self.tally.check_shards(self.store, self.job.spec.name, whole, done)
         return self.publish(partial=True)
 
     def published(self, *, partial: bool) -> Outcome:
@@ -328,20 +316,23 @@ class Outcome:
         return replace(self, snapshot=number, kept=kept)
 
 
-def sliced_rows(store: Store, shards: Iterable[Shard], done: Committed) -> dict[str, int]:
-    """The rows in the label files of each sliced shard that has one, by shard id."""
+def rows_in_slice(
+    store: Store, spec_name: str, plan: Plan, counts: Counts = NO_COUNTS
+) -> int | None:
+    """Number of documents in the slice of a plan, of the finished shards; None without a slice.
 
-    def rows_in(file: str) -> int:
-        return int(read_file(store, file, ["doc_id"]).num_rows)
-
-    files = {
-        shard.id: done.label_key(task, shard.cell)
-        for shard in shards
-        for task in done.fp
-        if shard.cell in done.labels[task]
-    }
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        return dict(zip(files, pool.map(rows_in, files.values()), strict=True))
+    A label file is read unless `counts`, or the spec's last snapshot, has its counts.
+    """
+    if plan.slice is None:
+        return None
+    done = plan.done
+    shards = [shard for shard in plan.shards if is_whole(shard, list(done.fp), done)]
+    keys = [[done.label_key(task, shard.id) for task in done.fp] for shard in shards]
+    last = last_published(store, spec_name, skip_damaged=True)
+    known = {**published_counts(store, last, done), **counts}
+    files = complete_counts(store, chain.from_iterable(keys), known)
+    skipped = sum(min(files[key].skipped for key in of_shard) for of_shard in keys)
+    return sum(shard.rows for shard in shards) - skipped
 
 
 def failed_rows(counts: ShardCounts) -> int:

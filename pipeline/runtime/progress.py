@@ -27,7 +27,7 @@ from pipeline.errors import AssayError
 
 if TYPE_CHECKING:
     from pipeline.ledger.cells import WorkItem
-    from pipeline.runtime.job import Plan
+    from pipeline.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
 

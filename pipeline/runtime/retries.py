@@ -15,7 +15,8 @@ from pipeline.ledger.failed_rows import READ_THREADS, Counts, failed_mask
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import last_published, published_counts
-from pipeline.runtime.job import Job, Plan
+from pipeline.runtime.job import Job
+from pipeline.runtime.plan import Plan, with_known
 from pipeline.sources.documents import OK
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
@@ -31,31 +32,43 @@ def with_retries(job: Job, store: Store, planned: Plan) -> Plan:
     known = published_counts(store, last, planned.done)
     # — where several stages make the answers, those of the stages are stored
     read = [committed(store, stage.fp, None) for stage in job.stages] or [planned.done]
+    retry_of = partial(_retry_of, job, store, planned.done, read, known)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        retries = pool.map(partial(_retry_of, store, planned.done, read, known), planned.shards)
+        retries = pool.map(retry_of, planned.shards)
         items = (*planned.work_items, *(item for item in retries if item is not None))
     return replace(planned, work_items=items)
 
 
 def _retry_of(
-    store: Store, done: Committed, read: Sequence[Committed], known: Counts, shard: Shard
+    job: Job,
+    store: Store,
+    done: Committed,
+    read: Sequence[Committed],
+    known: Counts,
+    shard: Shard,
 ) -> WorkItem | None:
-    """The retry of a shard, which takes the answers that are there from the files in `read`."""
-    cell = shard.cell
-    if shard.id not in done.documents:
+    """The retry of a shard, which takes the answers that are there from the files in `read`.
+
+    A task whose condition names one that is tried again is tried again, too.
+    """
+    sid = shard.id
+    if sid not in done.documents:
         return None
     columns = ["doc_id", "status"]
     readable: frozenset[str] | None = None
-    retried = []
-    for task in (task for task in done.fp if cell in done.labels[task]):
-        key = done.label_key(task, cell)
+    retried: list[str] = []
+    for task in (task for task in done.fp if sid in done.labels[task]):
+        key = done.label_key(task, sid)
+        if not {*retried}.isdisjoint(job.named_by(task)):
+            retried.append(task)
+            continue
         if key in known and not known[key].failed:
             continue
         answers = read_file(store, key, columns)
         is_failed = pa.array(failed_mask(answers.column("status")))
         failed = answers.column("doc_id").filter(is_failed).to_pylist()
         if failed and readable is None:
-            documents = read_file(store, documents_key(shard.id), columns)
+            documents = read_file(store, documents_key(sid), columns)
             is_ok = pc.equal(documents.column("status").cast(pa.string()), OK)
             readable = frozenset(documents.filter(is_ok).column("doc_id").to_pylist())
         if readable is not None and not readable.isdisjoint(failed):
@@ -63,10 +76,11 @@ def _retry_of(
     if not retried:
         return None
     sources = {
-        version_name(task, version.fp[task]): version.label_keys(task, shard.id)
+        version_name(task, version.fp[task]): (version.label_key(task, sid),)
         for version in read
         for task in retried
-        if task in version.fp
+        if sid in version.labels.get(task, {})
     }
-    retry = max(done.retry(task, cell) for task in retried) + 1
-    return WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)
+    retry = max(done.retry(task, sid) for task in retried) + 1
+    item = WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)
+    return with_known(job, item, done)

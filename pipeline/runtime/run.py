@@ -23,8 +23,8 @@ from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import has_answers, plan_reuse
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
-from pipeline.runtime.job import Job, Plan, list_missing, make_job, plan
-from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.runtime.job import Job, make_job
+from pipeline.runtime.outcome import Outcome, Tally, rows_in_slice
 from pipeline.runtime.placement import (
     Machine,
     cluster,
@@ -33,6 +33,7 @@ from pipeline.runtime.placement import (
     spread,
     this_machine,
 )
+from pipeline.runtime.plan import Plan, list_missing, plan, plan_slice
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
@@ -160,7 +161,7 @@ def _labelled(
             job = replace(job, ends=ends, since=since)
             _check_tasks(job, store)
             watch.enter(LISTING)
-            planned = plan(job, store, part=part)
+            job, planned = plan_slice(job, store, plan(job, store), part)
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
             if options.retry_failed:
@@ -178,9 +179,9 @@ def _labelled(
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
-    slice_rows = counts.slice_rows(store, planned)
+    slice_rows = rows_in_slice(store, spec.name, planned, counts.files)
     if not planned.work_items:
-        counts.check_shards(store, spec.name, planned.shards, planned.done, slice_rows)
+        counts.check_shards(store, spec.name, planned.shards, planned.done)
     failpoint("labelled")
     stopped = bound[1] if bound and planned.work_items and job.is_over else None
     return Outcome(job, store, planned, counts, time.monotonic() - started, slice_rows, stopped)
@@ -289,7 +290,6 @@ def _publish_after_error(job: Job, store: Store, planned: Plan, counts: Tally) -
     """Publishes the complete shards, unless too many of their rows failed."""
     listed = list_missing(job, store, planned.cuts)
     try:
-        slice_rows = counts.slice_rows(store, listed)
-        Outcome(job, store, listed, counts, 0.0, slice_rows).publish_part()
+        Outcome(job, store, listed, counts, 0.0).publish_part()
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)

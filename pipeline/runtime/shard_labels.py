@@ -1,4 +1,4 @@
-"""The labels of one shard: its documents pass from reader to reader, until every task has decided.
+"""The labels of one shard: its steps are answered one after the other, each where its condition is.
 
 Entry point: `ShardLabels.labelled`.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,18 +20,39 @@ from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import ALONE_OR_NOT, Attempts
 from pipeline.ledger.columns import Bools, labels_of, only, overlaid
 from pipeline.ledger.counts import LabelCost, ShardCounts
-from pipeline.ledger.failed_rows import failed_mask, is_failed_status
+from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
-from pipeline.ledger.keys import cell_of_part
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.cascades import StagedTask
+from pipeline.runtime.conditions import accepted_by, input_names
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import LabelProgress
 from pipeline.runtime.readers import JobReader
 from pipeline.runtime.reading import ReadShard, answered, readable
-from pipeline.sources.documents import OK, QUARANTINED
+from pipeline.sources.condition import input_columns
+from pipeline.sources.documents import QUARANTINED, SKIPPED
 from pipeline.spec.tasks import TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one reader answers of a task: all of it, or a stage of its cascade."""
+
+    task: TaskSpec  # of the whole job
+    stage: int  # from 0
+    reader: JobReader
+    asked: TaskSpec  # what the reader answers
+
+    @property
+    def version(self) -> str:
+        """The name of the version of the task that the reader answers."""
+        return self.reader.version(self.task.name)
+
+    @property
+    def by_model(self) -> bool:
+        """Whether a model answers, and not a classifier."""
+        return self.asked.classifier is None
 
 
 class ShardLabels:
@@ -39,7 +60,7 @@ class ShardLabels:
 
     Args:
         job: The whole job.
-        readers: What answers, in the order in which a document passes from one to the next.
+        readers: What answers; a cascade's stages are in their order.
         shard: The shard.
     """
 
@@ -51,17 +72,17 @@ class ShardLabels:
         self._documents, self._work = shard.documents, shard.work
         self._rows = self._documents.num_rows
         self._status = self._documents.column("status").cast(pa.string()).to_pylist()
-        # The version of each task that each of its readers answers, in their order.
-        self._versions: dict[str, list[str]] = {
-            task.name: [r.version(task.name) for r in readers if task.name in r.job.fp]
-            for task in job.spec.tasks
-        }
+        self._readable = readable(self._documents, shard.inside)
+        self._tasks = [task for task in job.spec.tasks if task.name in shard.work.tasks]
+        self._steps = [
+            Step(task, stage, reader, reader.job.spec.task(task.name))
+            for task in self._tasks
+            for stage, reader in enumerate(r for r in readers if task.name in r.job.fp)
+        ]
         # By version: [docs] rows of label files, null without an answer.
         self._answers: dict[str, pa.StructArray] = dict(shard.answers)
-        # The versions of which some answers are in no file of the shard.
-        self._new = {version for version, of_version in shard.reused.items() if of_version}
-        self._decided_by = {task: np.zeros(self._rows, np.int8) for task in self._staged}
         self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._unjudged: dict[str, int] = {}  # by task, the rows on which its condition fails
 
     def labelled(
         self, attempts: Attempts, progress: LabelProgress, turn: ALONE_OR_NOT
@@ -79,43 +100,48 @@ class ShardLabels:
 
             for row in attempts.run(self._rows, ask, turn):
                 self._status[row] = QUARANTINED
-        files = [
-            self._task_file(task) for task in self._job.spec.tasks if task.name in self._work.tasks
-        ]
+        # — first what a later choice of thresholds reuses: it is of no use before the shard is done
+        stages = [self._stage_file(step) for step in self._steps if step.task.name in self._staged]
+        files = [self._task_file(task) for task in self._tasks]
         counts = self._counts(files)
         progress.finish(self._rows, sum(n for s, n in counts.status.items() if is_failed_status(s)))
-        # — first what a later choice of thresholds reuses: it is of no use before the shard is done
-        return [*self._stage_files(), *files], counts
+        return [*stages, *files], counts
 
     def _ask(self, start: int, end: int, progress: LabelProgress) -> None:
-        """Answers the tasks about the rows from `start` to before `end`."""
+        """Answers the steps about the rows from `start` to before `end`.
+
+        Steps of one reader whose conditions are known are answered in one reading.
+        """
         within = np.zeros(self._rows, np.bool_)
         within[start:end] = True
-        rows = readable(self._documents, self._shard.inside) & within
-        waiting = dict.fromkeys(self._work.tasks, rows)
-        stages: Counter[str] = Counter()
-        for number, reader in enumerate(self._readers):
-            tasks = [task for task in reader.job.spec.tasks if task.name in waiting]
+        left = list(self._steps)
+        while left:
+            waiting = {step.task.name for step in left}
+            ready = [step for step in left if self._is_ready(step, left, waiting)]
+            first = min(ready, key=lambda step: self._readers.index(step.reader)).reader
+            now = [step for step in ready if step.reader is first]
+            left = [step for step in left if step not in now]
             by_model = {}
-            for task in tasks:
-                version = reader.version(task.name)
-                asked = waiting[task.name] & ~self._answered(version)
-                if task.classifier is None and asked.any():
-                    by_model[task.name] = asked
+            for step in now:
+                asked = within & self._asked(step) & ~self._answered(step.version)
+                if step.by_model and asked.any():
+                    by_model[step.task.name] = asked
                 elif asked.any():
-                    loaded(partial(reader.load_classifier, task))
+                    loaded(partial(first.load_classifier, step.asked))
                     more = partial(progress.advance, 0, 0.0)
-                    self._add(version, reader.classify(task, self._documents, asked, more))
+                    answers = first.classify(step.asked, self._documents, asked, more)
+                    self._add(step.version, answers)
             if by_model:
-                self._ask_model(number, reader, by_model, progress)
-            failpoint(f"stage {number + 1} asked")
-            for task in tasks:
-                if task.name in self._staged:
-                    stages[task.name] += 1
-                    self._decide(task.name, stages[task.name], waiting)
+                self._ask_model(first, by_model, progress)
+            failpoint(f"stage {self._readers.index(first) + 1} asked")
+
+    def _is_ready(self, step: Step, left: Sequence[Step], waiting: set[str]) -> bool:
+        """Whether all that the condition of a step depends on is answered."""
+        earlier = any(s.task is step.task and s.stage < step.stage for s in left)
+        return not earlier and waiting.isdisjoint(self._job.named_by(step.task.name))
 
     def _ask_model(
-        self, number: int, reader: JobReader, by_model: Mapping[str, Bools], progress: LabelProgress
+        self, reader: JobReader, by_model: Mapping[str, Bools], progress: LabelProgress
     ) -> None:
         """Adds what a reader's model answers about [docs] by task."""
         loaded(reader.load_tokenizer)
@@ -129,96 +155,118 @@ class ShardLabels:
         for name, answers in by_task.items():
             self._add(reader.version(name), answers)
         seconds = time.perf_counter() - started
-        self._costs[str(number)].update(asdict(LabelCost(seconds, read, **asdict(usage))))
-
-    def _decide(self, task: str, stage: int, waiting: dict[str, Bools]) -> None:
-        """Notes which documents a stage decided; the others wait for the next one."""
-        version = self._versions[task][stage - 1]
-        decided = waiting[task] & self._answered(version)
-        waiting[task] = decided.copy()
-        if stage < len(self._versions[task]) and decided.any():
-            decided &= self._staged[task].decides(self._answers[version])
-        self._decided_by[task][decided] = stage
-        waiting[task] &= ~decided
+        number = str(self._readers.index(reader))
+        self._costs[number].update(asdict(LabelCost(seconds, read, **asdict(usage))))
 
     def _add(self, version: str, answers: pa.StructArray) -> None:
-        if answers.null_count < len(answers):
-            known = self._answers.get(version)
-            self._answers[version] = answers if known is None else overlaid(answers, known)
-            self._new.add(version)
-
-    def _open_rows(self) -> tuple[int, int]:
-        """The rows that the first reader is asked about, and those that its model is asked about.
-
-        Equal texts count once each.
-        """
-        reader, rows = self._readers[0], readable(self._documents, self._shard.inside)
-        asked = {True: np.zeros_like(rows), False: np.zeros_like(rows)}  # by a model, or not
-        for task in reader.job.spec.tasks:
-            if task.name in self._work.tasks:
-                by_model = task.classifier is None
-                asked[by_model] |= rows & ~self._answered(reader.version(task.name))
-        return int((asked[True] | asked[False]).sum()), int(asked[True].sum())
+        known = self._answers.get(version)
+        self._answers[version] = answers if known is None else overlaid(answers, known)
 
     def _answered(self, version: str) -> Bools:
         return answered(self._answers.get(version), self._rows)
 
-    def _task_file(self, task: TaskSpec) -> LabelFile:
-        """The task's label file."""
-        versions = self._versions[task.name]
-        answers = [self._answers.get(version) for version in versions]
-        metadata = self._job.metadata(task)
-        fp = self._job.fp[task.name]
-        for reader in self._readers:
-            metadata |= reader.metadata if reader.job.fp.get(task.name) == fp else {}
-        rows = unanswered_rows(self._status, task)
+    def _accepted(self, task: TaskSpec) -> Bools:
+        """[docs]: which readable documents of the slice the condition of a task accepts."""
+        if task.when is None:
+            return self._readable
+        named = {name: self._rows_of(name) for name in self._job.named_by(task.name)}
+        met, self._unjudged[task.name] = accepted_by(
+            self._job.spec, task, self._documents, named, self._input_values
+        )
+        return self._readable & met
+
+    @cached_property
+    def _input_values(self) -> pa.Table | None:
+        """[docs] the columns of the input that conditions name."""
+        names = input_names(self._tasks)
+        options = self._job.spec.input.storage_options
+        return input_columns(self._work.shard, names, options) if names else None
+
+    def _asked(self, step: Step) -> Bools:
+        """[docs]: which documents a step is asked about, whether they are answered or not."""
+        asked = self._accepted(step.task)
+        for before in self._steps:
+            if before.task is step.task and before.stage < step.stage:
+                answers = self._answers.get(before.version)
+                if answers is None:
+                    return np.zeros_like(asked)
+                asked = asked & self._answered(before.version)
+                asked &= ~self._staged[step.task.name].decides(answers)
+        return asked
+
+    def _open_rows(self) -> tuple[int, int]:
+        """The most rows that the first steps are asked about, and those of them by a model.
+
+        Equal texts count once each.
+        """
+        asked = {True: np.zeros(self._rows, np.bool_), False: np.zeros(self._rows, np.bool_)}
+        for step in self._steps:
+            if step.stage == 0:
+                asked[step.by_model] |= self._readable & ~self._answered(step.version)
+        return int((asked[True] | asked[False]).sum()), int(asked[True].sum())
+
+    def _rows_of(self, name: str) -> pa.StructArray:
+        """[docs] the rows of a task's label file, of those that are answered by now."""
+        if name in self._shard.known:
+            return self._shard.known[name]
+        task = next(task for task in self._tasks if task.name == name)
+        steps = [step for step in self._steps if step.task is task]
+        accepted = self._accepted(task)
+        rows = unanswered_rows(self._status_of(accepted), task)
+        answers = [self._answers.get(step.version) for step in steps]
+        answers = [None if a is None else only(a, accepted) for a in answers]
         calibrations = self._job.calibrations_of(task)
         if task.name in self._staged:
-            decided_by = self._decided_by[task.name]
-            rows = self._staged[task.name].rows(rows, answers, decided_by)
-        else:
-            rows = overlaid(answers[0], rows)
-            if calibrations:
-                rows = with_calibrated(rows, task, calibrations)
-        if calibrations:
+            return self._staged[task.name].rows(rows, answers)
+        rows = overlaid(answers[0], rows)
+        return with_calibrated(rows, task, calibrations) if calibrations else rows
+
+    def _status_of(self, asked: Bools) -> list[str]:
+        """[docs] the status of documents without an answer, of a question about some of them."""
+        out = ~self._shard.inside | (self._readable & ~asked)
+        return [SKIPPED if is_out else own for own, is_out in zip(self._status, out, strict=True)]
+
+    def _task_file(self, task: TaskSpec) -> LabelFile:
+        """The task's label file."""
+        steps = [step for step in self._steps if step.task is task]
+        metadata, fp = self._job.metadata(task), self._job.fp[task.name]
+        for step in steps:
+            metadata |= step.reader.metadata if step.reader.job.fp[task.name] == fp else {}
+        if calibrations := self._job.calibrations_of(task):
             content = [own.to_json() for own in calibrations]
             described = content if task.kind == "multi" else content[0]
             metadata["calibration"] = canonical_json(described).decode()
-        if reused := self._shard.reused.get(versions[0]):
+        if reused := self._shard.reused.get(steps[0].version):
             metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
-        rows, cell = only(rows, self._shard.inside), self._work.shard.cell
-        return LabelFile(task.name, fp, cell, rows, metadata, self._work.retry)
+        rows = self._rows_of(task.name)
+        return LabelFile(task.name, fp, self._work.shard.id, rows, metadata, self._work.retry)
 
-    def _stage_files(self) -> Iterator[LabelFile]:
-        """The answers of each stage, for later choices of thresholds."""
-        for reader in self._readers:
-            for task in reader.job.spec.tasks:
-                version = reader.version(task.name)
-                answers = self._answers.get(version) if version in self._new else None
-                if answers is None or task.name not in self._staged.keys() & {*self._work.tasks}:
-                    continue
-                # — an answer after a failure is in a file of its own, not in the one that exists
-                status = pc.if_else(answers.is_valid(), answers.field("status"), OK)
-                rows = np.packbits([self._answered(version), failed_mask(status)]).tobytes()
-                cell, fp = cell_of_part(self._work.shard.id, rows), reader.job.fp[task.name]
-                metadata = reader.job.metadata(task) | reader.metadata
-                yield LabelFile(task.name, fp, cell, answers, metadata)
+    def _stage_file(self, step: Step) -> LabelFile:
+        """The answers of a stage, for later choices of thresholds."""
+        own, asked = step.asked, self._asked(step)
+        rows = unanswered_rows(self._status_of(asked), own)
+        if (answers := self._answers.get(step.version)) is not None:
+            rows = overlaid(only(answers, asked), rows)
+        fp, sid = step.reader.job.fp[own.name], self._work.shard.id
+        metadata = step.reader.job.metadata(own) | step.reader.metadata
+        return LabelFile(own.name, fp, sid, rows, metadata, self._work.retry)
 
     def _counts(self, files: Sequence[LabelFile]) -> ShardCounts:
         inside = self._shard.inside
         kept = pa.array(inside)
         status = pa.array(self._status, pa.string()).filter(kept)
-        labels, answered, stages = {}, {}, {}
+        labels, answered, skipped, stages = {}, {}, {}, {}
         for file in files:
             own = file.rows.filter(kept)
             labels[file.task] = dict(Counter(labels_of(own).to_pylist()))
             answered[file.task] = len(own.field("margin").drop_null())
             of_task = own.field("status")
-            status = of_task if file is files[0] else _worse(status, of_task)
+            is_skipped = pc.equal(of_task, SKIPPED)
+            skipped[file.task] = pc.sum(is_skipped).as_py() or 0
+            status = pc.if_else(is_skipped, status, _worse(status, of_task))
             if file.task in self._staged:
-                decided_by = self._decided_by[file.task]
-                by = Counter(map(str, decided_by[decided_by > 0].tolist()))
-                stages[file.task] = dict(by)
+                decided = Counter(map(str, own.field("stage").drop_null().to_pylist()))
+                stages[file.task] = dict(decided)
         reused = [sum(of_version.values()) for of_version in self._shard.reused.values()]
         return ShardCounts(
             sid=self._work.shard.id,
@@ -226,9 +274,10 @@ class ShardLabels:
             status=dict(Counter(status.to_pylist())),
             labels=labels,
             answered=answered,
+            skipped=skipped,
             costs={stage: LabelCost(**cost) for stage, cost in self._costs.items()},
             outside=int((~inside).sum()),
-            undecided=self._shard.undecided,
+            undecided=self._shard.undecided + sum(self._unjudged.values()),
             reused=max(reused, default=0),
             stages=stages,
         )
@@ -243,8 +292,12 @@ def loaded(load: Callable[[], object]) -> None:
 
 
 def _worse(status: pa.StringArray, other: pa.StringArray) -> pa.StringArray:
-    """[docs] the status, or the other one where only that says that the document failed."""
+    """[docs] the status, or the other one where only that says that the document failed.
+
+    A document that is `ok` so far has the other status.
+    """
     failed = pa.array(
         [reason for reason in pc.unique(other).to_pylist() if is_failed_status(reason)], pa.string()
     )
-    return pc.if_else(pc.is_in(other, value_set=failed), other, status)
+    is_worse = pc.or_(pc.is_in(other, value_set=failed), pc.equal(status, "ok"))
+    return pc.if_else(is_worse, other, status)

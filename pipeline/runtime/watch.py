@@ -23,9 +23,9 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from pipeline.errors import AssayError, ModelError, StalledError
 from pipeline.ledger.counts import ShardCounts
-from pipeline.runtime.job import Plan
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.outcome import failed_rows
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import (
     DRIVER_PHASES,
     LABELLING,

@@ -88,12 +88,8 @@ def label_shard(
     if work.tasks:
         attempts.forget()
     status = {
-        file.key: (pc.struct_field(file.rows, "status").drop_null(), file.metadata)
-        for file in files
-        if file.cell == work.shard.cell
+        documents_key(work.shard.id): (shard.documents["status"], {}),
+        **{file.key: (pc.struct_field(file.rows, "status"), file.metadata) for file in files},
     }
-    status[documents_key(work.shard.id)] = shard.documents["status"], {}
-    committed = {
-        key: counts_of(*status[key], hash, job.since) for key, hash in made.items() if key in status
-    }
+    committed = {key: counts_of(*status[key], hash, job.since) for key, hash in made.items()}
     return replace(counts, created=len(made), files=committed)

@@ -22,6 +22,7 @@ OK = "ok"
 EMPTY = "empty"
 TRUNCATED = "truncated"
 QUARANTINED = "quarantined"
+SKIPPED = "skipped"  # the question is not asked about this document
 
 # What gives the image file of a value of a row; DocumentError if there is none.
 ImageOf = Callable[[object], bytes]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -107,11 +107,6 @@ class Slice:
         assert self.sample is not None, self
         return f"{int(Fraction(self.sample) * 16**32):032x}"
 
-    @property
-    def name(self) -> str:
-        """A hash of the slice, which names it in keys."""
-        return short_hash(canonical_json(self.to_json()))[:16]
-
     def to_json(self) -> dict[str, str]:
         """The parts that the slice has; `Slice(**content)` is the inverse."""
         return {name: value for name, value in fields_of(self).items() if value is not None}
@@ -137,15 +132,10 @@ def _share(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A bounded piece of one version of one input object, identified by its content.
-
-    With a slice, its label files have the rows of the piece that are in the slice alone: their
-    number is known when they have been read.
-    """
+    """A bounded piece of one version of one input object, identified by its content."""
 
     version: ObjectVersion
     piece: Piece
-    slice: Slice | None = None
     # The `sid`; changes exactly when the rows may be different.
     id: str = field(init=False, repr=False)
 
@@ -153,27 +143,17 @@ class Shard:
         object.__setattr__(self, "id", short_hash(canonical_json(self._identity)))
 
     @property
-    def cell(self) -> str:
-        """The rows of its label files: the shard's id, with a hash of the slice if it has one."""
-        return self.id if self.slice is None else f"{self.id}.{self.slice.name}"
-
-    @property
     def path(self) -> str:
         return self.version.path
 
     @property
     def rows(self) -> int:
-        """The number of rows of the input; without a slice, of each label file too."""
+        """The number of rows of the input, and of each file of results."""
         return self.piece.end_row - self.piece.start_row
 
-    @property
-    def whole(self) -> Shard:
-        """The same rows without a slice."""
-        return self if self.slice is None else replace(self, slice=None)
-
     def to_json(self) -> dict[str, object]:
-        """The shard as a JSON object, flat without a slice; `from_json` is the inverse."""
-        return self.version.to_json() | fields_of(self.piece) | self._slice_json
+        """The shard as a flat JSON object; `from_json` is the inverse."""
+        return self.version.to_json() | fields_of(self.piece)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Shard:
@@ -182,17 +162,12 @@ class Shard:
             {f.name: content[f.name] for f in fields(t) if f.name in content}
             for t in (ObjectVersion, Piece)
         )
-        part = Slice(**content["slice"]) if "slice" in content else None
-        return cls(ObjectVersion(**version), Piece(**piece), part)
+        return cls(ObjectVersion(**version), Piece(**piece))
 
     @property
     def _identity(self) -> dict[str, Any]:
         rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
         return self.version.to_json() | rows
-
-    @property
-    def _slice_json(self) -> dict[str, Any]:
-        return {} if self.slice is None else {"slice": self.slice.to_json()}
 
 
 def fields_of(value: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pipeline.spec.tasks import TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
+_SLICE = ("sample", "where")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,30 @@ class Fingerprint:
 
     @property
     def raw(self) -> Fingerprint:
-        """The same task without calibration, which adds to its answers."""
-        return Fingerprint({k: v for k, v in self.content.items() if k != "calibration"})
+        """The same question, without what is added to its answers, and of all documents."""
+        return self._without("calibration", "when", "after", *_SLICE)
 
     @property
-    def sources(self) -> set[str]:
-        """The ids of the versions whose answers this one's are made of: raw ones, and stages."""
-        return {self.raw.id, *self.content.get("cascade", {}).get("stages", ())} - {self.id}
+    def of_all(self) -> Fingerprint:
+        """The same task, not limited to a slice of the documents."""
+        return self._without(*_SLICE)
+
+    def under(self, **conditions: object) -> Fingerprint:
+        """The same task of the documents that satisfy these conditions, too; None is no condition.
+
+        `when` is the task's own, with the versions of the tasks that it names. `after` is the stage
+        of a cascade before this one, with its thresholds; `sample` and `where` are those of a run.
+        """
+        present = {name: value for name, value in conditions.items() if value is not None}
+        return Fingerprint({**self.content, **present})
+
+    def _without(self, *names: str) -> Fingerprint:
+        return Fingerprint({k: v for k, v in self.content.items() if k not in names})
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The ids of the raw versions of a cascade's stages, of which its answers are made."""
+        return tuple(self.content.get("cascade", {}).get("stages", ()))
 
     def json(self) -> bytes:
         return canonical_json(self.content)

@@ -229,6 +229,10 @@ class JobSpec(Frozen):
         """What the model is asked for the answers to its tasks."""
         return tuple(part for task in self.model_tasks for part in task.parts)
 
+    def task(self, name: str) -> TaskSpec:
+        """The task with this name."""
+        return next(task for task in self.tasks if task.name == name)
+
     @property
     def cascades(self) -> tuple[TaskSpec, ...]:
         """The tasks with a cascade."""
@@ -244,7 +248,9 @@ class JobSpec(Frozen):
 
     def _round_specs(self, number: int) -> tuple[JobSpec, ...]:
         """The specs that answer the stages with this number, one for each model and exit."""
-        plain = [task for task in self.tasks if task.cascade is None]
+        # — the conditions are those of the whole spec
+        tasks = (task.model_copy(update={"when": None}) for task in self.tasks)
+        plain = [task for task in tasks if task.cascade is None]
         groups = [(self.model, self.exit, plain if number == 0 else [])]
         for task in self.tasks:
             if number < len(task.stages):

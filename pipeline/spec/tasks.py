@@ -131,6 +131,11 @@ class TaskSpec(Frozen):
     Without it, ` {label}: yes or no` is added. What follows `{answer}` is not asked but begins the
     answer. So all labels share one question in
     `Which topics is it about? Answer yes or no.{answer}{label}:`."""
+    when: Annotated[str, Field(min_length=1)] | None = None
+    """Boolean SQL expression: the question is asked of the documents that it accepts, such as
+    `language.label = 'English'`. It may name `doc_id`, `n_chars`, `sample` (a number from 0 to 1
+    that follows from the text), the input's columns as `doc.COLUMN`, and the tasks before this one.
+    The other documents have the status `skipped`. Default: all documents are asked about."""
     labels: Labels
     """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
     label. Default of a classifier of kind `language`: all its languages, by their ISO 639 code."""

@@ -23,8 +23,9 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
 from pipeline.runtime.assembly import DocumentReader, job_prompt
 from pipeline.runtime.fitted_files import load_readouts
-from pipeline.runtime.job import Job, make_job, plan
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents

@@ -44,7 +44,7 @@ from pipeline.ledger.flat import (
     joined_labels,
     json_rows,
 )
-from pipeline.ledger.rows import aligned_batches, read_shard, wide_schema
+from pipeline.ledger.rows import aligned_batches, asked_rows, read_shard, wide_schema
 from pipeline.ledger.snapshots import Contents, NamedShard
 from pipeline.options import ExportOptions, TableFormat
 from pipeline.sources.shards import Shard
@@ -255,12 +255,13 @@ def _shards_with_text(job: _Export, cache_dir: Path) -> tuple[Mapping[str, Shard
 
 def _flat(job: _Export, rows: pa.RecordBatch, shard: Shard | None) -> Iterator[pa.RecordBatch]:
     """A shard's rows as flat columns, with the texts of a shard of the input."""
+    rows = asked_rows(job.contents, rows)
     if shard is None:
         yield flatten(rows, job.columns)
         return
     start = 0
     hashes, options = rows.column("content_hash"), job.spec.input.storage_options
-    for texts in labelled_texts(shard, options, hashes):
+    for texts in labelled_texts(shard, options, hashes, rows.column("row")):
         part = rows.slice(start, len(texts))
         yield flatten(with_text(part, texts), job.columns)
         start += len(texts)

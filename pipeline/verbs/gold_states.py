@@ -35,7 +35,8 @@ from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import pack
 from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, memory_plan
-from pipeline.runtime.job import Job, plan
+from pipeline.runtime.job import Job
+from pipeline.runtime.plan import plan
 from pipeline.sources.documents import RawRow, documents_from, images_of
 from pipeline.sources.id_text import spellings
 from pipeline.sources.source import read_documents

@@ -20,8 +20,9 @@ from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
 from pipeline.runtime.assembly import DocumentReader, job_engine, job_prompt
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import Plan, PlanCounts, make_job
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import engine_bytes, place, spread, this_machine
+from pipeline.runtime.plan import Plan, PlanCounts
 from pipeline.runtime.progress import (
     LISTING,
     LOADING,

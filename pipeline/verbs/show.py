@@ -16,7 +16,7 @@ from pipeline.errors import Option
 from pipeline.filters.excerpts import excerpts
 from pipeline.filters.labelled import current_labels, warn_of_older_answers, with_text
 from pipeline.ledger.flat import flat_columns, flatten, json_rows
-from pipeline.ledger.rows import aligned_batches, wide_schema
+from pipeline.ledger.rows import aligned_batches, asked_rows, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import ShowOptions
 from pipeline.sources.rule import Rule
@@ -65,7 +65,8 @@ def _chosen(
     candidates = [schema.empty_table()]
     count = 0
     for shards_read, batch in enumerate(aligned_batches(store, shuffled, schema), start=1):
-        rows = batch if rule is None else batch.filter(rule.verdicts(batch))
+        rows = asked_rows(contents, batch)
+        rows = rows if rule is None else rows.filter(rule.verdicts(rows))
         candidates.append(_smallest_hashes(pa.Table.from_batches([rows]), n))
         count += rows.num_rows
         if count >= n and shards_read >= n:

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from pipeline.ledger.cells import CONCURRENT_LISTS
-from pipeline.ledger.columns import ROW
-from pipeline.ledger.failed_rows import READ_THREADS, Counts, complete_counts, failed_mask
-from pipeline.ledger.keys import label_folders, label_key, parse_key
-from pipeline.ledger.label_files import read_file
+from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions
+from pipeline.ledger.failed_rows import Counts, complete_counts
+from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshots import last_published, published_counts
 from pipeline.runtime.dry_run import least_work
-from pipeline.runtime.job import Plan
-from pipeline.sources.shards import Shard, Slice
+from pipeline.runtime.job import Job
+from pipeline.runtime.plan import Plan
+from pipeline.sources.shards import Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
@@ -35,6 +34,7 @@ SHORTEST_S = 5.0
 IDLE_S = 3600.0
 
 Commit = tuple[float, int]  # seconds since the epoch, documents
+Files = dict[str, list[str]]  # by shard, the keys of label files
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class TaskStatus:
     done: int  # with an answer, or with an empty text
     missing: int  # not labelled yet
     failed: int  # labelled without an answer: quarantined, or with an error
+    skipped: int  # of those that are done: not accepted by the task's condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,9 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
     last, done = last_published(store, spec.name), planned.done
-    keys = {
-        task: [done.label_key(task, s.cell) for s in planned.shards if s.cell in labels]
-        for task, labels in done.labels.items()
-    }
+    files = _label_files(store, job, planned)
     known = published_counts(store, last, done)
+    keys = {task: [*chain.from_iterable(own.values())] for task, own in files.items()}
     counts = complete_counts(store, chain.from_iterable(keys.values()), known)
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
@@ -98,7 +97,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         unreadable=planned.cuts.unreadable,
         snapshot=None if last is None else last["number"],
         slice=Slice(**last["slice"]) if last is not None and "slice" in last else None,
-        tasks={task: _task_status(store, planned, task, counts) for task in keys},
+        tasks={task: _task_status(planned, task, own, counts) for task, own in files.items()},
         reused={
             task: sum(counts[key].taken_over for key in of_task) for task, of_task in keys.items()
         },
@@ -142,51 +141,49 @@ def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
     return seconds, sum(documents for _, documents in run[1:]) / seconds
 
 
-def _task_status(store: Store, planned: Plan, task: str, counts: Counts) -> TaskStatus:
-    """The counts of one task, of which `counts` has those of whole shards."""
-    done = planned.done
+def _task_status(planned: Plan, task: str, keys: Files, counts: Counts) -> TaskStatus:
+    """The counts of one task; of a shard with several files, of the one that asks most rows."""
+    done = failed = skipped = 0
+    for shard in planned.shards:
+        of_shard = [counts[key] for key in keys.get(shard.id, ())]
+        if not of_shard:
+            continue
+        own = min(of_shard, key=lambda file: file.skipped)
+        is_whole = shard.id in planned.done.labels[task]
+        labelled = shard.rows if is_whole else shard.rows - own.skipped
+        done, failed = done + labelled - own.failed, failed + own.failed
+        skipped += own.skipped if is_whole else 0
+    return TaskStatus(done, planned.rows - done - failed, failed, skipped)
 
-    def counts_of(shard: Shard) -> tuple[int, int]:
-        """The labelled documents, and the failed ones among them."""
-        if shard.cell in done.labels[task]:
-            return shard.rows, counts[done.label_key(task, shard.cell)].failed
-        # — the answers of slices count: a run of the whole does not ask these documents again
-        failed: dict[int, bool] = {}
-        for key in done.label_keys(task, shard.id):
-            file = read_file(store, key, [ROW, "status"])
-            is_failed_row = failed_mask(file.column("status")).tolist()
-            for row, is_failed in zip(file.column(ROW).to_pylist(), is_failed_row, strict=True):
-                failed[row] = is_failed and failed.get(row, True)
-        return len(failed), sum(failed.values())
 
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        pairs = list(pool.map(counts_of, planned.shards))
-    labelled, failed = (sum(column) for column in zip(*pairs, strict=True))
-    return TaskStatus(labelled - failed, planned.rows - labelled, failed)
+def _label_files(store: Store, job: Job, planned: Plan) -> dict[str, Files]:
+    """By task and shard the current label file; without one, those of slices.
+
+    Their answers count: a run of the whole does not ask these documents again.
+    """
+    files: dict[str, Files] = {}
+    for task, version in job.fingerprints.items():
+        own = planned.done
+        files[task] = {sid: [own.label_key(task, sid)] for sid in own.labels[task]}
+        missing = {shard.id for shard in planned.shards}.difference(own.labels[task])
+        for fp in equal_versions(store, task, version) if missing else ():
+            done = committed(store, {task: fp}, missing, documents=own.documents)
+            for sid in done.labels[task]:
+                files[task].setdefault(sid, []).append(done.label_key(task, sid))
+    return files
 
 
 def _commits(store: Store, planned: Plan, fp: Mapping[str, str]) -> Sequence[Commit]:
     """When each shard got the last of its label files, and its documents."""
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
         listed = list(pool.map(lambda task: label_times(store, task, fp[task]), fp))
-    by_cell = [
-        {key.cell: seconds for name, seconds in times.items() if (key := parse_key(name))}
+    by_sid = [
+        {key.sid: seconds for name, seconds in times.items() if (key := parse_key(name))}
         for times in listed
     ]
-    shards = {shard.id: shard for shard in planned.shards}
-    cells = set(by_cell[0]).intersection(*by_cell)
-
-    def rows_of(cell: str) -> int:
-        sid, _, part = cell.partition(".")
-        if not part:
-            return shards[sid].rows
-        task = next(iter(fp))
-        return len(read_file(store, label_key(task, fp[task], cell), [ROW]))
-
-    own = [cell for cell in cells if cell.partition(".")[0] in shards]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        times_of = [max(times[cell] for times in by_cell) for cell in own]
-        return list(zip(times_of, pool.map(rows_of, own), strict=True))
+    rows = {shard.id: shard.rows for shard in planned.shards}
+    committed_by_all = rows.keys() & set(by_sid[0]).intersection(*by_sid)
+    return [(max(times[sid] for times in by_sid), rows[sid]) for sid in committed_by_all]
 
 
 def label_times(store: Store, task: str, fp: str) -> dict[str, float]:

@@ -69,7 +69,7 @@ def run(
     def answer(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
         own = next(each for each in spec.tasks if each.name == task)
         file = label_file(shard, task, fingerprint)
-        return LabelFile(task, file.fp, file.cell, file.rows, job.metadata(own))
+        return LabelFile(task, file.fp, file.sid, file.rows, job.metadata(own))
 
     store = LocalStore(tmp_path / "out")
     finish(store, corpus.shards(store), job.fingerprints, answer=answer)

@@ -51,7 +51,7 @@ def model(store: Store, keep: int, age_s: dict[str, float], days: float) -> set[
     for key in set(answers) & kept:
         parsed = parse_key(key)
         assert parsed is not None
-        kept.add(label_key(parsed.task, parsed.fp, parsed.cell))
+        kept.add(label_key(parsed.task, parsed.fp, parsed.sid))
         kept |= {documents_key(parsed.sid), spec_key(parsed.task, parsed.fp)}
     return kept & age_s.keys() | {key for key in age_s if key in FOREIGN or key[:7] == "inputs/"}
 
@@ -76,7 +76,7 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
             case "begin":
                 everything.begin(source.choice("1234"), source.randrange(2), 2)
             case "parts":
-                everything.begin_parts(source.choice("1234"), source.randrange(4))
+                everything.begin(source.choice("1234"), source.randrange(4))
             case "retry":
                 everything.try_again(source.choice("1234"))
     store.create("attempts/x/0-3-abc", b"")
@@ -145,18 +145,21 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     assert len(labels) == 5 * len(gone) and {key.sid for key in labels} == gone
 
 
-def test_a_stages_answers_about_some_rows_stay_until_their_shard_is_gone(
-    everything: Everything,
-) -> None:
+def test_a_stages_answers_stay_until_their_shard_is_gone(everything: Everything) -> None:
+    """Also those of other thresholds, which were asked about other documents."""
     store, shards = everything.store, everything.corpus.shards(everything.store)
-    stage = toy_fingerprints("1")["toxic"]
-    cascade = Fingerprint({"task": "toxic", "cascade": {"stages": [stage.id]}})
-    parts = everything.begin_parts("1", *range(len(shards)))
-    unneeded = {key for key in parts if key.startswith("labels/topic/")}
-    of_stage = {key for key in parts if key.startswith("labels/toxic/")}
+    raw = toy_fingerprints("1")
+    limits = [["toxic", low, 0.9] for low in (0.1, 0.3)]
+    after = [raw["toxic"].under(after={"stage": "f" * 16, "thresholds": each}) for each in limits]
+    cascade = Fingerprint({"task": "toxic", "cascade": {"stages": [raw["toxic"].id]}})
+    for version in after:
+        commit_all(store, shards, {"toxic": version, "topic": raw["topic"]})
     finish(store, shards, {"toxic": cascade}, "job")
+    stored = {key for key in everything.keys if key.startswith("labels/")}
+    of_stage = {key for key in stored if key.split("/")[2] in {version.id for version in after}}
     removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
-    assert len(of_stage) == len(shards) and removed == unneeded
+    assert len(of_stage) == 2 * len(shards)
+    assert removed == {key for key in stored if key.startswith("labels/topic/")}
     gone = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
     (everything.corpus.folder / "1.jsonl").unlink()
     finish(store, everything.corpus.shards(store), {"toxic": cascade}, "job")

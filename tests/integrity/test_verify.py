@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from finished import (
@@ -16,9 +14,7 @@ from finished import (
     LABELS,
     ROWS,
     Corpus,
-    documents_of,
     finish,
-    label_file,
     read_parquet,
     rewrite,
     sealed_parquet,
@@ -32,13 +28,10 @@ from memory_store import MemoryStore
 from pipeline.cli import main
 from pipeline.errors import StorageError
 from pipeline.integrity.verify import VerifyResult, verify
-from pipeline.ledger.cells import committed, record_specs
-from pipeline.ledger.columns import only
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import spec_key
-from pipeline.ledger.label_files import commit_shard, sealed_hash
-from pipeline.ledger.snapshots import SnapshotTask, contents, publish
-from pipeline.sources.shards import Slice
+from pipeline.ledger.label_files import sealed_hash
+from pipeline.ledger.snapshots import contents
 from pipeline.sources.source import InputObject, find_objects
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
@@ -243,57 +236,6 @@ def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
     toy_corpus.folder.rmdir()
     found = look(finished)
     assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, FILES, 0)
-
-
-@pytest.fixture
-def sliced(store: LocalStore, toy_corpus: Corpus) -> LocalStore:
-    """An output of a slice that has every second row of each shard."""
-    shards = [replace(s, slice=Slice(where="true")) for s in toy_corpus.shards(store)]
-    fingerprints = toy_fingerprints()
-    record_specs(store, FP, {task: f.json() for task, f in fingerprints.items()})
-    rows = {}
-    for shard in shards:
-        inside = np.arange(shard.rows) % 2 == 1
-        rows[shard.id] = int(inside.sum())
-        whole = [label_file(shard, task, f) for task, f in fingerprints.items()]
-        files = [replace(file, rows=only(file.rows, inside)) for file in whole]
-        commit_shard(store, shard, documents_of(shard), files)
-    tasks = {task: SnapshotTask(fp, LABELS[task]) for task, fp in FP.items()}
-    done = committed(store, FP, [shard.id for shard in shards])
-    publish(store, "job", tasks, shards, done, created_at="now", slice_rows=rows)
-    return store
-
-
-def test_an_intact_slice_is_found_intact(sliced: LocalStore, look: Look) -> None:
-    found = look(sliced)
-    rows = contents(sliced).rows
-    assert 0 < rows < ROWS * FILES and found.damages == ()
-    assert (found.rows, found.cells, found.inputs_changed) == (rows, len(LABELS) * rows, 0)
-    assert open_labels(sliced.url).to_table().num_rows == rows
-
-
-def test_a_slice_whose_documents_file_differs_from_the_input_is_named(
-    sliced: LocalStore, look: Look
-) -> None:
-    """Even in a row outside the slice: the file is that of the whole shard."""
-    shard = contents(sliced).shards[1]
-    hashes = read_parquet(sliced, shard.documents.key).column("content_hash").to_pylist()
-    changed = pa.array(["0" * 32, *hashes[1:]])
-    edit(sliced, shard.documents.key, lambda table: with_values(table, "content_hash", changed))
-    ((named, what),) = damages(look(sliced))
-    assert named == shard.documents.key and what.startswith("content_hash differs from")
-
-
-@pytest.mark.parametrize("shift", [-100, -1, 1, 100])
-def test_a_slice_with_other_rows_than_its_ids_is_named(
-    sliced: LocalStore, look: Look, shift: int
-) -> None:
-    shard = contents(sliced).shards[0]
-    key = shard.labels["toxic"].key
-    moved = pa.array(read_parquet(sliced, key).column("row").to_numpy() + shift)
-    edit(sliced, key, lambda table: with_values(table, "row", moved))
-    ((named, what),) = damages(look(sliced))
-    assert named == key and what.startswith(f"doc_id is not in the order of {shard.documents.key}")
 
 
 def test_the_command_prints_the_damages_and_fails(

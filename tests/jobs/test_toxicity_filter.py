@@ -14,7 +14,7 @@ from jobs.toxicity_filter import main as job
 from pipeline.ledger.cells import Committed
 from pipeline.ledger.cuts import Cuts
 from pipeline.options import FilterOptions, RunOptions
-from pipeline.runtime.job import Plan
+from pipeline.runtime.plan import Plan
 from pipeline.spec.parse import load_spec
 
 SPECS = Path(__file__).parents[2] / "jobs" / "specs"

@@ -12,14 +12,14 @@ from pipeline.ledger.cells import (
     Committed,
     WorkItem,
     committed,
-    is_whole,
+    equal_versions,
     record_specs,
     remaining,
     stored_fps,
     stored_version,
 )
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.sources.shards import Slice
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.local import LocalStore
 
 FIRST, *_ = SHARDS = [toy_shard(start) for start in range(0, 15, 3)]
@@ -73,48 +73,38 @@ def test_a_new_version_of_a_task_alone_is_computed(
     assert remaining(SHARDS, tasks, committed(full, tasks, SIDS)) == items
 
 
-def test_the_labels_of_some_rows_are_not_those_of_the_shard(store: LocalStore) -> None:
-    """A slice and the whole shard share the documents file alone."""
-    sliced = replace(FIRST, slice=Slice(sample="0.5"))
-    assert sliced.id == FIRST.id and sliced.cell.startswith(f"{FIRST.id}.")
-    store.create(documents_key(FIRST.id), bytes(12))
-    store.create(label_key("toxic", F1, sliced.cell), bytes(12))
-    done = committed(store, {"toxic": F1}, [FIRST.id])
-    assert is_whole(sliced, ["toxic"], done) and remaining([sliced], ["toxic"], done) == []
-    assert not is_whole(FIRST, ["toxic"], done)
-    assert remaining([FIRST], ["toxic"], done) == [WorkItem(FIRST, ("toxic",), documents=False)]
-    other = replace(FIRST, slice=Slice(sample="0.25"))
-    assert remaining([other], ["toxic"], done) == [WorkItem(other, ("toxic",), documents=False)]
-
-
-def test_the_files_of_a_shard_are_the_whole_one_and_then_those_of_its_parts(
-    full: LocalStore,
-) -> None:
-    second = SHARDS[1].id
-    parts = {f"{FIRST.id}.{F1}", f"{FIRST.id}.{F2}"}
-    keys = {label_key("toxic", F1, part) for part in parts}
-    part_of_second = label_key("toxic", F1, f"{second}.{F3}")
-    for key in (*keys, part_of_second):
-        full.create(key, bytes(12))
-    (full.root / label_key("toxic", F1, second)).unlink()
-    done = committed(full, TASKS, None)
-    whole, *others = done.label_keys("toxic", FIRST.id)
-    assert whole == label_key("toxic", F1, FIRST.id) and set(others) == keys
-    assert done.label_keys("toxic", second) == (part_of_second,)
-    assert done.label_keys("topic", second) == (label_key("topic", F2, second),)
-    assert done.label_keys("toxic", "0" * 32) == done.label_keys("unknown", FIRST.id) == ()
-
-
-def test_each_cell_has_its_own_latest_retry(full: LocalStore) -> None:
-    part = f"{FIRST.id}.{F3}"
-    for cell, retry in ((part, 0), (part, 2), (part, 10), (FIRST.id, 1)):
-        full.create(label_key("toxic", F1, cell, retry), bytes(12 + retry))
+def test_each_shard_has_its_own_latest_retry(full: LocalStore) -> None:
+    for retry in (2, 10, 1):
+        full.create(label_key("toxic", F1, FIRST.id, retry), bytes(12 + retry))
     done = committed(full, TASKS, SIDS)
     etags = {stored.key: stored.etag for stored in full.list("")}
-    for cell, retry in ((part, 10), (FIRST.id, 1), (SIDS[1], 0)):
-        assert done.retry("toxic", cell) == retry
-        key = label_key("toxic", F1, cell, retry)
-        assert (done.label_key("toxic", cell), done.labels["toxic"][cell]) == (key, etags[key])
+    for sid, retry in ((FIRST.id, 10), (SIDS[1], 0)):
+        assert done.retry("toxic", sid) == retry
+        key = label_key("toxic", F1, sid, retry)
+        assert (done.label_key("toxic", sid), done.labels["toxic"][sid]) == (key, etags[key])
+
+
+def test_versions_of_other_documents_have_equal_raw_answers(store: LocalStore) -> None:
+    """Also with a calibration, and after another stage; not another wording."""
+    raw, other = Fingerprint({"task": {"question": "a"}}), Fingerprint({"task": {"question": "b"}})
+    versions = [
+        raw,
+        raw.under(sample="0.1"),
+        raw.under(when={"sql": "n_chars > 3", "tasks": {}}, where="year > 2000"),
+        raw.under(after={"stage": F1, "thresholds": ["x", 0.1, 0.9]}),
+        Fingerprint({**raw.content, "calibration": {"method": "batch"}}),
+    ]
+    for version in (*versions, other):
+        record_specs(store, {"toxic": version.id}, {"toxic": version.json()})
+    for version in versions:
+        others = {each.id for each in versions} - {version.id}
+        assert {*equal_versions(store, "toxic", version)} == others
+    assert equal_versions(store, "toxic", other) == []
+    assert versions[1].of_all == raw and versions[2].of_all == raw.under(**_when(versions[2]))
+
+
+def _when(version: Fingerprint) -> dict[str, object]:
+    return {"when": version.content["when"]}
 
 
 def test_an_item_asks_about_the_rows_that_no_source_answers() -> None:

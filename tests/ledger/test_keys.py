@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from pipeline.ledger.keys import (
     Key,
     audit_key,
-    cell_of_part,
     cuts_key,
     documents_key,
-    is_part,
     label_folders,
     label_key,
     manifest_key,
@@ -27,7 +25,6 @@ FP, SID = "0f" * 8, "ab" * 16
 TASKS = st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True)
 FPS = st.text("0123456789abcdef", min_size=16, max_size=16)
 SIDS = st.text("0123456789abcdef", min_size=32, max_size=32)
-PARTS = st.just("") | FPS
 NUMBERS = st.integers(1, 10**9)
 
 
@@ -36,26 +33,20 @@ def test_keys_have_the_form_of_the_output_format() -> None:
     assert documents_key(SID) == f"documents/{SID}.parquet"
     assert label_key("toxic", FP, SID) == f"labels/toxic/{FP}/ab/{SID}.parquet"
     assert label_key("toxic", FP, SID, 2) == f"retries/toxic/{FP}/{SID}/0002.parquet"
-    part = f"{SID}.{FP}"
-    assert label_key("toxic", FP, part) == f"labels/toxic/{FP}/ab/{part}.parquet"
-    assert label_key("toxic", FP, part, 2) == f"retries/toxic/{FP}/{part}/0002.parquet"
     assert cuts_key(3) == "inputs/00000003.json"
     assert snapshot_key(42) == "snapshots/00000042.json"
     assert manifest_key(42) == "snapshots/00000042.parquet"
 
 
-@given(TASKS, FPS, SIDS, PARTS, NUMBERS)
+@given(TASKS, FPS, SIDS, NUMBERS)
 def test_a_key_that_was_built_is_parsed_into_its_parts(
-    task: str, fp: str, sid: str, part: str, number: int
+    task: str, fp: str, sid: str, number: int
 ) -> None:
-    cell = f"{sid}.{part}" if part else sid
     labels, retries = label_folders(task, fp)
-    label, retry = label_key(task, fp, cell), label_key(task, fp, cell, number)
+    label, retry = label_key(task, fp, sid), label_key(task, fp, sid, number)
     assert label.startswith(labels) and retry.startswith(retries)
-    assert parse_key(label) == Key("labels/", task, fp, sid, part)
-    assert parse_key(retry) == Key("retries/", task, fp, sid, part, number)
-    assert Key("labels/", task, fp, sid, part).cell == cell
-    assert is_part(label) == is_part(retry) == bool(part)
+    assert parse_key(label) == Key("labels/", task, fp, sid)
+    assert parse_key(retry) == Key("retries/", task, fp, sid, number)
     assert sid_of(label) == sid_of(retry) == sid
     assert parse_key(spec_key(task, fp)) == Key("specs/", task, fp)
     assert parse_key(documents_key(sid)) == Key("documents/", sid=sid)
@@ -63,16 +54,6 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)
     assert parse_key(manifest_key(number)) == Key("snapshots/", number=number)
     assert parse_key(audit_key(fp)) == Key("audits/")
-
-
-@given(SIDS, st.binary(), st.binary())
-def test_the_cell_of_a_part_depends_on_its_rows_and_is_one_of_the_shard(
-    sid: str, rows: bytes, others: bytes
-) -> None:
-    cell = cell_of_part(sid, rows)
-    key = parse_key(label_key("toxic", FP, cell))
-    assert key is not None and (key.sid, key.cell) == (sid, cell) and key.part
-    assert (cell == cell_of_part(sid, others)) == (rows == others)
 
 
 def test_the_probe_of_conditional_create_is_below_attempts() -> None:
@@ -92,6 +73,8 @@ def test_the_probe_of_conditional_create_is_below_attempts() -> None:
         f"labels/Toxic/{FP}/ab/{SID}.parquet",
         f"labels/toxic/{FP}0/ab/{SID}.parquet",
         f"documents/{SID}.{FP}.parquet",
+        f"labels/toxic/{FP}/ab/{SID}.{FP}.parquet",
+        f"retries/toxic/{FP}/{SID}.{FP}/0001.parquet",
         f"labels/toxic/{FP}/ab/{SID}..parquet",
         f"labels/toxic/{FP}/ab/{SID}.{FP[1:]}.parquet",
         f"labels/toxic/{FP}/ab/{SID}.{FP}.{FP}.parquet",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -17,19 +16,17 @@ from memory_store import Recording
 
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import only
-from pipeline.ledger.keys import cell_of_part, documents_key, label_key
+from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import (
     LabelFile,
     commit_shard,
     documents_table,
-    read_file,
     sealed_hash,
-    shard_in,
     to_parquet,
     verify,
 )
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.shards import Shard
 from pipeline.stores.local import LocalStore
 
 LABELS = ("toxic", "clean", "it's other")
@@ -167,36 +164,6 @@ def test_a_file_with_any_bit_flipped_or_any_end_cut_off_is_noticed(data: st.Data
     assert sealed_hash(bytes(flipped)) is None
     assert sealed_hash(file[:at]) is None and sealed_hash(file[at + 1 :]) is None
     assert sealed_hash(file) is not None
-
-
-def test_the_files_of_a_slice_are_the_whole_documents_and_the_labels_of_its_rows(
-    store: LocalStore,
-) -> None:
-    later = toy_shard(7)
-    sliced = replace(later, slice=Slice(where="row > 1"))
-    inside = np.array([True, False, True])
-    file = label_file("toxic", only(toy_rows(), inside), sliced.cell)
-    made = list(commit_shard(store, sliced, DOCUMENTS, [file]))
-    assert made == [documents_key(later.id), label_key("toxic", "f" * 16, sliced.cell)]
-    documents, labels = (pq.read_table(pa.BufferReader(store.read(key))) for key in made)
-    assert documents.equals(documents_table(DOCUMENTS))
-    assert labels.column("doc_id").to_pylist() == ["a", "c"]
-    rows = labels.drop_columns(["doc_id", "row"]).to_pylist()
-    assert rows == toy_rows().filter(pa.array(inside)).to_pylist()
-    assert labels.column("row").to_pylist() == [7, 9]  # in the input object
-    assert shard_in(labels) == sliced and shard_in(documents) == later
-    # — the same shard without the slice has its documents file already
-    whole = label_file("toxic", cell=later.id)
-    assert list(commit_shard(store, later, DOCUMENTS, [whole])) == [whole.key]
-
-
-def test_a_part_of_a_whole_shard_is_a_cell_of_its_own(store: LocalStore) -> None:
-    inside = np.array([False, False, True])
-    cell = cell_of_part(SHARD.id, np.packbits(inside).tobytes())
-    part = label_file("toxic", only(toy_rows(), inside), cell)
-    made = list(commit_shard(store, SHARD, DOCUMENTS, [part, label_file("toxic")]))
-    assert made[1:] == [label_key("toxic", "f" * 16, of) for of in (cell, SHARD.id)]
-    assert read_file(store, made[1], ["doc_id", "row"]).to_pylist() == [{"doc_id": "c", "row": 2}]
 
 
 def test_the_first_writers_file_stands(store: LocalStore) -> None:

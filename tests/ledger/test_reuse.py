@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,21 +19,23 @@ from memory_store import MemoryStore, Recording
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import WorkItem, committed, unfinished, version_name
-from pipeline.ledger.columns import STAGE, only, with_column
+from pipeline.ledger.columns import STAGE, with_column
 from pipeline.ledger.cuts import Cuts
-from pipeline.ledger.keys import cell_of_part, documents_key, label_key, sid_of
+from pipeline.ledger.keys import documents_key, label_key, sid_of
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
 from pipeline.ledger.reuse import READ_THREADS, StoredAnswers
-from pipeline.runtime.job import Job, Plan, make_job
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.retries import with_retries
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.shards import Shard
 from pipeline.spec.parse import spec_of
 from pipeline.stores.store import Store
 
 LABELS = ("yes", "no")
 FP = {"a": "a" * 16, "b": "b" * 16}
+SOME = "9" * 16  # a version of task `a` with a condition
 SIZE = 3
 
 
@@ -67,23 +69,22 @@ def commit(
 ) -> None:
     """Commits the shard, with these statuses by task."""
     files = [
-        LabelFile(task, FP[task], shard.cell, answers(status), {}, retry)
+        LabelFile(task, FP[task], shard.id, answers(status), {}, retry)
         for task, status in by_task.items()
     ]
     commit_shard(store, shard, documents(texts), files)
 
 
-def commit_part(store: Store, shard: Shard, texts: Sequence[str], rows: Sequence[int]) -> str:
-    """Commits the answers to task `a` about these rows of the shard."""
-    inside = np.isin(np.arange(len(texts)), rows)
-    cell = cell_of_part(shard.id, np.packbits(inside).tobytes())
-    file = LabelFile("a", FP["a"], cell, only(answers(["ok"] * len(texts)), inside), {})
+def commit_some(store: Store, shard: Shard, texts: Sequence[str], rows: Collection[int]) -> str:
+    """Commits another version of task `a`, which is asked about these rows of the shard."""
+    status = ["ok" if row in rows else "skipped" for row in range(len(texts))]
+    file = LabelFile("a", SOME, shard.id, answers(status), {})
     commit_shard(store, shard, documents(texts), [file])
     return file.key
 
 
 def source_of(shard: Shard, task: str = "a", retry: int = 0) -> str:
-    return label_key(task, FP[task], shard.cell, retry)
+    return label_key(task, FP[task], shard.id, retry)
 
 
 def found(
@@ -173,7 +174,7 @@ def numbers(rows: pa.StructArray | None) -> list[int | None]:
 def test_the_rows_of_a_part_are_found_by_row_in_their_own_shard(rows: set[int], start: int) -> None:
     """All texts are equal: a text says nothing about the row."""
     store, shard, texts = MemoryStore(), shard_at(start, "x", rows=6), ["same"] * 6
-    part = commit_part(store, shard, texts, sorted(rows))
+    part = commit_some(store, shard, texts, rows)
     own, _ = StoredAnswers(store).find(shard, documents(texts), [part], is_retry=False)
     assert numbers(own) == [row if row in rows else None for row in range(6)]
 
@@ -183,21 +184,13 @@ def test_the_rows_of_a_part_are_found_by_text_in_another_shard(
     rows: set[int], asking: list[int]
 ) -> None:
     store, texts = MemoryStore(), [f"text {row}" for row in range(6)]
-    part = commit_part(store, shard_at(600, "x", rows=6), texts, sorted(rows))
+    part = commit_some(store, shard_at(600, "x", rows=6), texts, rows)
     other = shard_at(0, "y", rows=12)
     answered, reused = StoredAnswers(store).find(
         other, documents([texts[row] for row in asking]), [part], is_retry=False
     )
     assert numbers(answered) == [row if row in rows else None for row in asking]
     assert reused == {sid_of(part): 2 * len(rows)}
-
-
-def test_a_slice_of_a_shard_reuses_its_own_rows(store: Store) -> None:
-    """The label files of a slice and of the whole shard have the same documents file."""
-    whole, texts = shard_at(5, "x"), ["same", "same", "same"]
-    commit(store, whole, texts, {"a": FAILED_SECOND})
-    sliced = replace(whole, slice=Slice(where="true"))
-    assert found(store, sliced, texts, source_of(whole)) == (["ok", None, "ok"], {})
 
 
 def test_of_several_sources_the_first_with_an_answer_counts(store: Store) -> None:
@@ -211,7 +204,7 @@ def test_of_several_sources_the_first_with_an_answer_counts(store: Store) -> Non
         asking, documents(texts), [source_of(first), source_of(second)], is_retry=False
     )
     assert numbers(rows) == [1, 1, 3, None] and reused == {first.id: 1, second.id: 2}
-    own = commit_part(store, asking, texts, [1, 3])
+    own = commit_some(store, asking, texts, [1, 3])
     rows, reused = StoredAnswers(store).find(
         asking, documents(texts), [own, source_of(first), source_of(second)], is_retry=False
     )
@@ -299,7 +292,7 @@ def test_a_damaged_documents_file_is_named(store: Store, own: bool) -> None:
 def test_a_part_with_rows_of_another_shard_is_named(store: Store, own: bool, shift: int) -> None:
     """Its metadata, or its key, are of a shard whose rows begin elsewhere."""
     shard = shard_at(10, "x")
-    part = commit_part(store, shard, TEXTS, [0, 2])
+    part = commit_some(store, shard, TEXTS, [0, 2])
     moved = shard_at(10 + shift, "x")
     other = part.replace(shard.id, moved.id).replace(f"/{shard.id[:2]}/", f"/{moved.id[:2]}/")
     rows = with_column(answers(["ok"] * 2), "row", pa.array([10, 12], pa.int64()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -156,36 +155,31 @@ def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_tw
 
 
 @pytest.mark.parametrize("shards_in_json", [1, 2])
-def test_a_slice_has_fewer_labels_than_documents_and_its_label_files_are_counted(
+def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_about(
     shards_in_json: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.ledger.snapshots.MANIFEST_SHARDS", shards_in_json)
     store, part = Recording(MemoryStore()), Slice(where="year = 2003")
+    rows = sum(shard.rows for shard in SHARDS)
     fill(store)
-    sliced = [replace(shard, slice=part) for shard in SHARDS]
-    rows = {FIRST.id: 2, SIDS[1]: 1}
-    for shard in sliced:
-        for task, fp in FPS.items():
-            store.create(label_key(task, fp, shard.cell), labels_of(rows[shard.id], failed=1))
+    for task, fp in FPS.items():  # — of one task, one more row is skipped
+        for shard in SHARDS:
+            store.delete([label_key(task, fp, shard.id)])
+            skipped = 1 + (task == "topic" and shard is FIRST)
+            status = ["skipped"] * skipped + ["ok"] * (shard.rows - skipped)
+            file = to_parquet(pa.table({"status": status}), {})
+            store.create(label_key(task, fp, shard.id), file)
 
     def publish_slice(tasks: dict[str, SnapshotTask]) -> int:
         done = committed(store, FPS, SIDS)
         store.read_keys.clear()
-        return publish(store, "job", tasks, sliced, done, created_at="", slice_rows=rows)
+        return publish(store, "job", tasks, SHARDS, done, created_at="", slice=part)
 
     assert publish_slice(TASKS) == 1
-    labels = {label_key(task, fp, shard.cell) for task, fp in FPS.items() for shard in sliced}
-    assert {key for key in store.read_keys if key.startswith("labels/")} == labels
-    shown = contents(store)
-    assert (shown.rows, shown.missing_rows, shown.slice) == (3, 2, part)
-    assert [shard.documents.rows for shard in shown.shards] == [3, 2]
-    assert [f.rows for shard in shown.shards for f in shard.labels.values()] == [2, 2, 1, 1]
-    assert {f.key for shard in shown.shards for f in shard.labels.values()} == labels
-    assert [(shard.sid, shard.rows) for shard in shown.shards] == [*rows.items()]
-    assert [shard.documents.key for shard in shown.shards] == [*map(documents_key, SIDS)]
-    assert read_snapshot(store, 1)["complete"] is False
-    same = contents_of("job", TASKS, sliced, committed(store, FPS, SIDS), rows)
-    assert same.shards == shown.shards
+    shown, header = contents(store), read_snapshot(store, 1)
+    assert (shown.rows, shown.missing_rows, shown.slice) == (rows, len(SHARDS), part)
+    assert header["complete"] is False and header["asked"] == rows - len(SHARDS)
+    assert contents_of("job", TASKS, SHARDS, committed(store, FPS, SIDS)).shards == shown.shards
     # — of the next snapshot no label file is read
     assert publish_slice({"toxic": TASKS["toxic"]}) == 2
     assert not any(key.startswith("labels/") for key in store.read_keys)

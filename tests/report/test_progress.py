@@ -32,7 +32,7 @@ from pipeline.report.progress import (
     work_line,
 )
 from pipeline.report.run import show_plan
-from pipeline.runtime.job import Plan
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress, WorkerReport
 from pipeline.sources.shards import Shard, Slice
 
@@ -222,7 +222,6 @@ def test_each_phase_of_other_commands_is_one_line_of_a_log(
     assert messages(caplog) == ["starting", LOADING, LABELLING]
 
 
-SLICED = replace(FIRST, slice=Slice.parse("10%", None))
 TO_LABEL = "60 of 100 documents to label, in 1 of 2 shards"
 
 
@@ -237,7 +236,7 @@ TO_LABEL = "60 of 100 documents to label, in 1 of 2 shards"
         ),
         (plan(work(FIRST, rows_without_answer=0)), f"{TO_LABEL}; the model reads none of them"),
         (
-            plan(work(SLICED), shards=(SLICED,)),
+            replace(plan(work(FIRST), shards=(FIRST,)), slice=Slice.parse("10%", None)),
             "60 of 60 documents to label, in 1 of 1 shards; only those of the slice (sample 10%) "
             "are labelled",
         ),

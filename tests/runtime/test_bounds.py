@@ -81,7 +81,7 @@ def test_a_run_whose_time_is_over_reads_no_texts(
     plain: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain.write("a", numbered("a", 40))
-    monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_BYTES", -1)
+    monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_BYTES", -1)
     # — the time ends between the start of the first round and the first shard
     later_s = chain([0], repeat(2 * HOUR))
     clock = SimpleNamespace(time=lambda: time.time() + next(later_s))

@@ -205,7 +205,7 @@ def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Corpus) -> None:
 
 
 def test_a_labeller_refuses_a_cascade(staged: Corpus) -> None:
-    with pytest.raises(SpecError, match="tasks: a Labeller answers in one stage"):
+    with pytest.raises(SpecError, match="a Labeller asks every question once; remove cascade"):
         Labeller(staged.spec_file)
 
 

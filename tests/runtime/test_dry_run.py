@@ -16,8 +16,9 @@ from pipeline.errors import SpecError
 from pipeline.report.console import console_on
 from pipeline.report.run import show_plan, summary_json
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import SMALL_INPUT_SHARDS, make_job, plan
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
+from pipeline.runtime.plan import SMALL_INPUT_SHARDS, plan
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
 
@@ -158,7 +159,7 @@ def test_options_that_may_end_the_run_are_named(
 def test_the_numbers_of_a_slice_of_a_large_input_are_upper_bounds(
     grown: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_SHARDS", 0)
+    monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_SHARDS", 0)
     plan = grown.plan(where="year = 2001")
     assert plan.missing_rows == plan.rows == 80
     shown = io.StringIO()

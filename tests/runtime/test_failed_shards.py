@@ -21,8 +21,9 @@ from pipeline.ledger.counts import ShardCounts
 from pipeline.report.run import summary_json
 from pipeline.runtime import graph, worker
 from pipeline.runtime.graph import label_items, read_items  # not those that `plain` replaces
-from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
+from pipeline.runtime.plan import plan
 from pipeline.sources.source import read_documents
 
 SHARDS = 60
@@ -33,7 +34,7 @@ def many(plain: Corpus, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     """Sixty files of a shard each, too many to be read before Ray starts."""
     for number in range(SHARDS):
         plain.write(f"f{number:02d}", [f"text {number}.{row}" for row in range(3)])
-    monkeypatch.setattr("pipeline.runtime.job.SMALL_INPUT_BYTES", -1)
+    monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_BYTES", -1)
     return plain
 
 

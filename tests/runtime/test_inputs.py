@@ -16,7 +16,7 @@ from stages import run_without_ray
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.runtime.job import check_places
+from pipeline.runtime.plan import check_places
 from pipeline.spec.parse import parse_spec
 
 ROWS = [(f"d{n}", f'Text {n}, with "quotes"\nand two lines.') for n in range(12)]

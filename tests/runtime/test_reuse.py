@@ -22,8 +22,8 @@ from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import index_key
 from pipeline.ledger.snapshots import read_snapshot
 from pipeline.runtime.answer_sources import LEAST_SOURCES
-from pipeline.runtime.job import SMALL_INPUT_BYTES
 from pipeline.runtime.outcome import Outcome
+from pipeline.runtime.plan import SMALL_INPUT_BYTES
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.status import status

@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.ledger.attempts import DEATHS_OF_A_READER, shown_to_workers
-from pipeline.runtime.job import Job, make_job, plan
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.readers import JobReader
 from pipeline.runtime.reading import ReadShard, commit_documents, output_of, read_shard, readable

@@ -7,7 +7,6 @@ import io
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +15,9 @@ import pytest
 from s3fs.core import S3File
 from servers import Server
 
+from pipeline.sources.condition import inside
 from pipeline.sources.shards import Slice
-from pipeline.sources.slices import read_inside
-from pipeline.sources.source import cut, find_objects
+from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
 
 ROWS_OF_SHARD, SHARDS = 20, 47
@@ -87,9 +86,12 @@ def test_shards_of_one_row_group_or_stream_are_fetched_once(
     assert len(shards) >= SHARDS
     fetched.clear()
     part = None if where is None else Slice(where=where)
-    sliced = [replace(shard, slice=part) for shard in shards]
-    read = (documents["text"] for s in sliced for documents in read_inside(s, moto.options))
-    assert [text for column in read for text in column.to_pylist()] == texts
+    found_texts: list[str] = []
+    for shard in shards:
+        documents = pa.concat_tables(read_documents(shard, moto.options))
+        assert inside(shard, part, documents["content_hash"], moto.options)[0].all()
+        found_texts += documents["text"].to_pylist()
+    assert found_texts == texts
     # — a condition is a second pass; in Parquet it reads its own columns alone
     passes = 1 if where is None or name.endswith("parquet") else 2
     assert sum(fetched) <= 1.3 * passes * len(data)

@@ -7,16 +7,18 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import zstandard
 from data_fixtures import ENCODERS
 
 from pipeline.errors import StorageError
+from pipeline.sources.condition import inside
 from pipeline.sources.shards import Shard, Slice
-from pipeline.sources.slices import read_inside
-from pipeline.sources.source import cut, find_objects
+from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.sources.streams import Fetched, decompressed, reading
 from pipeline.spec.schema import Columns
 
@@ -62,8 +64,12 @@ NOT_SEEKABLE = (
 )  # fmt: skip
 
 
-def texts_of(shard: Shard) -> list[str]:
-    return [text for each in read_inside(shard, {}) for text in each.column("text").to_pylist()]
+def texts_of(shard: Shard, where: str | None = None) -> list[str]:
+    """The texts, all of which satisfy the condition."""
+    documents = pa.concat_tables(read_documents(shard, {}))
+    part = None if where is None else Slice(where=where)
+    assert inside(shard, part, documents["content_hash"], {})[0].all()
+    return list(documents.column("text").to_pylist())
 
 
 # With a condition on a column, the rows are passed over twice.
@@ -84,17 +90,15 @@ def test_consecutive_shards_read_each_byte_of_their_file_once(
     rows = [(f"row-{number}", source.randbytes(6000).hex()) for number in range(640)]
     (tmp_path / name).write_bytes(ENCODERS[name](rows))
     (found,) = find_objects(str(tmp_path / name), tmp_path / "cache")
-    part = None if where is None else Slice(where=where)
-    shards = [
-        Shard(whole.version, whole.piece, part)
-        for whole in cut(found, Columns("text", "id"), 10 * 12_600)
-    ]
+    shards = cut(found, Columns("text", "id"), 10 * 12_600)
     assert len(shards) >= 64
     monkeypatch.setattr(Fetched, "read", counted)
     with ThreadPoolExecutor(threads) as pool:
-        read_texts = [text for texts in pool.map(texts_of, shards) for text in texts]
+        read_texts = [
+            text for texts in pool.map(partial(texts_of, where=where), shards) for text in texts
+        ]
     assert read_texts == [text for _, text in rows]
     # — each thread, and each pass over the rows, has a reader of its own
-    assert fetched[name] < 1.1 * threads * (1 if part is None else 2) * found.size_bytes
+    assert fetched[name] < 1.1 * threads * (1 if where is None else 2) * found.size_bytes
     backwards = [text for shard in reversed(shards[:3]) for text in texts_of(shard)]
     assert sorted(backwards) == sorted(text for _, text in rows[: len(backwards)])

@@ -87,6 +87,7 @@ DEFAULTS: dict[str, Any] = {
     "filter": None,
 }
 ABSENT = [
+    "when",
     "classifier",
     "readout",
     "cascade",

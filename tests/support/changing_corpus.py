@@ -25,12 +25,13 @@ from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import documents_key, parse_key, spec_key
-from pipeline.ledger.label_files import read_file, shard_in
+from pipeline.ledger.label_files import read_file
 from pipeline.options import RunOptions
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import Plan, make_job
+from pipeline.runtime.job import make_job
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
@@ -209,7 +210,9 @@ class Corpus:
             asked["toxic"] = list(QUESTIONS[: len(self.stages)])
         for task, questions in asked.items():
             rows = self.rows(task)
-            assert [*rows] == [*documents]
+            assert [*rows] == [*self.texts]
+            for name in rows.keys() - documents.keys():
+                assert (rows[name]["status"], rows[name]["label"]) == ("skipped", None), name
             for name, whole in documents.items() if None not in questions else ():
                 row, text = rows[name], whole[: self.max_tokens]
                 stage, p = decided(text, low, high, questions)
@@ -263,11 +266,9 @@ class Corpus:
             question = version["task"]["question"]
             hashes = read_file(self.store, documents_key(key.sid), ["content_hash"])
             rows = read_file(self.store, listed.key, None)
-            first = shard_in(rows).piece.start_row
-            numbers = rows["row"].to_pylist() if key.part else range(first, first + len(rows))
-            for row, status in zip(numbers, rows["status"].to_pylist(), strict=True):
+            for row, status in enumerate(rows["status"].to_pylist()):
                 if status == "ok":
-                    text = self.seen[hashes["content_hash"][row - first].as_py()]
+                    text = self.seen[hashes["content_hash"][row].as_py()]
                     answers.setdefault((question, text), set()).add(key.sid)
         return answers
 

@@ -115,7 +115,7 @@ def label_file(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
         labels=labels,
     )
     metadata = {"task": task, "fp": fingerprint.id}
-    return LabelFile(task, fingerprint.id, shard.cell, answers, metadata)
+    return LabelFile(task, fingerprint.id, shard.id, answers, metadata)
 
 
 def finish(

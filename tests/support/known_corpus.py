@@ -116,7 +116,7 @@ def _publish(folder: Path, p: Mapping[str, NDArray[np.float32]]) -> None:
         of_shard = p[task][shard.piece.start_row : shard.piece.end_row]
         rows = label_rows(of_shard, LABELS[task], mass=np.ones(len(of_shard), np.float32))
         metadata = {"task": task, "fp": fingerprint.id}
-        return LabelFile(task, fingerprint.id, shard.cell, rows, metadata)
+        return LabelFile(task, fingerprint.id, shard.id, rows, metadata)
 
     fingerprints = {task: Fingerprint({"task": task}) for task in LABELS}
     finish(store, shards, fingerprints, labels=LABELS, answer=answer)

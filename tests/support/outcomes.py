@@ -11,9 +11,10 @@ from memory_store import MemoryStore
 
 from pipeline.ledger.cells import Committed, WorkItem
 from pipeline.ledger.cuts import Cuts
-from pipeline.runtime.job import Job, Plan
+from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import Placement
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.weights import ModelFiles
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.spec.fingerprint import Fingerprint

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from finished import (
     SHARD_BYTES,
     Corpus,
     commit_all,
-    documents_of,
     finish,
-    label_file,
     read_parquet,
     toy_fingerprints,
 )
 from memory_store import MemoryStore
 
 from pipeline.integrity.gc import GcResult, collect_garbage
-from pipeline.ledger.columns import only
-from pipeline.ledger.keys import LABELS, cell_of_part, label_key, parse_key
-from pipeline.ledger.label_files import KEY, commit_shard, metadata_of, to_parquet
+from pipeline.ledger.keys import LABELS, label_key, parse_key
+from pipeline.ledger.label_files import KEY, metadata_of, to_parquet
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
@@ -77,28 +72,14 @@ class Everything:
         commit_all(self.store, [shards[n] for n in numbers], toy_fingerprints(version))
         return self.keys - before
 
-    def begin_parts(self, version: str, *numbers: int) -> set[str]:
-        """Commits answers about some rows of these shards; the new keys."""
-        before, shards = self.keys, self.corpus.shards(self.store)
-        for shard in (shards[n] for n in numbers):
-            inside = np.arange(shard.rows) % 2 == 0
-            cell = cell_of_part(shard.id, version.encode())
-            files = [
-                replace(file, cell=cell, rows=only(file.rows, inside))
-                for task, f in toy_fingerprints(version).items()
-                for file in (label_file(shard, task, f),)
-            ]
-            commit_shard(self.store, shard, documents_of(shard), files)
-        return self.keys - before
-
     def try_again(self, version: str) -> None:
-        """Two retries of all label files of the first shard, whole or of some rows."""
+        """Two retries of all label files of the first shard."""
         sid = self.corpus.shards(self.store)[0].id
         fps = [fingerprint.id for fingerprint in toy_fingerprints(version).values()]
         for key, parsed in [(key, parse_key(key)) for key in self.keys]:
             if parsed and parsed.folder == LABELS and parsed.sid == sid and parsed.fp in fps:
                 for number in (1, 2):
-                    retry = label_key(parsed.task, parsed.fp, parsed.cell, number)
+                    retry = label_key(parsed.task, parsed.fp, parsed.sid, number)
                     again = read_parquet(self.store, key)
                     self.store.create(retry, to_parquet(again, metadata_of(again) | {KEY: retry}))
 

@@ -21,8 +21,9 @@ from pipeline.ledger.cells import record_specs
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
 from pipeline.runtime.answer_sources import plan_reuse
-from pipeline.runtime.job import list_missing, make_job, plan
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
+from pipeline.runtime.plan import list_missing, plan
 from pipeline.runtime.worker import LabelDocuments
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store

@@ -15,8 +15,9 @@ from finished import commit_all
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.options import PlanOptions
-from pipeline.runtime.job import make_job, plan
+from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Machine, place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore

@@ -18,8 +18,8 @@ from pipeline.ledger.snapshots import Contents
 from pipeline.options import USUAL_LIMITS, EvalOptions, GoldOptions, Limits
 from pipeline.report.console import json_value
 from pipeline.report.drift import judged_run_json
-from pipeline.runtime.job import list_missing
 from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.runtime.plan import list_missing
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.local import LocalStore

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SpecError
+from pipeline.sources import condition
+from pipeline.sources.condition import check_where
 from pipeline.sources.shards import Shard, Slice
-from pipeline.sources.slices import SliceMask, check_where, read_inside
-from pipeline.sources.source import cut, find_objects
+from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
 
 YEARS = [str(2000 + row % 20) if row < 220 else "n/a" for row in range(230)]
@@ -38,9 +38,14 @@ def shards_of(folder: Path, target_bytes: int) -> list[Shard]:
 def inside(shards: Sequence[Shard], where: str) -> tuple[list[str], int]:
     """The ids of the rows that the condition chooses, and the number of rows on which it fails."""
     check_where(where, shards, {})
-    sliced = [replace(shard, slice=Slice(where=where)) for shard in shards]
-    ids = [own for s in sliced for part in read_inside(s, {}) for own in part["doc_id"].to_pylist()]
-    return ids, sum(SliceMask(shard, {}).failed for shard in sliced)
+    ids: list[str] = []
+    failed = 0
+    for shard in shards:
+        documents = pa.concat_tables(read_documents(shard, {}))
+        chosen, unknown = condition.inside(shard, Slice(where=where), documents["content_hash"], {})
+        ids += documents["doc_id"].filter(pa.array(chosen)).to_pylist()
+        failed += unknown
+    return ids, failed
 
 
 @pytest.mark.parametrize("target_bytes", [1, 4_000, 10_000_000])

@@ -1,0 +1,208 @@
+"""What a run has to do: the shards of the input, and the cells that are missing.
+
+Entry points: `plan`, and `plan_slice` for a part of the documents. Opens no document. Must import
+neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pipeline.errors import Problem, SpecError
+from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
+from pipeline.ledger.cuts import Cuts, load_or_cut
+from pipeline.runtime.conditions import check_when
+from pipeline.runtime.fitted_files import warn_of_stale_calibrations
+from pipeline.runtime.job import Job, sliced
+from pipeline.runtime.placement import shard_bytes
+from pipeline.sources.condition import check_where
+from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
+from pipeline.sources.source import InputObject, find_objects
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.store import Store, open_store
+
+# Read by one process before Ray has started.
+SMALL_INPUT_BYTES = 16 * 1024 * 1024
+SMALL_INPUT_SHARDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCounts:
+    """What a run would compute. Also the JSON form of a dry run."""
+
+    documents: int
+    shards: int
+    missing_documents: int
+    missing_shards: int
+    distinct_texts: int | None  # of the shards with work; None: not known
+    missing_cells: int  # answers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All shards of the input, and what a LIST of the output shows of them."""
+
+    cuts: Cuts
+    done: Committed
+    work_items: tuple[WorkItem, ...]
+    distinct: int | None = None  # texts of the shards with work; None: not known
+    slice: Slice | None = None  # the documents that the plan is limited to
+    # Documents in the slice, by shard id, where a dry run of a slice knows them.
+    inside: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return self.cuts.shards
+
+    @property
+    def rows(self) -> int:
+        """The rows of the whole input."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def missing_shards(self) -> int:
+        """The number of shards with work; one may have a work item for retries, too."""
+        return len({work.shard.id for work in self.work_items})
+
+    @property
+    def counts(self) -> PlanCounts:
+        """Counts of all documents and shards, and of the missing ones."""
+        return PlanCounts(
+            documents=self.rows,
+            shards=len(self.shards),
+            missing_documents=self.missing_rows,
+            missing_shards=self.missing_shards,
+            distinct_texts=self.distinct,
+            missing_cells=sum(self.rows_of(work) * len(work.tasks) for work in self.work_items),
+        )
+
+    @property
+    def unread(self) -> tuple[WorkItem, ...]:
+        """A work item for each shard whose texts are not in the output yet."""
+        shards = {work.shard.id: work for work in self.work_items if work.documents}
+        return tuple(replace(work, tasks=()) for work in shards.values())
+
+    @property
+    def reads_little(self) -> bool:
+        """Whether one process reads the unread shards faster than Ray starts."""
+        shards = self.unread
+        text_bytes = sum(work.shard.piece.text_bytes for work in shards)
+        return len(shards) <= SMALL_INPUT_SHARDS and text_bytes <= SMALL_INPUT_BYTES
+
+    @property
+    def missing_rows(self) -> int:
+        """The rows of the shards that have work; of a slice those in it, where they are known."""
+        return sum({work.shard.id: self.rows_of(work) for work in self.work_items}.values())
+
+    def rows_of(self, work: WorkItem) -> int:
+        """The rows of an item's shard; of a slice those in it, where they are known."""
+        return self.inside.get(work.shard.id, work.shard.rows)
+
+    @property
+    def rows_for_model(self) -> int:
+        """The most documents that the model reads: of equal texts one, and none that is known."""
+        asked: dict[str, int] = {}
+        for work in self.work_items:
+            rows = min(work.asked_rows, self.rows_of(work))
+            asked[work.shard.id] = max(asked.get(work.shard.id, 0), rows)
+        return sum(asked.values())
+
+    @property
+    def reuses(self) -> bool:
+        """Whether some documents are answered by what is known of equal texts."""
+        return any(work.sources or work.rows_without_answer is not None for work in self.work_items)
+
+    @property
+    def work_rows(self) -> int:
+        """The rows of all work items, which progress counts."""
+        return sum(work.shard.rows for work in self.work_items)
+
+
+def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
+    """The job's shards and their missing cells; new input files are cut into shards here.
+
+    With `keep` the cut is stored for every later run. Only a run that labels stores it, because the
+    size of the shards depends on its machine.
+    """
+    warn_of_stale_calibrations(job.calibrations, job.fingerprints)
+    source = job.spec.input
+    objects = _objects(job.spec, store, Path(job.cache_dir))
+    largest = max(stage.files.size_bytes for stage in job.with_stages)
+    usual = shard_bytes(job.placement.device, largest)
+    target = usual if source.shard_bytes == "auto" else source.shard_bytes
+    cuts = load_or_cut(store, objects, source.columns, target, keep=keep)
+    for place, task in enumerate(job.spec.tasks):
+        if task.when is not None:
+            check_when(
+                task.when,
+                job.spec.tasks[:place],
+                cuts.shards,
+                source.storage_options,
+                place=f"tasks.{place}.when",
+            )
+    return list_missing(job, store, cuts)
+
+
+def plan_slice(job: Job, store: Store, whole: Plan, part: Slice | None) -> tuple[Job, Plan]:
+    """The job and the plan of the documents in a slice, from the plan of the whole.
+
+    Where the whole input is labelled already, both stay as they are.
+    """
+    if part is None:
+        return job, whole
+    if part.where is not None:
+        check_where(part.where, whole.shards, job.spec.input.storage_options)
+    if not whole.work_items:
+        return job, whole
+    job = sliced(job, part)
+    return job, list_missing(job, store, whole.cuts)
+
+
+def check_places(spec: JobSpec, cache_dir: Path) -> None:
+    """The checks of output and input that need no model; SpecError or RefusedError.
+
+    The rows and columns of a large input are checked later, because they take a while to count.
+    """
+    store, source = open_store(spec.output, spec.storage_options), spec.input
+    objects = _objects(spec, store, cache_dir)
+    if sum(item.size_bytes for item in objects) <= SMALL_INPUT_BYTES:
+        load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False)
+
+
+def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
+    """The input's files; SpecError if there are none, or if the path is in the output."""
+    source, url = spec.input, store.url
+    objects = find_objects(source.path, cache_dir, source.storage_options, output=url)
+    # — a local path may lead into the output by a link
+    real: Callable[[str], str] = str if "://" in url else os.path.realpath
+    inside = [item.path for item in objects if real(item.path).startswith(f"{real(url)}/")]
+    if inside:  # a run would label its own results
+        fix = f"{len(inside)} of its files are in the output {store.url}; name another output"
+        raise SpecError([Problem("input.path", fix, inside[0])])
+    return objects
+
+
+def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
+    """The plan for these shards, from a LIST of the output."""
+    done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
+    items = remaining(cuts.shards, list(job.fp), done)
+    return Plan(cuts, done, tuple(_asked(job, item, done) for item in items), slice=job.slice)
+
+
+def _asked(job: Job, item: WorkItem, done: Committed) -> WorkItem:
+    """The work item with what it needs; the model reads nothing if classifiers answer its tasks."""
+    by_model = {task.name for reader in job.readers for task in reader.spec.model_tasks}
+    if not by_model.intersection(item.tasks):
+        item = replace(item, rows_without_answer=0)
+    return with_known(job, item, done)
+
+
+def with_known(job: Job, item: WorkItem, done: Committed) -> WorkItem:
+    """The work item with the files of the other tasks that its conditions name."""
+    needed = {name for task in item.tasks for name in job.named_by(task)} - {*item.tasks}
+    if not needed:
+        return item
+    return replace(item, known={name: done.label_key(name, item.shard.id) for name in needed})

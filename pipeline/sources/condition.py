@@ -1,0 +1,164 @@
+"""Conditions that choose documents: `--sample`, `--where`, and the `when` of tasks.
+
+Entry points: `inside` for a slice, `accepted` for any condition, `input_columns` for the columns of
+a shard's rows that one names, and `check_where` before a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.errors import Option, Problem, SpecError
+from pipeline.sources.documents import TooLong
+from pipeline.sources.id_text import id_text
+from pipeline.sources.records import SAMPLE_ROWS
+from pipeline.sources.rule import Rule, names_in
+from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.source import read_rows
+from pipeline.sources.streams import Options, reading
+from pipeline.sources.tables import TABLES, opened_table
+
+PLACE = Option("where")
+
+Bools = NDArray[np.bool_]
+
+
+def accepted(sql: str, columns: Mapping[str, pa.Array], *, place: str) -> tuple[Bools, int]:
+    """[docs]: which documents a condition accepts, and on how many it cannot be computed.
+
+    Null means no, and so does a value that cannot be computed, or a column of another type.
+
+    Args:
+        sql: A boolean SQL expression.
+        columns: The columns that it may name, [docs] each.
+        place: The key or the option of the condition.
+    """
+    rows = pa.record_batch(list(columns.values()), names=list(columns))
+    try:
+        rule = Rule(sql, rows.schema, place=place)
+    except SpecError:  # — of a file without a column, or with one of another type
+        return np.zeros(rows.num_rows, np.bool_), rows.num_rows
+    met = rule.verdicts(rows)
+    failed = rule.failures(rows) if met.null_count else 0
+    return np.array(pc.fill_null(met, False).to_numpy(zero_copy_only=False), np.bool_), failed
+
+
+def inside(
+    shard: Shard, part: Slice | None, content_hashes: pa.ChunkedArray, options: Options
+) -> tuple[Bools, int]:
+    """[docs]: which documents of the shard are in the slice, and on how many it is not known.
+
+    A document that cannot be read has the hash of the empty text. A row whose columns cannot be
+    read does not satisfy the condition.
+    """
+    chosen, failed = np.ones(shard.rows, np.bool_), 0
+    if part is not None and part.sample is not None:
+        is_chosen = pc.less(content_hashes, part.hash_limit)
+        chosen &= np.asarray(is_chosen.to_numpy(zero_copy_only=False), np.bool_)
+    if part is not None and part.where is not None:
+        met, failed = _where(shard, part.where, options, shard.rows)
+        chosen[: len(met)] &= met
+        chosen[len(met) :] = False
+    return chosen, failed
+
+
+def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
+    """SpecError unless the condition can be evaluated on the first rows of the input.
+
+    In formats without a schema, a column that a row does not have is null. At least one of the
+    first rows must have it. The condition must be computable on at least one of them.
+    """
+    rows, failed, parts = 0, 0, []
+    names = names_in(where, place=PLACE)
+    if not names:
+        fix = "names no column of the input, so it chooses all documents or none; name one"
+        raise SpecError([Problem(PLACE, fix, where)])
+    for shard in shards:
+        count = min(shard.rows, SAMPLE_ROWS - rows)
+        if count <= 0:
+            break
+        rows += count
+        met, unknown = _where(shard, where, options, count)
+        failed += unknown + count - len(met)
+        if shard.version.format not in TABLES:
+            parts.append(input_columns(shard, names, options, count))
+    if rows and failed == rows:  # — a misspelt column, or a cast of all values
+        first = shards[0]
+        values = input_columns(first, names, options, min(first.rows, SAMPLE_ROWS))
+        place = Option("where", part=f", on {first.path}")
+        if lacking := [name for name in names if name not in values.column_names]:
+            raise SpecError([Problem(place, f'"{lacking[0]}" not found in the columns', where)])
+        rule = Rule(where, values.schema, place=place)
+        for batch in values.to_batches():
+            rule.check_on(batch)
+    check_values(parts, where, shards, PLACE)
+
+
+def check_values(parts: Sequence[pa.Table], sql: str, shards: Sequence[Shard], place: str) -> None:
+    """SpecError if a column that a condition names has no value in any of these rows."""
+    rows = sum(part.num_rows for part in parts)
+    for name in parts[0].column_names if parts else ():
+        if all(part.column(name).null_count == part.num_rows for part in parts):
+            fix = f"the first {rows} rows of {shards[0].path} have no value in {name}"
+            raise SpecError([Problem(place, f"{fix}; name a column of the input", sql)])
+
+
+def input_columns(
+    shard: Shard, names: Sequence[str], options: Options, count: int | None = None
+) -> pa.Table:
+    """These columns of the shard's rows, or of its first `count`; rows at its end may be missing.
+
+    A table without one of the columns does not have it. In a format without a schema, a column is
+    of the type that its values share, or of strings.
+    """
+    count = shard.rows if count is None else count
+    if shard.version.format not in TABLES:
+        return _values(shard, names, options, count)
+    with reading(shard.path), opened_table(shard, options) as table:
+        present = [name for name in names if name in table.schema.names]
+        schema = pa.schema([table.schema.field(name) for name in present])
+        batches, rows = [], 0
+        for batch in table.batches(present) if present else ():
+            batches.append(batch.select(present))
+            rows += batch.num_rows
+            if rows >= count:
+                break
+        return pa.Table.from_batches(batches, schema).slice(0, count)
+
+
+def _where(shard: Shard, where: str, options: Options, count: int) -> tuple[Bools, int]:
+    """Which of the first rows satisfy the condition; fewer values if the last cannot be read."""
+    names = names_in(where, place=PLACE)
+    values = input_columns(shard, names, options, count)
+    if values.num_columns < len(names):
+        return np.zeros(count, np.bool_), count
+    columns = {name: values.column(name).combine_chunks() for name in names}
+    return accepted(where, columns, place=PLACE)
+
+
+def _values(shard: Shard, names: Sequence[str], options: Options, count: int) -> pa.Table:
+    """The columns in the first rows of a shard whose format has no schema."""
+    columns: dict[str, list[object]] = {name: [] for name in names}
+    for row in islice(read_rows(shard, options, list(names)), count):
+        for name, values in columns.items():
+            value = None if row.problem is not None else row.values.get(name)
+            values.append(None if isinstance(value, TooLong) else _decoded(value))
+    return pa.table({name: _array(values) for name, values in columns.items()})
+
+
+def _decoded(value: object) -> object:
+    return id_text(value) if isinstance(value, bytes) else value
+
+
+def _array(values: list[object]) -> pa.Array:
+    """The values as a column of the type that they share, or as strings."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if value is None else id_text(value) for value in values])
