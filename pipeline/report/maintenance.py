@@ -38,7 +38,7 @@ def show_status(status: Status) -> Iterator[Part]:
         (name, *(f"{n:,}" for n in (*astuple(task), status.reused[name])))
         for name, task in status.tasks.items()
     ]
-    yield Grid("", ("task", "done", "missing", "failed", "reused"), rows)
+    yield Grid("", ("task", "done", "missing", "failed", "skipped", "reused"), rows)
 
 
 @printed

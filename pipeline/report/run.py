@@ -43,8 +43,8 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield "documents", documents
     yield "labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"
     if tally.undecided:
-        why = "documents: --where fails on them, as a cast of a value or for lack of a column"
-        yield "not in the slice", f"{tally.undecided:,} {why}"
+        why = "as a cast of a value or for lack of a column, so they are not asked about"
+        yield "no verdict", f"a condition fails on {tally.undecided:,} documents: {why}"
     if tally.reused:
         yield "reused", f"{tally.reused:,} answers of other shards with equal texts"
     if tally.rows:
@@ -53,6 +53,8 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         for task, labels in tally.labels.items():
             yield f"  {task}", _shares(labels, tally.answered[task]) or "no label applies"
         yield from ((f"  {task} decided", _stages(by)) for task, by in tally.decided.items())
+        skipped = ((task, rows) for task, rows in tally.skipped.items() if rows)
+        yield from ((f"  {task} skipped", f"{n:,}: its `when` is not true") for task, n in skipped)
         yield "time", f"{outcome.seconds:.1f} s; workers labelled for {cost.label_seconds:.1f} s"
         rate = tally.rows / cost.label_seconds if cost.label_seconds else 0.0
         yield "speed", f"{rate:.2f} documents per second and worker"
@@ -106,7 +108,8 @@ class SummaryJson:
     stopped: str | None  # the option that ended the run before it was complete
     slice: Mapping[str, str] | None
     documents_in_slice: int | None
-    documents_undecided: int  # not in the slice, because --where cannot be computed on them
+    documents_undecided: int  # not asked about, because a condition cannot be computed on them
+    skipped: Mapping[str, int]  # by task: documents that its condition does not accept
     kept_snapshot: int | None  # stays current, because it shows more documents than the slice
     unreadable: tuple[str, ...]
     failed_shards: tuple[str, ...]  # reasons
@@ -139,6 +142,7 @@ def summary_json(outcome: Outcome) -> SummaryJson:
         slice=None if outcome.slice is None else outcome.slice.to_json(),
         documents_in_slice=outcome.slice_rows,
         documents_undecided=outcome.tally.undecided,
+        skipped={task: rows for task, rows in outcome.tally.skipped.items() if rows},
         kept_snapshot=outcome.kept,
         unreadable=outcome.unreadable,
         failed_shards=outcome.failed_shards,

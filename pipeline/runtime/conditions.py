@@ -100,7 +100,7 @@ def accepted_by(
     }
     types = _types(spec.tasks[:place])
     columns |= {name: rows.cast(types[name]) for name, rows in answers.items()}
-    if values is not None:
+    if values is not None and values.num_columns:
         missing = documents.num_rows - values.num_rows  # — rows that cannot be read have none
         fields = [
             pa.concat_arrays([column.combine_chunks(), pa.nulls(missing, column.type)])

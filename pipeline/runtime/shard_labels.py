@@ -277,7 +277,7 @@ class ShardLabels:
             skipped=skipped,
             costs={stage: LabelCost(**cost) for stage, cost in self._costs.items()},
             outside=int((~inside).sum()),
-            undecided=self._shard.undecided + sum(self._unjudged.values()),
+            undecided=self._shard.undecided + max(self._unjudged.values(), default=0),
             reused=max(reused, default=0),
             stages=stages,
         )

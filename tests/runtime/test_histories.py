@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from changing_corpus import TOPIC, Corpus, Killed, asked_of
+from changing_corpus import TOPIC, Corpus, Killed, asked_of, decided
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +32,7 @@ CHANGES = st.one_of(
     st.tuples(st.just("move"), st.sampled_from(["x", "y", "z"])),
     st.tuples(st.just("shards"), st.sampled_from([600, 1_500, 100_000])),
     st.tuples(st.just("thresholds"), st.sampled_from(BANDS)),
+    st.tuples(st.just("when"), st.sampled_from([None, 0.2, 0.5, 0.8])),
     st.tuples(st.just("break"), st.sampled_from(["first", "second", "topic"]), NUMBERS),
     st.tuples(st.just("mend")),
 )
@@ -66,6 +67,7 @@ class History:
     corpus: Corpus
     other: Corpus  # the same input and output, another spec
     band: tuple[float, float] = BANDS[0]
+    bound: float | None = None  # the topic is asked of documents that are more toxic
     ever_broken: set[tuple[str, str]] = field(default_factory=set)
 
     def change(self, kind: str, *values: Any) -> None:
@@ -85,6 +87,8 @@ class History:
                 corpus.shard_bytes = size
             case "thresholds", (band,):
                 self.band = band
+            case "when", (bound,):
+                self.bound = bound
             case "break", (question, number):
                 corpus.broken.add((question, text(number)))
             case "mend", ():
@@ -92,7 +96,8 @@ class History:
         if not any(files.values()):
             corpus.write("a", [text(0)])
         self.ever_broken |= corpus.broken
-        corpus.others = [TOPIC]
+        when = {} if self.bound is None else {"when": f"toxic.p.toxic > {self.bound}"}
+        corpus.others = [{**TOPIC, **when}]
         corpus.decide(*self.band)
         self.other.input, self.other.shard_bytes = corpus.input, corpus.shard_bytes
         self.other.files, self.other.seen = files, corpus.seen
@@ -100,11 +105,14 @@ class History:
     def needed(self, corpus: Corpus, texts: Mapping[str, str]) -> set[tuple[str, str]]:
         """What has to be asked about these documents, whether it was or not."""
         different = {each for each in texts.values() if each}
-        questions = [task["question"] for task in corpus.others]
         needed = asked_of(different, *self.band) if corpus is self.corpus else set()
         needed |= {("first", each) for each in different} - needed
-        needed |= {(question, each) for question in questions for each in different}
-        return needed
+        bound = self.bound if corpus is self.corpus else None
+        return needed | {
+            ("topic", each)
+            for each in different
+            if bound is None or decided(each, *self.band)[1] > bound
+        }
 
     def inside(self, options: Mapping[str, Any]) -> dict[str, str]:
         """The documents of a slice."""

@@ -130,7 +130,7 @@ def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(
     assert outcome.complete and outcome.slice_rows == 13
     assert summary_json(outcome).documents_undecided == outcome.tally.undecided == 10
     show_summary(outcome, Console())
-    assert "10 documents: --where fails on them" in capsys.readouterr().out
+    assert "a condition fails on 10 documents" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,201 @@
+"""The condition of a task: which documents its question is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from changing_corpus import TOPIC, Corpus, decided, numbered
+from fake_engine import p_of
+
+from pipeline.errors import SpecError
+from pipeline.ledger.snapshots import snapshot_numbers
+from pipeline.report.run import summary_json
+from pipeline.verbs.status import TaskStatus, status
+
+LANGUAGES = ("en", "de", None)
+
+
+def topic(when: str | None = None, **more: Any) -> dict[str, Any]:
+    return {**TOPIC, **more, **({} if when is None else {"when": when})}
+
+
+def asked_of_topic(corpus: Corpus) -> set[str]:
+    return {text for question, text in corpus.asked if question == "topic"}
+
+
+def accepted(corpus: Corpus, of: Callable[[str, int], bool]) -> dict[str, str]:
+    """The documents for which the oracle is true, of the text and the row in its file."""
+    return {
+        name: text
+        for name, text in corpus.texts.items()
+        if text and of(text, int(name.rpartition("-")[2]))
+    }
+
+
+def check(corpus: Corpus, wanted: Mapping[str, str]) -> None:
+    """The topic of the current snapshot is that of the model for these documents, or skipped."""
+    rows = corpus.rows("topic")
+    assert [*rows] == [*corpus.texts]
+    for name, text in corpus.texts.items():
+        row = rows[name]
+        if name not in wanted:
+            assert (row["status"], row["label"]) == ("skipped" if text else "empty", None)
+            continue
+        assert row["status"] == "ok"
+        assert row["p"]["law"] == pytest.approx(p_of("topic", text), abs=1e-6)
+    corpus.verify()
+
+
+def write(corpus: Corpus, count: int = 30) -> list[str]:
+    texts = ["", *numbered("a", count)]
+    corpus.write("a", texts, lang=[LANGUAGES[row % 3] for row in range(len(texts))])
+    return texts
+
+
+WHENS: dict[str, Callable[[str, int], bool]] = {
+    "toxic.p.toxic > 0.5": lambda text, _: p_of("first", text) > 0.5,
+    "toxic.label = 'clean' and doc.lang = 'en'": (
+        lambda text, row: p_of("first", text) <= 0.5 and row % 3 == 0
+    ),
+    "doc.lang is null": lambda _, row: row % 3 == 2,
+    "n_chars > 100 or doc_id like '%-7'": lambda text, row: len(text) > 100 or row == 7,
+    "cast(doc.lang as int) > 3": lambda *_: False,
+    "toxic.margin < 2 and sample >= 0": lambda *_: True,
+}
+
+
+@pytest.mark.parametrize("when", WHENS)
+def test_a_question_is_asked_of_the_documents_that_its_condition_accepts(
+    when: str, plain: Corpus
+) -> None:
+    write(plain)
+    plain.shard_bytes = 2_000
+    plain.others = [topic(when)]
+    outcome = plain.run()
+    wanted = accepted(plain, WHENS[when])
+    assert outcome.complete and outcome.shards > 1
+    assert asked_of_topic(plain) == {*wanted.values()}
+    check(plain, wanted)
+    readable = sum(map(bool, plain.texts.values()))
+    skipped = readable - len(wanted)
+    assert outcome.tally.skipped["topic"] == skipped
+    assert summary_json(outcome).skipped == ({"topic": skipped} if skipped else {})
+    words = sum(row % 3 < 2 for row in range(len(plain.texts)))
+    assert outcome.tally.undecided == (words if "cast" in when else 0)
+    counted = status(plain.spec, cache_dir=plain.cache)
+    assert counted.tasks["topic"] == TaskStatus(len(plain.texts), 0, 0, skipped)
+    assert plain.run().tally.created == 0
+
+
+def test_another_condition_asks_only_what_it_newly_accepts(plain: Corpus) -> None:
+    write(plain, 60)
+    known: set[str] = set()
+    for bound in (0.8, 0.3, 0.5, 0.0):
+        plain.others = [topic(f"toxic.p.toxic > {bound}")]
+        assert plain.run().complete
+        wanted = accepted(plain, lambda text, _, bound=bound: p_of("first", text) > bound)
+        assert asked_of_topic(plain) == {*wanted.values()} - known
+        assert not any(question == "first" for question, _ in plain.asked) or bound == 0.8
+        known |= {*wanted.values()}
+        check(plain, wanted)
+    plain.others = [topic()]
+    plain.run()
+    assert not plain.asked and snapshot_numbers(plain.store)[0] == 5
+    check(plain, accepted(plain, lambda *_: True))
+
+
+def test_a_task_with_a_condition_may_come_later(plain: Corpus) -> None:
+    """The answers that it names are read from their label files."""
+    write(plain)
+    plain.run()
+    plain.others = [topic("toxic.label = 'toxic'")]
+    plain.run()
+    wanted = accepted(plain, lambda text, _: p_of("first", text) > 0.5)
+    assert {*plain.asked} == {("topic", text) for text in wanted.values()}
+    check(plain, wanted)
+
+
+def test_the_answers_of_a_condition_that_are_mended_are_judged_again(plain: Corpus) -> None:
+    texts = write(plain)
+    failed = [text for text in texts if text and p_of("first", text) > 0.5][:3]
+    plain.broken |= {("first", text) for text in failed}
+    plain.others = [topic("toxic.p.toxic > 0.5")]
+    plain.run()
+    assert asked_of_topic(plain).isdisjoint(failed)
+    plain.broken.clear()
+    plain.run(retry_failed=True)
+    assert asked_of_topic(plain) == {*failed}
+    check(plain, accepted(plain, lambda text, _: p_of("first", text) > 0.5))
+
+
+def test_a_cascade_may_have_a_condition_and_be_named_in_one(plain: Corpus) -> None:
+    write(plain, 60)
+    plain.before = [topic("doc.lang = 'en'")]
+    plain.stages = [{"question": "first"}, {"question": "second"}]
+    plain.others = [
+        {"name": "third", "question": "third", "labels": ["no", "yes"], "when": "toxic.stage = 2"}
+    ]
+    plain.decide(0.3, 0.7)
+    assert plain.run().complete
+    texts = accepted(plain, lambda *_: True)
+    doubtful = {text for text in texts.values() if decided(text, 0.3, 0.7)[0] == 2}
+    english = accepted(plain, lambda _, row: row % 3 == 0)
+    assert {*plain.asked} == (
+        {("topic", text) for text in english.values()}
+        | {("first", text) for text in texts.values()}
+        | {(question, text) for question in ("second", "third") for text in doubtful}
+    )
+    check(plain, english)
+
+
+def test_a_slice_and_a_condition_are_joined(plain: Corpus) -> None:
+    texts = write(plain, 40)
+    plain.others = [topic("toxic.p.toxic > 0.5")]
+    plain.run(where="lang = 'en'")
+    wanted = {text for row, text in enumerate(texts) if text and row % 3 == 0}
+    assert asked_of_topic(plain) == {text for text in wanted if p_of("first", text) > 0.5}
+    plain.run()
+    rest = {text for text in texts if text} - wanted
+    assert asked_of_topic(plain) == {text for text in rest if p_of("first", text) > 0.5}
+    check(plain, accepted(plain, lambda text, _: p_of("first", text) > 0.5))
+
+
+def test_a_file_without_the_column_is_accepted_by_nothing_that_names_it(plain: Corpus) -> None:
+    for name, columns in (("a", {"lang": ["en", "de"]}), ("b", {})):
+        texts = numbered(name, 2)
+        table = {"id": [f"{name}-0", f"{name}-1"], "text": texts, **columns}
+        pq.write_table(pa.table(table), plain.input / f"{name}.parquet")
+        plain.files[name] = texts
+    plain.others = [topic("doc.lang = 'en'")]
+    assert plain.run().complete
+    assert asked_of_topic(plain) == {plain.files["a"][0]}
+
+
+@pytest.mark.parametrize(
+    ("when", "reason"),
+    [
+        ("topics.label = 'law'", r"topics is not in the scope of a condition, which has doc_id, "),
+        ("later.label = 'no'", r"later is not in the scope .*a task must be one before this one"),
+        ("topic.label = 'law'", r"topic is not in the scope"),
+        ("lang = 'en'", r"lang is not in the scope of a condition.* doc\.COLUMN, toxic"),
+        ("doc.langs = 'en'", r"have no value in langs; name a column of the input"),
+        ("toxic.lable = 'clean'", r"lable"),
+        ("toxic.p.toxic", r"is float, not a boolean"),
+        ("toxic.p.toxic > random()", r"random reads the clock"),
+        ("toxic.p.toxic >", r"is not one SQL expression"),
+        ("n_chars in (select 3)", r"has a subquery"),
+    ],
+)
+def test_a_wrong_condition_is_refused_by_its_place_before_any_work(
+    when: str, reason: str, plain: Corpus
+) -> None:
+    write(plain)
+    later = {"name": "later", "question": "later", "labels": ["no", "yes"]}
+    plain.others = [topic(when), later]
+    with pytest.raises(SpecError, match=rf"^tasks\.1\.when: .*{reason}"):
+        plain.run()
+    assert not plain.asked and not [*plain.store.root.rglob("*.parquet")]
