@@ -254,6 +254,17 @@ def snapshot_numbers(store: Store) -> list[int]:
     return numbers(store, snapshot_key)[::-1]
 
 
+def published_sids(store: Store, spec_name: str) -> frozenset[str] | None:
+    """The shards of the spec's last snapshot, or of the current one; None without a snapshot."""
+    numbers = snapshot_numbers(store)
+    last = last_published(store, spec_name, skip_damaged=True)
+    for number in () if last is not None else numbers:
+        with suppress(StorageError):  # a later one that is damaged says nothing
+            last = read_snapshot(store, number)
+            break
+    return None if last is None else frozenset(file["sid"] for file in _files(store, last))
+
+
 def published_counts(
     store: Store, snapshot: Mapping[str, Any] | None, done: Committed
 ) -> dict[str, FileCounts]:

@@ -1,11 +1,16 @@
 """Plans reuse: which label files of the output already answer texts of the shards with work.
 
-Entry points: `has_answers` and `plan_reuse`. Must import neither torch nor Ray.
+Each shard takes over the answers in files of its own, such as those to a smaller sample. Answers of
+other shards are looked for by text, but only for shards that are newly cut since the spec's last
+snapshot: of new, edited or moved files. So a first run, and one that resumes it, reads and compares
+no text before it labels.
+
+Entry points: `newly_cut`, `has_answers` and `plan_reuse`. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -22,6 +27,7 @@ from pipeline.ledger.cells import (
 )
 from pipeline.ledger.keys import DOCUMENTS, label_folders, parse_key
 from pipeline.ledger.reuse import answered_rows
+from pipeline.ledger.snapshots import published_sids
 from pipeline.ledger.text_index import (
     Hashes,
     IndexObject,
@@ -43,7 +49,15 @@ PART_ROWS = 100_000_000
 
 _Numbers = NDArray[np.int32]  # [texts]: the number of a shard with the text; -1: none
 # By the shards that answer; then by the shard that asks.
-_Places = Mapping[tuple[str, ...], Mapping[str, _Numbers]]
+_Places = Mapping[tuple[str, ...], dict[str, _Numbers]]
+
+
+def newly_cut(job: Job, store: Store, planned: Plan) -> frozenset[str]:
+    """The shards with work that the spec's last snapshot does not show; none without a snapshot."""
+    published = published_sids(store, job.spec.name)
+    if published is None:
+        return frozenset()
+    return frozenset(w.shard.id for w in planned.work_items if not w.retry) - published
 
 
 def has_answers(job: Job, store: Store, planned: Plan) -> bool:
@@ -63,39 +77,45 @@ def plan_reuse(
     job: Job,
     store: Store,
     planned: Plan,
+    new: Collection[str],
     *,
     read: Mapping[str, Hashes] | None = None,
     keep: bool = True,
 ) -> Plan:
     """The plan, whose work items name the label files with answers to their texts.
 
-    These are the files of their own shard, and of the other shards that have most of its texts: at
-    most `LEAST_SOURCES`, or one for `ROWS_A_SOURCE` rows.
+    These are the files of their own shard, and of a new shard also those of the other shards that
+    have most of its texts: at most `LEAST_SOURCES`, or one for `ROWS_A_SOURCE` rows.
 
     Args:
         job: The job.
         store: The output.
-        planned: The plan. A shard without a documents file stays as it is.
-        read: The hashes of the texts of such shards, where they are known all the same.
+        planned: The plan. A new shard without a documents file stays as it is.
+        new: The shards of `newly_cut`.
+        read: The hashes of the texts of shards without a documents file, where they are known; then
+            the texts of all shards are counted.
         keep: Adds to the index of texts what it lacks; without it, nothing is written, and of a
             large output the answers of shards that the index lacks are not found.
     """
-    known = dict(read or {})
-    documents = {
-        key.sid: stored.etag for stored in store.list(DOCUMENTS) if (key := parse_key(stored.key))
-    }
-    items = [replace(w, documents=w.shard.id not in documents) for w in planned.work_items]
-    planned = replace(planned, work_items=tuple(items))
+    known, documents = dict(read or {}), dict(planned.done.documents)
+    if new:
+        listed = ((parse_key(stored.key), stored.etag) for stored in store.list(DOCUMENTS))
+        documents = {key.sid: etag for key, etag in listed if key}
+        items = [replace(w, documents=w.shard.id not in documents) for w in planned.work_items]
+        planned = replace(planned, work_items=tuple(items))
+    versions = _versions(job, store, planned, documents)
+    planned = _with_own_files(store, planned, versions)
     has_texts = documents.keys() | known.keys()
-    asking = [w for w in items if w.tasks and not w.retry and w.shard.id in has_texts]
+    asking = [w for w in planned.work_items if w.tasks and not w.retry and w.shard.id in has_texts]
+    asking = [w for w in asking if w.shard.id in new or read is not None]
     if not asking:
         return planned
+    items = list(planned.work_items)
     if keep:
         index_missing_shards(store, documents)
     unstored = None
     if not keep and len(documents) <= SMALL_INPUT_SHARDS:
         unstored = IndexObject.of(hashes_of(store, documents.keys()))
-    versions = _versions(job, store, planned, documents)
     first = [version for version in versions if version.is_asked_first]
     files = {key for version in first for work in asking for key in version.files_of(work.shard.id)}
     count = partial(answered_rows, store) if len(files) <= SMALL_INPUT_SHARDS else None
@@ -110,11 +130,40 @@ def plan_reuse(
             continue
         sids = list(dict.fromkeys(work.shard.id for work in part))
         places = _places(store, sids, texts, versions, unstored)
+        for of_shards in places.values():
+            of_shards |= {
+                sid: np.full(len(texts[sid]), -1, np.int32) for sid in sids if sid not in new
+            }
         with_sources |= {
             id(work): _with_sources(work, texts, versions, places, count) for work in part
         }
     items = [with_sources.get(id(work), work) for work in items]
     return replace(planned, work_items=tuple(items), distinct=_distinct(planned, texts))
+
+
+def _with_own_files(store: Store, planned: Plan, versions: Sequence[_Version]) -> Plan:
+    """The plan, whose work items name the files of their own shard."""
+    files = {
+        (work.shard.id, version.name): version.files_of(work.shard.id)
+        for work in planned.work_items
+        if work.tasks and not work.retry and not work.documents
+        for version in versions
+        if version.task in work.tasks
+    }
+    is_small = sum(map(len, files.values())) <= SMALL_INPUT_SHARDS
+    items = []
+    for work in planned.work_items:
+        sid = work.shard.id
+        own = {v.name: files[sid, v.name] for v in versions if files.get((sid, v.name))}
+        if own and not work.retry:
+            work = replace(work, sources=own)
+            if is_small:
+                first = [v.name for v in versions if v.is_asked_first and v.task in work.tasks]
+                known = [answered_rows(store, own.get(name, ())) for name in first]
+                most = work.shard.rows - min(known, default=work.shard.rows)
+                work = replace(work, rows_without_answer=most)
+        items.append(work)
+    return replace(planned, work_items=tuple(items))
 
 
 @dataclass(frozen=True, slots=True)

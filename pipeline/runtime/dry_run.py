@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.text_index import text_hashes
 from pipeline.options import WorkOptions
-from pipeline.runtime.answer_sources import plan_reuse
+from pipeline.runtime.answer_sources import newly_cut, plan_reuse
 from pipeline.runtime.job import Job, jobs_for_each_dtype
 from pipeline.runtime.plan import Plan, list_missing, plan, plan_slice
 from pipeline.runtime.retries import with_retries
@@ -64,7 +64,8 @@ def dry_run(
             chosen[work.shard.id] = int(rows.sum())
     if planned.slice is not None:
         planned = replace(planned, inside=chosen)
-    planned = plan_reuse(job, store, planned, read=read, keep=False)
+    new = newly_cut(job, store, planned)
+    planned = plan_reuse(job, store, planned, new, read=read, keep=False)
     return with_retries(job, store, planned) if options.retry_failed else planned
 
 

@@ -7,7 +7,7 @@ neither torch nor Ray.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -78,6 +78,11 @@ class Plan:
             distinct_texts=self.distinct,
             missing_cells=sum(self.rows_of(work) * len(work.tasks) for work in self.work_items),
         )
+
+    def only(self, sids: Collection[str]) -> Plan:
+        """The plan with the work of these shards."""
+        items = tuple(work for work in self.work_items if work.shard.id in sids)
+        return replace(self, work_items=items)
 
     @property
     def unread(self) -> tuple[WorkItem, ...]:

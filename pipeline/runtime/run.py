@@ -20,7 +20,7 @@ from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
-from pipeline.runtime.answer_sources import has_answers, plan_reuse
+from pipeline.runtime.answer_sources import has_answers, newly_cut, plan_reuse
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, make_job
@@ -252,19 +252,21 @@ def _label_rounds(
     from pipeline.runtime.graph import label_items, read_items
 
     planned, may_reuse = initial, has_answers(job, store, initial)
+    new = newly_cut(job, store, initial) if may_reuse else frozenset()
     for round_number in range(1 + EXTRA_ROUNDS):
         if round_number:
             logger.warning("%d shards are still missing; they run again", len(planned.work_items))
-        if may_reuse and planned.unread and not job.is_over:
-            watch.enter(READING_TEXTS, replace(planned, work_items=planned.unread))
-            read = _read_small if planned.reads_little else read_items
-            for shard in read(planned.unread, job, mailbox):
+        to_read = planned.only(new)
+        if to_read.unread and not job.is_over:
+            watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
+            read = _read_small if to_read.reads_little else read_items
+            for shard in read(to_read.unread, job, mailbox):
                 watch.read(shard.rows)
                 counts.add_read(shard, engines=job.placement.actors)
         if job.is_over:
             break
         if may_reuse:
-            planned = plan_reuse(job, store, planned)
+            planned = plan_reuse(job, store, planned, new)
         watch.enter(STARTING_WORKERS, planned)
         for shard in label_items(planned.work_items, job, mailbox):
             watch.committed(shard)

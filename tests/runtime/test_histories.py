@@ -6,7 +6,7 @@ killed, or have company. The oracles are a dictionary of texts, and what the out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from changing_corpus import TOPIC, Corpus, Killed, asked_of, decided
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.ledger.snapshots import last_snapshot, snapshot_numbers
+from pipeline.ledger.snapshots import last_snapshot, published_sids, snapshot_numbers
 from pipeline.runtime.answer_sources import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 from pipeline.sources.shards import Slice
@@ -135,7 +135,7 @@ class History:
     def run(self, corpus: Corpus, kind: str, options: dict[str, Any], creates: int = 0) -> None:
         """One run or two at once; or one that is killed, and publishes nothing."""
         texts, before, runs = self.inside(options), corpus.stored(), 1
-        shard_texts = corpus.shard_texts()
+        shard_texts, published = corpus.shard_texts(), published_sids(corpus.store, corpus.name)
         if kind == "killed":
             outcome = corpus.run_until(creates, kill, **options)
         elif kind == "two runs":
@@ -147,7 +147,8 @@ class History:
         if outcome is None:
             return
         is_retry = bool(options.get("retry_failed"))
-        self.check_asked(corpus, outcome, before, shard_texts, runs=runs, is_retry=is_retry)
+        known = (before, shard_texts, published)
+        self.check_asked(corpus, outcome, *known, runs=runs, is_retry=is_retry)
         assert outcome.complete
         assert outcome.slice is None or outcome.slice_rows == len(texts)
         assert set(corpus.asked) - corpus.stored().keys() <= corpus.broken
@@ -164,15 +165,16 @@ class History:
         outcome: Outcome,
         before: Mapping[tuple[str, str], set[str]],
         shard_texts: Mapping[str, set[str]],
+        published: Collection[str] | None,
         *,
         runs: int,
         is_retry: bool,
     ) -> None:
         """A text is asked once in each shard that cannot have the answer from the output.
 
-        The output has it in the shard itself, or in one of few other shards. Of the other shards
-        with the text and with labels, one is looked into, which may lack this answer. A retry asks
-        again in each shard.
+        The output has it in the shard itself, or in one of few other shards: these are looked into
+        for a shard that the last snapshot does not show. Of the other shards with the text and with
+        labels, one is looked into, which may lack this answer. A retry asks again in each shard.
         """
         shards = {
             shard.id: corpus.files[Path(shard.path).stem][shard.piece.start_row :][: shard.rows]
@@ -186,7 +188,8 @@ class History:
             asking = {sid for sid, texts in shards.items() if of in texts} - answered
             lacking = {sid for sid, texts in shard_texts.items() if of in texts} - answered
             if answered and len(sources) <= LEAST_SOURCES and not is_retry:
-                asking = {sid for sid in asking if lacking - {sid}}
+                own = asking if published is None else asking & set(published)
+                asking = {sid for sid in asking if sid in own or lacking - {sid}}
             assert count <= runs * len(asking), (question, of, count)
 
     def collect(self, corpus: Corpus) -> None:

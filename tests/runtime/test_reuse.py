@@ -14,16 +14,18 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from changing_corpus import TOPIC, TOXIC, Corpus, numbered, read_in_float32
+from changing_corpus import TOPIC, TOXIC, Corpus, Killed, numbered, read_in_float32
 from command import WITH_MODEL, assay
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.keys import index_key
+from pipeline.ledger.keys import index_key, parse_key
 from pipeline.ledger.snapshots import read_snapshot
 from pipeline.runtime.answer_sources import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.plan import SMALL_INPUT_BYTES
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import read_documents
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.status import status
@@ -306,3 +308,32 @@ def test_a_task_that_is_added_is_asked_about_new_texts_together_with_the_others(
     # — each text was read once in a shard, whatever it was asked
     assert outcome.tally.asked_rows == 4 + 3 + 2
     plain.check()
+
+
+def test_a_resumed_first_run_reads_no_text_twice_and_compares_none(
+    plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain.shard_bytes = 600
+    for name in "abcdef":
+        plain.write(name, [*numbered(name, 4), "in every file"])
+    assert plain.run_until(12, kill) is None
+    finished = {key.sid for item in plain.store.list("labels/") if (key := parse_key(item.key))}
+    assert finished
+    read: Counter[str] = Counter()
+
+    def counted(shard: Shard, options: Any) -> Any:
+        read[shard.id] += 1
+        return read_documents(shard, options)
+
+    monkeypatch.setattr("pipeline.runtime.reading.read_documents", counted)
+    monkeypatch.setattr("pipeline.runtime.answer_sources.candidates", None)
+    outcome = plain.run()
+    assert outcome.complete and outcome.shards > len(finished)
+    left = {shard.id for shard in outcome.plan.shards} - finished
+    assert read == Counter(dict.fromkeys(left, 1))
+    assert not [*plain.store.list("index/")]
+    plain.check()
+
+
+def kill() -> None:
+    raise Killed
