@@ -67,7 +67,7 @@ _HOMES = {
     "RunOptions": "pipeline.options",
     "WorkOptions": "pipeline.options",
     "dry_run": "pipeline.runtime.dry_run",
-    "Plan": "pipeline.runtime.job",
+    "Plan": "pipeline.runtime.plan",
     "Outcome": "pipeline.runtime.outcome",
     "Placement": "pipeline.runtime.placement",
     "Progress": "pipeline.runtime.progress",

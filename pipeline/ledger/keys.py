@@ -7,7 +7,7 @@
     inputs/<00000001>.json                       how input files were cut into shards
     index/<00000001>.parquet                     which shards have a text, by its hash
     snapshots/<00000001>.json                    a consistent view; the highest number is current
-    snapshots/<00000001>.parquet                 the files of a view of many shards
+    snapshots/<00000001>.parquet                 its files
     audits/<id>.json                             how a sample for people to label was drawn
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
     attempts/in-use/...                          a run is active
@@ -119,7 +119,7 @@ def snapshot_key(number: int) -> str:
 
 
 def manifest_key(number: int) -> str:
-    """The files that the snapshot with this number names, if it has many shards."""
+    """The table of the files that the snapshot with this number names."""
     return f"{SNAPSHOTS}{number:08d}.parquet"
 
 

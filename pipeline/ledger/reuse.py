@@ -111,13 +111,13 @@ class StoredAnswers:
         return None if documents is None else text_identities(documents)
 
 
-def answered_rows(store: Store, keys: Sequence[str]) -> int:
-    """How many rows of a shard these label files of it answer."""
+def answered_rows(store: Store, keys: Sequence[str], *more: str) -> int:
+    """How many rows of a shard these label files of it answer, or give one of `more` statuses."""
     answered: NDArray[np.bool_] | None = None
     for key in keys:
         if (file := read_source(store, key, ["status"])) is not None:
             status = file.column("status").cast(pa.string())
-            own = _mask(pc.is_in(status, value_set=pa.array(_ANSWERED)))
+            own = _mask(pc.is_in(status, value_set=pa.array([*_ANSWERED, *more])))
             answered = own if answered is None else answered | own
     return 0 if answered is None else int(answered.sum())
 

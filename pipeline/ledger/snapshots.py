@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, UnavailableError
 from pipeline.hashes import canonical_json, parse_json, parse_sealed_json, sealed_json, short_hash
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
@@ -32,11 +32,11 @@ from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
-# A snapshot of more shards has its files in a manifest, in row groups of this many shards.
-MANIFEST_SHARDS = 10_000
+# The table of a snapshot's files has row groups of this many shards.
+GROUP_SHARDS = 10_000
 
 _OF_SHARD = ("path", "start_row", "end_row")
-# A row of a manifest is a file; the task of a documents file is null, and so are its counts.
+# A row of the table is a file; the task of a documents file is null, and so are its counts.
 _SCHEMA = pa.schema(
     [
         *((name, pa.string()) for name in ("sid", "task", "key", "etag", "hash")),
@@ -158,14 +158,14 @@ def publish(
         keys = (file.key for shard in _shards(whole, tasks, done) for file in shard.files)
         known = complete_counts(store, keys, {**published_counts(store, last, done), **known})
         if last is not None:
-            check_unchanged(store, int(last["number"]), _files(store, last), known, done)
+            check_unchanged(store, int(last["number"]), files_of(store, last), known, done)
         content = header | {"created_at": created_at, "number": number}
         if slice is not None:  # — the documents that were asked about
             files = (shard.labels.values() for shard in _shards(whole, tasks, done))
             skipped = sum(min(known[file.key].skipped for file in labels) for labels in files)
             content["asked"] = rows - skipped
         shown = _shards(whole, tasks, done)
-        if _create(store, content, shown, known, in_manifest=len(whole) > MANIFEST_SHARDS):
+        if _create(store, content, shown, known):
             break
     return number
 
@@ -245,7 +245,7 @@ def last_published(
 
 
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
-    """One snapshot's JSON; of a snapshot with a manifest, it names no files."""
+    """One snapshot's header; its files are in a table."""
     return _parsed(store, number, store.read(snapshot_key(number)))
 
 
@@ -262,7 +262,7 @@ def published_sids(store: Store, spec_name: str) -> frozenset[str] | None:
         with suppress(StorageError):  # a later one that is damaged says nothing
             last = read_snapshot(store, number)
             break
-    return None if last is None else frozenset(file["sid"] for file in _files(store, last))
+    return None if last is None else frozenset(file["sid"] for file in files_of(store, last))
 
 
 def published_counts(
@@ -270,7 +270,7 @@ def published_counts(
 ) -> dict[str, FileCounts]:
     """The counts in a snapshot of the current files that have the published etags."""
     counts: dict[str, FileCounts] = {}
-    for file in () if snapshot is None else _files(store, snapshot):
+    for file in () if snapshot is None else files_of(store, snapshot):
         sid, task = file["sid"], file["task"]
         etag = done.documents.get(sid) if task is None else done.labels.get(task, {}).get(sid)
         if etag == file["etag"]:
@@ -294,7 +294,7 @@ def _shards(shards: Sequence[Shard], tasks: Iterable[str], done: Committed) -> I
 
 def _read_shards(store: Store, snapshot: Mapping[str, Any]) -> Iterator[NamedShard]:
     """The shards of a snapshot, whose files follow one another."""
-    for sid, files in groupby(_files(store, snapshot), itemgetter("sid")):
+    for sid, files in groupby(files_of(store, snapshot), itemgetter("sid")):
         named = {}
         for file in files:
             named[file["task"]] = NamedFile(**{name: file[name] for name in NamedFile.__slots__})
@@ -303,22 +303,20 @@ def _read_shards(store: Store, snapshot: Mapping[str, Any]) -> Iterator[NamedSha
         yield NamedShard(sid=sid, **shown, documents=named[None], labels=labels)
 
 
-def _files(store: Store, snapshot: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The files that a snapshot names, each as a row of a manifest; counts may be absent."""
+def files_of(store: Store, snapshot: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The files that a snapshot names, each as a row of its table."""
     with _parsing(store, snapshot.get("number", 0)):
-        if "manifest" in snapshot:
-            data = store.read(snapshot["manifest"])
-            if short_hash(data) != snapshot["manifest_hash"]:
-                raise ValueError(f"{snapshot['manifest']} does not match its hash")
-            manifest = pq.ParquetFile(pa.BufferReader(data))
-            for group in range(manifest.num_row_groups):
-                yield from manifest.read_row_group(group, use_threads=False).to_pylist()
-            return
-        files: dict[str, list[dict[str, Any]]] = {}
-        for file in snapshot["files"]:
-            files.setdefault(file["sid"], []).append(file)
-        for shard in snapshot["shards"]:
-            yield from (shard | file for file in files[shard["sid"]])
+        try:
+            data = store.read(snapshot["files"])
+        except UnavailableError:
+            raise
+        except StorageError as error:
+            raise ValueError(f"the table of its files is not there: {error}") from error
+        if short_hash(data) != snapshot["files_hash"]:
+            raise ValueError(f"{snapshot['files']} does not match its hash")
+        table = pq.ParquetFile(pa.BufferReader(data))
+        for group in range(table.num_row_groups):
+            yield from table.read_row_group(group, use_threads=False).to_pylist()
 
 
 def _parsed(store: Store, number: int, data: bytes) -> dict[str, Any]:
@@ -358,12 +356,10 @@ def _create(
     content: dict[str, Any],
     shards: Iterator[NamedShard],
     counts: Counts,
-    *,
-    in_manifest: bool,
 ) -> bool:
-    """Creates the manifest, if there is one, then the snapshot; False if its number is taken."""
+    """Creates the table of files, then the header; False if the number is taken."""
 
-    def files_of(shard: NamedShard) -> Iterator[dict[str, Any]]:
+    def rows_of(shard: NamedShard) -> Iterator[dict[str, Any]]:
         for file in shard.files:
             of_file = counts[file.key]
             counted = {name: getattr(of_file, name) for name in ("failed", "skipped", "taken_over")}
@@ -373,23 +369,14 @@ def _create(
         return {name: getattr(shard, name) for name in _OF_SHARD}
 
     number = content["number"]
-    if in_manifest:
-        # — a row group at a time: all of them as tables would fill the memory
-        buffer, repeated = io.BytesIO(), ["sid", "task", "path"]
-        with pq.ParquetWriter(
-            buffer, _SCHEMA, compression="zstd", use_dictionary=repeated
-        ) as writer:
-            while group := list(islice(shards, MANIFEST_SHARDS)):
-                rows = [file | place_of(shard) for shard in group for file in files_of(shard)]
-                writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
-        data = buffer.getvalue()
-        content |= {"manifest": manifest_key(number), "manifest_hash": short_hash(data)}
-        if not store.create(content["manifest"], data):
-            return False
-    else:
-        shown = list(shards)
-        content["files"] = [file for shard in shown for file in files_of(shard)]
-        content["shards"] = [
-            {"sid": shard.sid, "rows": shard.rows} | place_of(shard) for shard in shown
-        ]
+    # — a row group at a time: all of them as tables would fill the memory
+    buffer, repeated = io.BytesIO(), ["sid", "task", "path"]
+    with pq.ParquetWriter(buffer, _SCHEMA, compression="zstd", use_dictionary=repeated) as writer:
+        while group := list(islice(shards, GROUP_SHARDS)):
+            rows = [file | place_of(shard) for shard in group for file in rows_of(shard)]
+            writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
+    data = buffer.getvalue()
+    content |= {"files": manifest_key(number), "files_hash": short_hash(data)}
+    if not store.create(content["files"], data):
+        return False
     return store.create(snapshot_key(number), sealed_json(content))

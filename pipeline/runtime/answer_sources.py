@@ -37,6 +37,7 @@ from pipeline.ledger.text_index import (
 )
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import SMALL_INPUT_SHARDS, Plan
+from pipeline.sources.documents import EMPTY
 from pipeline.stores.store import Store
 
 # A shard takes answers from at most this many other shards, or from one for this many of its rows;
@@ -159,7 +160,7 @@ def _with_own_files(store: Store, planned: Plan, versions: Sequence[_Version]) -
             work = replace(work, sources=own)
             if is_small:
                 first = [v.name for v in versions if v.is_asked_first and v.task in work.tasks]
-                known = [answered_rows(store, own.get(name, ())) for name in first]
+                known = [answered_rows(store, own.get(name, ()), EMPTY) for name in first]
                 most = work.shard.rows - min(known, default=work.shard.rows)
                 work = replace(work, rows_without_answer=most)
         items.append(work)

@@ -147,19 +147,12 @@ def work_report(phase: str, work: WorkItem) -> WorkerReport:
 
 
 class LabelProgress:
-    """Reports the progress of a worker that labels one shard after the other to `send`."""
+    """Reports to `send` that a shard is labelled, of which the model reads at most `rows` rows."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._report = WorkerReport(LABELLING)
-        self._rows = 0  # of the shard: those that the model reads
+    def __init__(self, send: Send, work: WorkItem, rows: int) -> None:
+        self._send, self._rows = send, rows
         self._last_sent_s = self._last_batch_s = time.monotonic()
-
-    def begin(self, work: WorkItem, rows: int) -> None:
-        """Reports that a shard begins, of which the model reads at most this many rows."""
-        self._rows = rows
-        self._last_sent_s = self._last_batch_s = time.monotonic()
-        self._report = replace(work_report(LABELLING, work), slowest_s=self._report.slowest_s)
+        self._report = work_report(LABELLING, work)
         self._send(self._report)
 
     def advance(self, answered: int, share: float) -> None:
@@ -340,9 +333,9 @@ def sender(post: Post | None) -> Send:
     def send(report: WorkerReport | None = None, **changes: Any) -> Any:
         nonlocal latest
         with sending:
-            # — a shard beside one that is labelled: a GPU that hangs would not be noticed
-            is_beside = latest.phase == LABELLING and report and latest.work != report.work
-            if is_beside and report and report.phase in (READING, COMMITTING):
+            # — of a shard beside one that is labelled, or a GPU that hangs would not be noticed
+            is_label = latest.phase == LABELLING and report and latest.work != report.work
+            if is_label and report and report.phase in (READING, COMMITTING):
                 return None
             latest = latest if report is None else report
             if report is not None and post.repeat_s > REPEAT_S:

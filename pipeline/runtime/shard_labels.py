@@ -27,7 +27,7 @@ from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.conditions import accepted_by, input_names
 from pipeline.runtime.job import Job
-from pipeline.runtime.progress import LabelProgress
+from pipeline.runtime.progress import LabelProgress, Send
 from pipeline.runtime.readers import JobReader
 from pipeline.runtime.reading import ReadShard, answered, readable
 from pipeline.sources.condition import input_columns
@@ -85,11 +85,11 @@ class ShardLabels:
         self._unjudged: dict[str, int] = {}  # by task, the rows on which its condition fails
 
     def labelled(
-        self, attempts: Attempts, progress: LabelProgress, turn: ALONE_OR_NOT
+        self, attempts: Attempts, send: Send, turn: ALONE_OR_NOT
     ) -> tuple[list[LabelFile], ShardCounts]:
         """The shard's label files and counts. Finds the documents that kill their worker."""
         open_rows, rows_for_model = self._open_rows()
-        progress.begin(self._work, rows_for_model)
+        progress = LabelProgress(send, self._work, rows_for_model)
         if open_rows or len(self._readers) > 1:
             doc_ids = self._documents.column("doc_id")
 

@@ -25,7 +25,6 @@ from pipeline.runtime.job import Job
 from pipeline.runtime.progress import (
     COMMITTING,
     READING,
-    LabelProgress,
     Send,
     ignore,
     work_report,
@@ -74,7 +73,7 @@ def label_shard(
     shard = read_shard(job, store, work)
     labels = ShardLabels(job, readers, shard)
     attempts = Attempts(store, attempt_name(job.fp, work), job.run_id)
-    files, counts = labels.labelled(attempts, LabelProgress(send), turn)
+    files, counts = labels.labelled(attempts, send, turn)
     send(work_report(COMMITTING, work))
     made = commit_shard(
         store,

@@ -33,6 +33,7 @@ from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
+from pipeline.sources.documents import SKIPPED
 from pipeline.sources.id_text import spellings
 from pipeline.sources.shards import fields_of
 from pipeline.spec.problems import placed_in_stage
@@ -244,7 +245,8 @@ def _labelled(
                     left = f"{labelled.plan.missing_rows:,} documents are left; run again"
                     raise StorageError(left)
                 answers = _answers(labelled, options.task)
-            by_stage.insert(0, (labelled.job.fp[options.task], *answers))
+            raw = labelled.job.fingerprints[options.task].raw
+            by_stage.insert(0, (raw.id, *answers))
     return by_stage, share is None
 
 
@@ -254,12 +256,15 @@ def _fitted(spec: JobSpec, name: str) -> frozenset[str]:
 
 
 def _answers(labelled: Outcome, task: str) -> tuple[pa.StructArray, pa.Table]:
-    """The answers in the order of the shards, and the documents."""
-    store, shards = labelled.store, labelled.contents.shards
-    files = [structs(read_file(store, shard.labels[task].key, ["p"])) for shard in shards]
-    columns = ["doc_id", "content_hash"]
-    documents = [read_documents_file(store, shard).select(columns) for shard in shards]
-    return pa.concat_arrays(files), pa.concat_tables(documents)
+    """The answers of the sample in the order of the shards, and the documents."""
+    store, answers, documents = labelled.store, [], []
+    for shard in labelled.contents.shards:
+        rows = read_file(store, shard.labels[task].key, ["p", "status"])
+        asked = pc.not_equal(rows.column("status").cast(pa.string()), SKIPPED)
+        answers.append(structs(rows.filter(asked)))
+        own = read_documents_file(store, shard).select(["doc_id", "content_hash"])
+        documents.append(own.filter(asked))
+    return pa.concat_arrays(answers), pa.concat_tables(documents)
 
 
 def _places(hashes: pa.StringArray, documents: pa.Table) -> pa.Int32Array:

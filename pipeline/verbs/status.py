@@ -44,7 +44,7 @@ class TaskStatus:
     done: int  # with an answer, or with an empty text
     missing: int  # not labelled yet
     failed: int  # labelled without an answer: quarantined, or with an error
-    skipped: int  # of those that are done: not accepted by the task's condition
+    skipped: int = 0  # of those that are done: not accepted by the task's condition
 
 
 @dataclass(frozen=True, slots=True)

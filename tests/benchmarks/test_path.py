@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from benchmarks.path import passed
-
 from pipeline.hashes import canonical_json, short_hash
 
 

@@ -35,9 +35,8 @@ def model(store: Store, keep: int, age_s: dict[str, float], days: float) -> set[
             last = published.get((task, of["fp"]), age_s[key])
             published[task, of["fp"]] = min(last, age_s[key])
         if count[content["spec"]] <= keep or key in kept:
-            manifest = content.get("manifest", key)
-            files = content.get("files") or read_parquet(store, manifest).to_pylist()
-            kept |= {key, manifest, *(file["key"] for file in files)}
+            files = read_parquet(store, content["files"]).to_pylist()
+            kept |= {key, content["files"], *(file["key"] for file in files)}
             kept |= {f"specs/{task}/{of['fp']}.json" for task, of in content["tasks"].items()}
     answers = [key for key in age_s if key.startswith(("labels/", "retries/"))]
     answers = [key for key in answers if key not in FOREIGN]
@@ -63,7 +62,7 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
 ) -> None:
     source, store = random.Random(seed), everything.store
     if seed == 2:
-        monkeypatch.setattr("pipeline.ledger.snapshots.MANIFEST_SHARDS", 2)
+        monkeypatch.setattr("pipeline.ledger.snapshots.GROUP_SHARDS", 2)
         # — its run was killed before it wrote the snapshot
         store.create("snapshots/00000099.parquet", b"PAR1")
     for step in range(12):

@@ -34,7 +34,7 @@ def test_snapshots_are_deleted_before_the_files_that_they_name(everything: Every
     assert everything.gc(1).keys == tuple(recording.deleted[:-1])
     assert recording.deleted[-1].startswith("attempts/in-use/gc-"), "its own mark"
     kinds = [key.partition("/")[0] for key in recording.deleted]
-    assert kinds[:2] == ["snapshots"] * 2 and "snapshots" not in kinds[2:] and "labels" in kinds
+    assert kinds[:4] == ["snapshots"] * 4 and "snapshots" not in kinds[4:] and "labels" in kinds
 
 
 def test_nothing_is_deleted_where_a_snapshot_is_broken(everything: Everything) -> None:

@@ -72,11 +72,13 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
     assert publish_now(full) == 1
     snapshot = read_snapshot(full, 1)
     assert snapshot_numbers(full) == [1]
-    assert [stored.key for stored in full.list("snapshots/")] == ["snapshots/00000001.json"]
+    assert [stored.key for stored in full.list("snapshots/")] == [snapshot_key(1), manifest_key(1)]
     assert (snapshot["number"], snapshot["spec"], snapshot["rows"]) == (1, "job", 5)
     assert snapshot["created_at"] == "2026-11-01T00:00:00Z"
     assert snapshot["tasks"]["topic"] == {"fp": F2, "labels": ["yes", "no"]}
-    assert snapshot["shards"][1] == {
+    files = list(snapshots.files_of(full, snapshot))
+    place = {name: files[3][name] for name in ("sid", "path", "start_row", "end_row", "rows")}
+    assert place == {
         "sid": SHARDS[1].id,
         "path": "/a.jsonl",
         "start_row": 3,
@@ -84,19 +86,19 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
         "rows": 2,
     }
     etags = {stored.key: stored.etag for stored in full.list("")}
-    assert [(file["task"], file["sid"], file["rows"]) for file in snapshot["files"]] == [
+    assert [(file["task"], file["sid"], file["rows"]) for file in files] == [
         (task, shard.id, shard.rows) for shard in SHARDS for task in (None, "toxic", "topic")
     ]
-    assert all(file["etag"] == etags[file["key"]] for file in snapshot["files"])
-    assert all(file["hash"] == sealed_hash(full.read(file["key"])) for file in snapshot["files"])
+    assert all(file["etag"] == etags[file["key"]] for file in files)
+    assert all(file["hash"] == sealed_hash(full.read(file["key"])) for file in files)
 
 
-@pytest.mark.parametrize(("count", "has_manifest"), [(1_000, False), (1_001, True)])
-def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_twice(
-    count: int, has_manifest: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [1_000, 1_001])
+def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert snapshots.MANIFEST_SHARDS == 10_000
-    monkeypatch.setattr(snapshots, "MANIFEST_SHARDS", 1_000)
+    assert snapshots.GROUP_SHARDS == 10_000
+    monkeypatch.setattr(snapshots, "GROUP_SHARDS", 1_000)
     store = Recording(MemoryStore())
     shards = [toy_shard(n, 1) for n in range(count + 3)]
     sids = [shard.id for shard in shards]
@@ -124,19 +126,16 @@ def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_tw
     read = [key for key in store.read_keys if not key.startswith("snapshots/")]
     assert sorted(read) == sorted(expected_keys)
     assert publish_first(count + 3, stamp="later") == 2
-    assert len(store.read_keys) <= 2
+    assert len(store.read_keys) <= 3
 
     header = read_snapshot(store, 1)
-    names = {"files", "shards"} if not has_manifest else {"manifest"}
-    assert names <= header.keys() and header["rows"] == count and header["complete"]
-    written = header.get("files")
-    if has_manifest:
-        assert len(store.read(snapshot_key(1))) < 1_000
-        data = store.read(header["manifest"])
-        assert header["manifest"] == manifest_key(1) and len(data) / count < 300
-        (tmp_path / "manifest.parquet").write_bytes(data)
-        relation = duckdb.sql(f"from '{tmp_path}/manifest.parquet'")
-        written = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+    assert header["rows"] == count and header["complete"]
+    assert len(store.read(snapshot_key(1))) < 1_000
+    data = store.read(header["files"])
+    assert header["files"] == manifest_key(1) and len(data) / count < 300
+    (tmp_path / "files.parquet").write_bytes(data)
+    relation = duckdb.sql(f"from '{tmp_path}/files.parquet'")
+    written = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
     etags = {stored.key: stored.etag for stored in store.list("")}
     expected = [
         (sid, task, key, etags[key], sealed_hash(store.read(key)), 1, failed, taken_over)
@@ -158,7 +157,7 @@ def test_of_many_shards_the_files_are_in_a_manifest_and_no_label_file_is_read_tw
 def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_about(
     shards_in_json: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.snapshots.MANIFEST_SHARDS", shards_in_json)
+    monkeypatch.setattr("pipeline.ledger.snapshots.GROUP_SHARDS", shards_in_json)
     store, part = Recording(MemoryStore()), Slice(where="year = 2003")
     rows = sum(shard.rows for shard in SHARDS)
     fill(store)
@@ -188,7 +187,7 @@ def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_abo
 def test_a_manifest_without_its_snapshot_is_no_snapshot_and_takes_only_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.ledger.snapshots.MANIFEST_SHARDS", 1)
+    monkeypatch.setattr("pipeline.ledger.snapshots.GROUP_SHARDS", 1)
     store = Recording(MemoryStore())
     fill(store)
 

@@ -20,11 +20,11 @@ from changing_corpus import TOPIC, Corpus
 from toy_assay import in_children
 
 from pipeline.errors import ModelError, SpecError, StorageError, WorkerError
-from pipeline.runtime import graph, progress
+from pipeline.runtime import progress, worker
 from pipeline.runtime.assembly import DocumentReader
 from pipeline.runtime.classifier_files import TaskClassifier
 from pipeline.runtime.readers import JobReader
-from pipeline.runtime.worker import LabelDocuments
+from pipeline.runtime.worker import load_readers
 
 DEADLY = "the deadly text"
 TEXTS = [f"text {number}" for number in range(40)]
@@ -143,8 +143,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     post = progress.Post(NoMailbox(), stall_limit_s=1.0)
     monkeypatch.setattr(
         stages,
-        "LabelDocuments",
-        lambda job, asks: LabelDocuments(job, asks=asks, send=progress.sender(post)),
+        "load_readers",
+        lambda job, asks: load_readers(job, asks=asks, send=progress.sender(post)),
     )
 
 
@@ -205,14 +205,14 @@ def test_what_is_loaded_later_and_cannot_be_is_no_fault_of_the_rows(
 def test_an_error_outside_of_the_markers_fails_its_shard_alone(
     plain: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = graph.commit_shard
+    commit = worker.commit_shard
 
     def fail_one(store: Any, shard: Any, *others: Any, **options: Any) -> Any:
         if shard.path.endswith("a.jsonl"):
             raise pa.ArrowInvalid("column 2 has 3 rows")
         return commit(store, shard, *others, **options)
 
-    monkeypatch.setattr(graph, "commit_shard", fail_one)
+    monkeypatch.setattr(worker, "commit_shard", fail_one)
     plain.shard_bytes = 1_000_000
     plain.write("a", TEXTS)
     plain.write("b", TEXTS)

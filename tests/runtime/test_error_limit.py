@@ -11,6 +11,7 @@ import pytest
 from changing_corpus import TOPIC, Corpus, numbered
 
 from pipeline.errors import FailedRowsError
+from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.status import TaskStatus, status
 
@@ -63,7 +64,7 @@ def test_label_files_that_a_snapshot_counts_are_not_read_again(
             failing.run_until(
                 2 * 10 + 1, break_off, folder="labels/", publish_partial=publish_partial
             )
-    assert labels_read == [] and len([*failing.store.list("snapshots/")]) == 1
+    assert labels_read == [] and snapshot_numbers(failing.store) == [1]
     limit(failing, FAILED / rows)
     outcome = failing.run()
     assert outcome.complete and outcome.snapshot == 2
@@ -107,7 +108,7 @@ def test_what_breaks_off_publishes_a_part_within_the_limit_alone(
     limit(failing, share)
     with pytest.raises(KeyboardInterrupt), caplog.at_level(logging.WARNING):
         failing.run_until(3, break_off, folder="labels/", publish_partial=True)
-    assert len([*failing.store.list("snapshots/")]) == published
+    assert len(snapshot_numbers(failing.store)) == published
     line = "no partial snapshot is published: 4 of 20 rows failed"
     assert (line in caplog.text) == (not published)
 

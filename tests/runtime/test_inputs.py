@@ -28,11 +28,6 @@ def write_csv(folder: Path) -> None:
     (folder / "a.csv").write_text(text.getvalue(), newline="")
 
 
-def write_array(folder: Path) -> None:
-    rows = [{"id": identifier, "text": text} for identifier, text in ROWS]
-    (folder / "a.json").write_text(json.dumps(rows, indent=2))
-
-
 def write_files(folder: Path) -> None:
     for identifier, text in ROWS:
         (folder / f"{identifier}.txt").write_text(text)
@@ -44,8 +39,6 @@ def kept_rows(folder: Path) -> list[tuple[str, str]]:
     for file in sorted((folder / "kept").rglob("*.*")):
         if file.suffix == ".csv":
             rows += csv.DictReader(io.StringIO(file.read_bytes().decode(), newline=""))
-        elif file.suffix == ".json":
-            rows += json.loads(file.read_bytes())
         else:
             lines = zstandard.ZstdDecompressor().decompressobj().decompress(file.read_bytes())
             rows += [json.loads(line) for line in lines.splitlines()]
@@ -58,7 +51,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("write", [write_csv, write_array, write_files])
+@pytest.mark.parametrize("write", [write_csv, write_files])
 def test_documents_are_labelled_verified_exported_and_filtered(
     write: Callable[[Path], None],
     write_spec: Callable[..., Path],

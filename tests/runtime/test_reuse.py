@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import index_key, parse_key
-from pipeline.ledger.snapshots import read_snapshot
+from pipeline.ledger.snapshots import contents, read_snapshot
 from pipeline.runtime.answer_sources import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.plan import SMALL_INPUT_BYTES
@@ -231,9 +231,9 @@ def taken_over(corpus: Corpus, outcome: Outcome, task: str) -> Counter[str]:
     """The rows by the shard that their answers are of, from the metadata of all label files."""
     assert outcome.snapshot is not None
     counts: Counter[str] = Counter()
-    for file in read_snapshot(corpus.store, outcome.snapshot)["files"]:
-        if file["task"] == task:
-            metadata = pq.read_schema(corpus.folder / "out" / file["key"]).metadata
+    for file in contents(corpus.store, outcome.snapshot).files:
+        if file.task == task:
+            metadata = pq.read_schema(corpus.folder / "out" / file.key).metadata
             counts.update(json.loads(metadata.get(b"assay.taken_over", b"{}")))
     return counts
 

@@ -10,7 +10,7 @@ from command import ASSAY, COMMANDS, SLOW_ON_RAY, TOY_ASSAY
 from shell import BAD_CONNECTION, Shell
 
 from pipeline.cli import main
-from pipeline.ledger.snapshots import read_snapshot
+from pipeline.ledger.snapshots import contents
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_t
     code, _, err = shell.run()
     assert code == 0, err
     shell.assert_every_row_once()
-    (shard_path,) = {entry["path"] for entry in read_snapshot(shell.output, 1)["shards"]}
+    (shard_path,) = {shard.path for shard in contents(shell.output, 1).shards}
     assert shard_path == shell.corpus
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from label_tables import label_rows
 
-from pipeline.hashes import sealed_json
+from pipeline.hashes import sealed_json, short_hash
 from pipeline.ledger.cells import committed, record_specs, remaining
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile, commit_shard, metadata_of, to_parquet
@@ -194,3 +194,16 @@ def write_snapshot(store: Store, content: Mapping[str, object], number: int = 1)
     """Replaces a snapshot by one with this content, whose hash is right."""
     content = {name: value for name, value in content.items() if name != "hash"}
     rewrite(store, f"snapshots/{number:08d}.json", sealed_json(content))
+
+
+def write_files(store: Store, hash_of: Callable[[Mapping[str, Any]], str | None]) -> None:
+    """Replaces the hashes in the table of the first snapshot, as if it had been published so."""
+    content = snapshot_json(store)
+    key = str(content["files"])
+    rows = read_parquet(store, key)
+    hashes = pa.array([hash_of(file) for file in rows.to_pylist()], pa.string())
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows.set_column(rows.column_names.index("hash"), "hash", hashes), sink)
+    data = sink.getvalue().to_pybytes()
+    rewrite(store, key, data)
+    write_snapshot(store, {**content, "files_hash": short_hash(data)})

@@ -20,7 +20,7 @@ from command import ASSAY, TOY_ASSAY, Process, start
 from fault_proxy import Faults, proxied
 from servers import KEY, SECRET, Server
 
-from pipeline.ledger.snapshots import read_snapshot
+from pipeline.ledger.snapshots import files_of, read_snapshot
 from pipeline.stores.s3 import S3Store, open_s3
 
 DOCUMENTS = 240
@@ -77,7 +77,7 @@ class Shell:
         count = len(list(self.output.list("snapshots/")))
         snapshots = (read_snapshot(self.output, number) for number in range(count, 0, -1))
         snapshot = next(each for each in snapshots if each["spec"] == name)
-        keys = [entry["key"] for entry in snapshot["files"] if entry["task"] == task]
+        keys = [f["key"] for f in files_of(self.output, snapshot) if f["task"] == task]
         tables = [pq.read_table(pa.BufferReader(self.output.read(key))) for key in keys]
         rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
         return rows

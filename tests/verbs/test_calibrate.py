@@ -13,18 +13,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
-from pipeline.ledger.blocks import LabelCost
 from stages import label_and_commit
 
 from pipeline.cli import main
 from pipeline.ledger.cells import record_specs
+from pipeline.ledger.counts import LabelCost
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.snapshots import publish
-from pipeline.runtime.answer_sources import plan_reuse
+from pipeline.runtime.answer_sources import newly_cut, plan_reuse
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import list_missing, plan
-from pipeline.runtime.worker import LabelDocuments
+from pipeline.runtime.worker import load_readers
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
 
@@ -57,15 +57,16 @@ class Output:
         spec = load_spec(self.spec())
         store = open_store(spec.output, spec.storage_options)
         job = make_job(spec, Placement("cpu", "float32", 1, 1), self.folder / "cache")
-        first = plan_reuse(job, store, plan(job, store))
+        planned = plan(job, store)
+        first = plan_reuse(job, store, planned, newly_cut(job, store, planned))
         assert len(first.shards) > 2
         record_specs(store, job.fp, {n: f.json() for n, f in job.fingerprints.items()})
-        label = LabelDocuments(job, asks=any(work.asked_rows for work in first.work_items))
-        counted = list(label_and_commit(first.work_items, job, label=label))
+        readers = load_readers(job, asks=any(work.asked_rows for work in first.work_items))
+        counted = list(label_and_commit(first.work_items, job, readers=readers))
         last = list_missing(job, store, first.cuts)
         assert not last.work_items
         publish(store, spec.name, job.snapshot_tasks, last.shards, last.done, created_at="now")
-        loaded = {"model_loaded": "_engine" in vars(label._readers[0])}
+        loaded = {"model_loaded": "_engine" in vars(readers[0])}
         costs = [sum((Counter(asdict(c)) for c in s.costs.values()), Counter()) for s in counted]
         pairs = zip(counted, costs, strict=True)
         zero = asdict(LabelCost())

@@ -54,7 +54,7 @@ def status_of(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, 
 def test_before_the_first_run_every_document_is_missing_and_nothing_is_written(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts = {"done": 0, "missing": DOCS, "failed": 0}
+    counts = {"done": 0, "missing": DOCS, "failed": 0, "skipped": 0}
     assert status_of(spec_file, capsys) == {
         "documents": DOCS,
         "snapshot": None,
@@ -71,7 +71,7 @@ def test_after_a_run_each_document_is_done_or_failed(
 ) -> None:
     assert main_of_toy(["run", str(spec_file)]) == 0
     found = status_of(spec_file, capsys)
-    counts = {"done": DOCS - 1, "missing": 0, "failed": 1}
+    counts = {"done": DOCS - 1, "missing": 0, "failed": 1, "skipped": 0}
     assert found["tasks"] == {"toxic": counts, "topic": counts}
     assert (found["documents"], found["snapshot"], found["eta_s"]) == (DOCS, 1, 0.0)
 
