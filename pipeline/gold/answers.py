@@ -20,7 +20,7 @@ from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import probabilities, versions
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
-from pipeline.runtime.job import jobs_for_each_dtype
+from pipeline.runtime.job import jobs_for_each_dtype, sliced
 from pipeline.sources.id_text import spellings
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
@@ -62,14 +62,19 @@ def matching_snapshot(
     """
     names = list(dict.fromkeys(map(task_of, tasks)))
     jobs = jobs_for_each_dtype(spec, cache_dir)
-    current = {task.name: {job.fp[task.name] for job in jobs} for task in spec.tasks}
+
+    def current(snapshot: Contents, task: str) -> set[str]:
+        """The fingerprints that the task may have in this snapshot."""
+        part = snapshot.slice
+        return {(job if part is None else sliced(job, part)).fp[task] for job in jobs}
+
     newest: Contents | None = None
     for number in snapshot_numbers(store):
         snapshot = contents(store, number)
         if snapshot.spec != spec.name:
             continue
         newest = newest or snapshot
-        if all(_fp(snapshot, task) in current[task] for task in names):
+        if all(_fp(snapshot, task) in current(snapshot, task) for task in names):
             return snapshot, newest.number
     if newest is None:
         raise StorageError(
@@ -79,10 +84,10 @@ def matching_snapshot(
     problems = []
     for task in names:
         fp = _fp(newest, task)
-        if fp not in current[task]:
+        if fp not in (now := current(newest, task)):
             fix = f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
             fix += f"{newest.number}, has {fp or 'no such task'}); run `assay run`"
-            problems.append(Problem(f"tasks.{task}", fix, " or ".join(sorted(current[task]))))
+            problems.append(Problem(f"tasks.{task}", fix, " or ".join(sorted(now))))
     fix = "no snapshot has the current fingerprints of all of them; run `assay run`"
     raise SpecError(problems or [Problem("tasks", fix, names)])
 

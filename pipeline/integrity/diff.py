@@ -273,8 +273,8 @@ def _failing(connection: Connection, task: str) -> tuple[str, ...]:
     label = f"{task}_label"
     failing = _rows(
         connection,
-        f"select doc_id from b where {label} is null and {task}_status <> 'empty' and doc_id in "
-        f"(select doc_id from a where {label} is not null) order by doc_id",
+        f"select doc_id from b where {label} is null and {task}_status not in ('empty', 'skipped') "
+        f"and doc_id in (select doc_id from a where {label} is not null) order by doc_id",
     )
     return tuple(doc_id for (doc_id,) in failing)
 

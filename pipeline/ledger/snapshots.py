@@ -101,6 +101,7 @@ class Contents:
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
     slice: Slice | None = None  # the documents that were asked about; of the others, none
+    asked: int = 0  # the number of these documents; without a slice, all
 
     @property
     def rows(self) -> int:
@@ -192,6 +193,7 @@ def contents(store: Store, number: int | None = None) -> Contents:
             shards=tuple(_read_shards(store, content)),
             # — of a slice, it shows no answers of the documents that were not asked about
             missing_rows=content["missing_rows"] + content["rows"] - asked_of(content),
+            asked=asked_of(content),
             missing_files=int(content.get("missing_files", 0)),
             slice=Slice(**content["slice"]) if "slice" in content else None,
             created_at=str(content.get("created_at", "")),
@@ -220,7 +222,8 @@ def contents_of(
     done: Committed,
 ) -> Contents:
     """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
-    return Contents(0, spec_name, tasks, tuple(_shards(shards, tasks, done)))
+    rows = sum(shard.rows for shard in shards)
+    return Contents(0, spec_name, tasks, tuple(_shards(shards, tasks, done)), asked=rows)
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:

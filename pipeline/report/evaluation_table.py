@@ -70,7 +70,7 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     gold = evaluation.gold
     yield "output", f"{evaluation.output}, snapshot {evaluation.snapshot:08d} of {evaluation.spec}"
     if evaluation.slice is not None:
-        yield "slice", f"the snapshot has these documents alone: {evaluation.slice}"
+        yield "slice", f"the snapshot has answers about these documents alone: {evaluation.slice}"
     if evaluation.newest_snapshot != evaluation.snapshot:
         newest = f"snapshot {evaluation.newest_snapshot:08d}"
         yield "not the newest", f"{newest} has other questions or another model than this spec"

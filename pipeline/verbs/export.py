@@ -129,7 +129,7 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
         glob=escape(target.url.rstrip("/")) + f"/**/*.{format}" * is_folder,
         format=format,
         snapshot=contents.number,
-        rows=contents.rows,
+        rows=contents.asked,
         files=len(contents.shards) if is_folder else 1,
         created=created,
         columns=columns,
@@ -213,7 +213,7 @@ def _manifest(job: _Export, names: Mapping[str, str]) -> dict[str, Any]:
         "snapshot": job.contents.number,
         **content,
         "columns": {column.name: list(column.source) for column in job.columns},
-        "rows": job.contents.rows,
+        "rows": job.contents.asked,
         "files": files,
         "finished": False,
     }

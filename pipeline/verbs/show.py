@@ -54,7 +54,7 @@ def show(spec: JobSpec, options: ShowOptions, *, cache_dir: Path) -> Examples:
     rows = _chosen(store, contents, schema, rule, options.n)
     shown = excerpts(store, contents, rows, spec.input.storage_options, chars=TEXT_CHARS)
     texts = pa.array([excerpt.text for excerpt in shown], pa.large_string())
-    return Examples(spec.name, contents.number, contents.rows, with_text(rows, texts))
+    return Examples(spec.name, contents.number, contents.asked, with_text(rows, texts))
 
 
 def _chosen(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pipeline.cli import main
 from pipeline.errors import FailedRowsError, SpecError
 from pipeline.filters.run import filter_corpus
 from pipeline.hashes import short_hash
@@ -244,6 +246,25 @@ def test_other_verbs_read_the_snapshot_of_a_slice(plain: Corpus) -> None:
     assert gone[0] == "snapshots/00000001.json" and any(key.startswith("labels/") for key in gone)
     plain.check()
     assert plain.run().snapshot == 2 and not plain.asked
+
+
+def test_a_slice_is_judged_against_gold_and_reported(
+    plain: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gold of documents that were not asked about counts as skipped, not as failed."""
+    texts = write(plain, "a", 60)
+    inside = [in_sample(text, 0.5) for text in texts]
+    plain.run(sample="50%")
+    lines = ["id,toxic", *(f"a-{row},{'toxic' if row % 3 else 'clean'}" for row in range(60))]
+    (tmp_path / "gold.csv").write_text("\n".join(lines))
+    spec = str(plain.spec_file)
+    assert main(["eval", spec, "--gold", str(tmp_path / "gold.csv"), "--json"]) == 0
+    task = json.loads(capsys.readouterr().out)["tasks"]["toxic"]["rows"]
+    assert task["evaluated"] == sum(inside)
+    assert task["unanswered"] == {"skipped": 60 - sum(inside)}
+    assert main(["report", spec, "--to", str(tmp_path / "page.html"), "--json"]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["tasks"]
+    assert reported["answered"] == sum(inside)
 
 
 def test_garbage_collection_keeps_a_slice_that_the_next_run_reuses(plain: Corpus) -> None:
