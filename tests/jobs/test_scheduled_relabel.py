@@ -41,7 +41,8 @@ def test_scheduled_runs_label_and_publish_once(
     rejected = run(1, "--gold", str(gold), "--gate", "toxic.accuracy > 1")
     assert [each["passed"] for each in rejected["gates"]] == [False]
     assert len(rejected["reasons"]) == 1 and not rejected["published"]
-    assert [f.name for f in (tmp_path / "out" / "snapshots").iterdir()] == ["00000001.json"]
+    names = {f.name for f in (tmp_path / "out" / "snapshots").iterdir()}
+    assert names == {"00000001.json", "00000001.parquet"}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from command import ASSAY, TOY_ASSAY, Process, start
 from fault_proxy import Faults, proxied
 from servers import KEY, SECRET, Server
 
-from pipeline.ledger.snapshots import files_of, read_snapshot
+from pipeline.ledger.snapshots import files_of, read_snapshot, snapshot_numbers
 from pipeline.stores.s3 import S3Store, open_s3
 
 DOCUMENTS = 240
@@ -74,8 +74,7 @@ class Shell:
     def rows(self, task: str) -> list[dict[str, Any]]:
         """The rows of the spec's last snapshot, in its order."""
         name = yaml.safe_load(self.spec.read_text())["name"]
-        count = len(list(self.output.list("snapshots/")))
-        snapshots = (read_snapshot(self.output, number) for number in range(count, 0, -1))
+        snapshots = (read_snapshot(self.output, n) for n in snapshot_numbers(self.output))
         snapshot = next(each for each in snapshots if each["spec"] == name)
         keys = [f["key"] for f in files_of(self.output, snapshot) if f["task"] == task]
         tables = [pq.read_table(pa.BufferReader(self.output.read(key))) for key in keys]
