@@ -28,8 +28,8 @@ def test_a_driver_reads_and_writes_as_often_for_twice_the_shards_unless_it_resum
         for kind in ("PUT", "HEAD", "GET", "LIST", "DELETE"):
             assert few[run][kind] == many[run][kind] > 0, (run, kind)
     assert many["first"]["bytes of snapshots"] > 0 == many["again"]["bytes of snapshots"]
-    # — of half of the shards, which no snapshot counted, the documents file and a label file of each
-    # task, whose hashes are checked before they are published; and no text
+    # — of half of the shards, which no snapshot counted, the documents file and a label file of
+    # each task, whose hashes are checked before they are published; and no text
     assert many["resumed"]["GET"] - few["resumed"]["GET"] == 3 * 50
 
 

@@ -10,6 +10,8 @@ from changing_corpus import TOPIC, Corpus
 from command import COMMANDS
 from command import assay as run_assay
 
+from pipeline.ledger.snapshots import snapshot_numbers
+
 FAULTS = ["document a-7=die", "document a-7=fail"]  # a death, and an error
 DOCUMENTS = 40
 
