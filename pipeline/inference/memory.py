@@ -1,8 +1,7 @@
 """How much memory labelling takes, and how glibc's malloc is kept from returning it every layer.
 
-Entry points: `ModelShape`, from a model's configuration; `plan_memory` and `decoded_tokens`, from a
-loaded model and the free bytes; `disable_malloc_trim`, once a process. Must not import torch: the
-driver plans, too.
+Entry points: `ModelShape`, from a model's configuration; `plan_memory`, from a loaded model and the
+free bytes; `disable_malloc_trim`, once a process. Must not import torch: the driver plans, too.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ LOGIT_ROWS = 128
 KV_BLOCK_TOKENS = 32
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.
 _USABLE = 0.8
-# The share of free memory for the keys and values of tokens that are decoded together.
-_KEPT_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +165,6 @@ def plan_memory(
             1, bisect_right(range(1, most_tokens + 1), usable, key=shape.batch_bytes)
         ),
     )
-
-
-def decoded_tokens(model: LoadedModel, *, free_bytes: int, most_tokens: int) -> int:
-    """How many tokens of prompts and continuations are decoded together, at most `most_tokens`.
-
-    Their keys and values are kept beside the activations, and beside the mask of padded prompts.
-    """
-    kept_bytes = int(free_bytes * _KEPT_SHARE)
-    plan = plan_memory(
-        model, prefix_tokens=0, free_bytes=free_bytes - 2 * kept_bytes, most_tokens=most_tokens
-    )
-    shape = plan.shape
-    return max(1, min(plan.max_batch_tokens, kept_bytes // (shape.kv_bytes * shape.layers)))
 
 
 def shape_of(model: LoadedModel) -> ModelShape:

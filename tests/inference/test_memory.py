@@ -14,11 +14,10 @@ from allocations import allocated_at_most
 from dense_oracle import NATIVE, cpu_kernel
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.inference.continuations import ContinuationEngine
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
-from pipeline.inference.memory import decoded_tokens, plan_memory, shape_of
+from pipeline.inference.memory import plan_memory, shape_of
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.forward import prefill
 
@@ -94,29 +93,6 @@ def test_a_kept_prefix_takes_what_the_plan_says(tiny_model: Callable[[str], Load
     kept_bytes = sum(kv.k.nbytes + kv.v.nbytes for kv in kept.layers.values())
     assert planned.prefix_bytes == kept_bytes
     assert shape_of(model).kv_bytes * 20 * 2 == kept_bytes
-
-
-@pytest.mark.parametrize(
-    "family, changes, tokens, free_bytes",
-    [
-        ("llama", {}, 300, 80_000_000),
-        ("llama", {"num_hidden_layers": 12}, 3_000, 240_000_000),
-        ("qwen3", {}, 300, 80_000_000),
-    ],
-)
-def test_prompts_that_are_decoded_together_fit_into_the_free_memory(
-    family: str, changes: dict[str, Any], tokens: int, free_bytes: int
-) -> None:
-    model, source = wide_model(family, **changes), random.Random(0)
-    together = decoded_tokens(model, free_bytes=free_bytes, most_tokens=1_000_000)
-    rows = together // (tokens + 4)
-    prompts = [source.choices(range(2_000), k=tokens) for _ in range(rows)]
-    engine = ContinuationEngine(model, stop_ids=(), max_batch_tokens=together)
-    steps: list[int] = []
-    measured = allocated_at_most(lambda: engine.decode(prompts, 4, on_step=steps.append))
-    assert steps[-1] == rows, "in one batch"
-    filled = rows * (tokens + 4) / together  # — a batch has whole prompts, perhaps one
-    assert 0.4 * filled * free_bytes < measured < free_bytes
 
 
 # Forty blocks of 8 MB, two at a time: a kept heap is paged in once.

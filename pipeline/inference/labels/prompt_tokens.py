@@ -17,7 +17,6 @@ from pipeline.inference.labels.label_tokens import (
     collisions,
     label_verbalizers,
     scored_paths,
-    tokens_after,
 )
 from pipeline.inference.labels.tokenizer import (
     begun_answer,
@@ -151,26 +150,6 @@ def _written_controls(
     written = [(at, next((each for each in controls if each in text), None)) for at, text in texts]
     fix = f"a control token is not text; write it in another way, or after {ANSWER} in a question"
     return [Problem(place, fix, control) for place, control in dict.fromkeys(written) if control]
-
-
-def answered_suffixes(
-    tokenizer: PreTrainedTokenizerBase, prompt: PromptSpec, tasks: Sequence[TaskSpec]
-) -> tuple[tuple[int, ...], dict[str, dict[str, tuple[int, ...]]]]:
-    """The prefix, and by task and label what follows a document: the question and this answer.
-
-    The answer is the first of the label's texts.
-    """
-    text = prompt_text(prompt, tasks, render=chat_template(tokenizer))
-    suffixes = {}
-    for task in tasks:
-        suffix = text.suffixes[task.name]
-        space = text.before_labels[task.name]
-        answers = [space + verbalizers[0] for verbalizers in task.labels.values()]
-        question = tuple(encode(tokenizer, suffix))
-        paths = tokens_after(tokenizer, suffix, answers)
-        pairs = zip(task.labels, paths, strict=True)
-        suffixes[task.name] = {label: (*question, *path) for label, path in pairs}
-    return _prefix(tokenizer, text.prefix), suffixes
 
 
 def _prefix(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
