@@ -100,10 +100,7 @@ def plan_reuse(
     """
     known, documents = dict(read or {}), dict(planned.done.documents)
     if new:
-        listed = ((parse_key(stored.key), stored.etag) for stored in store.list(DOCUMENTS))
-        documents = {key.sid: etag for key, etag in listed if key}
-        items = [replace(w, documents=w.shard.id not in documents) for w in planned.work_items]
-        planned = replace(planned, work_items=tuple(items))
+        documents, planned = _listed_again(store, planned)
     versions = _versions(job, store, planned, documents)
     planned = _with_own_files(store, planned, versions)
     has_texts = documents.keys() | known.keys()
@@ -140,6 +137,14 @@ def plan_reuse(
         }
     items = [with_sources.get(id(work), work) for work in items]
     return replace(planned, work_items=tuple(items), distinct=_distinct(planned, texts))
+
+
+def _listed_again(store: Store, planned: Plan) -> tuple[dict[str, str], Plan]:
+    """The etags of all documents files by shard, and the plan that knows them."""
+    listed = ((parse_key(stored.key), stored.etag) for stored in store.list(DOCUMENTS))
+    documents = {key.sid: etag for key, etag in listed if key}
+    items = [replace(w, documents=w.shard.id not in documents) for w in planned.work_items]
+    return documents, replace(planned, work_items=tuple(items))
 
 
 def _with_own_files(store: Store, planned: Plan, versions: Sequence[_Version]) -> Plan:

@@ -33,7 +33,7 @@ from pipeline.runtime.placement import (
     spread,
     this_machine,
 )
-from pipeline.runtime.plan import Plan, list_missing, plan, plan_slice
+from pipeline.runtime.plan import Plan, list_missing, plan, plan_slice, with_known
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
@@ -272,7 +272,8 @@ def _label_rounds(
             watch.committed(shard)
             counts.add(shard, engines=job.placement.actors)
         listed = list_missing(job, store, initial.cuts)
-        retries = unfinished(initial.work_items, listed.done)
+        left = unfinished(initial.work_items, listed.done)
+        retries = [with_known(job, item, listed.done) for item in left]
         planned = replace(listed, work_items=(*listed.work_items, *retries))
         if not planned.work_items or job.is_over:
             break

@@ -105,7 +105,8 @@ class ShardLabels:
         files = [self._task_file(task) for task in self._tasks]
         counts = self._counts(files)
         progress.finish(self._rows, sum(n for s, n in counts.status.items() if is_failed_status(s)))
-        return [*stages, *files], counts
+        # — of a retry, a task that names another first: without the other, both are tried once more
+        return [*stages, *(files[::-1] if self._work.retry else files)], counts
 
     def _ask(self, start: int, end: int, progress: LabelProgress) -> None:
         """Answers the steps about the rows from `start` to before `end`.

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from changing_corpus import TOPIC, Corpus, decided, numbered
+from changing_corpus import TOPIC, Corpus, Killed, decided, numbered
 from fake_engine import p_of
 
 from pipeline.errors import SpecError
@@ -130,6 +130,25 @@ def test_the_answers_of_a_condition_that_are_mended_are_judged_again(plain: Corp
     plain.run(retry_failed=True)
     assert asked_of_topic(plain) == {*failed}
     check(plain, accepted(plain, lambda text, _: p_of("first", text) > 0.5))
+
+
+@pytest.mark.parametrize("creates", [1, 2])
+def test_a_retry_that_was_killed_between_two_tasks_is_made_whole(
+    creates: int, plain: Corpus
+) -> None:
+    texts = write(plain)
+    failed = [text for text in texts if text and p_of("first", text) > 0.5][:3]
+    plain.broken |= {("first", text) for text in failed}
+    plain.others = [topic("toxic.p.toxic > 0.5")]
+    plain.run()
+    plain.broken.clear()
+    assert plain.run_until(creates, kill, folder="retries/", retry_failed=True) is None
+    assert plain.run(retry_failed=True).complete
+    check(plain, accepted(plain, lambda text, _: p_of("first", text) > 0.5))
+
+
+def kill() -> None:
+    raise Killed
 
 
 def test_a_cascade_may_have_a_condition_and_be_named_in_one(plain: Corpus) -> None:

@@ -84,7 +84,7 @@ def test_what_can_make_a_long_value_is_refused_by_its_name(keep: str, function: 
     ],
 )
 def test_what_people_write_passes(keep: str) -> None:
-    Rule(keep, SCHEMA, place="keep")
+    assert Rule(keep, SCHEMA, place="keep").columns, "it names a column, and is not refused"
 
 
 TEXTS = st.recursive(
