@@ -44,7 +44,6 @@ OUTPUTS = {
     "review": ("verbs.review.Reviewed",),
     "eval": ("report.evaluation_json.EvaluationJson",),
     "fit": ("verbs.fit.Fit",),
-    "calibrate": ("verbs.calibrate.Calibrated", "verbs.calibrate.CalibratedLabels"),
     "cascade": ("verbs.cascade.ChosenThresholds",),
     "show": ("verbs.show.Examples",),
     "export": ("verbs.export.ExportResult", "verbs.show.Examples"),

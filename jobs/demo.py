@@ -104,7 +104,8 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
 def _quality(spec: JobSpec, evaluation: Evaluation) -> Iterable[tuple[str, ...]]:
     readouts = {task.name for task in spec.tasks if task.readout}
     for task in evaluation.tasks:
-        scores = task.versions["raw"].scores
+        assert task.judged is not None, task.task
+        scores = task.judged.scores
         figures = (scores.headlines["accuracy"], scores.headlines["auroc"])
         yield (
             task.task,

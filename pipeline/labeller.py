@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, overlaid
-from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
+from pipeline.ledger.label_rows import unanswered_rows
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.progress import ignore
@@ -101,10 +101,7 @@ class Labeller:
             own = answers.get(task.name)
             if task.classifier is not None:
                 own = self._reader.classify(task, documents, asked)
-            rows = overlaid(own, unanswered_rows(status, task))
-            if calibrations := self._job.calibrations_of(task):
-                rows = with_calibrated(rows, task, calibrations)
-            table = table.append_column(task.name, rows)
+            table = table.append_column(task.name, overlaid(own, unanswered_rows(status, task)))
         return table
 
     def _asked(self, documents: pa.Table, asked: Bools) -> dict[str, pa.StructArray]:

@@ -197,25 +197,6 @@ class FitOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrateOptions:
-    """Which task is calibrated, how, and on which answers."""
-
-    task: str
-    """Name of the task."""
-    method: Literal["batch", "temperature", "isotonic"]
-    """Calibration method; temperature and isotonic need --gold."""
-    to: str
-    """File to write, or for a task of kind multi a folder with a file for each label: a local path
-    or a URL."""
-    gold: str | None = None
-    """Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output."""
-    snapshot: int | None = None
-    """Number of the snapshot with the answers (default: the last one that has them)."""
-    overwrite: bool = False
-    """Replace an existing file (default: refuse)."""
-
-
-@dataclass(frozen=True, slots=True)
 class CascadeOptions:
     """What the thresholds of a cascade promise, and the sample that they are chosen from."""
 

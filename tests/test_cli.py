@@ -73,7 +73,7 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("diff s 1", "B: missing; add it: "),
         ("eval s --gold g --value q", "--value: write LEFT=RIGHT (got 'q')"),
         ("eval s --gold g --column a=b --column a=c", "--column: one name occurs twice; "),
-        ("calibrate s --task t --to f --method platt", "--method: write one of batch, "),
+        ("calibrate s --task t", "VERB: calibrate was removed; fit thresholds or a readout with"),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_exit_2(

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from fitted import write_calibration
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import pipeline
@@ -146,31 +145,25 @@ def test_a_spec_may_be_a_path_a_dictionary_or_a_spec(
         Labeller({**short, "tsks": []})
 
 
-def test_whole_ranked_and_calibrated_answers_are_columns_as_in_label_files(
+def test_whole_and_ranked_answers_are_columns_as_in_label_files(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    prior = {"kind": 0.3, "harsh": 0.7}
-    plain = {"name": "tone", "question": "Which?", "labels": ["kind", "harsh"]}
     shared: dict[str, Any] = {
         "labels": ["very/good", "very/bad", "dull"],
         "scoring": "full",
         "question": "How?",
     }
     tasks = [
-        {**plain, "calibration": write_calibration(tmp_path / "c.json", prior)},
         {"name": "ranked", **shared, "top_k": 2, "separator": "/"},
         {"name": "whole", **shared, "labels": list(shared["labels"])},  # YAML without an anchor
     ]
     labeller = Labeller(write_spec(tasks=tasks), cache_dir=tmp_path / "cache")
     table = labeller.label([TEXTS[0]])
-    wanted = {"tone": "calibrated", "ranked": "levels", "whole": "p"}
+    wanted = {"ranked": "levels", "whole": "p"}
     for name, column in wanted.items():
         assert table.schema.field(name).type.get_field_index(column) >= 0
     assert table.schema.field("ranked").type.get_field_index("p") < 0
     (row,) = table.to_pylist()
-    weights = np.array([row["tone"]["p"][label] / share for label, share in prior.items()])
-    found = list(row["tone"]["calibrated"]["p"].values())
-    np.testing.assert_allclose(found, weights / weights.sum(), atol=1e-5)
     by_rank = sorted(row["whole"]["p"].items(), key=lambda each: -each[1])[:2]
     assert [each["label"] for each in row["ranked"]["top"]] == [label for label, _ in by_rank]
     np.testing.assert_allclose(

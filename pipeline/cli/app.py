@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 Announce = TypeVar("Announce", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
+# Verbs that were removed, and what to write.
+_GONE = {"calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`"}
+
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENT = 2
@@ -286,7 +289,8 @@ def _problem(error: CycloptsError, command: App) -> Problem:
             return Problem(option, f"no such option; {_help_for(option) or instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)
-            return Problem("VERB", f"no such verb; {_help_for(first) or instead}", first)
+            fix = _GONE.get(first) or f"no such verb; {_help_for(first) or instead}"
+            return Problem("VERB", fix, first)
         case MissingArgumentError():
             return Problem(place, f"missing; add it: {help}")
         case UnusedCliTokensError():

@@ -15,7 +15,6 @@ from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by,
 from pipeline.cli.parameters import AsJson, GoldFile, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
 from pipeline.options import (
-    CalibrateOptions,
     CascadeOptions,
     EvalOptions,
     FitOptions,
@@ -79,27 +78,6 @@ def fit(
 
 
 @verb(IMPROVE, 3)
-def calibrate(
-    spec_file: SpecFile,
-    /,
-    *,
-    options: CalibrateOptions,
-    gold_options: GoldColumns = GoldColumns(),
-    as_json: AsJson = False,
-) -> int:
-    """Fit the probabilities of a task to how often they are right.
-
-    Gold rows that the task's readout was fitted to are left out.
-    """
-    with spec_in(spec_file) as spec:
-        with imports_of_torch():
-            from pipeline.report.fit import show_calibrated
-            from pipeline.verbs.calibrate import calibrate
-        calibrated = calibrate(spec, options, gold_options=gold_options, cache_dir=cache_dir())
-    return print_result(calibrated, show_calibrated, as_json=as_json)
-
-
-@verb(IMPROVE, 4)
 def cascade(
     spec_file: SpecFile,
     /,

@@ -50,7 +50,6 @@ def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for own in (changed, *stages_of(changed)):
         for holder, key in (
             (own, "readout"),
-            (own.get("calibration"), "file"),
             (own.get("classifier"), "path"),
             (own.get("cascade"), "file"),
         ):

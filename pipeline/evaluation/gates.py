@@ -17,10 +17,9 @@ from pipeline.spec.labels import YES
 from pipeline.spec.tasks import TaskSpec
 
 PLACE = Option("gates")
-RAW, CALIBRATED = "raw", "calibrated"
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _GATE = re.compile(
-    r"\s*(?P<task>[a-z][a-z0-9_]*)\.(?:(?P<version>raw|calibrated)\.)?(?P<metric>[a-z0-9_]+)"
+    r"\s*(?P<task>[a-z][a-z0-9_]*)\.(?P<metric>[a-z0-9_]+)"
     r"(?:\.(?P<label>.+?))?\s*(?P<sign>>=|<=|>|<)\s*(?P<bound>\d+(?:\.\d*)?|\.\d+)\s*",
     re.DOTALL,
 )
@@ -33,7 +32,6 @@ class Gate:
 
     written: str
     task: str
-    version: str  # RAW | CALIBRATED
     metric: str
     label: str | None  # None: a metric of the whole task
     sign: str
@@ -78,8 +76,7 @@ def parse_gate(written: str, tasks: Mapping[str, TaskSpec]) -> Gate:
         raise _wrong(f"no such label; {name} has {', '.join(task.labels)}", written)
     if task.kind == "multi" and label is not None:
         name, label = f"{name}.{label}", YES if metric in LABEL_METRICS else None
-    version = match["version"] or RAW
-    return Gate(written.strip(), name, version, metric, label, match["sign"], float(match["bound"]))
+    return Gate(written.strip(), name, metric, label, match["sign"], float(match["bound"]))
 
 
 def metrics_of(task: TaskSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:

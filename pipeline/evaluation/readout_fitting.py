@@ -1,8 +1,8 @@
 """Trained readouts: a linear map for each layer, and its scores on held-out rows.
 
-`fit` chooses the pooling, the layer, the regularisation and the calibration by cross-validation
-inside the rows that it fits to. The outer folds only measure (nested cross-validation: Varma &
-Simon 2006). So a held-out row has no influence on its own score.
+`fit` chooses the pooling, the layer, the regularisation and the scale of the logits by
+cross-validation inside the rows that it fits to. The outer folds only measure (nested
+cross-validation: Varma & Simon 2006). So a held-out row has no influence on its own score.
 
 The layer is the cheapest one whose loss is within one standard error of the smallest loss: the
 one-standard-error rule (Breiman, Friedman, Olshen and Stone 1984, "Classification and Regression
@@ -257,7 +257,7 @@ def _best(choices: Sequence[Choice]) -> Choice:
 
 
 def refit(gold: GoldStates, layer: int, pooling: int, choice: Choice) -> LinearMap:
-    """The calibrated map, fitted to all these rows."""
+    """The map, fitted to all these rows, with the scale and the offset of the choice."""
     states, weights = gold.at(layer, pooling), row_weights(gold.targets, gold.balanced)
     [fitted] = fit_path(states, gold.targets, weights, strengths=[choice.strength])
     return fitted.scaled(choice.scale, choice.offset)

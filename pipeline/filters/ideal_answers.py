@@ -15,7 +15,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.filters.policy import BoundClause, Policy
-from pipeline.ledger.columns import CALIBRATED
 from pipeline.sources.documents import OK
 from pipeline.sources.rule import Rule, conjuncts
 from pipeline.spec.tasks import TaskSpec
@@ -95,14 +94,14 @@ def _ideal(
     true = (truth,) if isinstance(truth, str) else truth
     labels = [label for label in task.labels if label in true]
     p = {label: float(label in true) for label in task.labels}
-    best = {"label": truth, "labels": labels, "p": p, "margin": 1.0}
-    if task.kind == "score":
-        best["score"] = float(labels[0])
     parts = labels[0].split(task.separator) if task.separator else []
     path = [(task.separator or "").join(parts[:end]) for end in range(1, len(parts) + 1)]
     ideal = {
-        **best,
-        CALIBRATED: best,
+        "label": truth,
+        "labels": labels,
+        "p": p,
+        "margin": 1.0,
+        "score": float(labels[0]) if task.kind == "score" else None,
         "top": [{"label": truth, "p": 1.0}],
         "levels": [{"label": part, "p": 1.0} for part in path],
         "mass": 1.0,

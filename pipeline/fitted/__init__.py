@@ -1,1 +1,1 @@
-"""Values fitted to gold labels: readouts and calibrations."""
+"""Values fitted to gold labels: readouts, and the thresholds of cascades."""

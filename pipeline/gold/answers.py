@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.evaluation.resampling import Sampling
 from pipeline.gold.labels import Gold
-from pipeline.ledger.columns import probabilities, versions
+from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
 from pipeline.runtime.job import jobs_for_each_dtype, sliced
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 class GoldTaskAnswers:
     """The answers to one task for the documents of a gold set."""
 
-    p: Mapping[str, NDArray[np.float64]]  # version -> [rows, labels]; NaN: no answer
+    p: NDArray[np.float64]  # [rows, labels]; NaN: no answer
     status: NDArray[np.object_]  # [rows]; None: the corpus has no such document
 
 
@@ -111,10 +111,8 @@ def answers_for(
     parts = {part.name: part for part in spec.parts if part.name in asked}
     answers: dict[str, GoldTaskAnswers] = {}
     for name, part in parts.items():
-        empty = np.full((len(keys), len(part.labels)), np.nan)
-        names = versions(dataset.schema.field(task_of(name)).type)
-        status = np.full(len(keys), None, object)
-        answers[name] = GoldTaskAnswers({n: empty.copy() for n in names}, status)
+        p = np.full((len(keys), len(part.labels)), np.nan)
+        answers[name] = GoldTaskAnswers(p, np.full(len(keys), None, object))
     doc_ids, hashes = np.full((2, len(keys)), None, object)
     documents = np.zeros(len(keys), np.int64)
     for batch in dataset.to_batches(columns=["doc_id", "content_hash", *columns]):
@@ -130,18 +128,17 @@ def answers_for(
         hashes[gold_rows[new]] = chosen.column("content_hash").to_pylist()
         for name, task in answers.items():
             column = chosen.column(task_of(name))
-            for version, p in task.p.items():
-                p[gold_rows[new]] = part_probabilities(column, version, parts[name])
+            task.p[gold_rows[new]] = _part_probabilities(column, parts[name])
             task.status[gold_rows[new]] = pc.struct_field(column, "status").to_pylist()
     return GoldAnswers(doc_ids, hashes, documents, answers)
 
 
-def part_probabilities(answers: pa.StructArray, version: str, part: TaskSpec) -> Floats:
+def _part_probabilities(answers: pa.StructArray, part: TaskSpec) -> Floats:
     """[rows, labels] of a task, or of a part from the answers of its task; NaN: no answer."""
     _, _, label = part.name.partition(".")
     if not label:
-        return probabilities(answers, version, tuple(part.labels))
-    applies = probabilities(answers, version, [label])
+        return probabilities(answers, tuple(part.labels))
+    applies = probabilities(answers, [label])
     return np.concatenate([applies, 1 - applies], axis=1)
 
 

@@ -1,21 +1,18 @@
 """The texts that a task's answers were fitted to, which do not show how good they are.
 
-Entry points: `FittedTexts.of`, `readout_texts`, and `is_held_out` for the texts that a fit leaves
+Entry points: `fitted_texts`, `readout_texts`, and `is_held_out` for the texts that a fit leaves
 out. A text is known by its content hash: so rows of another gold set, or of another output, count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from pipeline.errors import Problem, SpecError
 from pipeline.fitted.cascade_file import parse_thresholds
 from pipeline.fitted.readout import ReadoutError, parse_readout
 from pipeline.hashes import sha256_hex
-from pipeline.ledger.columns import RAW
-from pipeline.runtime.fitted_files import load_calibrations, options_for, read_fitted
+from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -25,53 +22,22 @@ _SALT = "hold out "  # so that the share is independent of other choices by cont
 _HEX = 8
 
 
-@dataclass(frozen=True, slots=True)
-class FittedTexts:
-    """The content hashes that the answers of a task were fitted to."""
+def fitted_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
+    """The content hashes that a task's answers were fitted to, by its readouts and thresholds.
 
-    raw: frozenset[str]  # by its readout, or by the readouts and the thresholds of its cascade
-    calibrated: frozenset[str]  # by its calibration, too
-    silent: tuple[str, ...]  # files that do not name their texts: earlier versions wrote them
-
-    @classmethod
-    def of(cls, spec: JobSpec, task: TaskSpec) -> FittedTexts:
-        """The texts of all files that the task names; SpecError if one cannot be read."""
-        of_readouts = {path: _card_texts(spec, task, path) for path in _readouts(task)}
-        silent = [path for path, texts in of_readouts.items() if not texts]
-        raw, calibrated = {text for texts in of_readouts.values() for text in texts}, set[str]()
-        if task.cascade is not None:
-            path = task.cascade.file
-            data = read_fitted(
-                path,
-                options_for(path, spec),
-                place=_place(task, "cascade"),
-                made_by="assay cascade",
-            )
-            texts = _texts_of(parse_thresholds(data).source)
-            silent += [path] if texts is None else []
-            raw.update(texts or ())
-        # — of this task alone, or of this label of a task of kind `multi`
-        file = load_calibrations(spec.model_copy(update={"tasks": (task,)})).get(task.name)
-        if file is not None:
-            texts = _texts_of(file.source)
-            silent += [f"calibration of {task.name}"] if texts is None else []
-            calibrated.update(texts or ())
-        return cls(frozenset(raw), frozenset(raw | calibrated), tuple(silent))
-
-    def of_version(self, version: str) -> frozenset[str]:
-        """Of the raw or of the calibrated answers."""
-        return self.raw if version == RAW else self.calibrated
+    SpecError if a file that the task names cannot be read.
+    """
+    texts = readout_texts(spec, task)
+    if task.cascade is None:
+        return texts
+    path, place = task.cascade.file, _place(task, "cascade")
+    data = read_fitted(path, options_for(path, spec), place=place, made_by="assay cascade")
+    return texts.union(parse_thresholds(data).source.get("texts", ()))
 
 
 def readout_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
     """The content hashes of a task's readout, or of the readouts of its stages."""
     return frozenset(text for path in _readouts(task) for text in _card_texts(spec, task, path))
-
-
-def source_texts(gold: str | None, hashes: Collection[str]) -> dict[str, Any]:
-    """What a fitted file says about its origin, for `FittedTexts`; `gold` is the gold's hash."""
-    named = {"gold": gold} if gold is not None else {}
-    return {**named, "texts": sorted(set(hashes))}
 
 
 def is_held_out(content_hash: str, share: float) -> bool:
@@ -96,11 +62,3 @@ def _card_texts(spec: JobSpec, task: TaskSpec, path: str) -> tuple[str, ...]:
 
 def _place(task: TaskSpec, key: str) -> str:
     return f"tasks.{task.name}.{key}"
-
-
-def _texts_of(source: Mapping[str, Any]) -> list[str] | None:
-    """The texts that a file names; None if it was fitted to some and does not name them."""
-    texts = source.get("texts")
-    if texts is None and ("gold" in source or "truth" in source):
-        return None
-    return list(texts or ())

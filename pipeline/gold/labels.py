@@ -345,8 +345,8 @@ def _sample_texts(rows: GoldRows, hashes: Sequence[object]) -> tuple[str | None,
 def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
     """The answers of the output at `source`, joined by content hash, or by id with `options.id`.
 
-    A label is the most probable one. Soft targets are the teacher's probabilities, calibrated where
-    the output has calibrated ones. A document without an answer to any task is left out.
+    A label is the most probable one. Soft targets are the teacher's probabilities.
+    A document without an answer to any task is left out.
     """
     match = _SNAPSHOT.fullmatch(source)
     output, snapshot = (match["output"], int(match["number"])) if match else (source, None)

@@ -20,7 +20,7 @@ from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.gold.files import GoldRows
 from pipeline.gold.scores import ScoreColumn, are_scores, read_targets
 from pipeline.hashes import parse_json
-from pipeline.ledger.columns import probabilities, versions
+from pipeline.ledger.columns import probabilities
 from pipeline.options import GoldOptions
 from pipeline.spec.labels import NO, YES, task_of
 from pipeline.spec.tasks import TaskSpec
@@ -198,7 +198,7 @@ def teacher_tasks(
         raise SpecError(
             [Problem(Option("gold"), _not_a_label(task, label), label) for label in unknown]
         )
-    p = probabilities(answers, versions(answers.type)[-1], teacher_labels)  # [rows, theirs]
+    p = probabilities(answers, teacher_labels)  # [rows, theirs]
     if task.kind == "multi":
         # — several of the teacher's labels may mean one: it applies if the likeliest of them does
         of_label = [

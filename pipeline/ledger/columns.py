@@ -17,13 +17,9 @@ from pipeline.spec.tasks import TaskSpec
 Bools = NDArray[np.bool_]
 
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
-# Of a task with the probabilities of all labels in a struct, and without calibration.
+# Of a task with the probabilities of all labels in a struct.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
-# The two versions of probabilities; the second is also a column, of tasks with a calibration.
-RAW, CALIBRATED = "raw", "calibrated"
-CALIBRATED_COLUMNS = ("label", "labels", "p", "score", "margin")  # that it may have
 STAGE = "stage"  # the number of the stage that decided, from 1; only of tasks with a cascade
-ADDED = (CALIBRATED, STAGE)  # what is added to the rows of the answers
 # An ordered list of labels with their probabilities.
 RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", pa.float32())])))
 LABELS_TYPE = pa.list_(pa.field("element", pa.string()))
@@ -33,17 +29,10 @@ def answer_columns(task: TaskSpec) -> tuple[str, ...]:
     """The columns of the task's label files after `doc_id`."""
     label, p, *others = ANSWER_COLUMNS
     path = ("levels",) if task.separator is not None else ()
-    calibrated = (CALIBRATED,) if task.calibration is not None else ()
     stage = (STAGE,) if task.cascade is not None else ()
     score = ("score",) if task.kind == "score" else ()
     first = "labels" if task.kind == "multi" else label
-    answer = (first, p if task.top_k is None else "top", *score, *path, *others)
-    return (*answer, *calibrated, *stage)
-
-
-def calibrated_type(answers: pa.StructType) -> pa.StructType:
-    """The type of the column `calibrated` beside the columns of these answers."""
-    return pa.struct([field for field in answers if field.name in CALIBRATED_COLUMNS])
+    return (first, p if task.top_k is None else "top", *score, *path, *others, *stage)
 
 
 def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType:
@@ -63,8 +52,6 @@ def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType
     }
     if "p" in columns:
         types["p"] = pa.struct([(label, pa.float32()) for label in labels])
-        answer = [(name, types[name]) for name in columns if name != CALIBRATED]
-        types[CALIBRATED] = calibrated_type(pa.struct(answer))
     return pa.struct([(name, types[name]) for name in columns])
 
 
@@ -73,11 +60,6 @@ def labels_of(answers: pa.StructArray) -> pa.StringArray:
     if answers.type.get_field_index("labels") >= 0:
         return pc.list_flatten(answers.field("labels"))
     return answers.field("label").drop_null()
-
-
-def versions(task_type: pa.StructType) -> tuple[str, ...]:
-    """The versions of probabilities in a task's column: raw, and calibrated if it has them."""
-    return (RAW, CALIBRATED) if task_type.get_field_index(CALIBRATED) >= 0 else (RAW,)
 
 
 def structs(table: pa.Table) -> pa.StructArray:
@@ -108,15 +90,14 @@ def overlaid(answers: pa.StructArray | None, below: pa.StructArray) -> pa.Struct
 
 
 def probabilities(
-    answers: pa.StructArray, version: str, labels: Sequence[str]
+    answers: pa.StructArray, labels: Sequence[str]
 ) -> NDArray[np.float64]:  # [rows, labels]; NaN where there is no answer
-    """One version of the probabilities of all labels; of the kind `multi`, each of its own."""
-    part = pc.struct_field(answers, CALIBRATED) if version == CALIBRATED else answers
-    if part.type.get_field_index("p") >= 0:
-        columns = [pc.struct_field(part, ["p", label]) for label in labels]
+    """The probabilities of all labels; of the kind `multi`, each of its own."""
+    if answers.type.get_field_index("p") >= 0:
+        columns = [pc.struct_field(answers, ["p", label]) for label in labels]
         filled = [column.to_numpy(zero_copy_only=False) for column in columns]
         return np.stack(filled, axis=1).astype(np.float64)
-    return _from_top(pc.struct_field(part, "top").to_pylist(), labels)
+    return _from_top(pc.struct_field(answers, "top").to_pylist(), labels)
 
 
 def _from_top(

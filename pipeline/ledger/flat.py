@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import InstanceOf, PlainSerializer
 
-from pipeline.ledger.columns import CALIBRATED
 from pipeline.ledger.rows import TEXT_COLUMN
 
 # The start of a formula: https://owasp.org/www-community/attacks/CSV_Injection. With apostrophes
@@ -131,8 +130,7 @@ def _name(source: tuple[str, ...]) -> str:
     if source == (TEXT_COLUMN,):
         return TEXT_COLUMN.lstrip("_")
     # — a label of a task may be called `label`, too: its probability is below `p`
-    above = source[1:-1]
-    is_answer = above in ((), (CALIBRATED,)) and source[-1] in ("label", "labels")
+    is_answer = len(source) == 2 and source[-1] in ("label", "labels")
     return "_".join(source[:-1] if is_answer else source)
 
 

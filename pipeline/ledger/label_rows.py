@@ -1,4 +1,4 @@
-"""The rows of label files, from a model's scores. Entry points: `answer_rows`, `with_calibrated`.
+"""The rows of label files, from a model's scores. Entry point: `answer_rows`.
 
 A row has the best label, the probabilities and how sure the answer is, or null without an answer.
 A task of kind `multi` has a row, too: the answers to its parts are put together here.
@@ -13,18 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.fitted.calibration import Calibration
 from pipeline.ledger.columns import (
-    ADDED,
-    CALIBRATED,
     LABELS_TYPE,
     RANKED,
-    RAW,
+    STAGE,
     answer_columns,
     answers_type,
-    calibrated_type,
-    probabilities,
-    with_column,
 )
 from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.spec.tasks import TaskSpec
@@ -69,7 +63,7 @@ def answer_rows(labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
         for of_parts in zip(*(own.status for own in scores), strict=True)
     ]
     columns |= reading_columns(mass, labelled.n_tokens, labelled.n_chunks, status)
-    names = [name for name in answer_columns(task) if name not in ADDED]
+    names = [name for name in answer_columns(task) if name != STAGE]
     return pa.StructArray.from_arrays([columns[name] for name in names], names=names)
 
 
@@ -95,35 +89,11 @@ def _of_parts(scores: Sequence[TaskScores], task: TaskSpec) -> dict[str, pa.Arra
 
 def unanswered_rows(status: Sequence[str], task: TaskSpec) -> pa.StructArray:
     """[docs] the same without any answer."""
-    names = [name for name in answer_columns(task) if name not in ADDED]
+    names = [name for name in answer_columns(task) if name != STAGE]
     kind, none = answers_type(names, list(task.labels)), np.zeros(len(status), np.int32)
     columns = {field.name: pa.nulls(len(status), field.type) for field in kind}
     columns |= reading_columns(np.full(len(status), np.nan, np.float32), none, none, status)
     return pa.StructArray.from_arrays([columns[name] for name in names], fields=list(kind))
-
-
-def with_calibrated(
-    rows: pa.StructArray, task: TaskSpec, calibrations: Sequence[Calibration]
-) -> pa.StructArray:
-    """The rows with the column `calibrated`, null where there is no answer.
-
-    `calibrations` are those of the task's parts, in their order.
-    """
-    raw = probabilities(rows, RAW, list(task.labels))  # [docs, labels]
-    answered = ~np.isnan(raw).any(axis=1)  # [docs]
-    p = np.full(raw.shape, np.nan, np.float32)
-    if task.kind == "multi":
-        for number, calibration in enumerate(calibrations):
-            yes = raw[answered, number]
-            p[answered, number] = calibration.apply(np.stack([yes, 1 - yes], axis=1))[:, 0]
-    else:
-        p[answered] = calibrations[0].apply(raw[answered])
-    columns = value_columns(p, task)
-    struct = calibrated_type(rows.type)
-    calibrated = pa.StructArray.from_arrays(
-        [columns[field.name] for field in struct], fields=list(struct), mask=pa.array(~answered)
-    )
-    return with_column(rows, CALIBRATED, calibrated)
 
 
 def value_columns(p: NDArray[np.float32], task: TaskSpec) -> dict[str, pa.Array]:

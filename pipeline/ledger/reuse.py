@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
-from pipeline.ledger.columns import ADDED, structs
+from pipeline.ledger.columns import STAGE, structs
 from pipeline.ledger.keys import documents_key, sid_of
 from pipeline.ledger.label_files import read_source
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
@@ -51,8 +51,8 @@ class StoredAnswers:
 
         The documents are the shard's whole documents file, the sources are keys of label files of
         any shard. Earlier sources count more. A failed row is not an answer; a quarantined one is,
-        in the same shard, unless this is a retry. The rows are without the columns that are added
-        to answers, such as the calibrated ones. The first value is None if there is no answer.
+        in the same shard, unless this is a retry. The rows are without the column `stage`. The
+        first value is None if there is no answer.
         """
         texts = text_identities(documents)
         # — a document without text has no answer, but its hash may equal another's
@@ -61,7 +61,7 @@ class StoredAnswers:
         answers: list[pa.StructArray] = []
         reused: Counter[str] = Counter()
         read = partial(self._read, shard=shard, texts=texts, is_retry=is_retry)
-        dropped = {"doc_id", *ADDED}
+        dropped = {"doc_id", STAGE}
         with ThreadPoolExecutor(READ_THREADS) as pool:
             for start in range(0, len(sources), READ_THREADS):
                 batch = sources[start : start + READ_THREADS] if is_open.any() else ()

@@ -15,7 +15,7 @@ from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
 from pipeline.report.console import truncate
 from pipeline.verbs.corpus_report import ExpectedScores
-from pipeline.verbs.evaluate import TaskEvaluation
+from pipeline.verbs.evaluate import Judged
 
 MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
@@ -30,12 +30,11 @@ Ticks = Sequence[tuple[float, str]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve of a chart; each version of answers has its own dashes, each label its own color."""
+    """A curve of a chart; each label has its own color."""
 
     name: str
     points: Sequence[tuple[float, float]]
     color: int
-    dashed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,57 +109,45 @@ def _histogram(name: str, bars: Sequence[int], ends: tuple[float, float]) -> Cha
     )
 
 
-def curves(task: TaskEvaluation) -> tuple[Chart, Chart]:
+def curves(task: str, labels: Sequence[str], judged: Judged) -> tuple[Chart, Chart]:
     """The reliability of the answers, and precision by recall of the most frequent labels."""
     ticks = [(share, f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)]
-    reliability = [
-        Line(
-            f"{version}, {len(bins)} bins of about equal mass",
-            [(part.confidence, part.accuracy) for part in bins],
-            number,
-            number > 0,
-        )
-        for number, (version, scored) in enumerate(task.versions.items())
-        for bins in [scored.scores.reliability]
-    ]
+    bins = judged.scores.reliability
+    name = f"{len(bins)} bins of about equal mass"
+    reliability = Line(name, [(part.confidence, part.accuracy) for part in bins], 0)
     return (
         Chart(
-            f"{task.task}: reliability",
+            f"{task}: reliability",
             _HIGH,
             ticks,
             axes=("confidence: p of the answer", "share of correct answers"),
-            lines=reliability,
+            lines=[reliability],
             diagonal=True,
         ),
         Chart(
-            f"{task.task}: precision and recall",
+            f"{task}: precision and recall",
             _HIGH,
             ticks,
             axes=("recall", "precision"),
-            lines=list(_precision_by_recall(task)),
+            lines=list(_precision_by_recall(labels, judged)),
         ),
     )
 
 
-def _precision_by_recall(task: TaskEvaluation) -> Iterator[Line]:
-    """A line for each version and label; of two labels the second mirrors the first."""
-    first = next(iter(task.versions.values()))
-    support = np.bincount(first.truth, minlength=len(task.labels))
+def _precision_by_recall(labels: Sequence[str], judged: Judged) -> Iterator[Line]:
+    """A line for each label; of two labels the second mirrors the first."""
+    support = np.bincount(judged.truth, minlength=len(labels))
     most = np.argsort(-support, kind="stable")[:MAX_LINES].tolist()
-    shown = [0] if len(task.labels) == 2 else most
-    for number, (version, scored) in enumerate(task.versions.items()):
-        for place, label in enumerate(shown):
-            positive = scored.truth == label
-            if positive.all() or not positive.any():
-                continue
-            points = operating_points(positive, scored.p[:, label], scored.weights)
-            name = truncate(task.labels[label], LABEL_CHARS)
-            name = f"{name}, {version}" if len(task.versions) > 1 else name
-            # — evenly spaced, with the last one
-            count = len(points.recall)
-            kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(np.int64))
-            recall, precision = points.recall[kept], points.precision[kept]
-            # — between two thresholds precision is constant: a step
-            ends = np.stack([np.r_[0, recall[:-1]], recall], axis=1).ravel().tolist()
-            steps = list(zip(ends, precision.repeat(2).tolist(), strict=True))
-            yield Line(name, steps, place if len(shown) > 1 else number, number > 0)
+    for color, label in enumerate([0] if len(labels) == 2 else most):
+        positive = judged.truth == label
+        if positive.all() or not positive.any():
+            continue
+        points = operating_points(positive, judged.p[:, label], judged.weights)
+        # — evenly spaced, with the last one
+        count = len(points.recall)
+        kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(np.int64))
+        recall, precision = points.recall[kept], points.precision[kept]
+        # — between two thresholds precision is constant: a step
+        ends = np.stack([np.r_[0, recall[:-1]], recall], axis=1).ravel().tolist()
+        steps = list(zip(ends, precision.repeat(2).tolist(), strict=True))
+        yield Line(truncate(labels[label], LABEL_CHARS), steps, color)

@@ -76,7 +76,7 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         report=shown,
         spec_file=spec_file,
         is_ready=all(
-            task.versions and not task.at_chance and not task.swapped
+            task.judged and not task.at_chance and not task.swapped
             for task in (shown.quality.tasks if shown.quality else ())
         ),
         sections={name: title for name, title in _SECTIONS.items() if present.get(name, True)},

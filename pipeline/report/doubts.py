@@ -61,15 +61,10 @@ def evaluation_doubts(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
             "figures are not those of the corpus, and no gate reads them. Measure on a random "
             f"sample ({RANDOM})"
         )
-    for path in task.silent:
-        yield (
-            f"{task.task}: {path} does not say which texts it was fitted to, so its figures may be "
-            "of these texts. Make it again (assay fit, calibrate or cascade)"
-        )
-    if not task.versions:
+    if task.judged is None:
         yield _nothing_judged(task)
         return
-    auroc = next(iter(task.versions.values())).scores.headlines["auroc"]
+    auroc = task.judged.scores.headlines["auroc"]
     if task.swapped:
         yield (
             f"{task.task}: the interval of AUROC, {auroc.low:.3f} to {auroc.high:.3f}, is below "

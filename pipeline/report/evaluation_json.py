@@ -29,8 +29,8 @@ class GoldJson:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionJson(Scores):
-    """The scores of one version of a task's probabilities."""
+class JudgedJson(Scores):
+    """The scores of a task's answers."""
 
     ece_bins: str
     thresholds: tuple[Cut, ...]
@@ -42,9 +42,8 @@ class TaskEvaluationJson:
 
     labels: tuple[str, ...]
     rows: RowCounts
-    versions: Mapping[str, VersionJson]
+    scores: JudgedJson | None  # None: nothing is judged
     gold: Kind
-    fitted: Mapping[str, int]
     represented: float | None
     at_chance: bool
     swapped: bool
@@ -56,7 +55,7 @@ class MultiEvaluationJson:
     """The scores of a task of kind `multi` as a whole: means over its labels."""
 
     labels: tuple[str, ...]  # that have gold; each also is a task, TASK.LABEL
-    versions: Mapping[str, Mapping[str, Figure]]
+    figures: Mapping[str, Figure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
             repeated_in_corpus=evaluation.repeated_in_corpus,
         ),
         tasks={task.task: _task_json(task, gold) for task in evaluation.tasks},
-        multi={of.task: MultiEvaluationJson(of.labels, of.versions) for of in evaluation.multi},
+        multi={of.task: MultiEvaluationJson(of.labels, of.figures) for of in evaluation.multi},
         without_gold=evaluation.without_gold,
         gates=evaluation.decisions,
         passed=evaluation.passed,
@@ -107,16 +106,14 @@ def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
 
 
 def _task_json(task: TaskEvaluation, gold: Gold) -> TaskEvaluationJson:
-    bins = f"{BINS}, equal mass"
+    bins, judged = f"{BINS}, equal mass", task.judged
     return TaskEvaluationJson(
         labels=task.labels,
         rows=task.rows,
-        versions={
-            name: VersionJson(**fields_of(version.scores), ece_bins=bins, thresholds=version.cuts)
-            for name, version in task.versions.items()
-        },
+        scores=None
+        if judged is None
+        else JudgedJson(**fields_of(judged.scores), ece_bins=bins, thresholds=judged.cuts),
         gold=gold.kind(task.task),
-        fitted=task.fitted,
         represented=task.represented,
         at_chance=task.at_chance,
         swapped=task.swapped,

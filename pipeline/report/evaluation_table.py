@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.evaluation.intervals import Figure
@@ -10,20 +10,20 @@ from pipeline.evaluation.metrics import BINS, LabelScore
 from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.gold.labels import Gold
-from pipeline.ledger.columns import RAW
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts, shared_doubts
 from pipeline.spec.labels import YES, task_of
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
+    Judged,
     LabelIssue,
     MultiEvaluation,
     TaskEvaluation,
 )
 
 SHOWN_ISSUES = 10
-FITTED_BY = {RAW: "the readout or the cascade", "calibrated": "the calibration"}
+FITTED_BY = "the readout or the cascade"
 _TEXT_CHARS = 400
 WIDE_LABELS = 12  # a confusion matrix of more labels is too wide to be read
 _NAMES = {
@@ -49,8 +49,8 @@ def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
         yield from ("", f"{task.task}: {row_counts(task)}")
         yield from score_grids(task)
         yield from warnings(evaluation_doubts(task, evaluation.gold))
-        if task.versions:
-            yield confusion_grid(task)
+        if task.judged is not None:
+            yield confusion_grid(task.labels, task.judged, task.represented)
         if task.label_issues:
             yield issue_grid(task.label_issues, SHOWN_ISSUES)
     for whole in evaluation.multi:
@@ -97,9 +97,9 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
 
 def headline(task: TaskEvaluation, gold: Gold) -> str:
     """The main figures of a task in one line, and who gave the gold labels."""
-    if not task.versions:
+    if task.judged is None:
         return "nothing is judged"
-    headlines = next(iter(task.versions.values())).scores.headlines
+    headlines = task.judged.scores.headlines
     figures = [f"accuracy {interval(headlines['accuracy'])}"]
     figures[:0] = [
         f"{_NAMES[n]} {interval(headlines[n])}" for n in ORDINAL_HEADLINES if n in headlines
@@ -112,10 +112,9 @@ def headline(task: TaskEvaluation, gold: Gold) -> str:
 
 def multi_headline(whole: MultiEvaluation) -> str:
     """The main figures of a task of kind `multi` in one line."""
-    if not whole.versions:
+    if not whole.figures:
         return "nothing is judged"
-    figures = next(iter(whole.versions.values()))
-    shown = (f"{_NAMES[name]} {interval(figure)}" for name, figure in figures.items())
+    shown = (f"{_NAMES[name]} {interval(figure)}" for name, figure in whole.figures.items())
     return f"{', '.join(shown)}, of {len(whole.labels):,} labels"
 
 
@@ -141,7 +140,7 @@ def multi_row_counts(whole: MultiEvaluation, parts: Sequence[TaskEvaluation]) ->
 def row_counts(task: TaskEvaluation) -> str:
     """How many rows were evaluated, and why the others were not."""
     rows = task.rows
-    judged = rows.evaluated if task.versions else 0
+    judged = rows.evaluated if task.judged else 0
     parts = [f"{judged:,} of {rows.gold:,} gold documents evaluated"]
     if rows.unlabelled:
         parts.append(f"{rows.unlabelled:,} without a gold label")
@@ -149,15 +148,8 @@ def row_counts(task: TaskEvaluation) -> str:
         parts.append(f"{rows.not_in_corpus:,} not in the corpus")
     parts += [f"{n:,} without an answer ({status})" for status, n in rows.unanswered.items()]
     if rows.fitted:
-        parts.append(f"{rows.fitted:,} left out, because {FITTED_BY[RAW]} was fitted to them")
-    for version, fitted in task.fitted.items():
-        if version != RAW and fitted > rows.fitted:
-            more = fitted - rows.fitted
-            parts.append(
-                f"{more:,} more left out of the {version} figures, because "
-                f"{FITTED_BY[version]} was fitted to them"
-            )
-    if rows.evaluated and not task.versions:
+        parts.append(f"{rows.fitted:,} left out, because {FITTED_BY} was fitted to them")
+    if rows.evaluated and task.judged is None:
         parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
     if task.represented is not None:
         parts.append(f"they represent {task.represented:.0%} of the texts of the sampled corpus")
@@ -177,49 +169,36 @@ def gold_words(gold: Gold, task: str) -> str:
 
 def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
     """The scores of a task: in all, then by label and by threshold; none without rows."""
-    if not task.versions:
+    if task.judged is None:
         return
-    scores = [version.scores for version in task.versions.values()]
-    yield Grid(
-        f"{task.task}, with 95 % intervals",
-        ("", *task.versions),
-        [
-            (_NAMES[n], *(interval(scored.headlines[n]) for scored in scores))
-            for n in scores[0].headlines
-        ],
-    )
-    for name, version in task.versions.items():
-        which = f" ({name})" if len(task.versions) > 1 else ""
-        yield _labels([(label.label, label, None) for label in version.scores.labels], which)
-        if version.cuts:
-            yield _cuts([(cut.label, cut) for cut in version.cuts], which)
+    yield _figures(task.task, task.judged.scores.headlines)
+    yield _labels([(label.label, label, None) for label in task.judged.scores.labels])
+    if task.judged.cuts:
+        yield _cuts([(cut.label, cut) for cut in task.judged.cuts])
 
 
 def multi_grids(whole: MultiEvaluation, parts: Sequence[TaskEvaluation]) -> Iterator[Grid]:
     """The scores of a task of kind `multi`: in all, then by label and by threshold."""
-    if not whole.versions:
+    if not whole.figures:
         return
-    figures = list(whole.versions.values())
-    yield Grid(
-        f"{whole.task}, with 95 % intervals",
-        ("", *whole.versions),
-        [(_NAMES[n], *(interval(of_version[n]) for of_version in figures)) for n in figures[0]],
+    yield _figures(whole.task, whole.figures)
+    judged = [(_label_of(part), part.judged) for part in parts if part.judged is not None]
+    yield _labels(
+        [
+            (label, scored, of_label.scores.headlines["ece"])
+            for label, of_label in judged
+            for scored in of_label.scores.labels
+            if scored.label == YES
+        ]
     )
-    for name in whole.versions:
-        which = f" ({name})" if len(whole.versions) > 1 else ""
-        judged = [(_label_of(part), part.versions[name]) for part in parts if name in part.versions]
-        yield _labels(
-            [
-                (label, scored, version.scores.headlines["ece"])
-                for label, version in judged
-                for scored in version.scores.labels
-                if scored.label == YES
-            ],
-            which,
-        )
-        cuts = [(label, c) for label, version in judged for c in version.cuts if c.label == YES]
-        if cuts:
-            yield _cuts(cuts, which)
+    cuts = [(label, cut) for label, of_label in judged for cut in of_label.cuts if cut.label == YES]
+    if cuts:
+        yield _cuts(cuts)
+
+
+def _figures(task: str, figures: Mapping[str, Figure]) -> Grid:
+    rows = [(_NAMES[name], interval(figure)) for name, figure in figures.items()]
+    return Grid(f"{task}, with 95 % intervals", ("", "figure"), rows)
 
 
 def _label_of(part: TaskEvaluation) -> str:
@@ -236,11 +215,11 @@ def multi_issues(parts: Sequence[TaskEvaluation]) -> list[LabelIssue]:
     return sorted(issues, key=lambda issue: issue.p_gold)
 
 
-def _labels(labels: Sequence[tuple[str, LabelScore, Figure | None]], which: str) -> Grid:
+def _labels(labels: Sequence[tuple[str, LabelScore, Figure | None]]) -> Grid:
     """The scores of each label; its calibration error, too, if it is a task of yes or no."""
     error = ["ECE"] if any(ece for *_, ece in labels) else []
     return Grid(
-        f"by label{which}",
+        "by label",
         ("label", "precision", "recall", "F1", "AUROC", "AP", *error, "gold", "predicted"),
         [
             (
@@ -259,7 +238,7 @@ def _labels(labels: Sequence[tuple[str, LabelScore, Figure | None]], which: str)
     )
 
 
-def _cuts(cuts: Sequence[tuple[str, Cut]], which: str) -> Grid:
+def _cuts(cuts: Sequence[tuple[str, Cut]]) -> Grid:
     rows = []
     for label, cut in cuts:
         figures = ["no threshold reaches this", "", "", ""]
@@ -269,7 +248,7 @@ def _cuts(cuts: Sequence[tuple[str, Cut]], which: str) -> Grid:
             figures = [least, interval(at.precision), interval(at.recall), f"{at.flagged:,}"]
         rows.append((f"{cut.metric} {cut.least:g}", label, *figures))
     return Grid(
-        f"thresholds{which}: a document has the label if its p is at least the threshold; "
+        "thresholds: a document has the label if its p is at least the threshold; "
         "precision and recall of other documents, by cross-validation",
         ("minimum", "label", "threshold", "precision", "recall", "documents"),
         rows,
@@ -277,13 +256,13 @@ def _cuts(cuts: Sequence[tuple[str, Cut]], which: str) -> Grid:
     )
 
 
-def confusion_grid(task: TaskEvaluation) -> Grid:
+def confusion_grid(labels: Sequence[str], judged: Judged, represented: float | None) -> Grid:
     """The confusion matrix, or the most frequent confusions if it is too wide to be read."""
-    labels, counts = task.labels, next(iter(task.versions.values())).scores.confusion
-    unit = "" if task.represented is None else ", in documents of the corpus"
+    counts = judged.scores.confusion
+    unit = "" if represented is None else ", in documents of the corpus"
     if len(labels) <= WIDE_LABELS:
         return Grid(
-            f"confusion: gold label by row, answer (raw) by column{unit}",
+            f"confusion: gold label by row, answer by column{unit}",
             ("gold", *labels),
             [(label, *map("{:,}".format, row)) for label, row in zip(labels, counts, strict=True)],
             wrap=True,
@@ -296,7 +275,7 @@ def confusion_grid(task: TaskEvaluation) -> Grid:
     ]
     most = sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]
     return Grid(
-        f"the most frequent confusions (raw){unit}; --json has all",
+        f"the most frequent confusions{unit}; --json has all",
         ("gold", "answer", "documents"),
         [(gold, answer, f"{count:,}") for count, gold, answer in most],
         texts=2,

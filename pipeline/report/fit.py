@@ -1,14 +1,12 @@
-"""Fitted readouts, calibrations and thresholds as tables for a terminal."""
+"""Fitted readouts and thresholds as tables for a terminal."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
 
-from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.report.console import Grid, Part, interval, number, printed, warnings
 from pipeline.spec.labels import NO, YES, task_of
-from pipeline.verbs.calibrate import Calibrated, CalibratedLabels
 from pipeline.verbs.cascade import ChosenThresholds
 from pipeline.verbs.fit import Fit, TaskFit
 
@@ -133,37 +131,7 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
         shown = f"rank correlation {number(rank)}, mean absolute error {number(error)}"
         yield "agreement", f"{shown}: held-out probabilities against the scores"
     if task.balanced:
-        yield "balanced", "labels are uneven: the fit weights them, and calibration corrects that"
-
-
-@printed
-def show_calibrated(calibrated: Calibrated | CalibratedLabels) -> Iterator[Part]:
-    """The calibration, and the answers and gold labels that it was made from."""
-    if isinstance(calibrated, CalibratedLabels):
-        labels = calibrated.labels.items()
-        method = next(iter(calibrated.labels.values())).method
-        rows = [(name, of.path, f"{of.rows:,}", _parameters(of)) for name, of in labels]
-        title = f"{calibrated.task}: a calibration for each label, yes or no"
-        yield Grid(title, ("label", "file", "documents", method), rows, texts=2)
-        return
-    source = calibrated.source
-    of_gold = f", gold {source['gold']}" if "gold" in source else ""
-    yield {
-        "file": calibrated.path,
-        "task": calibrated.task,
-        "made from": f"{calibrated.rows:,} documents of snapshot {source['snapshot']}{of_gold}",
-        calibrated.method: _parameters(calibrated),
-    }
-
-
-def _parameters(calibration: Calibration) -> str:
-    parameters = calibration.parameters
-    if isinstance(parameters, Prior):
-        shares = zip(calibration.labels, parameters.prior, strict=True)
-        return ", ".join(f"{label} {share:.3f}" for label, share in shares)
-    if isinstance(parameters, Temperature):
-        return f"{parameters.temperature:.3f}"
-    return ", ".join(f"{len(curve.x)} knots" for curve in parameters.curves)
+        yield "balanced", "labels are uneven: the fit weights them, and the intercepts correct that"
 
 
 @printed

@@ -37,12 +37,10 @@ def _is_task(field: Any) -> bool:
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
-    """`clean 0.81`; the calibrated answer where the task has a calibration.
-
-    Of several labels all that apply, `law 0.93 + art 0.55`; a score is `2.31 (3 0.48)`.
+    """`clean 0.81`; of several labels all that apply, `law 0.93 + art 0.55`; a score is
+    `2.31 (3 0.48)`.
     """
     status = "" if answer["status"] == "ok" else f" ({answer['status']})"
-    answer = answer.get("calibrated") or answer
     if answer["margin"] is None:
         return f"-{status}"
     if "labels" in answer:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.fitted.cascade_file import Thresholds
-from pipeline.ledger.columns import RAW, STAGE, Bools, only, overlaid, probabilities, with_column
+from pipeline.ledger.columns import STAGE, Bools, only, overlaid, probabilities, with_column
 from pipeline.spec.tasks import TaskSpec
 
 
@@ -28,7 +28,7 @@ class StagedTask:
 
         A document whose answer failed is one of them: its row says why.
         """
-        p = probabilities(answers, RAW, list(self.task.labels))  # [docs, labels]
+        p = probabilities(answers, list(self.task.labels))  # [docs, labels]
         return np.isnan(p).any(axis=1) | self.thresholds.decides(p)
 
     def rows(

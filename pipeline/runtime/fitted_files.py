@@ -1,6 +1,6 @@
-"""Files of readouts, calibrations and thresholds, named in a spec by a local path or an fsspec URL.
+"""Files of readouts and thresholds, named in a spec by a local path or an fsspec URL.
 
-Entry points: `find_readouts`, `load_calibrations` and `load_thresholds` in the driver,
+Entry points: `find_readouts` and `load_thresholds` in the driver,
 `load_readouts` on a worker, `read_fitted` for the bytes of any such file, and `fitted_copy` for a
 copy in the cache.
 """
@@ -18,7 +18,6 @@ from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Problem, SpecError, StorageError
-from pipeline.fitted.calibration import CalibrationFile, parse_calibration
 from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
 from pipeline.fitted.readout import (
     Readout,
@@ -29,7 +28,6 @@ from pipeline.fitted.readout import (
 from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
-from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.file_systems import file_system_at
@@ -49,7 +47,6 @@ logger = logging.getLogger(__name__)
 # The commands that make the files, by the key of a task that names one.
 _MADE_BY = {
     "readout": "assay fit",
-    "calibration.file": "assay calibrate",
     "cascade.file": "assay cascade",
 }
 Loaded = TypeVar("Loaded")
@@ -146,42 +143,6 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> 
 
     paths = [task.readout for task in spec.parts]
     return _of_each_file(spec, "readout", paths, load, cached=(cache_dir, hashes))
-
-
-def load_calibrations(spec: JobSpec) -> dict[str, CalibrationFile]:
-    """The calibration files by part of a task; SpecError for files of other tasks."""
-
-    def load(task: TaskSpec, data: bytes) -> CalibrationFile:
-        file = parse_calibration(data)
-        fitted, expected = file.calibration, task.calibration
-        assert expected is not None, task.name
-        if fitted.method != expected.method:
-            raise ValueError(f"it is of method {fitted.method!r}, not {expected.method!r}")
-        if fitted.labels != tuple(task.labels):
-            raise ValueError(
-                f"it is for the labels {list(fitted.labels)}, in this order, and the task has "
-                f"{list(task.labels)}"
-            )
-        return file
-
-    paths = [task.calibration.file if task.calibration else None for task in spec.parts]
-    return _of_each_file(spec, "calibration.file", paths, load)
-
-
-def warn_of_stale_calibrations(
-    files: Mapping[str, CalibrationFile], fingerprints: Mapping[str, Fingerprint]
-) -> None:
-    """Logs the calibrations that were fitted to other answers than those they are applied to."""
-    for task, file in files.items():
-        raw = fingerprints[task.partition(".")[0]].raw.id
-        if file.fingerprint != raw:
-            logger.warning(
-                "task %s: its calibration was fitted to the answers of fingerprint %s; the current "
-                "fingerprint is %s; `assay calibrate` fits a new one",
-                task,
-                file.fingerprint,
-                raw,
-            )
 
 
 def load_thresholds(

@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.errors import SpecError
-from pipeline.fitted.calibration import Calibration, CalibrationFile
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
@@ -22,11 +21,7 @@ from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.runtime.classifier_files import find_classifiers
 from pipeline.runtime.conditions import tasks_named
-from pipeline.runtime.fitted_files import (
-    find_readouts,
-    load_calibrations,
-    load_thresholds,
-)
+from pipeline.runtime.fitted_files import find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate, locate_known
 from pipeline.sources.shards import Slice
@@ -52,7 +47,6 @@ class Job:
     cache_dir: str
     run_id: str
     readouts: Mapping[str, str]  # the file's SHA-256 by part of a task, of those that have one
-    calibrations: Mapping[str, CalibrationFile]  # by part, of the files that the spec names
     classifiers: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
     thresholds: Mapping[str, Thresholds]  # by task, of those with a cascade
     # Of a job with tasks in stages: those that answer the stages, and with the first the other
@@ -89,11 +83,6 @@ class Job:
     def readers(self) -> tuple[Job, ...]:
         """The jobs that read a document, one after the other."""
         return self.stages or (self,)
-
-    def calibrations_of(self, task: TaskSpec) -> list[Calibration]:
-        """The calibrations of the task's parts, in their order; none without a calibration."""
-        files = [self.calibrations.get(part.name) for part in task.parts]
-        return [file.calibration for file in files if file is not None]
 
     def metadata(self, task: TaskSpec) -> dict[str, str]:
         """The metadata of the task's label files: what answered."""
@@ -144,14 +133,12 @@ def make_job(
     thresholds = load_thresholds(spec, stage_versions)
     files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
     readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype)
-    calibrations = load_calibrations(spec)
     classifiers = find_classifiers(spec, cache_dir)
     versions = fingerprints(
         spec,
         weights=files.hashes,
         dtype=placement.dtype,
         readouts=readouts,
-        calibrations={name: file.calibration.hash for name, file in calibrations.items()},
         classifiers=classifiers,
         cascades={name: own.content for name, own in thresholds.items()},
     )
@@ -164,7 +151,6 @@ def make_job(
         cache_dir=str(cache_dir),
         run_id=uuid.uuid4().hex,
         readouts=readouts,
-        calibrations=calibrations,
         classifiers=classifiers,
         thresholds=thresholds,
         stages=tuple(stages),

@@ -15,7 +15,6 @@ from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
 from pipeline.ledger.cuts import Cuts, load_or_cut
 from pipeline.runtime.conditions import check_when
-from pipeline.runtime.fitted_files import warn_of_stale_calibrations
 from pipeline.runtime.job import Job, sliced
 from pipeline.runtime.placement import shard_bytes
 from pipeline.sources.condition import check_where
@@ -132,7 +131,6 @@ def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
     With `keep` the cut is stored for every later run. Only a run that labels stores it, because the
     size of the shards depends on its machine.
     """
-    warn_of_stale_calibrations(job.calibrations, job.fingerprints)
     source = job.spec.input
     objects = _objects(job.spec, store, Path(job.cache_dir))
     largest = max(stage.files.size_bytes for stage in job.with_stages)

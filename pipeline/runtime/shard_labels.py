@@ -23,7 +23,7 @@ from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
-from pipeline.ledger.label_rows import unanswered_rows, with_calibrated
+from pipeline.ledger.label_rows import unanswered_rows
 from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.conditions import accepted_by, input_names
 from pipeline.runtime.job import Job
@@ -216,11 +216,9 @@ class ShardLabels:
         rows = unanswered_rows(self._status_of(accepted), task)
         answers = [self._answers.get(step.version) for step in steps]
         answers = [None if a is None else only(a, accepted) for a in answers]
-        calibrations = self._job.calibrations_of(task)
         if task.name in self._staged:
             return self._staged[task.name].rows(rows, answers)
-        rows = overlaid(answers[0], rows)
-        return with_calibrated(rows, task, calibrations) if calibrations else rows
+        return overlaid(answers[0], rows)
 
     def _status_of(self, asked: Bools) -> list[str]:
         """[docs] the status of documents without an answer, of a question about some of them."""
@@ -233,10 +231,6 @@ class ShardLabels:
         metadata, fp = self._job.metadata(task), self._job.fp[task.name]
         for step in steps:
             metadata |= step.reader.metadata if step.reader.job.fp[task.name] == fp else {}
-        if calibrations := self._job.calibrations_of(task):
-            content = [own.to_json() for own in calibrations]
-            described = content if task.kind == "multi" else content[0]
-            metadata["calibration"] = canonical_json(described).decode()
         if reused := self._shard.reused.get(steps[0].version):
             metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
         rows = self._rows_of(task.name)

@@ -32,8 +32,8 @@ class Fingerprint:
 
     @property
     def raw(self) -> Fingerprint:
-        """The same question, without what is added to its answers, and of all documents."""
-        return self._without("calibration", "when", "after", *_SLICE)
+        """The same question, of all documents."""
+        return self._without("when", "after", *_SLICE)
 
     @property
     def of_all(self) -> Fingerprint:
@@ -67,15 +67,14 @@ def fingerprints(
     weights: Mapping[str, str],
     dtype: str,
     readouts: Mapping[str, str] = MappingProxyType({}),
-    calibrations: Mapping[str, str] = MappingProxyType({}),
     classifiers: Mapping[str, str] = MappingProxyType({}),
     cascades: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Fingerprint]:
     """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
 
-    `readouts`, `calibrations` and `classifiers` are the hashes of the files that tasks name, by
-    task; those of a task of kind `multi` are by the names of its parts. `cascades` are the
-    thresholds and the stages' fingerprints of tasks with a cascade.
+    `readouts` and `classifiers` are the hashes of the files that tasks name, by task; those of a
+    task of kind `multi` are by the names of its parts. `cascades` are the thresholds and the
+    stages' fingerprints of tasks with a cascade.
     """
     versions = {}
     for task in spec.tasks:
@@ -90,9 +89,6 @@ def fingerprints(
             content = _decoder_content(spec, task, weights, dtype, readouts)
         if task.kind != "choice":
             content["kind"] = task.kind
-        if task.calibration is not None:
-            method = task.calibration.method
-            content["calibration"] = {"method": method, "hash": _of_parts(task, calibrations)}
         versions[task.name] = Fingerprint(content)
     return versions
 

@@ -114,9 +114,9 @@ def equal_in_sql(labels: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def part_file(folder: str, label: str, suffix: str) -> str:
-    """The file of one label in the folder that a task of kind `multi` names."""
-    return f"{folder.rstrip('/')}/{quote(label, safe='')}{suffix}"
+def part_file(folder: str, label: str) -> str:
+    """The readout of one label in the folder that a task of kind `multi` names."""
+    return f"{folder.rstrip('/')}/{quote(label, safe='')}.safetensors"
 
 
 def task_of(name: str) -> str:

@@ -41,7 +41,10 @@ _FIXES = {
 
 _WRITE = "no such key; write "
 # Keys that earlier versions had.
-_GONE = {"explain": "no such key: continuations are not stored any more; remove it"}
+_GONE = {
+    "explain": "no such key: continuations are not stored any more; remove it",
+    "calibration": "calibration was removed; fit thresholds or a readout with `assay fit`",
+}
 
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:

@@ -45,15 +45,6 @@ ANSWER = "{answer}"  # in a question: what follows it begins the answer
 _BY_LABELS: Any = None  # the default of `chunks`, which follows from the number of labels
 
 
-class CalibrationSpec(Frozen):
-    """Calibration by a file that `assay calibrate` wrote."""
-
-    method: Literal["batch", "temperature", "isotonic"]
-    """Method that the file was made with."""
-    file: str = Field(min_length=1)
-    """Path or URL of the file that `assay calibrate --to` wrote."""
-
-
 class ClassifierSpec(Frozen):
     """A classifier that reads the text instead of the spec's model, on the CPU."""
 
@@ -158,8 +149,6 @@ class TaskSpec(Frozen):
     labels."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the levels of hierarchical labels, such as `/`."""
-    calibration: CalibrationSpec | None = None
-    """Adds calibrated probabilities to the answers. Default: none."""
     cascade: CascadeSpec | None = None
     """Answers in stages, for a task of two labels. Its stages have the question, the readout or the
     classifier."""
@@ -194,11 +183,8 @@ class TaskSpec(Frozen):
             "kind": "choice",
             "labels": YES_OR_NO,
             "question": self.question and with_slot(self.question).replace(SLOT, text),
-            "readout": self.readout and part_file(self.readout, label, ".safetensors"),
+            "readout": self.readout and part_file(self.readout, label),
         }
-        if self.calibration is not None:
-            file = part_file(self.calibration.file, label, ".json")
-            own["calibration"] = self.calibration.model_copy(update={"file": file})
         return self.model_copy(update=own)
 
     @property
@@ -235,16 +221,6 @@ class TaskSpec(Frozen):
         two = len(other.data.get("labels", ())) <= 2 or other.data.get("kind") == "multi"
         by_labels = "max" if two else "mean"
         return by_labels if chunks is _BY_LABELS else chunks
-
-    @field_validator("calibration", mode="before")
-    @classmethod
-    def _is_a_file(cls, calibration: object) -> object:
-        if isinstance(calibration, Mapping) and calibration.get("method") == "contextual":
-            raise ValueError(
-                "contextual calibration was removed; take it out, make a file with "
-                "`assay calibrate --method batch`, and write {method: batch, file: FILE}"
-            )
-        return calibration
 
     @model_validator(mode="after")
     def _does_not_contradict_itself(self) -> TaskSpec:
@@ -284,12 +260,6 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
         elif key != "scoring" and task.scoring == "first_token":
             yield key, "a first token has neither length nor beams; write scoring: full"
     yield from _label_contradictions(task)
-    if task.calibration is not None and task.top_k is not None:
-        yield (
-            "calibration",
-            "a calibration changes the probabilities of all labels, and top_k keeps only the "
-            "likeliest; remove one of the two",
-        )
     if task.cascade is not None and (fix := _stages_fix(task)):
         yield "cascade", fix
     if task.question is not None and task.question.count(ANSWER) > 1:
@@ -331,8 +301,6 @@ def _multi_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
         yield "labels", f"{SLOT} stands for one text; write one text for each label"
     if task.readout is not None and task.readout.endswith(".safetensors"):
         yield "readout", "is one file; name a folder, which has a file for each label"
-    if task.calibration is not None and task.calibration.file.endswith(".json"):
-        yield "calibration", "file is one file; name a folder, which has a file for each label"
 
 
 def _scoring_keys(task: TaskSpec) -> list[str]:
@@ -351,7 +319,7 @@ def _reads_no_tokens(asked: TaskSpec | StageSpec) -> str | None:
 
 def _stages_fix(task: TaskSpec) -> str | None:
     """The fix of a task whose stages cannot answer it; None if they can."""
-    for key in ("question", "readout", "classifier", "calibration", "top_k", "separator"):
+    for key in ("question", "readout", "classifier", "top_k", "separator"):
         if getattr(task, key) is not None:
             return f"its stages answer; remove the task's {key}"
     labels = list(task.labels)

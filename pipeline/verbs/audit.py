@@ -30,7 +30,7 @@ from pipeline.verbs.audited_rule import (
     Bools,
     Hashes,
     Numbers,
-    fitted_texts,
+    fitted_hashes,
     text_number,
 )
 
@@ -162,7 +162,7 @@ def audit(
     """
     audited = AuditedRule.of(spec, options)
     sheet = _read_sheet(audited, options.gold or "", gold_options)
-    fitted = fitted_texts(audited)
+    fitted = fitted_hashes(audited)
     _refuse_fitted(sheet, fitted)
     documents = _documents(audited.with_thresholds(cache_dir), sheet)
     whole = documents.whole(sheet.lacks_a_task)

@@ -19,13 +19,13 @@ from pipeline.filters.excerpts import excerpts
 from pipeline.filters.ideal_answers import drop_probabilities
 from pipeline.filters.layout import refuse_own_places
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, keep_design
-from pipeline.ledger.columns import RAW, probabilities
+from pipeline.ledger.columns import probabilities
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.options import AuditOptions
 from pipeline.runtime.fitted_files import options_for
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import new_file
-from pipeline.verbs.audited_rule import AuditedRule, Numbers, fitted_texts
+from pipeline.verbs.audited_rule import AuditedRule, Numbers, fitted_hashes
 from pipeline.verbs.export import WRITERS, format_and_kind
 
 TEXTS = 400
@@ -152,14 +152,14 @@ def _frame(audited: AuditedRule) -> _Frame:
     for documents in audited.documents(numbers):
         kept = np.ones(len(documents.rows))
         for task in tasks:
-            p = probabilities(documents.rows.column(task.name), RAW, tuple(task.labels))
+            p = probabilities(documents.rows.column(task.name), tuple(task.labels))
             kept *= 1 - drop_probabilities(p, audited.criteria, audited.rule.schema, task)
         parts.append(
             (documents.hashes, documents.positions, 1 - kept, documents.groups, documents.dropped)
         )
     hashes, positions, scores, groups, dropped = map(np.concatenate, zip(*parts, strict=True))
     distinct, firsts = np.unique(hashes, return_index=True)
-    fitted = fitted_texts(audited)
+    fitted = fitted_hashes(audited)
     usable = ~np.isin(distinct, fitted)
     if not usable.any():
         fix = "no document has an answer that a readout was not fitted to; label more documents"

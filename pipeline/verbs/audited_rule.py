@@ -17,7 +17,7 @@ from pipeline.errors import Problem, SpecError, listed, option_error
 from pipeline.filters.decisions import with_thresholds
 from pipeline.filters.ideal_answers import Reason, Truth, condition, ideal_rows, reasons_of
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
-from pipeline.gold.fitted_texts import FittedTexts
+from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.sample_design import HASH
 from pipeline.gold.values import UNLABELLED
 from pipeline.options import AuditOptions
@@ -191,9 +191,9 @@ def text_number(content_hash: str) -> int:
     return int(content_hash[:_HEX], 16)
 
 
-def fitted_texts(audited: AuditedRule) -> Hashes:
+def fitted_hashes(audited: AuditedRule) -> Hashes:
     """The texts that the answers of the rule's tasks were fitted to."""
     spec = audited.rule.spec
     parts = [part for task in spec.tasks if task.name in audited.read_tasks for part in task.parts]
-    texts = {text for part in parts for text in FittedTexts.of(spec, part).calibrated}
+    texts = {text for part in parts for text in fitted_texts(spec, part)}
     return np.array(sorted(map(text_number, texts)), np.uint64)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
 from pipeline.evaluation.cascade_guarantee import Promise, choose
 from pipeline.fitted.cascade_file import Thresholds
-from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts, source_texts
+from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts
 from pipeline.gold.labels import Gold, gold_hash, read_gold
 from pipeline.gold.values import UNLABELLED
-from pipeline.ledger.columns import RAW, probabilities, structs
+from pipeline.ledger.columns import probabilities, structs
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.rows import read_documents_file
 from pipeline.options import CascadeOptions, GoldColumns, RunOptions
@@ -121,7 +121,8 @@ def choose_thresholds(
         "positives": positives,
         "truth": "the last stage" if gold is None else "gold labels",
     }
-    source |= source_texts(gold_hash(gold, name) if gold is not None else None, sample.hashes)
+    source |= {} if gold is None else {"gold": gold_hash(gold, name)}
+    source |= {"texts": sorted(set(sample.hashes))}
     file = Thresholds(name, labels, positive, sample.fp, *chosen, source)
     target.write(file.json())
     return _effect(options.to, file, sample, of_label)
@@ -192,7 +193,7 @@ def _sample(
     labels = list(stages[0].tasks[0].labels)
     p = np.stack(
         [
-            probabilities(answers.take(_places(hashes, of_stage)), RAW, labels)
+            probabilities(answers.take(_places(hashes, of_stage)), labels)
             for _, answers, of_stage in by_stage
         ]
     )

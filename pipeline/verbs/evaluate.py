@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ from pipeline.evaluation.metrics import Scores, score
 from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
 from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
-from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts
+from pipeline.gold.fitted_texts import LEAST_ROWS, fitted_texts
 from pipeline.gold.labels import RANDOM, Gold, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.snapshots import Contents
@@ -40,8 +40,8 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionScores:
-    """The scores of one version of a task's probabilities: raw, or calibrated."""
+class Judged:
+    """The scores of a task's answers, and the rows that they are of."""
 
     scores: Scores
     cuts: tuple[Cut, ...]
@@ -71,7 +71,7 @@ class RowCounts:
     unlabelled: int  # without a gold label for this task
     not_in_corpus: int
     unanswered: Mapping[str, int]  # by status
-    fitted: int  # with a text that the raw answers were fitted to
+    fitted: int  # with a text that the answers were fitted to
     evaluated: int  # the others; not judged if there are fewer than LEAST_ROWS beside fitted ones
 
 
@@ -82,18 +82,16 @@ class TaskEvaluation:
     task: str
     labels: tuple[str, ...]
     rows: RowCounts
-    versions: Mapping[str, VersionScores]  # raw, then calibrated; without those not judged
+    judged: Judged | None  # None: too few rows are left
     label_issues: tuple[LabelIssue, ...]
-    fitted: Mapping[str, int]  # rows with a text that the answers were fitted to, by version
-    silent: tuple[str, ...]  # fitted files that do not say to which texts
     represented: float | None  # share of the sampled texts; None: the gold is no such sample
 
     @property
     def at_chance(self) -> bool:
         """Whether the interval of AUROC (one against the rest) includes .5; False without one."""
-        if not self.versions:
+        if self.judged is None:
             return False
-        auroc = next(iter(self.versions.values())).scores.headlines["auroc"]
+        auroc = self.judged.scores.headlines["auroc"]
         if auroc.low is None or auroc.high is None:
             return False
         return auroc.low <= 0.5 <= auroc.high
@@ -101,9 +99,9 @@ class TaskEvaluation:
     @property
     def swapped(self) -> bool:
         """Whether the interval of AUROC is below .5, as where labels have each other's names."""
-        if not self.versions:
+        if self.judged is None:
             return False
-        auroc = next(iter(self.versions.values())).scores.headlines["auroc"]
+        auroc = self.judged.scores.headlines["auroc"]
         return auroc.high is not None and auroc.high < 0.5
 
 
@@ -113,7 +111,7 @@ class MultiEvaluation:
 
     task: str
     labels: tuple[str, ...]  # that have gold
-    versions: Mapping[str, Mapping[str, Figure]]  # MULTI_HEADLINES, of raw, then of calibrated
+    figures: Mapping[str, Figure]  # MULTI_HEADLINES; {} if no label is judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ def evaluate(
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
     answers = answers_for(spec, snapshot, gold.by, gold.keys, gold.tasks)
     tasks = tuple(
-        _evaluate_task(part, gold, answers, options, FittedTexts.of(spec, part))
+        _evaluate_task(part, gold, answers, options, fitted_texts(spec, part))
         for part in spec.parts
         if part.name in gold.tasks
     )
@@ -247,46 +245,35 @@ def _evaluate_multi(
 ) -> MultiEvaluation:
     """The figures of all labels of the task that are judged."""
     own = [part for part in parts if task_of(part.task) == task.name]
-    judged: dict[str, list[VersionScores]] = {}
-    for part in own:
-        for version, scored in part.versions.items():
-            judged.setdefault(version, []).append(scored)
-    versions = {}
-    for version, of_labels in judged.items():
-        rows = np.unique(np.concatenate([scored.gold_rows for scored in of_labels]))
-        versions[version] = multi_figures(
-            [
-                LabelRows(np.searchsorted(rows, s.gold_rows), s.truth == 0, s.p[:, 0])
-                for s in of_labels
-            ],
-            len(rows),
-            resamples=options.resamples,
-            sampling=sampling_of(gold, answers, rows),
-        )
     labels = tuple(part.task.removeprefix(f"{task.name}.") for part in own)
-    return MultiEvaluation(task.name, labels, versions)
+    judged = [part.judged for part in own if part.judged is not None]
+    if not judged:
+        return MultiEvaluation(task.name, labels, {})
+    rows = np.unique(np.concatenate([of_label.gold_rows for of_label in judged]))
+    figures = multi_figures(
+        [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in judged],
+        len(rows),
+        resamples=options.resamples,
+        sampling=sampling_of(gold, answers, rows),
+    )
+    return MultiEvaluation(task.name, labels, figures)
 
 
 def _evaluate_task(
-    task: TaskSpec, gold: Gold, answers: GoldAnswers, options: EvalOptions, fitted: FittedTexts
+    task: TaskSpec, gold: Gold, answers: GoldAnswers, options: EvalOptions, fitted: Set[str]
 ) -> TaskEvaluation:
-    """Judges each version of the answers on the rows that it was not fitted to."""
+    """Judges the answers on the rows with texts that they were not fitted to."""
     name = task.name
     of_gold, of_task = gold.tasks[name], answers.tasks[name]
-    answered = np.all([~np.isnan(p).any(axis=1) for p in of_task.p.values()], axis=0)
+    answered = ~np.isnan(of_task.p).any(axis=1)
     labelled = of_gold.truth != UNLABELLED
     usable = labelled & answers.in_corpus & answered
     unanswered = np.flatnonzero(labelled & answers.in_corpus & ~answered)
-    seen = {
-        version: usable & np.isin(answers.hashes, list(fitted.of_version(version)))
-        for version in of_task.p
-    }
-    first = next(iter(seen.values()))
-    versions = {}
-    for version, p in of_task.p.items():
-        rows = np.flatnonzero(usable & ~seen[version])
-        if len(rows) >= (LEAST_ROWS if seen[version].any() else 1):
-            versions[version] = _score_version(task, gold, answers, rows, p[rows], options)
+    seen = usable & np.isin(answers.hashes, list(fitted))
+    rows = np.flatnonzero(usable & ~seen)
+    judged = None
+    if len(rows) >= (LEAST_ROWS if seen.any() else 1):
+        judged = _judge(task, gold, answers, rows, of_task.p[rows], options)
     evaluated = TaskEvaluation(
         task=name,
         labels=of_gold.labels,
@@ -295,19 +282,17 @@ def _evaluate_task(
             unlabelled=int((~labelled).sum()),
             not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
             unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
-            fitted=int(first.sum()),
-            evaluated=int((usable & ~first).sum()),
+            fitted=int(seen.sum()),
+            evaluated=len(rows),
         ),
-        versions=versions,
+        judged=judged,
         label_issues=(),
-        fitted={version: int(rows.sum()) for version, rows in seen.items()},
-        silent=fitted.silent,
-        represented=_represented(gold, answers.hashes[usable & ~first]),
+        represented=_represented(gold, answers.hashes[rows]),
     )
     # — answers at chance say nothing about the gold
-    is_doubtful = evaluated.at_chance or evaluated.swapped or not versions
-    issues = () if is_doubtful else _issues(evaluated, gold, answers)
-    return replace(evaluated, label_issues=tuple(issues))
+    if judged is None or evaluated.at_chance or evaluated.swapped:
+        return evaluated
+    return replace(evaluated, label_issues=tuple(_issues(evaluated.labels, judged, gold, answers)))
 
 
 def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
@@ -317,14 +302,14 @@ def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
     return sum(gold.design.weights(hashes.tolist()).values()) / gold.design.texts
 
 
-def _score_version(
+def _judge(
     task: TaskSpec,
     gold: Gold,
     answers: GoldAnswers,
     rows: NDArray[np.int64],  # [evaluated], of the gold
     p: NDArray[np.float64],  # [evaluated, labels]
     options: EvalOptions,
-) -> VersionScores:
+) -> Judged:
     """The scores of these rows; those of a sample of `assay audit` are weighted."""
     truth, labels = gold.tasks[task.name].truth[rows], gold.tasks[task.name].labels
     sampling = sampling_of(gold, answers, rows)
@@ -347,18 +332,19 @@ def _score_version(
     scores = score(
         truth, p, labels, values=task.values, resamples=options.resamples, sampling=sampling
     )
-    return VersionScores(scores, cuts, rows, truth, p, weights)
+    return Judged(scores, cuts, rows, truth, p, weights)
 
 
-def _issues(task: TaskEvaluation, gold: Gold, answers: GoldAnswers) -> Iterator[LabelIssue]:
-    """The gold rows whose label is probably wrong, by the last version that is judged."""
-    *_, trusted = task.versions.values()
-    rows, truth, p = trusted.gold_rows, trusted.truth, trusted.p
+def _issues(
+    labels: Sequence[str], judged: Judged, gold: Gold, answers: GoldAnswers
+) -> Iterator[LabelIssue]:
+    """The gold rows whose label is probably wrong."""
+    rows, truth, p = judged.gold_rows, judged.truth, judged.p
     for row, label in zip(*find_label_issues(truth, p), strict=True):
         yield LabelIssue(
             doc_id=str(answers.doc_ids[rows[row]]),
-            gold=task.labels[truth[row]],
-            likely=task.labels[label],
+            gold=labels[truth[row]],
+            likely=labels[label],
             p_gold=float(p[row, truth[row]]),
             p_likely=float(p[row, label]),
             text=None if gold.texts is None else gold.texts[rows[row]],
@@ -368,16 +354,11 @@ def _issues(task: TaskEvaluation, gold: Gold, answers: GoldAnswers) -> Iterator[
 def _decide(
     gate: Gate, tasks: Sequence[TaskEvaluation], multi: Sequence[MultiEvaluation]
 ) -> Decision:
-    """Whether the gate passes; SpecError if the answers are not calibrated and it is of these."""
+    """Whether the gate passes; it fails if nothing is judged."""
     whole = next((each for each in multi if each.task == gate.task), None)
-    of_task = [task for task in tasks if gate.task in (task.task, task_of(task.task))]
-    if all(gate.version not in task.fitted for task in of_task):
-        known = ", ".join(of_task[0].fitted)
-        fix = f"{gate.task} has no {gate.version} answers; it has {known}"
-        raise SpecError([Problem(PLACE, fix, gate.written)])
-    if gate.version not in (of_task[0].versions if whole is None else whole.versions):
+    if whole is not None and whole.figures:
+        return decide(gate, whole.figures, ())
+    judged = next((task.judged for task in tasks if task.task == gate.task), None)
+    if judged is None:
         return Decision(gate.written, None, False)
-    if whole is not None:
-        return decide(gate, whole.versions[gate.version], ())
-    scores = of_task[0].versions[gate.version].scores
-    return decide(gate, scores.headlines, scores.labels)
+    return decide(gate, judged.scores.headlines, judged.scores.labels)

@@ -182,9 +182,8 @@ def _texts_by_label(part: GoldStates) -> list[int]:
 
 
 def _without_files(spec: JobSpec) -> JobSpec:
-    """What the model is asked, without readouts and calibrations, which may not exist yet."""
-    none = {"readout": None, "calibration": None}
-    bare = [part.model_copy(update=none) for part in spec.model_parts]
+    """What the model is asked, without readouts, which may not exist yet."""
+    bare = [part.model_copy(update={"readout": None}) for part in spec.model_parts]
     return spec.model_copy(update={"tasks": tuple(bare), "exit": None})
 
 
@@ -198,7 +197,7 @@ def readout_path(task: str, *, named: str | None, to: str | None) -> str:
     if to is not None and to.endswith(SUFFIX):
         return to
     folder, (name, _, label) = (to or "readouts").rstrip("/"), task.partition(".")
-    return part_file(f"{folder}/{name}", label, SUFFIX) if label else f"{folder}/{name}{SUFFIX}"
+    return part_file(f"{folder}/{name}", label) if label else f"{folder}/{name}{SUFFIX}"
 
 
 def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> list[str]:

@@ -20,7 +20,6 @@ from pipeline.gold.answers import answers_for, matching_snapshot
 from pipeline.gold.labels import Gold
 from pipeline.gold.people import GoldFile
 from pipeline.gold.values import GoldTask
-from pipeline.ledger.columns import RAW
 from pipeline.options import AuditOptions
 from pipeline.review.agreement import Agreement
 from pipeline.review.choice import Floats, Order, features
@@ -91,7 +90,7 @@ def open_review(
         options.seed,
     )
     with GoldFile.open(options.to, task) as gold:
-        bare = task.model_copy(update={"readout": None, "calibration": None})
+        bare = task.model_copy(update={"readout": None})
         alone = spec.model_copy(update={"tasks": (bare,), "exit": None})
         job = make_job(alone, place(spec.model, this_machine()), cache_dir)
         labelled = {line.content_hash for line in gold.answers.values()}
@@ -216,6 +215,6 @@ def _with_ledger(pool: Pool, spec: JobSpec, task: TaskSpec, cache_dir: Path) -> 
     snapshot, _ = matching_snapshot(spec, store, [task.name], cache_dir)
     parts = [part.name for part in task.parts]
     answers = answers_for(spec, snapshot, "content_hash", pool.hashes, parts)
-    p: list[Floats] = [answers.tasks[name].p[RAW] for name in parts]
+    p: list[Floats] = [answers.tasks[name].p for name in parts]
     ledger = np.stack([own[:, 0] for own in p], axis=1) if task.kind == "multi" else p[0]
     return replace(pool, ledger=ledger)

@@ -127,7 +127,6 @@ def test_small_files_that_a_task_names_go_along_and_their_content_counts(tmp_pat
     readout = tmp_path / "toxic.safetensors"
     tasks = [
         {"name": "a", "readout": str(readout)},
-        {"name": "b", "calibration": {"method": "batch", "file": str(readout)}},
         {"name": "c", "readout": "/nowhere/x"},
         {"name": "d", "classifier": {"kind": "onnx", "path": str(readout)}},
         {"name": "e", "cascade": {"file": str(readout), "stages": stages_of(str(readout))}},
@@ -140,10 +139,9 @@ def test_small_files_that_a_task_names_go_along_and_their_content_counts(tmp_pat
 
     folder, bundled = bundle(b"weights")
     assert yaml.safe_load((folder / "spec.yaml").read_text()) == bundled
-    a, b, c, d, e = bundled["tasks"]
+    a, c, d, e = bundled["tasks"]
     assert (folder / a["readout"]).read_bytes() == b"weights"
-    assert b["calibration"] == {"method": "batch", "file": a["readout"]}
-    assert c == tasks[2]
+    assert c == tasks[1]
     assert d["classifier"] == {"kind": "onnx", "path": a["readout"]}
     assert e["cascade"] == {"file": a["readout"], "stages": stages_of(a["readout"])}
     assert content_id(bundle(b"weights")[1]) == content_id(bundled)
@@ -163,23 +161,17 @@ def test_a_spec_without_a_model_is_uploaded_as_it_is(tmp_path: Path) -> None:
     assert "model" not in portable and parse_spec(json.dumps(portable)) == spec
 
 
-def test_the_folders_of_a_task_with_several_labels_are_uploaded(
+def test_the_folder_of_a_task_with_several_labels_is_uploaded(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     task = {"name": "t", "kind": "multi", "question": "{label}?", "labels": ["a", "b"]}
-    for name in ("readouts", "calibrations"):
-        (tmp_path / name).mkdir()
-        for label in task["labels"]:
-            (tmp_path / name / f"{label}.json").write_text(f"{name} {label}")
-    task |= {"calibration": {"file": str(tmp_path / "calibrations")}}
+    (tmp_path / "readouts").mkdir()
+    for label in task["labels"]:
+        (tmp_path / "readouts" / f"{label}.json").write_text(f"fit of {label}")
     content = {"tasks": [task | {"readout": str(tmp_path / "readouts")}]}
     (to := tmp_path / "to").mkdir()
     (bundled,) = write_bundle(to, content)["tasks"]
-    names = bundled["readout"], bundled["calibration"]["file"]
-    assert [(to / name / "a.json").read_text() for name in names] == [
-        "readouts a",
-        "calibrations a",
-    ]
+    assert (to / bundled["readout"] / "a.json").read_text() == "fit of a"
     (tmp_path / "readouts" / "b.json").write_text("another fit")
     (again := tmp_path / "again").mkdir()
     assert write_bundle(again, content)["tasks"][0]["readout"] != bundled["readout"]

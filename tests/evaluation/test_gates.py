@@ -26,7 +26,7 @@ SCORES = score(TRUTH, np.stack([FIRST, 1 - FIRST], axis=1), LABELS, resamples=10
     [
         ("toxic.accuracy >= 0.75", 0.75, True),
         ("toxic.accuracy>0.75", 0.75, False),
-        ("  toxic.raw.accuracy <= .75 ", 0.75, True),
+        ("  toxic.accuracy <= .75 ", 0.75, True),
         ("toxic.accuracy < 1", 0.75, True),
         ("toxic.recall.toxic >= 0.7", 2 / 3, False),
         ("toxic.precision.toxic >= 1", 1.0, True),
@@ -90,7 +90,7 @@ def test_a_malformed_gate_is_one_line(written: str, says: str) -> None:
     [
         ("topic.macro_f1 >= .9", "topic", "macro_f1", None),
         ("topic.auroc.law >= .9", "topic.law", "auroc", "yes"),
-        ("topic.calibrated.ece.tax <= .1", "topic.tax", "ece", None),
+        ("topic.ece.tax <= .1", "topic.tax", "ece", None),
         ("quality.qwk >= .6", "quality", "qwk", None),
         ("quality.recall.2 >= .6", "quality", "recall", "2"),
     ],

@@ -15,7 +15,7 @@ from pipeline.filters.ideal_answers import (
     reasons_of,
 )
 from pipeline.filters.policy import Clause, Judge, Policy
-from pipeline.ledger.columns import ANSWER_COLUMNS, CALIBRATED, answers_type
+from pipeline.ledger.columns import ANSWER_COLUMNS, answers_type
 from pipeline.spec.tasks import TaskSpec
 
 TASKS = {
@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
         ("n_chars", pa.int64()),
-        ("toxic", answers_type((*ANSWER_COLUMNS, CALIBRATED), ["toxic", "clean"])),
+        ("toxic", answers_type(ANSWER_COLUMNS, ["toxic", "clean"])),
         ("topic", answers_type(("label", "top", "levels", "mass", "status"), ["art/film", "law"])),
     ]
 )
@@ -91,16 +91,16 @@ def test_ideal_answers_are_certain_and_leave_all_else() -> None:
     truth = {"toxic": ["toxic", None, "clean"], "topic": ["art/film", "law", None]}
     ideal = ideal_rows(rows, truth, TASKS)
     assert ideal.select(["doc_id", "n_chars"]) == rows.select(["doc_id", "n_chars"])
-    best = {"label": "toxic", "p": {"toxic": 1.0, "clean": 0.0}, "margin": 1.0}
     first, second, third = ideal.column("toxic").to_pylist()
     assert second is None and third["p"] == {"toxic": 0.0, "clean": 1.0}
     assert first == {
-        **best,
+        "label": "toxic",
+        "p": {"toxic": 1.0, "clean": 0.0},
+        "margin": 1.0,
         "mass": 1.0,
         "n_tokens": 7,
         "n_chunks": None,
         "status": "ok",
-        "calibrated": best,
     }
     art, law, none = ideal.column("topic").to_pylist()
     assert none is None and art["top"] == [{"label": "art/film", "p": 1.0}]
@@ -114,7 +114,7 @@ def test_ideal_answers_are_certain_and_leave_all_else() -> None:
         (Policy("toxic.p.toxic < 0.5 and topic.label = 'law'", ()), [0], [0]),
         (Policy("toxic.p.toxic < 0.5 or topic.label = 'law'", ()), [], []),
         (Policy("topic.label <> 'law' and doc_id <> 'x'", (clause(),)), [0], [1]),
-        (Policy("toxic.calibrated.p.clean < 0.5", ()), [1], []),
+        (Policy("toxic.p.clean < 0.5", ()), [1], []),
         # — of a task alone, whatever a condition of another one makes of a missing answer
         (Policy("toxic.margin > 0.5 and coalesce(topic.mass, 0) > 1", ()), [], [0, 1]),
     ],

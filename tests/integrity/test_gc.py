@@ -121,11 +121,11 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
 def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     everything: Everything,
 ) -> None:
-    """The stages of a cascade, and answers without calibration."""
+    """The stages of a cascade, and answers without a condition."""
     store, shards = everything.store, everything.corpus.shards(everything.store)
     stages = [Fingerprint({"task": "toxic", "stage": number}) for number in range(2)]
     cascade = {"task": "toxic", "cascade": {"stages": [stage.id for stage in stages]}}
-    topic = {"task": "topic", "calibration": {"method": "batch"}}
+    topic = {"task": "topic", "when": {"sql": "n_chars > 3", "tasks": {}}}
     versions = {"toxic": Fingerprint(cascade), "topic": Fingerprint(topic)}
     for source in ({"toxic": stages[0], "topic": versions["topic"].raw}, {"toxic": stages[1]}):
         commit_all(store, shards, source)

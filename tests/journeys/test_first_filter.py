@@ -45,7 +45,7 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
 
     judged = person.types("assay eval my.yaml --gold others.csv --json")
     task = json.loads(judged.out)["tasks"]["toxic"]
-    auroc = task["versions"]["raw"]["headlines"]["auroc"]
+    auroc = task["scores"]["headlines"]["auroc"]
     assert auroc["low"] > 0.8 and auroc["value"] >= 0.9, auroc
 
     person.types("assay filter my.yaml --to clean")

@@ -83,7 +83,7 @@ def test_a_killed_run_on_s3_goes_on_and_a_copy_of_its_output_is_read(
     user.types("assay export copy.yaml --to copied.csv")
     assert user.reads_csv("copied.csv") == user.reads_csv("labels.csv")
     judged = json.loads(user.types("assay eval copy.yaml --gold gold.csv --json").out)
-    headlines = judged["tasks"]["toxic"]["versions"]["raw"]["headlines"]
+    headlines = judged["tasks"]["toxic"]["scores"]["headlines"]
     assert headlines["auroc"]["value"] >= 0.9
     kept = files.glob(f"{BUCKET}/journey/clean/kept/**/*.jsonl")
     names = [json.loads(line)["id"] for file in kept for line in files.cat(file).splitlines()]

@@ -85,14 +85,13 @@ def test_each_shard_has_its_own_latest_retry(full: LocalStore) -> None:
 
 
 def test_versions_of_other_documents_have_equal_raw_answers(store: LocalStore) -> None:
-    """Also with a calibration, and after another stage; not another wording."""
+    """Also under a condition, and after another stage; not another wording."""
     raw, other = Fingerprint({"task": {"question": "a"}}), Fingerprint({"task": {"question": "b"}})
     versions = [
         raw,
         raw.under(sample="0.1"),
         raw.under(when={"sql": "n_chars > 3", "tasks": {}}, where="year > 2000"),
         raw.under(after={"stage": F1, "thresholds": ["x", 0.1, 0.9]}),
-        Fingerprint({**raw.content, "calibration": {"method": "batch"}}),
     ]
     for version in (*versions, other):
         record_specs(store, {"toxic": version.id}, {"toxic": version.json()})
@@ -136,7 +135,7 @@ def test_a_spec_is_written_down_once(store: LocalStore) -> None:
 
 
 def test_the_versions_of_a_task_are_those_whose_content_is_stored(store: LocalStore) -> None:
-    record_specs(store, {"toxic": F1}, {"toxic": b'{"task": "x", "calibration": "y"}'})
+    record_specs(store, {"toxic": F1}, {"toxic": b'{"task": "x", "when": "y"}'})
     record_specs(store, {"toxic": F2}, {"toxic": b"not JSON"})
     assert sorted(stored_fps(store, "toxic")) == [F1, F2]
     assert stored_version(store, "toxic", F1).raw.content == {"task": "x"}

@@ -1,11 +1,11 @@
-"""Answers out of a task's struct column: all labels, the likeliest, calibrated beside them."""
+"""Answers out of a task's struct column: all labels, or the likeliest."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.ledger.columns import only, overlaid, probabilities, versions, with_column
+from pipeline.ledger.columns import only, overlaid, probabilities, with_column
 
 LABELS = ("b", "a", "not. so")
 P = [{"a": 0.25, "b": 0.5, "not. so": 0.25}, None]
@@ -13,32 +13,18 @@ P = [{"a": 0.25, "b": 0.5, "not. so": 0.25}, None]
 
 def test_p_is_read_by_name_and_no_answer_is_not_a_number() -> None:
     answers = pa.array([{"p": p, "status": s} for p, s in zip(P, ("ok", "empty"), strict=True)])
-    assert versions(answers.type) == ("raw",)
-    np.testing.assert_array_equal(
-        probabilities(answers, "raw", LABELS), [[0.5, 0.25, 0.25], [np.nan] * 3]
-    )
-
-
-def test_calibrated_p_stands_beside_the_raw() -> None:
-    better = {"label": "a", "p": {"a": 0.75, "b": 0.25, "not. so": 0.0}, "margin": 0.5}
-    rows = zip(P, (better, None), strict=True)
-    answers = pa.array([{"p": p, "calibrated": other} for p, other in rows])
-    assert versions(answers.type) == ("raw", "calibrated")
-    np.testing.assert_array_equal(
-        probabilities(answers, "calibrated", LABELS), [[0.25, 0.75, 0], [np.nan] * 3]
-    )
-    assert probabilities(answers, "raw", LABELS)[0].tolist() == [0.5, 0.25, 0.25]
+    np.testing.assert_array_equal(probabilities(answers, LABELS), [[0.5, 0.25, 0.25], [np.nan] * 3])
 
 
 def test_what_the_likeliest_labels_leave_is_shared_by_the_others() -> None:
     top = [[{"label": "a", "p": 0.5}], [{"label": "a", "p": 0.7}, {"label": "b", "p": 0.2}], None]
-    p = probabilities(pa.array([{"top": each} for each in top]), "raw", LABELS)
+    p = probabilities(pa.array([{"top": each} for each in top]), LABELS)
     np.testing.assert_allclose(p, [[0.25, 0.5, 0.25], [0.2, 0.7, 0.1], [np.nan] * 3])
 
 
 def test_all_labels_may_be_among_the_likeliest() -> None:
     top = [{"label": label, "p": p} for label, p in zip("xy", (0.6, 0.40000004), strict=True)]
-    p = probabilities(pa.array([{"top": top}]), "raw", ("x", "y"))
+    p = probabilities(pa.array([{"top": top}]), ("x", "y"))
     np.testing.assert_allclose(p, [[0.6, 0.40000004]])
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.ledger.columns import ANSWER_COLUMNS, CALIBRATED, answers_type
+from pipeline.ledger.columns import ANSWER_COLUMNS, answers_type
 from pipeline.ledger.flat import flat_columns, flatten, json_rows
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
 
-CALIBRATED_TASK = answers_type((*ANSWER_COLUMNS, CALIBRATED), ["toxic", "label", "a.b"])
+TASK = answers_type(ANSWER_COLUMNS, ["toxic", "label", "a.b"])
 RANKED_TASK = answers_type(("label", "top", "levels", "mass", "status"), ["a", "b"])
 
 
@@ -23,18 +23,13 @@ def names(schema: pa.Schema) -> dict[tuple[str, ...], str]:
 
 
 def test_a_name_is_the_path_and_the_answer_has_the_name_of_its_task() -> None:
-    schema = pa.schema(
-        [*DOCUMENT_SCHEMA, (TEXT_COLUMN, pa.large_string()), ("toxic", CALIBRATED_TASK)]
-    )
+    schema = pa.schema([*DOCUMENT_SCHEMA, (TEXT_COLUMN, pa.large_string()), ("toxic", TASK)])
     assert [column.name for column in flat_columns(schema)] == [
         *DOCUMENT_SCHEMA.names,
         "text",
         "toxic",
         *("toxic_p_toxic", "toxic_p_label", "toxic_p_a.b"),
         *("toxic_mass", "toxic_margin", "toxic_n_tokens", "toxic_n_chunks", "toxic_status"),
-        "toxic_calibrated",
-        *(f"toxic_calibrated_p_{label}" for label in ("toxic", "label", "a.b")),
-        "toxic_calibrated_margin",
     ]
 
 
@@ -60,11 +55,10 @@ PARTS = st.text("aA_2p", min_size=1, max_size=4)
     )
 )
 def test_no_two_names_are_equal_and_every_value_has_one(tasks: dict[str, list[str]]) -> None:
-    columns = (*ANSWER_COLUMNS, CALIBRATED)
-    fields = [(task, answers_type(columns, labels)) for task, labels in tasks.items()]
+    fields = [(task, answers_type(ANSWER_COLUMNS, labels)) for task, labels in tasks.items()]
     found = names(pa.schema([*DOCUMENT_SCHEMA, *fields]))
     assert len({name.casefold() for name in found.values()}) == len(found)
-    values = sum(len(columns) - 2 + len(labels) + 2 + len(labels) for labels in tasks.values())
+    values = sum(len(ANSWER_COLUMNS) - 1 + len(labels) for labels in tasks.values())
     assert len(found) == len(DOCUMENT_SCHEMA) + values
     assert all(found[task, "label"] == task for task in tasks if task not in DOCUMENT_SCHEMA.names)
 
@@ -74,15 +68,14 @@ ANSWER: dict[str, Any] = {
     "p": {"toxic": 0.1, "label": 0.2, "a.b": 0.7},
     "mass": None,
     "status": "ok",
-    "calibrated": {"label": "a.b", "p": {"toxic": 0.3, "label": 0.3, "a.b": 0.4}},
 }
-NO_ANSWER = {"label": None, "p": None, "status": "empty", "calibrated": None}
+NO_ANSWER = {"label": None, "p": None, "status": "empty"}
 
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_each_value_is_that_of_its_source(start: int) -> None:
     """Also of a slice, and null below a struct that is null."""
-    schema = pa.schema([("doc_id", pa.string()), ("toxic", CALIBRATED_TASK)])
+    schema = pa.schema([("doc_id", pa.string()), ("toxic", TASK)])
     rows = [{"doc_id": "x", "toxic": ANSWER}, {"doc_id": "y", "toxic": NO_ANSWER}] * 2
     batch = pa.RecordBatch.from_pylist(rows, schema).slice(start, 3)
     flat = flatten(batch, flat_columns(schema))
@@ -92,11 +85,9 @@ def test_each_value_is_that_of_its_source(start: int) -> None:
     for row, source in zip(json_rows(flat), rows[start:], strict=False):
         answer = source["toxic"]
         assert isinstance(answer, dict)
-        p, calibrated = answer["p"] or {}, answer["calibrated"] or {}
+        p = answer["p"] or {}
         assert row["doc_id"] == source["doc_id"] and row["toxic"] == answer["label"]
         assert row["toxic_p_a.b"] == p.get("a.b") and row["toxic_p_label"] == p.get("label")
-        assert row["toxic_calibrated"] == calibrated.get("label")
-        assert row["toxic_calibrated_p_toxic"] == calibrated.get("p", {}).get("toxic")
         assert row["toxic_mass"] is None and row["toxic_status"] == answer["status"]
 
 

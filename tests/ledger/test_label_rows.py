@@ -1,4 +1,4 @@
-"""Ranked and calibrated answers: the rows are what was answered."""
+"""Ranked answers: the rows are what was answered."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from answer_rules import broken_answers
-from label_tables import label_rows, toy_shard
+from label_tables import toy_shard
 
-from pipeline.fitted.calibration import Calibration, Prior, Temperature
 from pipeline.ledger.cells import committed
 from pipeline.ledger.columns import (
     ANSWER_COLUMNS,
@@ -27,7 +26,6 @@ from pipeline.ledger.label_rows import (
     TaskScores,
     answer_rows,
     unanswered_rows,
-    with_calibrated,
 )
 from pipeline.ledger.reuse import StoredAnswers
 from pipeline.ledger.snapshots import SnapshotTask, publish
@@ -136,26 +134,3 @@ def test_ranked_answers_that_are_known_are_laid_over_rows_without_an_answer(
     known, _ = StoredAnswers(store).find(SHARD, DOCUMENTS, [file.key], is_retry=False)
     assert known is not None and known.is_valid().to_pylist() == [True, False, True]
     assert overlaid(known, unanswered_rows(["ok", "empty", "ok"], asked)).equals(rows)
-
-
-def answers() -> pa.StructArray:
-    p = np.array([[0.6, 0.4], [np.nan, np.nan], [0.9, 0.1]], np.float32)
-    return label_rows(p, ("yes", "no"), status=["ok", "empty", "truncated"])
-
-
-def test_the_column_is_what_the_calibration_gives_and_null_without_an_answer() -> None:
-    binary = task(labels=["yes", "no"])
-    batch = Calibration("batch", ("yes", "no"), Prior((0.75, 0.25)))
-    table = pa.Table.from_struct_array(with_calibrated(answers(), binary, [batch]))
-    first, second, third = table.column("calibrated").to_pylist()
-    assert second is None
-    odds = (0.6 / 0.75) / (0.4 / 0.25), (0.9 / 0.75) / (0.1 / 0.25)  # by hand
-    for row, odd, label in ((first, odds[0], "no"), (third, odds[1], "yes")):
-        assert row["label"] == label
-        assert row["p"]["yes"] == pytest.approx(odd / (1 + odd), abs=1e-6)
-        assert row["margin"] == pytest.approx(abs(row["p"]["yes"] - row["p"]["no"]), abs=1e-6)
-    assert table.drop_columns(["calibrated"]).equals(pa.Table.from_struct_array(answers()))
-    assert table.column("label").to_pylist() == ["yes", None, "yes"]  # is always raw
-    halved = Calibration("temperature", ("yes", "no"), Temperature(2.0))
-    table = pa.Table.from_struct_array(with_calibrated(answers(), binary, [halved]))
-    assert list(broken_answers(table, ("yes", "no"))) == []

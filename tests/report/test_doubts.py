@@ -25,7 +25,7 @@ from pipeline.report.doubts import (
 from pipeline.report.run import show_summary, summary_json
 from pipeline.runtime.outcome import Tally
 from pipeline.verbs.check import AnswerFacts
-from pipeline.verbs.evaluate import RowCounts, TaskEvaluation, VersionScores
+from pipeline.verbs.evaluate import Judged, RowCounts, TaskEvaluation
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,8 @@ def evaluated(p_of_truth: float) -> TaskEvaluation:
     first = np.where(right == (truth == 0), 0.8, 0.2) + source.uniform(-0.1, 0.1, 60)
     p = np.column_stack([first, 1 - first])
     scores = score(truth, p, ("a", "b"))
-    raw = VersionScores(scores, (), np.arange(60), truth, p, np.ones(60))
-    rows = RowCounts(60, 0, 0, {}, 0, 60)
-    return TaskEvaluation("t", ("a", "b"), rows, {"raw": raw}, (), {"raw": 0}, (), None)
+    judged = Judged(scores, (), np.arange(60), truth, p, np.ones(60))
+    return TaskEvaluation("t", ("a", "b"), RowCounts(60, 0, 0, {}, 0, 60), judged, (), None)
 
 
 def gold(**options: Any) -> Gold:
@@ -80,7 +79,8 @@ def gold(**options: Any) -> Gold:
 
 def test_answers_at_chance_are_named_with_their_interval_and_better_ones_are_not() -> None:
     task = evaluated(0.5)
-    auroc = task.versions["raw"].scores.headlines["auroc"]
+    assert task.judged is not None
+    auroc = task.judged.scores.headlines["auroc"]
     assert auroc.low is not None and auroc.high is not None
     assert auroc.low < 0.5 < auroc.high and task.at_chance
     [doubt] = evaluation_doubts(task, gold())
@@ -113,13 +113,11 @@ def test_scores_that_look_swapped_are_named_with_the_other_label() -> None:
 
 
 def test_where_nothing_is_judged_the_next_step_is_named() -> None:
-    task = replace(evaluated(0.9), versions={}, rows=RowCounts(60, 0, 0, {}, 50, 10))
+    task = replace(evaluated(0.9), judged=None, rows=RowCounts(60, 0, 0, {}, 50, 10))
     [doubt] = evaluation_doubts(task, gold())
     assert "nothing is judged, because 50 gold documents were fitted to" in doubt
     assert "assay fit --hold-out 0.2" in doubt
-    task = replace(task, silent=("old.safetensors",), rows=RowCounts(60, 0, 60, {}, 0, 0))
-    silent, nothing = evaluation_doubts(task, gold())
-    assert "old.safetensors does not say which texts" in silent
+    [nothing] = evaluation_doubts(replace(task, rows=RowCounts(60, 0, 60, {}, 0, 0)), gold())
     assert "no gold document has an answer" in nothing
 
 

@@ -34,10 +34,10 @@ from pipeline.report.evaluation_table import (
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
+    Judged,
     LabelIssue,
     RowCounts,
     TaskEvaluation,
-    VersionScores,
 )
 
 HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
@@ -46,21 +46,19 @@ NOW = "2026-11-22T12:00:00+00:00"
 SIGN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202e]")
 
 
-def evaluation(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) -> Evaluation:
+def evaluation(labels: tuple[str, ...]) -> Evaluation:
     source = np.random.default_rng(0)
     truth = source.integers(0, len(labels), 50)
-    scored = {}
-    for version in versions:
-        p = source.dirichlet(np.ones(len(labels)), 50)
-        cuts = (
-            Cut(labels[0], "recall", 0.9, Threshold(0.25, HALF, HALF, 3)),
-            Cut(labels[1], "precision", 0.9, None),
-        )
-        scores = score(truth, p, labels, resamples=5)
-        scored[version] = VersionScores(scores, cuts, np.arange(50), truth, p, np.ones(50))
+    p = source.dirichlet(np.ones(len(labels)), 50)
+    cuts = (
+        Cut(labels[0], "recall", 0.9, Threshold(0.25, HALF, HALF, 3)),
+        Cut(labels[1], "precision", 0.9, None),
+    )
+    scores = score(truth, p, labels, resamples=5)
+    judged = Judged(scores, cuts, np.arange(50), truth, p, np.ones(50))
     issue = LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
-    rows, fitted = RowCounts(57, 1, 2, {"error:<b>": 4}, 0, 50), dict.fromkeys(versions, 0)
-    task = TaskEvaluation("toxic", labels, rows, scored, (issue,), fitted, (), None)
+    rows = RowCounts(57, 1, 2, {"error:<b>": 4}, 0, 50)
+    task = TaskEvaluation("toxic", labels, rows, judged, (issue,), None)
     gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
     decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
     return Evaluation("job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions, NOW)
@@ -88,18 +86,13 @@ def page(evaluation: Evaluation) -> str:
 
 
 @cache
-def page_of(labels: tuple[str, ...], versions: tuple[str, ...] = ("raw",)) -> str:
-    return page(evaluation(labels, versions))
+def page_of(labels: tuple[str, ...]) -> str:
+    return page(evaluation(labels))
 
 
-@pytest.mark.parametrize(
-    ("labels", "versions"),
-    [((HOSTILE, "clean"), ("raw", "calibrated")), (("a", HOSTILE, "$y", "b"), ("raw",))],
-)
-def test_a_page_runs_and_fetches_nothing_whatever_it_shows(
-    labels: tuple[str, ...], versions: tuple[str, ...]
-) -> None:
-    written = page_of(labels, versions)
+@pytest.mark.parametrize("labels", [(HOSTILE, "clean"), ("a", HOSTILE, "$y", "b")])
+def test_a_page_runs_and_fetches_nothing_whatever_it_shows(labels: tuple[str, ...]) -> None:
+    written = page_of(labels)
     seen = Seen()
     seen.feed(written)
     assert {"table", "svg", "style"} <= seen.tags
@@ -113,9 +106,10 @@ def test_a_page_runs_and_fetches_nothing_whatever_it_shows(
 
 
 def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> None:
-    whole = evaluation(("a", "b"), ("raw", "calibrated"))
+    whole = evaluation(("a", "b"))
     (task,) = whole.tasks
-    headlines = task.versions["raw"].scores.headlines
+    assert task.judged is not None
+    headlines = task.judged.scores.headlines
     written = page(whole)
     auroc = headlines["auroc"]
     first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
@@ -149,18 +143,17 @@ def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:
 
 def test_precision_by_recall_ends_where_every_document_has_the_label() -> None:
     """The steps begin at a recall of 0, never go back, and end with the label's share."""
-    for versions in (("raw",), ("raw", "calibrated")):
-        (task,) = evaluation(("a", "b", "c"), versions).tasks
-        truth = task.versions["raw"].truth
-        most_frequent = np.argsort(-np.bincount(truth), kind="stable")
-        _, precision = curves(task)
-        assert len(precision.lines) == 3 * len(versions)
-        for number, line in enumerate(precision.lines):
-            recall = [x for x, _ in line.points]
-            assert recall[0] == 0 and recall == sorted(recall)
-            share = np.mean(truth == most_frequent[number % 3])
-            assert line.points[-1] == pytest.approx((1, share))
-            assert line.dashed == (number >= 3) and line.color == number % 3
+    (task,) = evaluation(("a", "b", "c")).tasks
+    assert task.judged is not None
+    truth = task.judged.truth
+    most_frequent = np.argsort(-np.bincount(truth), kind="stable")
+    _, precision = curves("toxic", task.labels, task.judged)
+    assert len(precision.lines) == 3
+    for number, line in enumerate(precision.lines):
+        recall = [x for x, _ in line.points]
+        assert recall[0] == 0 and recall == sorted(recall)
+        assert line.points[-1] == pytest.approx((1, np.mean(truth == most_frequent[number])))
+        assert line.color == number
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:
@@ -175,39 +168,42 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
 
 def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> None:
     whole = evaluation(tuple(f"label {n}" for n in range(13)))
-    counts = np.array(whole.tasks[0].versions["raw"].scores.confusion)
+    (task,) = whole.tasks
+    assert task.judged is not None
+    counts = np.array(task.judged.scores.confusion)
     np.fill_diagonal(counts, 0)
     gold, answer = np.unravel_index(counts.argmax(), counts.shape)
-    first, *_ = confusion_grid(whole.tasks[0]).rows
+    first, *_ = confusion_grid(task.labels, task.judged, None).rows
     assert first == (f"label {gold}", f"label {answer}", str(counts.max()))
 
 
 def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     whole = evaluation(tuple(f"label {n}" for n in range(120)))
     written = page(whole)
-    assert "the most frequent confusions (raw); --json has all" in written
+    assert "the most frequent confusions; --json has all" in written
     (task,) = whole.tasks
-    _, precision = curves(task)
+    assert task.judged is not None
+    _, precision = curves("toxic", task.labels, task.judged)
     drawn = [int(line.name.split()[1]) for line in precision.lines]
-    support = np.bincount(task.versions["raw"].truth, minlength=120)
+    support = np.bincount(task.judged.truth, minlength=120)
     assert len(drawn) == MAX_LINES and support[drawn].min() >= np.sort(support)[-MAX_LINES]
     headline = re.search(r"AUROC</td>\s*<td[^>]*>([^<]*)<", written)
     assert headline is not None and re.fullmatch(r"0\.\d{3}", headline[1])
     values = json_value(evaluation_json(whole))
-    value = values["tasks"]["toxic"]["versions"]["raw"]["headlines"]["auroc"]
+    value = values["tasks"]["toxic"]["scores"]["headlines"]["auroc"]
     assert value["value"] is not None and value["low"] is None and value["high"] is None
 
 
 def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     whole = evaluation(("a", "b"))
     rows = RowCounts(3, 0, 3, {}, 0, 0)
-    nothing = replace(whole, tasks=(replace(whole.tasks[0], rows=rows, versions={}),))
+    nothing = replace(whole, tasks=(replace(whole.tasks[0], rows=rows, judged=None),))
     assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
-    assert evaluation_json(nothing).tasks["toxic"].versions == {}
+    assert evaluation_json(nothing).tasks["toxic"].scores is None
 
 
 def test_the_json_form_has_numbers_or_null() -> None:
-    value = json_value(evaluation_json(evaluation(("a", "b"), ("raw", "calibrated"))))
+    value = json_value(evaluation_json(evaluation(("a", "b"))))
     assert json.loads(json.dumps(value, allow_nan=False)) == value
     assert json_value({"a": float("nan"), "b": HALF}) == {"a": None, "b": asdict(HALF)}
 

@@ -123,26 +123,3 @@ def test_chunks_matter_where_documents_are_chunked() -> None:
     assert fp(base) == fp(with_task(documents=chunk, chunks="max"))
     three = {"documents": chunk, "labels": ["x", "y", "z"]}
     assert fp(with_task(**three)) == fp(with_task(**three, chunks="mean"))
-
-
-def test_each_calibration_is_another_version_of_its_task_alone() -> None:
-    batch = {"method": "batch", "file": "/b.json"}
-    versions = [
-        fingerprints(
-            with_task(calibration=calibration),
-            weights=WEIGHTS,
-            dtype="float32",
-            calibrations={"a": hash},
-        )
-        for calibration, hash in (
-            (None, "1"),
-            (batch, "1"),
-            (batch, "2"),
-            ({**batch, "method": "temperature"}, "1"),
-            ({**batch, "file": "s3://c/d.json"}, "1"),  # the place of a file is no part of it
-        )
-    ]
-    ids = [version["a"].id for version in versions]
-    assert len(set(ids)) == 4 and ids[1] == ids[4]
-    assert len({version["b"].id for version in versions}) == 1
-    assert {version["a"].raw.id for version in versions} == {ids[0]}

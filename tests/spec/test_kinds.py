@@ -31,8 +31,7 @@ def spec(*tasks: dict[str, Any], **changes: Any) -> JobSpec:
 
 
 def test_a_task_of_several_labels_is_asked_as_one_of_yes_or_no_for_each() -> None:
-    fitted = {"readout": "folder/", "calibration": {"method": "batch", "file": "s3://b/c"}}
-    several = spec({**MULTI, **fitted}, SCORE, CHOICE)
+    several = spec({**MULTI, "readout": "folder/"}, SCORE, CHOICE)
     law, art, quality, spam = several.parts
     assert (law.name, art.name, quality.name, spam.name) == (
         *("topic.law", "topic.a/b", "quality", "spam"),
@@ -40,7 +39,6 @@ def test_a_task_of_several_labels_is_asked_as_one_of_yes_or_no_for_each() -> Non
     assert (law.question, art.question) == ("About the law?", "About art?")
     assert [*law.labels] == ["yes", "no"] and law.kind == "choice" and law.chunks == "max"
     assert art.readout == "folder/a%2Fb.safetensors"
-    assert art.calibration is not None and art.calibration.file == "s3://b/c/a%2Fb.json"
     assert several.model_parts == several.parts and quality == several.tasks[1]
 
 

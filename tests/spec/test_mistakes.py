@@ -17,7 +17,6 @@ JOB = {"name": "job", "model": {"path": "m"}, "input": {"path": "i"}, "output": 
 TASK = {"name": "a", "question": "Why?", "labels": ["x/1", "y"]}
 TRAINED = {**TASK, "question": None, "readout": "r"}
 ONNX = {"kind": "onnx", "path": "c"}
-BATCH = {"method": "batch", "file": "f"}
 ENCODER = {"path": "m", "kind": "encoder"}
 ASKED = {"question": "one"}
 MANY = [f"label{i}" for i in range(MOST_COLUMNS + 1)]
@@ -120,14 +119,6 @@ OTHERS = [
     (task(readout="r", question=None, classifier=ONNX), "tasks.0.classifier", "one of the two"),
     (task(classifier=ONNX), "tasks.0.question", "remove the question"),
     (task(classifier={"kind": "onnx"}, question=None), "tasks.0.classifier", "needs a path"),
-    (task(calibration={**BATCH, "method": "magic"}), "tasks.0.calibration.method", "'batch'"),
-    (task(calibration={"method": "batch"}), "tasks.0.calibration.file", "add it"),
-    (
-        task(calibration={**BATCH, "documents": [""]}),
-        "tasks.0.calibration.documents",
-        "no such key",
-    ),
-    (task(calibration=BATCH, top_k=2), "tasks.0.calibration", "one of the two"),
     (task(explain={"tokens": 4}), "tasks.0.explain", "not stored any more; remove it"),
     ({"model": ENCODER}, "tasks.0.question", "name a decoder"),
     ({"exit": {"layer": 8}}, "exit", "tasks ['a'] have no readout"),
@@ -150,7 +141,6 @@ STAGES = [
     (stages(ASKED, {**ASKED, "labels": {"x/1": ["A"], "y": ["A"]}}), "stages.1.labels", "twice"),
     (stages(ASKED, {"readout": "r"}, beam=8), "", "stage 2: a readout reads no label's"),
     (stages(ASKED, ASKED, question="Why?"), "", "remove the task's question"),
-    (stages(ASKED, ASKED, calibration=BATCH), "", "remove the task's calibration"),
     (stages(ASKED, ASKED, labels=["a", "b", "c"]), "", "the task has 3"),
 ]
 BY_CONFIDENCE = "write {layer: N}, or a cascade of two stages"
@@ -165,13 +155,10 @@ REMOVED = [
         "tasks.0.cascade.stages.0.exit",
         BY_CONFIDENCE,
     ),
-    *(
-        (
-            task(calibration={"method": "contextual", **more}),
-            "tasks.0.calibration",
-            "`assay calibrate --method batch`, and write {method: batch, file: FILE}",
-        )
-        for more in ({}, {"documents": ["N/A", ""]}, {"file": "/b.json"})
+    (
+        task(calibration={"method": "batch", "file": "f"}),
+        "tasks.0.calibration",
+        "calibration was removed; fit thresholds or a readout with `assay fit`",
     ),
 ]
 VLLM = {"path": "m", "engine": "vllm"}
@@ -306,7 +293,7 @@ def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
         task(labels=MANY[:-1]),
         task(labels=MANY, top_k=3),
         task(readout="r", top_k=2, separator="/"),
-        task(beam=8, calibration=BATCH),
+        task(beam=8),
         {"tasks": [TRAINED], "exit": {"layer": 8}},
         {"model": {"path": "m", "gpus": 1}},
         {"model": {**VLLM, "tensor_parallel": 8}},

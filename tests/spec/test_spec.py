@@ -94,7 +94,6 @@ ABSENT = [
     "beam",
     "top_k",
     "separator",
-    "calibration",
 ]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "scoring": "auto", "length_penalty": 0}
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.ledger.columns import CALIBRATED, calibrated_type
 from pipeline.ledger.label_rows import P_SUM_TOLERANCE
 from pipeline.sources.documents import EMPTY, OK, QUARANTINED, TRUNCATED
 
@@ -38,23 +37,6 @@ def broken_answers(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
     if "levels" in table.column_names:
         rules += _level_rules(table)
     yield from _broken(rules)
-    if CALIBRATED in table.column_names:
-        yield from _broken_calibrated(table, labels)
-
-
-def _broken_calibrated(table: pa.Table, labels: Sequence[str]) -> Iterator[str]:
-    """The same for calibrated answers; they exist exactly where raw answers do."""
-    answers = table.column(CALIBRATED).combine_chunks()
-    published = calibrated_type(pa.struct(list(table.schema)))
-    if answers.type != published:
-        yield f"{CALIBRATED} is {answers.type}, and {published} was published"
-        return
-    answered = _mask(table.column("p").is_valid())
-    present = _mask(answers.is_valid())
-    yield from _broken([_only_with(CALIBRATED, "an answer", present, answered)])
-    inside = pa.table(dict(zip([f.name for f in answers.type], answers.flatten(), strict=True)))
-    rules = _p_rules(inside, labels, answered & present)
-    yield from _broken((f"{CALIBRATED}.{text}", rows) for text, rows in rules)
 
 
 def _status_rules(

@@ -1,4 +1,4 @@
-"""Files as `assay fit` and `assay calibrate` write them: maps of chance, and priors."""
+"""Files as `assay fit` writes them: maps of chance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import safetensors.numpy
 
-from pipeline.fitted.calibration import Calibration, CalibrationFile, Prior
 from pipeline.fitted.readout import Card, CardDocuments, CardModel
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -72,10 +71,3 @@ def write_readout(
     data = safetensors.numpy.save(tensors, metadata={"card": json.dumps(card)})
     path.write_bytes(data)
     return path
-
-
-def write_calibration(path: Path, prior: dict[str, float]) -> dict[str, str]:
-    """A file of batch calibration, and what a spec says of it."""
-    calibration = Calibration("batch", tuple(prior), Prior(tuple(prior.values())))
-    path.write_bytes(CalibrationFile("any", calibration, "0" * 16, {"snapshot": 1}, 9).json())
-    return {"method": "batch", "file": str(path)}

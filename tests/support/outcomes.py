@@ -37,7 +37,7 @@ def toy_job(
         **changes,
     }
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
-    none: dict[str, Any] = {"readouts": {}, "calibrations": {}, "classifiers": {}, "thresholds": {}}
+    none: dict[str, Any] = {"readouts": {}, "classifiers": {}, "thresholds": {}}
     spec = parse_spec(json.dumps(content))
     return Job(spec, files, placement, fingerprints, "", "toy", **none)
 

@@ -282,7 +282,8 @@ def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_inte
             hits = known.p[task.task].argmax(axis=1) == [
                 LABELS[task.task].index(label) for label in known.truth[task.task]
             ]
-            accuracy = task.versions["raw"].scores.headlines["accuracy"]
+            assert task.judged is not None
+            accuracy = task.judged.scores.headlines["accuracy"]
             assert accuracy.low is not None and accuracy.high is not None
             inside += accuracy.low <= hits.mean() <= accuracy.high
             tries += 1
@@ -301,6 +302,7 @@ def test_a_sample_of_all_texts_evaluates_to_the_corpus(known: Known) -> None:
         truth = np.array([LABELS[task.task].index(each) for each in known.truth[task.task]])
         p = known.p[task.task].astype(np.float64)
         expected = task_metrics(truth, p)
-        figures = task.versions["raw"].scores.headlines
+        assert task.judged is not None
+        figures = task.judged.scores.headlines
         for name in figures.keys() - {"ece"}:  # its noise is taken out by simulation
             assert figures[name].value == pytest.approx(expected[name], abs=1e-6), name

@@ -193,7 +193,7 @@ def test_scores_are_fitted_as_they_are(
     map_ = parse_readout(place_.read_bytes()).maps[2]
     logits = states @ map_.weight.T.astype(np.float64) + map_.bias
     margin = logits[:, 0] - logits[:, 1]
-    slope, _ = np.polyfit(of_soft, margin, 1)  # the calibration
+    slope, _ = np.polyfit(of_soft, margin, 1)  # the scale
     np.testing.assert_allclose(margin, slope * of_soft, rtol=0, atol=5e-3 * np.abs(margin).max())
     assert np.corrcoef(margin, of_hard)[0, 1] < 0.999
 

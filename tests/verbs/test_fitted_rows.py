@@ -16,12 +16,10 @@ from stages import run_without_ray
 
 from pipeline.cli import main
 from pipeline.gold.answers import GoldAnswers, GoldTaskAnswers
-from pipeline.gold.fitted_texts import LEAST_ROWS, FittedTexts, is_held_out
+from pipeline.gold.fitted_texts import LEAST_ROWS, is_held_out
 from pipeline.gold.labels import Gold
 from pipeline.gold.values import GoldTask
-from pipeline.ledger.columns import RAW
 from pipeline.options import EvalOptions
-from pipeline.spec.parse import load_spec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.verbs.evaluate import TaskEvaluation, _evaluate_task
 
@@ -90,7 +88,7 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     assert main(["run", str(corpus.spec)]) == 0
     # — before, the accuracy of random labels was near 1 here
     task = evaluated(corpus, gold, capsys, "--gate", "toxic.accuracy >= 0", code=1)
-    assert task["versions"] == {} and task["rows"]["fitted"] == 100
+    assert task["scores"] is None and task["rows"]["fitted"] == 100
     words = ["eval", str(corpus.spec), "--gold", gold, "--text", "text"]
     assert main(words) == 0
     shown = capsys.readouterr().out
@@ -100,12 +98,7 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     report = ["report", str(corpus.spec), "--gold", gold, "--text", "text", "--to", str(page)]
     assert main([*report, "--json"]) == 0
     quality = json.loads(capsys.readouterr().out)["quality"]["tasks"]["toxic"]
-    assert quality["versions"] == {} and "nothing is judged" in page.read_text()
-    calibrate = ["calibrate", str(corpus.spec), "--task", "toxic", "--method", "temperature"]
-    assert main([*calibrate, "--gold", gold, "--text", "text", "--to", "t.json"]) == 2
-    line = capsys.readouterr().err
-    assert line.startswith("--gold: 0 of its 100 rows have a label and an answer in the output")
-    assert f"beside 100 that the readout has seen; {LEAST_ROWS} are needed" in line
+    assert quality["scores"] is None and "nothing is judged" in page.read_text()
 
 
 def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
@@ -115,12 +108,12 @@ def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     assert main(["fit", str(corpus.spec), "--gold", fitted, "--layers", "1", "--text", "text"]) == 0
     assert main(["run", str(corpus.spec)]) == 0
     few = evaluated(corpus, corpus.gold("few", range(60 + LEAST_ROWS - 1)), capsys)
-    assert few["versions"] == {} and few["rows"]["evaluated"] == LEAST_ROWS - 1
+    assert few["scores"] is None and few["rows"]["evaluated"] == LEAST_ROWS - 1
     enough = evaluated(corpus, corpus.gold("enough", range(60 + LEAST_ROWS)), capsys)
     assert enough["rows"] | {"fitted": 60, "evaluated": LEAST_ROWS} == enough["rows"]
     alone = evaluated(corpus, corpus.gold("alone", range(60, 60 + LEAST_ROWS)), capsys)
-    assert enough["versions"] == alone["versions"] and alone["rows"]["fitted"] == 0
-    accuracy = enough["versions"]["raw"]["headlines"]["accuracy"]
+    assert enough["scores"] == alone["scores"] and alone["rows"]["fitted"] == 0
+    accuracy = enough["scores"]["headlines"]["accuracy"]
     assert accuracy["low"] <= 0.5 <= accuracy["high"], "the labels are random"
 
 
@@ -136,34 +129,6 @@ def test_rows_that_a_fit_holds_out_are_judged_without_being_told(
     assert main(["run", str(corpus.spec)]) == 0
     task = evaluated(corpus, gold, capsys)
     assert task["rows"]["evaluated"] == held_out
-    # — the rest calibrates, and then judges the raw answers alone
-    file = corpus.folder / "t.json"
-    words = ["calibrate", str(corpus.spec), "--task", "toxic", "--method", "temperature"]
-    assert main([*words, "--gold", gold, "--text", "text", "--to", str(file)]) == 0
-    assert len(json.loads(file.read_text())["source"]["texts"]) == held_out
-    corpus.spec = corpus.spec_with(calibration={"method": "temperature", "file": str(file)})
-    assert main(["run", str(corpus.spec)]) == 0
-    task = evaluated(corpus, gold, capsys)
-    assert set(task["versions"]) == {"raw"}
-    assert task["fitted"] == {"raw": DOCUMENTS - held_out, "calibrated": DOCUMENTS}
-
-
-def test_a_file_that_does_not_name_its_texts_is_a_doubt(
-    corpus: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold = corpus.gold("gold", range(100))
-    assert main(["fit", str(corpus.spec), "--gold", gold, "--layers", "1", "--text", "text"]) == 0
-    assert main(["run", str(corpus.spec)]) == 0
-    file = corpus.folder / "t.json"
-    words = ["calibrate", str(corpus.spec), "--task", "toxic", "--method", "temperature"]
-    other = corpus.gold("other", range(DOCUMENTS - 20, DOCUMENTS))
-    assert main([*words, "--gold", other, "--text", "text", "--to", str(file)]) == 0
-    content = json.loads(file.read_text())
-    assert len(content["source"].pop("texts")) == 20
-    file.write_text(json.dumps(content))
-    spec = load_spec(corpus.spec_with(calibration={"method": "temperature", "file": str(file)}))
-    texts = FittedTexts.of(spec, spec.tasks[0])
-    assert texts.silent == ("calibration of toxic",) and len(texts.raw) == 100
 
 
 def test_the_share_that_is_held_out_follows_from_the_texts_alone() -> None:
@@ -182,11 +147,10 @@ def judged(hashes: list[str], fitted: list[str], truth: NDArray[np.int64], p: Fl
     keys = tuple(hashes)
     gold = Gold("gold", "content_hash", keys, {"t": GoldTask(("a", "b"), truth)}, None)
     names = np.array(hashes, object)
-    answer = GoldTaskAnswers({RAW: p}, np.full(len(names), "ok", object))
+    answer = GoldTaskAnswers(p, np.full(len(names), "ok", object))
     answers = GoldAnswers(names, names, np.ones(len(names), np.int64), {"t": answer})
-    texts = FittedTexts(frozenset(fitted), frozenset(fitted), ())
     task = TaskSpec(name="t", question="?", labels=list(gold.tasks["t"].labels))
-    return _evaluate_task(task, gold, answers, EvalOptions(resamples=100), texts)
+    return _evaluate_task(task, gold, answers, EvalOptions(resamples=100), set(fitted))
 
 
 def test_the_intervals_hold_the_truth_where_four_fifths_of_the_gold_were_fitted_to() -> None:
@@ -210,11 +174,12 @@ def test_the_intervals_hold_the_truth_where_four_fifths_of_the_gold_were_fitted_
             "accuracy": float((p.argmax(axis=1) == corpus_truth).mean()),
             "auroc": float(roc_auc_score(corpus_truth, p[:, 1])),
         }
+        assert task.judged is not None
         for name in held:
-            figure = task.versions[RAW].scores.headlines[name]
+            figure = task.judged.scores.headlines[name]
             assert figure.low is not None and figure.high is not None
             held[name] += figure.low <= whole[name] <= figure.high
-        all_rows = judged(names, [], truth, model.predict_proba(states)).versions[RAW].scores
+        all_rows = judged(names, [], truth, model.predict_proba(states)).judged.scores
         low = all_rows.headlines["accuracy"].low
         naive += low is not None and low > whole["accuracy"]
     assert all(184 <= times <= 196 for times in held.values()), held

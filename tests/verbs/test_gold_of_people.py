@@ -69,19 +69,6 @@ def test_gold_of_random_documents_is_gated_on(
     assert "not at random" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["temperature", "isotonic"])
-def test_a_calibration_to_chosen_gold_says_so(
-    bench: Bench, caplog: pytest.LogCaptureFixture, method: str
-) -> None:
-    words = ["calibrate", str(bench.spec), "--task", "toxic", "--method", method]
-    for chosen, number in (("uncertain", 1), ("random", 0)):
-        caplog.clear()
-        to = str(bench.folder / f"{chosen}.json")
-        assert main([*words, "--gold", reviewed(bench, chosen), "--to", to]) == 0
-        lines = [line for line in caplog.messages if "so the calibration suits them" in line]
-        assert len(lines) == number
-
-
 @pytest.mark.parametrize(
     ("votes", "label"),
     [

@@ -1,4 +1,4 @@
-"""Several labels at once, from gold to an audit: each has a readout, a calibration and figures."""
+"""Several labels at once, from gold to an audit: each has a readout and figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 def test_several_labels_from_gold_to_an_audit(
     corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readouts, calibrations = corpus.folder / "readouts", corpus.folder / "calibrations"
+    readouts = corpus.folder / "readouts"
     corpus.task = {**TASK, "question": None, "readout": str(readouts)}
     spec = str(corpus.spec_file)
     fit = call(capsys, "fit", spec, "--gold", gold_of(corpus, range(50)), "--layers", "2")
@@ -80,7 +80,7 @@ def test_several_labels_from_gold_to_an_audit(
     rows = corpus.rows("topic")
     p = np.array([[rows[f"d-{n}"]["p"][label] for label in LABELS] for n in range(50, 90)])
     truth = HAS[50:]  # — the readouts were fitted to the first 50
-    macro = figures["multi"]["topic"]["versions"]["raw"]
+    macro = figures["multi"]["topic"]["figures"]
     assert macro["macro_f1"]["value"] == pytest.approx(f1_score(truth, p >= 0.5, average="macro"))
     auroc = roc_auc_score(truth, p, average="macro")
     assert macro["macro_auroc"]["value"] == pytest.approx(auroc)
@@ -88,23 +88,9 @@ def test_several_labels_from_gold_to_an_audit(
     for number, label in enumerate(LABELS):
         own = figures["tasks"][f"topic.{label}"]
         assert own["rows"]["fitted"] == 10 and own["rows"]["evaluated"] == 40
-        yes, _ = own["versions"]["raw"]["labels"]
+        yes, _ = own["scores"]["labels"]
         assert yes["support"] == truth[:, number].sum()
         assert yes["auroc"] == pytest.approx(roc_auc_score(truth[:, number], p[:, number]))
-
-    for method, gold in (("isotonic", ["--gold", others]), ("batch", [])):
-        to = ["--to", str(calibrations / method), "--method", method]
-        made = call(capsys, "calibrate", spec, "--task", "topic", *to, *gold)
-        assert [*made["labels"]] == LABELS
-        file = {"method": method, "file": str(calibrations / method)}
-        corpus.task = {**corpus.task, "calibration": file}
-        spec = str(corpus.spec_file)
-        corpus.run()
-        calibrated = [row["calibrated"]["p"]["law"] for row in corpus.rows("topic").values()]
-        raw = np.array([row["p"]["law"] for row in corpus.rows("topic").values()])
-        if method == "batch":  # divides yes and no by their means
-            yes, no = raw / raw.mean(), (1 - raw) / (1 - raw).mean()
-            assert calibrated == pytest.approx(yes / (yes + no), abs=1e-5)
 
     corpus.settings = {"filter": {"keep": "not list_contains(topic.labels, 'a/b')"}}
     spec, sheet = str(corpus.spec_file), corpus.folder / "sheet.csv"
@@ -159,12 +145,3 @@ def test_a_label_without_enough_gold_stops_a_fit_by_name(
     card = parse_readout((tmp_path / "one.safetensors").read_bytes()).card
     assert card.question == "About law?"
     assert "topic: a readout for each label, yes or no" in capsys.readouterr().out
-
-
-def test_files_of_labels_are_in_a_folder(
-    corpus: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    corpus.run()
-    words = ["calibrate", str(corpus.spec_file), "--task", "topic", "--method", "batch"]
-    assert main([*words, "--to", str(corpus.folder / "one.json")]) == 2
-    assert "is one file, and each label has one; name a folder" in capsys.readouterr().err

@@ -61,14 +61,10 @@ def test_a_score_from_gold_to_a_report(corpus: Corpus, capsys: pytest.CaptureFix
         "mae": mean_absolute_error(truth, expected),
         "spearman": spearmanr(truth, expected).statistic,
     }
-    headlines = figures["tasks"]["quality"]["versions"]["raw"]["headlines"]
+    headlines = figures["tasks"]["quality"]["scores"]["headlines"]
     assert {name: headlines[name]["value"] for name in oracle} == pytest.approx(oracle, abs=1e-6)
 
-    file = corpus.folder / "temperature.json"
-    words = ["--method", "temperature", "--gold", others, "--to", str(file)]
-    call(capsys, "calibrate", spec, "--task", "quality", *words)
-    corpus.task = {**corpus.task, "calibration": {"method": "temperature", "file": str(file)}}
-    corpus.settings = {"filter": {"keep": "quality.calibrated.score >= 1"}}
+    corpus.settings = {"filter": {"keep": "quality.score >= 1"}}
     spec = str(corpus.spec_file)
     corpus.run()
     page = corpus.folder / "report.html"
@@ -78,10 +74,5 @@ def test_a_score_from_gold_to_a_report(corpus: Corpus, capsys: pytest.CaptureFix
     assert task["score"]["mean"] == pytest.approx(np.mean(scores), abs=1e-6)
     assert sum(task["score"]["counts"]) == len(scores)
     assert "Mean score" in page.read_text() and "quadratic weighted kappa" in page.read_text()
-    # — an audit draws no texts that a calibration was fitted to
-    corpus.task = {**corpus.task, "calibration": None}
-    corpus.settings = {"filter": {"keep": "quality.score >= 1"}}
-    spec = str(corpus.spec_file)
-    corpus.run()
     assert main(["audit", spec, "--to", str(corpus.folder / "s.csv"), "--documents", "30"]) == 0
     assert "write 0 or 1 or 2" in capsys.readouterr().out
