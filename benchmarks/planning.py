@@ -28,17 +28,20 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from pipeline.errors import StorageError
-from pipeline.hashes import sealed_json, sha256_hex
+from pipeline.hashes import sha256_hex
 from pipeline.inference.memory import trim_malloc
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import LabelCost, ShardCounts
+from pipeline.ledger.cuts import CutLog
 from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import to_parquet
 from pipeline.runtime.job import Job
 from pipeline.runtime.run import run
+from pipeline.sources.shards import Piece, Shard
 from pipeline.sources.source import InputObject
 from pipeline.spec.parse import spec_of
+from pipeline.spec.schema import Columns
 from pipeline.stores.store import StoredObject
 
 ROWS = 1_000  # of a shard
@@ -187,12 +190,11 @@ def measure(name: str, model: str, folder: Path, shards: int) -> Counter[str]:
 
 def _new_store(objects: Sequence[InputObject]) -> MadeUpStore:
     """A store with the log of the cuts: a run that cuts reads the input's footers besides."""
-    pieces = [[ROWS * n, ROWS * (n + 1), 4_000_000, None, None] for n in range(SHARDS_A_FILE)]
-    log = [
-        {"object": [o.path, o.size_bytes, o.etag, o.format, "text", None], "pieces": pieces}
-        for o in objects
-    ]
-    return MadeUpStore(objects={"inputs/00000001.json": sealed_json({"cuts": log})})
+    pieces = [Piece(ROWS * n, ROWS * (n + 1), 4_000_000, None, None) for n in range(SHARDS_A_FILE)]
+    versions = [item.version(Columns("text", None)) for item in objects]
+    store = MadeUpStore()
+    CutLog(store).append({version: [Shard(version, p) for p in pieces] for version in versions})
+    return store
 
 
 def _bytes(name: str) -> int:

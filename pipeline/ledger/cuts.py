@@ -1,4 +1,4 @@
-"""The log of how input objects were cut into shards: `inputs/<number>.json` in the output.
+"""The log of how input objects were cut into shards: `inputs/<number>.parquet` in the output.
 
 Entry points: `load_or_cut`, `cut_before` and `logged_shards`. Each run appends the cuts of new
 objects. A job that continues on another machine or version thus has the same shards; a finished job
@@ -12,6 +12,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import (
     AssayError,
@@ -23,9 +27,14 @@ from pipeline.errors import (
     UnreadableError,
     one_line,
 )
-from pipeline.hashes import parse_sealed_json, sealed_json
 from pipeline.ledger.keys import cuts_key
-from pipeline.ledger.numbered import free_numbers, numbers
+from pipeline.ledger.label_files import to_parquet
+from pipeline.ledger.numbered import (
+    free_numbers,
+    is_checkpoint,
+    numbers_from_checkpoint,
+    read_numbered,
+)
 from pipeline.sources.shards import ObjectVersion, Piece, Shard, fields_of
 from pipeline.sources.source import InputObject, cut
 from pipeline.sources.tables import TABLES
@@ -38,6 +47,17 @@ logger = logging.getLogger(__name__)
 # not lose them.
 WRITE_SECONDS = 30.0
 CUT_THREADS = 16
+
+PIECES = "pieces"
+_INTEGERS = ("size_bytes", *Piece.__slots__)
+_TYPES = dict.fromkeys(_INTEGERS, pa.int64()) | {"quoted": pa.bool_()}
+# A row of the log is an object.
+_SCHEMA = pa.schema(
+    [
+        *((name, _TYPES.get(name, pa.string())) for name in ObjectVersion.__slots__),
+        (PIECES, pa.list_(pa.struct([(name, _TYPES[name]) for name in Piece.__slots__]))),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,7 @@ def load_or_cut(
     be read is left out, listed in `unreadable`, and tried again by the next run. StorageError if
     none can be read, SpecError if none has a row or the columns.
     """
-    log = _Log(store)
+    log = CutLog(store)
     take = log.append if keep else log.take_in
     versions = {item.version(columns): item for item in objects}
     new = [version for version in versions if version not in log.cuts]
@@ -129,41 +149,33 @@ def _require_rows(
 
 def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -> Cuts:
     """The shards of the objects that are in the log; opens no object and writes nothing."""
-    return _Log(store).cuts_of([item.version(columns) for item in objects])
+    return CutLog(store).cuts_of([item.version(columns) for item in objects])
 
 
 def logged_shards(store: Store, sids: Collection[str]) -> dict[str, Shard]:
     """The shards in the log with these ids; the input is not looked at."""
-    shards = (shard for of_object in _Log(store).cuts.values() for shard in of_object)
+    shards = (shard for of_object in CutLog(store).cuts.values() for shard in of_object)
     return {shard.id: shard for shard in shards if shard.id in sids}
 
 
-class _Log:
+class CutLog:
     """All cuts in memory; of two cuts of one object the first is valid."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._last = 0
         self.cuts: dict[ObjectVersion, tuple[Shard, ...]] = {}
-        for number in numbers(store, cuts_key):
-            self._read(number)
+        self._read(numbers_from_checkpoint(store, cuts_key))
 
     def append(self, cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> None:
         """Writes the cuts, except of objects that another run has cut in the meantime."""
         for number in free_numbers(self._store, cuts_key):
-            for written in range(self._last + 1, number):
-                self._read(written)
-            entries = [
-                {
-                    "object": list(version.to_json().values()),
-                    "pieces": [list(fields_of(shard.piece).values()) for shard in shards],
-                }
-                for version, shards in cuts.items()
-                if version not in self.cuts
-            ]
-            if not entries:
+            self._read(range(self._last + 1, number))
+            new = {version: cuts[version] for version in cuts if version not in self.cuts}
+            if not new:
                 break
-            if self._store.create(cuts_key(number), sealed_json({"cuts": entries})):
+            entries = {**self.cuts, **new} if is_checkpoint(number) else new
+            if self._store.create(cuts_key(number), to_parquet(_table_of(entries), {})):
                 self._last = number
                 break
         self.take_in(cuts)
@@ -179,15 +191,39 @@ class _Log:
         shards = tuple(shard for of_object in cut for shard in of_object)
         return Cuts(shards, unreadable, len(current) - len(cut))
 
-    def _read(self, number: int) -> None:
-        key = cuts_key(number)
-        try:
-            for entry in parse_sealed_json(self._store.read(key))["cuts"]:
-                version = ObjectVersion(*entry["object"])
-                self.take_in({version: [Shard(version, Piece(*p)) for p in entry["pieces"]]})
-        except (ValueError, KeyError, TypeError) as error:
-            raise StorageError(
-                f"{self._store.url}/{key}: is not a list of shards: {error!r}; restore it from a "
-                f"copy, or delete it: the input is cut again, and labelled where its shards differ"
-            ) from error
-        self._last = number
+    def _read(self, numbers: Sequence[int]) -> None:
+        """Takes in the entries with these numbers, which are in rising order."""
+        for number, table in read_numbered(self._store, cuts_key, numbers):
+            try:
+                if isinstance(table, ValueError):
+                    raise table
+                self.take_in(_cuts_in(table))
+            except (ValueError, KeyError, TypeError) as error:
+                raise StorageError(
+                    f"{self._store.url}/{cuts_key(number)}: is not a list of shards: {error!r}; "
+                    f"restore it from a copy, or delete it: the input is cut again, and labelled "
+                    f"where its shards differ"
+                ) from error
+            self._last = number
+
+
+def _table_of(cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> pa.Table:
+    """A row for each object, with the list of its pieces; `_cuts_in` is the inverse."""
+    rows = [
+        {**fields_of(version), PIECES: [fields_of(shard.piece) for shard in shards]}
+        for version, shards in cuts.items()
+    ]
+    return pa.Table.from_pylist(rows, _SCHEMA)
+
+
+def _cuts_in(table: pa.Table) -> dict[ObjectVersion, tuple[Shard, ...]]:
+    """The cuts of a table of the log; KeyError or TypeError if it is another table."""
+    objects = zip(*(table[name].to_pylist() for name in ObjectVersion.__slots__), strict=True)
+    lists = table[PIECES].combine_chunks()
+    fields = (pc.struct_field(lists.flatten(), name).to_pylist() for name in Piece.__slots__)
+    pieces = map(Piece, *fields)
+    cuts = {}
+    for fields_of_object, count in zip(objects, lists.value_lengths().to_pylist(), strict=True):
+        version = ObjectVersion(*fields_of_object)
+        cuts[version] = tuple(Shard(version, piece) for piece in islice(pieces, count))
+    return cuts

@@ -4,7 +4,7 @@
     documents/<sid>.parquet                      one file per shard: ids, hashes, status
     labels/<task>/<fp>/<sid[:2]>/<sid>.parquet   one file per shard and task
     retries/<task>/<fp>/<sid>/<0001>.parquet     the same rows with the failed ones tried again
-    inputs/<00000001>.json                       how input files were cut into shards
+    inputs/<00000001>.parquet                    how input files were cut into shards
     index/<00000001>.parquet                     which shards have a text, by its hash
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     snapshots/<00000001>.parquet                 its files
@@ -43,7 +43,7 @@ _PATTERNS = {
     DOCUMENTS: re.compile(rf"{DOCUMENTS}{_SID}\.parquet"),
     LABELS: re.compile(rf"{LABELS}{_TASK}/{_FP}/(?P<first>..)/(?=(?P=first)){_SID}\.parquet"),
     RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_SID}/{_NUMBER_4}\.parquet"),
-    INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.json"),
+    INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.parquet"),
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.(?:json|parquet)"),
     AUDITS: re.compile(rf"{AUDITS}[0-9a-f]{{16}}\.json"),
@@ -105,7 +105,7 @@ def label_folders(task: str, fp: str) -> tuple[str, str]:
 
 def cuts_key(number: int) -> str:
     """An entry of the log of how input files were cut."""
-    return f"{INPUTS}{number:08d}.json"
+    return f"{INPUTS}{number:08d}.parquet"
 
 
 def index_key(number: int) -> str:

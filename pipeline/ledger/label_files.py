@@ -81,6 +81,16 @@ def sealed_hash(data: bytes) -> str | None:
     return digits if data[start:end] == digits.encode() else None
 
 
+def table_in(data: bytes) -> pa.Table:
+    """The table that `to_parquet` wrote; ValueError if the file is not as it was made."""
+    try:
+        if sealed_hash(data) is None:
+            raise ValueError("its content does not match its hash")
+        return pq.read_table(pa.BufferReader(data), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error)) from error
+
+
 def verify(data: bytes, doc_ids: pa.ChunkedArray) -> None:
     """StorageError unless the file reads back with these rows in this order."""
     try:

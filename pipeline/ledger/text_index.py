@@ -17,7 +17,6 @@ from itertools import chain, islice
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.ledger.failpoints import failpoint
@@ -25,7 +24,7 @@ from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import (
     METADATA_PREFIX,
     read_source,
-    sealed_hash,
+    table_in,
     to_parquet,
 )
 from pipeline.ledger.numbered import free_numbers, numbers
@@ -69,16 +68,14 @@ class IndexObject:
     def from_bytes(cls, key: str, data: bytes) -> IndexObject:
         """ValueError if the file is damaged."""
         try:
-            if sealed_hash(data) is None:
-                raise ValueError("its content does not match its hash")
-            table = pq.read_table(pa.BufferReader(data), use_threads=False)
+            table = table_in(data)
             sids = json.loads(table.schema.metadata[f"{METADATA_PREFIX}sids".encode()])
             hashes, shards = (table.column(name).to_numpy() for name in ("hash", "shard"))
             if hashes.dtype != np.uint64 or (shards >= len(sids)).any():
                 raise ValueError("its columns are not those of an index")
             if (hashes[1:] < hashes[:-1]).any():
                 raise ValueError("its hashes are not in order")
-        except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        except (pa.ArrowException, KeyError, TypeError) as error:
             raise ValueError(str(error)) from error
         return cls(key, tuple(sids), hashes, shards)
 

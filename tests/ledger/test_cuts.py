@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +16,17 @@ from memory_store import Recording
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.ledger.cuts import load_or_cut
+from pipeline.ledger.cuts import CutLog, load_or_cut
+from pipeline.ledger.keys import cuts_key
+from pipeline.ledger.label_files import to_parquet
+from pipeline.ledger.numbered import CHECKPOINT
 from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
 
 Write = Callable[[str, bytes], InputObject]
 LINES = b"".join(b'{"text": "%d"}\n' % number for number in range(40))
-ENTRY = "inputs/00000001.json"
+ENTRY = "inputs/00000001.parquet"
 TEXT = Columns("text", None)
 
 
@@ -141,12 +143,32 @@ def test_another_version_or_column_is_cut_again_and_the_earlier_keeps_its_shards
         load_or_cut(store, [replace(objects[0], format="jsonl.gz")], TEXT, 3000)
 
 
+def test_a_log_of_many_runs_is_read_from_its_last_checkpoint(
+    store: LocalStore, write: Write
+) -> None:
+    objects = [write(f"{n:02d}.jsonl", LINES[: 15 * (1 + n)]) for n in range(CHECKPOINT + 4)]
+    for known in range(1, len(objects) + 1):  # one run a night, each with one more file
+        cuts = load_or_cut(store, objects[:known], TEXT, 200)
+    reading = Recording(store)
+    assert load_or_cut(reading, objects, TEXT, 1) == cuts
+    assert sorted(reading.read_keys) == [f"inputs/{n:08d}.parquet" for n in range(32, 37)]
+    # — two that append at once: the one that comes late takes in what the other wrote
+    first, late = CutLog(store), CutLog(store)
+    new = [write(f"x{n}.jsonl", LINES) for n in range(2)]
+    for log, item in zip((first, late), new, strict=True):
+        log.append({item.version(TEXT): cut(item, TEXT, 3000)})
+    assert late.cuts == CutLog(store).cuts and first.cuts.items() < late.cuts.items()
+    # — without the checkpoint only what its own run cut is lost
+    store.delete([cuts_key(CHECKPOINT)])
+    assert late.cuts.keys() - CutLog(store).cuts.keys() == {objects[CHECKPOINT - 1].version(TEXT)}
+
+
 def test_no_rows_at_all_is_an_error_of_the_spec(store: LocalStore, write: Write) -> None:
     with pytest.raises(SpecError, match="the file has no row"):
         load_or_cut(store, [write("empty.jsonl", b"\n")], TEXT, 3000)
 
 
-@pytest.mark.parametrize("broken", [b"{", b"{}", json.dumps({"cuts": [{"object": [1]}]}).encode()])
+@pytest.mark.parametrize("broken", [b"{", to_parquet(pa.table({"path": ["a"]}), {})])
 def test_a_broken_entry_is_named(
     store: LocalStore, objects: list[InputObject], broken: bytes
 ) -> None:

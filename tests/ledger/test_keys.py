@@ -33,7 +33,7 @@ def test_keys_have_the_form_of_the_output_format() -> None:
     assert documents_key(SID) == f"documents/{SID}.parquet"
     assert label_key("toxic", FP, SID) == f"labels/toxic/{FP}/ab/{SID}.parquet"
     assert label_key("toxic", FP, SID, 2) == f"retries/toxic/{FP}/{SID}/0002.parquet"
-    assert cuts_key(3) == "inputs/00000003.json"
+    assert cuts_key(3) == "inputs/00000003.parquet"
     assert snapshot_key(42) == "snapshots/00000042.json"
     assert manifest_key(42) == "snapshots/00000042.parquet"
 
@@ -86,7 +86,7 @@ def test_the_probe_of_conditional_create_is_below_attempts() -> None:
         "snapshots/00000000.json",
         "snapshots/000000001.json",
         "snapshots/1.json",
-        "inputs/00000001.json~",
+        "inputs/00000001.parquet~",
         "attempts/",
     ],
 )

@@ -16,18 +16,19 @@ from typing import TypeVar
 
 from memory_store import MemoryStore
 
-from pipeline.hashes import sealed_json, sha256_hex
+from pipeline.hashes import sha256_hex
 from pipeline.ledger.cells import committed, remaining
-from pipeline.ledger.cuts import load_or_cut
+from pipeline.ledger.cuts import CutLog, load_or_cut
 from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
 from pipeline.ledger.snapshots import SnapshotTask, publish
+from pipeline.sources.shards import Piece, Shard
 from pipeline.sources.source import InputObject
 from pipeline.spec.schema import Columns
 from pipeline.stores.store import StoredObject
 
 OBJECTS = 20_000
-PIECES = [[1_000 * n, 1_000 * (n + 1), 4_000_000, None, None] for n in range(10)]
+PIECES = [Piece(1_000 * n, 1_000 * (n + 1), 4_000_000, None, None) for n in range(10)]
 FPS = {name: f"{n:016x}" for n, name in enumerate(("toxic", "quality", "mood", "art"))}
 TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 GONE = 7
@@ -91,12 +92,10 @@ def peak_mib() -> int:
 
 def main() -> None:
     watch, store, objects = Stopwatch(), NearlyDone(), input_objects()
-    log = [
-        {"object": [o.path, o.size_bytes, o.etag, o.format, "text", None], "pieces": PIECES}
-        for o in objects
-    ]
-    store.create("inputs/00000001.json", sealed_json({"cuts": log}))
-    del log
+    versions = [item.version(Columns("text", None)) for item in objects]
+    log = CutLog(store)
+    log.append({version: [Shard(version, piece) for piece in PIECES] for version in versions})
+    del log, versions
     cuts = watch("load_or_cut", lambda: load_or_cut(store, objects, Columns("text", None), 1))
     store.sids.extend(sorted(shard.id for shard in cuts.shards))
     lacking = random.Random(1).sample(store.sids, GONE)
