@@ -28,6 +28,7 @@ from math import inf
 from pipeline.errors import (
     LoadError,
     RefusedError,
+    SpecError,
     StorageError,
     UnavailableError,
     WorkerError,
@@ -90,7 +91,8 @@ class Attempts:
         """Calls `label(start, end)` until each row was in one call; returns the quarantined rows.
 
         Suspect ranges run first, so a crash repeats little work. WorkerError if `label` raises
-        anything but a StorageError or a LoadError: the marker stays, as after a death. Where
+        anything but a StorageError, a SpecError or a LoadError: the marker stays, as after a death.
+        Where
         several shards are at work in a process, one with markers is labelled alone in its `turn`:
         so at most the first death of another shard counts as one of its own.
         """
@@ -118,8 +120,9 @@ class Attempts:
             self.store.create(key, b"")
             try:
                 label(start, end)
-            except (StorageError, LoadError, KeyboardInterrupt, SystemExit):
-                self.store.delete([key])  # — the rows are not the cause
+            except (StorageError, SpecError, LoadError, KeyboardInterrupt, SystemExit):
+                # — the rows are not the cause: of a SpecError a condition that takes too long
+                self.store.delete([key])
                 raise
             except BaseException as error:  # a panic of Rust is not an Exception
                 raise WorkerError(error) from error

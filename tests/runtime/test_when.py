@@ -14,6 +14,8 @@ from fake_engine import p_of
 from pipeline.errors import SpecError
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.report.run import summary_json
+from pipeline.sources.rule import Rule
+from pipeline.stores.store import PROBE_KEY
 from pipeline.verbs.status import TaskStatus, status
 
 LANGUAGES = ("en", "de", None)
@@ -192,6 +194,37 @@ def test_a_file_without_the_column_is_accepted_by_nothing_that_names_it(plain: C
     plain.others = [topic("doc.lang = 'en'")]
     assert plain.run().complete
     assert asked_of_topic(plain) == {plain.files["a"][0]}
+
+
+@pytest.mark.parametrize("is_when", [True, False])
+def test_a_condition_that_takes_too_long_fails_its_shard_and_quarantines_no_row(
+    is_when: bool, plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # — the first file has more rows than a condition is tried on before the run
+    plain.write("a", numbered("a", 120), lang=["en"] * 120)
+    slow = numbered("b", 3)
+    plain.write("b", slow, lang=["slow"] * 3)
+    plain.shard_bytes = 1_000_000
+    verdicts = Rule.verdicts
+
+    def limited(rule: Rule, rows: pa.RecordBatch) -> pa.BooleanArray:
+        if "slow" in str(rows.to_pydict()):
+            raise rule._wrong("takes more than 300 s for 3 documents")
+        return verdicts(rule, rows)
+
+    options = {} if is_when else {"where": "lang is not null"}
+    plain.others = [topic("doc.lang is not null")] if is_when else []
+    with monkeypatch.context() as patch:
+        patch.setattr(Rule, "verdicts", limited)
+        outcome = plain.run(**options)
+    assert not outcome.complete and outcome.missing_shards == 1
+    [reason] = outcome.failed_shards
+    place = "tasks.1.when" if is_when else "where"
+    assert reason.startswith(f"{plain.input}/b.jsonl: rows 0 to 3: {place}: takes more than 300 s")
+    left = [object.key for object in plain.store.list("attempts/")]
+    assert left == [PROBE_KEY]
+    assert plain.run(**options).complete and {text for _, text in plain.asked} == {*slow}
+    assert {row["status"] for row in plain.rows().values()} == {"ok"}
 
 
 @pytest.mark.parametrize(
