@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import Scores, score
@@ -21,6 +21,7 @@ from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, s
 from pipeline.gold.fitted_texts import LEAST_ROWS, fitted_texts
 from pipeline.gold.labels import RANDOM, Gold, read_gold
 from pipeline.gold.values import UNLABELLED
+from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import MOST_RESAMPLES, EvalOptions, GoldOptions
 from pipeline.spec.labels import task_of
@@ -151,7 +152,7 @@ def evaluate(
 
     The answers are those of `candidate`, an unpublished snapshot, or else of the newest snapshot
     that was labelled with the spec's questions and model. SpecError if an option, a gate or the
-    gold is wrong, or if there is no such snapshot.
+    gold is wrong, if there is no such snapshot, or if it has no document of the gold.
     """
     _check_options(options)
     gold = read_gold(source, spec, gold_options)
@@ -162,6 +163,8 @@ def evaluate(
     else:
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
     answers = answers_for(spec, snapshot, gold.by, gold.keys, gold.tasks)
+    if candidate is None and not answers.in_corpus.any():
+        raise _not_in_corpus(gold, LabelDataset(store, snapshot, ()))
     tasks = tuple(
         _evaluate_task(part, gold, answers, options, fitted_texts(spec, part))
         for part in spec.parts
@@ -188,6 +191,17 @@ def evaluate(
         labelled_at=snapshot.created_at,
         slice=None if snapshot.slice is None else str(snapshot.slice),
     )
+
+
+def _not_in_corpus(gold: Gold, corpus: LabelDataset) -> SpecError:
+    """The error of gold without a document of the corpus, which shows an id of each."""
+    ids = (id for batch in corpus.to_batches(columns=["doc_id"]) for id in batch["doc_id"])
+    own, of_corpus = gold.keys[0], next((id.as_py() for id in ids), None)
+    fix = f"no id is in the corpus: it has {own!r}, and the corpus has {of_corpus!r}"
+    if gold.by != "doc_id":
+        fix = f"no text is in the corpus, whose first document has the id {of_corpus!r}"
+    fix += "; give gold of these documents, or name the column of their ids with --id"
+    return option_error("gold", fix, gold.source)
 
 
 def _check_options(options: EvalOptions) -> None:

@@ -143,6 +143,23 @@ def test_each_problem_with_gold_is_one_line(
     assert "--gold: there is no such file (got" in err and "nor an output of assay" in err
 
 
+def test_gold_without_a_document_of_the_corpus_is_one_line(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [row for row in bench.gold() if row["id"].startswith("other-")]
+    assert bench.evaluate(bench.write(others)) == 2
+    out, err = capsys.readouterr()
+    assert not out and err == (
+        f"--gold: no id is in the corpus: it has 'other-0', and the corpus has "
+        f"'{bench.documents[0]['id']}'; give gold of these documents, or name the column of their "
+        f"ids with --id (got '{bench.folder}/gold.jsonl')\n"
+    )
+    by_text = [{name: row[name] for name in ("text", "toxic")} for row in others]
+    assert bench.evaluate(bench.write(by_text)) == 2
+    line = "--gold: no text is in the corpus, whose first document has the id "
+    assert capsys.readouterr().err.startswith(line)
+
+
 def test_answers_to_another_question_are_not_evaluated(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
