@@ -30,10 +30,10 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.report.console import Grid, Part, printed
 from pipeline.runtime.assembly import (
     DocumentReader,
-    job_model,
-    job_prompt,
     label_engine,
     memory_plan,
+    reader_model,
+    reader_prompt,
 )
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
@@ -139,16 +139,16 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     tokens = options.tokens
     placement = place(spec.model, this_machine())
     job = make_job(spec, placement, cache_dir)
-    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.model_parts))
+    folder, tokenizer, prompt = reader_prompt(job.readers[0], as_questions(spec.model_parts))
     store = open_store(spec.output, spec.storage_options)
     shards = plan(job, store, keep=False).shards
-    samples = take_samples(shards, DocumentReader.of_job(job, folder, tokenizer), spec, 64)
+    samples = take_samples(shards, DocumentReader.of(job.readers[0], folder, tokenizer), spec, 64)
     disable_malloc_trim()
-    model = job_model(job, folder)
+    model = reader_model(job.readers[0], folder)
     trained = None
-    if job.readouts:
+    if job.readers[0].readouts:
         whole = tokenise_prompt(tokenizer, spec.prompt, spec.model_parts)
-        trained = label_engine(job, model, whole)
+        trained = label_engine(job.readers[0], model, whole)
     workloads = STANDARD if tokens is None else (Workload(tokens, methods=ALL_METHODS),)
     possible = [workload for workload in workloads if fits(workload, prompt, model.context_tokens)]
     if not possible:

@@ -94,7 +94,7 @@ def _labelled(folder: Path, documents: int) -> int:
     objects = find_objects(str(folder / "in"), folder / "cache")
     shards = load_or_cut(store, objects, Columns("text", "id"), SHARD_BYTES).shards
     fp = {task: fingerprint.id for task, fingerprint in FINGERPRINTS.items()}
-    record_specs(store, fp, {task: each.json() for task, each in FINGERPRINTS.items()})
+    record_specs(store, FINGERPRINTS.items())
     for shard in shards:
         _commit(store, shard, source)
     done = committed(store, fp, [shard.id for shard in shards])

@@ -70,8 +70,7 @@ def main() -> None:
         job = make_job(spec, place(spec.model, this_machine()), cache_dir())
         store = open_store(spec.output, {})
         work, *_ = plan(job, store).work_items
-        for stage in job.with_stages:
-            record_specs(store, stage.fp, {n: f.json() for n, f in stage.fingerprints.items()})
+        record_specs(store, job.versions)
         readers = load_readers(job, asks=True)
         found = passed(lambda: label_shard(job, readers, store, work))
     finally:

@@ -28,8 +28,8 @@ from benchmarks.peers.serve import Asked, Setup, Writing
 from benchmarks.timing import processor
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.runtime.assembly import DocumentReader, job_prompt
-from pipeline.runtime.job import make_job
+from pipeline.runtime.assembly import DocumentReader, reader_prompt
+from pipeline.runtime.job import make_job, make_reader
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.plan import plan
@@ -195,7 +195,7 @@ def main() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     spec = load_spec(options.spec)
     job = make_job(spec, place(spec.model, this_machine()), CACHE)
-    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.parts))
+    folder, tokenizer, prompt = reader_prompt(job.readers[0], as_questions(spec.parts))
     if odd := [q.name for q in prompt.questions if not q.scores_first_tokens]:
         sys.exit(f"tasks: labels with the same first token are not measured here: {odd}")
     changes = {"instruction": description(spec.tasks), "examples": ()}
@@ -203,9 +203,9 @@ def main() -> None:
     question = spec.tasks[0].model_copy(
         update={"name": "json", "question": "Write the JSON object."}
     )
-    _, _, json_prompt = job_prompt(make_job(of_json, job.placement, CACHE), [question])
+    _, _, json_prompt = reader_prompt(make_reader(of_json, job.placement, CACHE), [question])
     shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
-    reader = DocumentReader.of_job(job, folder, tokenizer)
+    reader = DocumentReader.of(job.readers[0], folder, tokenizer)
     samples = take_samples(shards, reader, spec, options.documents + WARM_UP)
     setup = Setup(str(folder), None, "float32", threads=usable_cores(), cache=str(CACHE))
     documents = [list(each.token_ids) for each in samples]

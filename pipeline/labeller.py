@@ -17,10 +17,10 @@ from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, overlaid
 from pipeline.ledger.label_rows import unanswered_rows
-from pipeline.runtime.job import make_job
+from pipeline.runtime.job import make_reader
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.readers import JobReader
+from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import readable
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import as_spec
@@ -59,10 +59,8 @@ class Labeller:
             raise SpecError([Problem("input.image", fix, self.spec.input.image)])
         where = placement or place(self.spec.model, this_machine())
         cache = cache_dir or default_cache_dir()
-        job = make_job(self.spec, where, cache)
         self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
-        self._reader = JobReader(job, ignore)
-        self._job = job
+        self._reader = LoadedReader(make_reader(self.spec, where, cache), ignore)
         if self.spec.model_tasks:
             self._reader.load()
             _ = self._reader.document_reader  # loaded, too

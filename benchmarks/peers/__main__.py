@@ -32,7 +32,7 @@ from benchmarks.peers.serve import Asked, Documents, Setup
 from benchmarks.peers.turns import Row, measure
 from benchmarks.timing import processor
 from pipeline.inference.labels.prompt_tokens import PromptTokens
-from pipeline.runtime.assembly import DocumentReader, job_prompt
+from pipeline.runtime.assembly import DocumentReader, reader_prompt
 from pipeline.runtime.job import make_job
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.placement import EngineBytes, place, spread, this_machine
@@ -128,10 +128,10 @@ def _read(spec_file: str, cache: Path) -> tuple[Setup, PromptTokens, list[int]]:
     """What engines are loaded with, the spec's prompt, and the tokens of its corpus."""
     spec = load_spec(spec_file)
     job = make_job(spec, place(spec.model, this_machine()), cache)
-    folder, tokenizer, prompt = job_prompt(job, as_questions(spec.tasks))
+    folder, tokenizer, prompt = reader_prompt(job.readers[0], as_questions(spec.tasks))
     shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
-    samples = take_samples(shards, DocumentReader.of_job(job, folder, tokenizer), spec, 256)
-    gguf = job.files.location if job.files.kind == "gguf" else None
+    samples = take_samples(shards, DocumentReader.of(job.readers[0], folder, tokenizer), spec, 256)
+    gguf = job.readers[0].files.location if job.readers[0].files.kind == "gguf" else None
     made = cache / f"{folder.name}-files"
     made.mkdir(exist_ok=True)
     setup = Setup(str(folder), gguf, "float32", threads=usable_cores(), cache=str(made))

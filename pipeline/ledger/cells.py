@@ -7,7 +7,7 @@ answers are those of the file with the highest number. A cell is done if it has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -128,11 +128,11 @@ def unfinished(work_items: Sequence[WorkItem], done: Committed) -> list[WorkItem
     return left
 
 
-def record_specs(store: Store, fp: Mapping[str, str], contents: Mapping[str, bytes]) -> None:
-    """Creates the file with each fingerprint's content; StorageError if one has other content."""
-    for task, fingerprint in fp.items():
-        key = spec_key(task, fingerprint)
-        if not store.create(key, contents[task]) and store.read(key) != contents[task]:
+def record_specs(store: Store, versions: Iterable[tuple[str, Fingerprint]]) -> None:
+    """Creates the file of each task's version; StorageError if one has other content."""
+    for task, version in versions:
+        key, content = spec_key(task, version.id), version.json()
+        if not store.create(key, content) and store.read(key) != content:
             raise StorageError(
                 f"{store.url}/{key}: its content was changed and no longer matches the "
                 f"fingerprint; restore it, or delete it and run again"

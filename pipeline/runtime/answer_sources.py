@@ -23,7 +23,6 @@ from pipeline.ledger.cells import (
     WorkItem,
     committed,
     equal_versions,
-    version_name,
 )
 from pipeline.ledger.keys import DOCUMENTS, label_folders, parse_key
 from pipeline.ledger.reuse import answered_rows
@@ -35,7 +34,7 @@ from pipeline.ledger.text_index import (
     hashes_of,
     index_missing_shards,
 )
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Job, Step
 from pipeline.runtime.plan import SMALL_INPUT_SHARDS, Plan
 from pipeline.sources.documents import EMPTY
 from pipeline.stores.store import Store
@@ -66,11 +65,10 @@ def has_answers(job: Job, store: Store, planned: Plan) -> bool:
     done = planned.done
     return any(
         # — a LIST of an object store is read to its end: the plan's LIST says it first
-        (done.fp.get(task) == fp and done.labels[task])
-        or next(iter(store.list(label_folders(task, fp)[0])), None) is not None
-        for _, versions in _fps_of_readers(job, store, planned)
-        for fps in versions
-        for task, fp in fps.items()
+        (done.fp.get(step.task) == fp and done.labels[step.task])
+        or next(iter(store.list(label_folders(step.task, fp)[0])), None) is not None
+        for step, fps in _fps_of_steps(job, store, planned)
+        for fp in fps
     )
 
 
@@ -174,7 +172,7 @@ def _with_own_files(store: Store, planned: Plan, versions: Sequence[_Version]) -
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """One version of a task that a reader answers, and the files with its raw answers."""
+    """The version that a step answers, and the files with its raw answers."""
 
     task: str
     name: str  # see `version_name`
@@ -222,34 +220,25 @@ def _with_sources(
     return replace(work, sources=sources, rows_without_answer=unanswered)
 
 
-def _fps_of_readers(
-    job: Job, store: Store, planned: Plan
-) -> Iterator[tuple[Job, list[dict[str, str]]]]:
-    """For each reader the versions of its missing tasks, and then those of equal raw answers."""
+def _fps_of_steps(job: Job, store: Store, planned: Plan) -> Iterator[tuple[Step, list[str]]]:
+    """For each step of a missing task its version, and then those of equal raw answers."""
     missing = {task for work in planned.work_items if not work.retry for task in work.tasks}
-    for reader in job.readers:
-        own = {task: version for task, version in reader.fingerprints.items() if task in missing}
-        equal = [
-            {task: fp}
-            for task, version in own.items()
-            for fp in equal_versions(store, task, version)
-        ]
-        yield reader, [{task: version.id for task, version in own.items()}, *equal]
+    for step in job.steps:
+        if step.task in missing:
+            equal = equal_versions(store, step.task, step.fingerprint)
+            yield step, [step.fingerprint.id, *equal]
 
 
 def _versions(
     job: Job, store: Store, planned: Plan, documents: Mapping[str, str]
 ) -> list[_Version]:
     versions = []
-    first = {task.name for task in job.readers[0].spec.model_tasks}
-    for number, (reader, fps) in enumerate(_fps_of_readers(job, store, planned)):
-        listed = [committed(store, fp, None, documents=documents) for fp in fps if fp]
-        for task in fps[0]:
-            files = [done for done in listed if task in done.fp]
-            sids = {sid for done in files for sid in done.labels[task]} & documents.keys()
-            is_asked_first = number == 0 and task in first
-            name = version_name(task, reader.fp[task])
-            versions.append(_Version(task, name, is_asked_first, files, tuple(sorted(sids))))
+    for step, fps in _fps_of_steps(job, store, planned):
+        task = step.task
+        files = [committed(store, {task: fp}, None, documents=documents) for fp in fps]
+        sids = {sid for done in files for sid in done.labels[task]} & documents.keys()
+        is_first = step.reader == 0 and step.by_model
+        versions.append(_Version(task, step.version, is_first, files, tuple(sorted(sids))))
     return versions
 
 

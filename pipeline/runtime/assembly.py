@@ -1,4 +1,4 @@
-"""Assembles an engine from a job: model, prompt, readouts. Entry point: `job_engine`.
+"""Assembles an engine from a reader: model, prompt, readouts. Entry point: `reader_engine`.
 
 Also turns documents into chunks, and answers into rows (`DocumentReader`, `labelled_documents`).
 Imports torch, so the driver must not import it. Must not import Ray.
@@ -42,7 +42,7 @@ from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import GENERATED_TOKENS, VllmOptions, load_vllm
 from pipeline.ledger.label_rows import LabelledDocuments, TaskScores
 from pipeline.runtime.fitted_files import load_readouts
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Reader
 from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.model_cache import cached_model
 from pipeline.runtime.model_folder import check_folder
@@ -83,19 +83,19 @@ def _free_bytes(model: LoadedModel) -> int:
     return torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
 
 
-def _engines_here(job: Job) -> int:
-    """The engines of the job on one machine, or on one GPU."""
-    placement = job.placement
+def _engines_here(reader: Reader) -> int:
+    """The engines of the reader on one machine, or on one GPU."""
+    placement = reader.placement
     if placement.device == "cuda":
         return 1
     return max(1, min(placement.actors, usable_cores() // placement.threads))
 
 
-def local_model(job: Job, send: Send = ignore) -> Path:
+def local_model(reader: Reader, send: Send = ignore) -> Path:
     """A local folder with the model's safetensors, downloaded or converted where necessary."""
-    model = job.spec.model
-    folder = local_files(job.files, Path(job.cache_dir), model.storage_options, send)
-    if job.files.kind in ("hub", "remote"):  # — others were checked before the workers started
+    model = reader.spec.model
+    folder = local_files(reader.files, Path(reader.cache_dir), model.storage_options, send)
+    if reader.files.kind in ("hub", "remote"):  # — others were checked before the workers started
         check_folder(folder, engine=model.engine)
     return folder
 
@@ -115,109 +115,109 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
     return cached_model(files.id, cache_dir, convert, needed=partial(converted_bytes, fetched))
 
 
-def job_model(
-    job: Job, folder: Path, *, quantize: Quantize | None = None, kv: KeptFormat | None = None
+def reader_model(
+    reader: Reader, folder: Path, *, quantize: Quantize | None = None, kv: KeptFormat | None = None
 ) -> LoadedModel:
-    """The job's model; `quantize` and `kv` replace the spec's settings.
+    """The reader's model; `quantize` and `kv` replace the spec's settings.
 
     Several engines of one machine share the pages of its weights. From now on, torch uses the job's
     number of threads in this process. SpecError if another engine answers.
     """
-    if job.spec.model.engine != "assay":
+    if reader.spec.model.engine != "assay":
         fix = "this command needs assay's own engine; write assay, or leave this out"
-        raise SpecError([Problem("model.engine", fix, job.spec.model.engine)])
+        raise SpecError([Problem("model.engine", fix, reader.spec.model.engine)])
     # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
-    torch.set_num_threads(min(job.placement.threads, usable_cores()))
-    placement = job.placement
-    chosen = job.spec.model.quantize if quantize is None else quantize
+    torch.set_num_threads(min(reader.placement.threads, usable_cores()))
+    placement = reader.placement
+    chosen = reader.spec.model.quantize if quantize is None else quantize
     several = placement.device == "cpu" and placement.actors > 1
     if several and chosen == "none" and needs_cast(folder, placement.dtype):
         fill = partial(cast_files, folder, dtype=placement.dtype)
-        name = f"{job.files.id}-{placement.dtype}"
+        name = f"{reader.files.id}-{placement.dtype}"
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         needed = stored * 2 if placement.dtype == "float32" else stored // 2
-        folder = cached_model(name, Path(job.cache_dir), fill, needed=lambda: needed)
+        folder = cached_model(name, Path(reader.cache_dir), fill, needed=lambda: needed)
     model = load_model(
         folder,
         dtype=placement.dtype,
         device=placement.device,
         quantize=chosen,
-        sees_images=job.spec.input.image is not None,
+        sees_images=reader.spec.input.image is not None,
     )
-    kept = job.spec.model.kv if kv is None else kv
+    kept = reader.spec.model.kv if kv is None else kv
     if kept != "none" and model.schedule == "staged":
         fix = "layers with a recurrent state keep it in the model's own format; remove this"
         raise SpecError([Problem("model.kv", fix, kept)])
     return replace(model, kv=kept)
 
 
-def label_engine(job: Job, model: LoadedModel, prompt: PromptTokens) -> LabelEngine:
-    """The job's tasks on its model, with the batch size that fits its memory."""
+def label_engine(reader: Reader, model: LoadedModel, prompt: PromptTokens) -> LabelEngine:
+    """The reader's tasks on its model, with the batch size that fits its memory."""
     return LabelEngine(
         model,
         prompt,
-        max_batch_tokens=memory_plan(model, prompt, engines=_engines_here(job)).max_batch_tokens,
-        readouts=load_readouts(job.readouts, job.spec, Path(job.cache_dir)),
+        max_batch_tokens=memory_plan(model, prompt, engines=_engines_here(reader)).max_batch_tokens,
+        readouts=load_readouts(reader.readouts, reader.spec, Path(reader.cache_dir)),
     )
 
 
-def job_engine(job: Job, send: Send = ignore) -> Engine:
-    """The job's engine, loaded; `send` takes the phases."""
-    if job.spec.model.kind == "encoder":
-        return _encoder_engine(job, send)
-    folder, _, prompt = job_prompt(job, send=send)
-    if job.spec.model.engine == "vllm":
+def reader_engine(reader: Reader, send: Send = ignore) -> Engine:
+    """The reader's engine, loaded; `send` takes the phases."""
+    if reader.spec.model.kind == "encoder":
+        return _encoder_engine(reader, send)
+    folder, _, prompt = reader_prompt(reader, send=send)
+    if reader.spec.model.engine == "vllm":
         send(WorkerReport(LOADING))
         options = VllmOptions(
-            job.placement.dtype,
-            job.placement.device,
-            min(job.placement.threads, usable_cores()),
-            job.spec.model.tensor_parallel,
+            reader.placement.dtype,
+            reader.placement.device,
+            min(reader.placement.threads, usable_cores()),
+            reader.spec.model.tensor_parallel,
         )
-        return load_vllm(folder, prompt, options, max_tokens=job.spec.documents.max_tokens)
+        return load_vllm(folder, prompt, options, max_tokens=reader.spec.documents.max_tokens)
     send(WorkerReport(LOADING))
-    return label_engine(job, job_model(job, folder), prompt)
+    return label_engine(reader, reader_model(reader, folder), prompt)
 
 
-def _encoder_engine(job: Job, send: Send) -> EncoderEngine:
-    """The job's encoder; SpecError unless it can read the longest document and has the classes."""
-    folder = local_model(job, send)
+def _encoder_engine(reader: Reader, send: Send) -> EncoderEngine:
+    """The encoder; SpecError unless it can read the longest document and has the classes."""
+    folder = local_model(reader, send)
     tokenizer = load_tokenizer(folder)
-    max_tokens, room = job.spec.documents.max_tokens, encoder_context(folder, tokenizer)
+    max_tokens, room = reader.spec.documents.max_tokens, encoder_context(folder, tokenizer)
     if max_tokens > room:
         fix = f"the encoder reads {room} tokens of a document; write at most that"
         raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
     send(WorkerReport(LOADING))
-    torch.set_num_threads(min(job.placement.threads, usable_cores()))
-    network = load_encoder(folder, dtype=job.placement.dtype, device=job.placement.device)
-    labels = {task.name: task.labels for task in job.spec.model_tasks}
-    on_gpu = job.placement.device == "cuda"
+    torch.set_num_threads(min(reader.placement.threads, usable_cores()))
+    network = load_encoder(folder, dtype=reader.placement.dtype, device=reader.placement.device)
+    labels = {task.name: task.labels for task in reader.spec.model_tasks}
+    on_gpu = reader.placement.device == "cuda"
     most_tokens = CUDA_BATCH_TOKENS if on_gpu else ENCODER_BATCH_TOKENS
     return EncoderEngine(network, tokenizer, labels, max_batch_tokens=most_tokens)
 
 
-def job_prompt(
-    job: Job, tasks: Sequence[TaskSpec] | None = None, *, send: Send = ignore
+def reader_prompt(
+    reader: Reader, tasks: Sequence[TaskSpec] | None = None, *, send: Send = ignore
 ) -> tuple[Path, PreTrainedTokenizerBase, PromptTokens]:
-    """The model's local folder, its tokenizer, and the prompt of the job's tasks or of `tasks`.
+    """The model's local folder, its tokenizer, and the prompt of the reader's tasks or of `tasks`.
 
     SpecError unless the longest document and each question fit together into the model's context,
     or if all tasks have classifiers.
     """
     if tasks is None:
-        tasks = job.spec.model_parts
-    if job.spec.model.kind == "encoder":
+        tasks = reader.spec.model_parts
+    if reader.spec.model.kind == "encoder":
         fix = "this command is for decoders; `assay run` labels with an encoder"
-        raise SpecError([Problem("model.kind", fix, job.spec.model.kind)])
+        raise SpecError([Problem("model.kind", fix, reader.spec.model.kind)])
     if not tasks:
         fix = "all have classifiers or cascades, and this command needs a question or a readout"
-        raise SpecError([Problem("tasks", fix, [task.name for task in job.spec.tasks])])
-    folder = local_model(job, send)
+        raise SpecError([Problem("tasks", fix, [task.name for task in reader.spec.tasks])])
+    folder = local_model(reader, send)
     tokenizer = load_tokenizer(folder)
-    prompt = tokenise_prompt(tokenizer, job.spec.prompt, tasks, of=job.spec.tasks)
+    prompt = tokenise_prompt(tokenizer, reader.spec.prompt, tasks, of=reader.spec.tasks)
     context = context_tokens(folder)
-    max_tokens, room = job.spec.documents.max_tokens, prompt.room(context)
-    if job.spec.model.engine == "vllm":
+    max_tokens, room = reader.spec.documents.max_tokens, prompt.room(context)
+    if reader.spec.model.engine == "vllm":
         room -= GENERATED_TOKENS
     if max_tokens > room:
         fix = (
@@ -238,9 +238,9 @@ class DocumentReader:
     images: ImageReader | None = None  # of documents with an image
 
     @classmethod
-    def of_job(cls, job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase) -> DocumentReader:
-        images = ImageReader(folder) if job.spec.input.image is not None else None
-        return cls(DocumentTokenizer(tokenizer), job.spec.documents, images)
+    def of(cls, reader: Reader, folder: Path, tokenizer: PreTrainedTokenizerBase) -> DocumentReader:
+        images = ImageReader(folder) if reader.spec.input.image is not None else None
+        return cls(DocumentTokenizer(tokenizer), reader.spec.documents, images)
 
     def chunks(
         self, text: str | None, status: str, image: bytes | None = None

@@ -21,26 +21,27 @@ from pipeline.inference.classifiers import (
     language_model,
     load_classifier,
 )
-from pipeline.ledger.keys import spec_key
-from pipeline.runtime.fitted_files import fitted_copy, options_for
+from pipeline.runtime.fitted_files import fitted_copy, options_for, places_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
-from pipeline.stores.store import Store
 
 _MADE_BY = {"fasttext": "fasttext supervised", "onnx": "skl2onnx.to_onnx"}
 # Texts that a classifier reads in one call.
 _BATCH_TEXTS = 256
 
 
-def find_classifiers(spec: JobSpec, cache_dir: Path) -> dict[str, str]:
+def find_classifiers(
+    spec: JobSpec, cache_dir: Path, places: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The SHA-256 of each task's classifier, by task; SpecError for files that are missing.
 
-    For a model that a package carries, the package's version follows.
+    For a model that a package carries, the package's version follows. `places` are those of the
+    tasks, where the spec is a part of another.
     """
-    hashes = {}
-    for place, task in enumerate(spec.tasks):
+    hashes, places = {}, places or places_of(spec)
+    for task in spec.tasks:
         if task.classifier is not None:
-            file = _local_file(spec, task, cache_dir, f"tasks.{place}.classifier.path")
+            file = _local_file(spec, task, cache_dir, f"{places[task.name]}.classifier.path")
             hashes[task.name] = content_hash(file, cache_dir)
             if task.classifier.kind == "language":
                 hashes[task.name] += f" {language_model()[1]}"
@@ -49,23 +50,26 @@ def find_classifiers(spec: JobSpec, cache_dir: Path) -> dict[str, str]:
 
 def check_classifiers(
     spec: JobSpec,
-    fp: Mapping[str, str],
     digests: Mapping[str, str],
-    store: Store,
+    places: Mapping[str, str],
+    is_known: Callable[[str], bool],
     cache_dir: Path,
 ) -> None:
     """SpecError unless each new classifier can be loaded and has the classes of its labels.
 
-    One that the output knows was checked before: to load a large one takes seconds.
+    One of a task that the output knows, `is_known`, was checked before: to load a large one takes
+    seconds.
     """
     problems = []
-    for place, task in enumerate(spec.tasks):
-        if task.classifier is None or any(store.list(spec_key(task.name, fp[task.name]))):
+    for task in spec.tasks:
+        if task.classifier is None or is_known(task.name):
             continue
         try:
             TaskClassifier(spec, task, cache_dir, digests[task.name]).log_probs(["a text"])
         except ModelError as error:
-            problems.append(Problem(f"tasks.{place}.classifier", str(error), task.classifier.path))
+            problems.append(
+                Problem(f"{places[task.name]}.classifier", str(error), task.classifier.path)
+            )
     if problems:
         raise SpecError(problems)
 

@@ -1,13 +1,11 @@
 """Files of readouts and thresholds, named in a spec by a local path or an fsspec URL.
 
-Entry points: `find_readouts` and `load_thresholds` in the driver,
-`load_readouts` on a worker, `read_fitted` for the bytes of any such file, and `fitted_copy` for a
-copy in the cache.
+Entry points: `find_readouts` and `load_thresholds` in the driver, `load_readouts` on a worker,
+`read_fitted` for the bytes of any such file, and `fitted_copy` for a copy in the cache.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -41,8 +39,6 @@ from pipeline.stores.retries import (
     option_errors,
     retry,
 )
-
-logger = logging.getLogger(__name__)
 
 # The commands that make the files, by the key of a task that names one.
 _MADE_BY = {
@@ -112,18 +108,28 @@ def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) 
         raise SpecError([Problem(place, fix, path)]) from error
 
 
-def find_readouts(spec: JobSpec, *, weights: Mapping[str, str], dtype: str) -> dict[str, str]:
-    """The SHA-256 of each readout, by part of a task; SpecError for one fitted for another spec."""
-    places = _places(spec)
+def find_readouts(
+    spec: JobSpec,
+    *,
+    weights: Mapping[str, str],
+    dtype: str,
+    places: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The SHA-256 of each readout, by part of a task; SpecError for one fitted for another spec.
+
+    `places` are those of the tasks, where the spec is a part of another.
+    """
+    places = places or places_of(spec)
 
     def find(task: TaskSpec, data: bytes) -> str:
         readout = parse_readout(data)
-        where = places[task.name]
+        where = places[_task_of(task)]
         if problems := [*differences(spec, task, where, readout, weights=weights, dtype=dtype)]:
             raise SpecError(problems)
         return sha256_hex(data)
 
-    return _of_each_file(spec, "readout", [task.readout for task in spec.parts], find)
+    paths = [task.readout for task in spec.parts]
+    return _of_each_file(spec, "readout", paths, find, places=places)
 
 
 def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> dict[str, Readout]:
@@ -172,17 +178,19 @@ def _of_each_file(
     load: Callable[[TaskSpec, bytes], Loaded],
     *,
     cached: tuple[Path, Mapping[str, str]] | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> dict[str, Loaded]:
     """By part of a task, what `load` makes of the file that it has at this key of the spec.
 
     `cached` is the folder of the cache, and the SHA-256 of each file, which is then read once.
     SpecError with the problems of all tasks, among them the files that `load` refuses.
     """
-    loaded, problems, made_by, places = {}, list[Problem](), _MADE_BY[key], _places(spec)
+    loaded, problems, made_by = {}, list[Problem](), _MADE_BY[key]
+    places = places or places_of(spec)
     for task, path in zip(spec.parts, paths, strict=True):
         if path is None:
             continue
-        place, options = f"{places[task.name]}.{key}", options_for(path, spec)
+        place, options = f"{places[_task_of(task)]}.{key}", options_for(path, spec)
         if cached is not None and "://" in path:
             folder, digest = cached[0], cached[1][task.name]
             data = fitted_copy(
@@ -204,6 +212,11 @@ def _of_each_file(
     return loaded
 
 
-def _places(spec: JobSpec) -> dict[str, str]:
-    """By part of a task, where the task is in the spec."""
-    return {part.name: f"tasks.{n}" for n, task in enumerate(spec.tasks) for part in task.parts}
+def places_of(spec: JobSpec) -> dict[str, str]:
+    """By task, where it is in the spec."""
+    return {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
+
+
+def _task_of(part: TaskSpec) -> str:
+    """The name of the task that a part is of."""
+    return part.name.partition(".")[0]

@@ -82,7 +82,7 @@ def _counts(
 ) -> Iterator[ShardCounts]:
     """The counts of each work item; the errors of workers are ours where they can be."""
     for window in _windows(work_items, job):
-        if job.is_over:
+        if job.run.is_over:
             return
         try:
             for row in graph(window, job, post).iter_rows():
@@ -186,7 +186,7 @@ class ShardWorker:
 
     def __call__(self, row: pa.Table) -> pa.Table:
         work = _work_in(row)
-        if self._job.is_over:
+        if self._job.run.is_over:
             return _row_of()
         try:
             if (error := self._readers.exception()) is not None:
@@ -247,9 +247,9 @@ def _counted(work: WorkItem, label: Callable[[], ShardCounts]) -> ShardCounts:
 
 def _on_this_clock(job: Job, post: Post | None) -> Job:
     """The job with its end by this machine's clock, which may differ from the driver's."""
-    if post is None or job.ends is None:
+    if post is None or job.run.ends is None:
         return job
-    return replace(job, ends=post.on_this_clock(job.ends))
+    return replace(job, run=replace(job.run, ends=post.on_this_clock(job.run.ends)))
 
 
 def _worker_module() -> Any:
@@ -268,7 +268,7 @@ def _read(row: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
     """Commits the documents file of a shard and gives its counts."""
     work, send = _work_in(row), sender(post)
     send(work_report(READING, work))
-    if _on_this_clock(job, post).is_over:
+    if _on_this_clock(job, post).run.is_over:
         return _row_of()
     counts = _counted(work, partial(commit_documents, job, work))
     send(WorkerReport(WAITING))

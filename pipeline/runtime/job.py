@@ -1,22 +1,25 @@
-"""One job: its model, its fitted files, and the fingerprints of its tasks.
+"""One job: its readers, the steps that they answer, and the fingerprints of its tasks.
 
-Entry point: `make_job`. Must import neither torch nor Ray.
+Entry point: `make_job`; `make_reader` for a command that asks a model without a ledger. Must import
+neither torch nor Ray.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.errors import SpecError
+from pipeline.errors import Problem, SpecError
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
+from pipeline.ledger.cells import version_name
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.runtime.classifier_files import find_classifiers
@@ -25,9 +28,8 @@ from pipeline.runtime.fitted_files import find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate, locate_known
 from pipeline.sources.shards import Slice
-from pipeline.spec.fingerprint import Fingerprint, fingerprints
+from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL
-from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -37,22 +39,56 @@ _AUTO_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What every worker needs; sent to each worker once."""
+class Reader:
+    """A model with its fitted files, and classifiers: what answers some tasks together."""
 
-    spec: JobSpec
+    spec: JobSpec  # of the job, with this model and these tasks
     files: ModelFiles
     placement: Placement
-    fingerprints: Mapping[str, Fingerprint]  # by task
-    cache_dir: str
-    run_id: str
     readouts: Mapping[str, str]  # the file's SHA-256 by part of a task, of those that have one
     classifiers: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
-    thresholds: Mapping[str, Thresholds]  # by task, of those with a cascade
-    # Of a job with tasks in stages: those that answer the stages, and with the first the other
-    # tasks as well, in the order in which they read a document.
-    stages: tuple[Job, ...] = ()
-    stage: int = 0  # of such a job
+    cache_dir: str
+    places: Mapping[str, str]  # by task, and of `model`: the place in the job's spec
+
+    @property
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """By task, without conditions."""
+        return fingerprints(
+            self.spec,
+            weights=self.files.hashes,
+            dtype=self.placement.dtype,
+            readouts=self.readouts,
+            classifiers=self.classifiers,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one reader answers of a task: all of it, or one stage of its cascade."""
+
+    task: str
+    stage: int  # from 0
+    reader: int  # of `Job.readers`
+    asked: TaskSpec  # what the reader answers
+    fingerprint: Fingerprint
+    thresholds: Thresholds | None  # of a cascade's stage: which of its answers decide
+
+    @property
+    def version(self) -> str:
+        """The name of the version of the task that the step answers."""
+        return version_name(self.task, self.fingerprint.id)
+
+    @property
+    def by_model(self) -> bool:
+        """Whether a model answers, and not a classifier."""
+        return self.asked.classifier is None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is said of one run of a job."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     slice: Slice | None = None  # the documents to which the run is limited
     since: int = 0  # the number of the output's last snapshot when the run began
     shown: str = ""  # the key of an object of the output that each worker must see; "": of none
@@ -64,49 +100,61 @@ class Job:
         """Whether the time of the run is over."""
         return self.ends is not None and time.time() >= self.ends
 
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every worker needs; sent to each worker once."""
+
+    spec: JobSpec
+    readers: tuple[Reader, ...]  # in the order in which they read a document
+    steps: tuple[Step, ...]  # those of one task are next to each other, in their order
+    fingerprints: Mapping[str, Fingerprint]  # by task
+    placement: Placement
+    cache_dir: str
+    run: Run
+
     @property
     def fp(self) -> dict[str, str]:
         """The id of each task's fingerprint."""
         return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
+
+    @property
+    def versions(self) -> list[tuple[str, Fingerprint]]:
+        """What the job writes: each task's own version, and those of a cascade's stages."""
+        stages = [(s.task, s.fingerprint) for s in self.steps if s.thresholds is not None]
+        return [*self.fingerprints.items(), *stages]
+
+    def steps_of(self, task: str) -> list[Step]:
+        """The steps of a task, in their order."""
+        return [step for step in self.steps if step.task == task]
 
     def named_by(self, task: str) -> Sequence[str]:
         """The tasks that the condition of a task names."""
         when = self.fingerprints[task].content.get("when")
         return () if when is None else [*when["tasks"]]
 
-    @property
-    def with_stages(self) -> tuple[Job, ...]:
-        """The job, and the jobs of its stages."""
-        return (self, *self.stages)
-
-    @property
-    def readers(self) -> tuple[Job, ...]:
-        """The jobs that read a document, one after the other."""
-        return self.stages or (self,)
-
-    def metadata(self, task: TaskSpec) -> dict[str, str]:
-        """The metadata of the task's label files: what answered."""
-        fingerprint = self.fingerprints[task.name]
-        model, packages = fingerprint.content.get("weights", {}), ["torch", "transformers"]
-        if task.cascade is not None:
+    def metadata(self, fingerprint: Fingerprint, steps: Sequence[Step]) -> dict[str, str]:
+        """The metadata of a label file of this version, which these steps answer."""
+        task, packages = steps[0].task, ["torch", "transformers"]
+        model = dict(fingerprint.content.get("weights", {}))
+        if len(steps) > 1:
             model, packages = {}, []  # the stages' files have theirs
-        elif task.classifier is not None:
-            model = {task.classifier.kind: self.classifiers[task.name]}
-            packages.append(RUNTIMES[task.classifier.kind][0])
+        elif (classifier := steps[0].asked.classifier) is not None:
+            model = {classifier.kind: self.readers[steps[0].reader].classifiers[task]}
+            packages.append(RUNTIMES[classifier.kind][0])
+        models = {
+            self.readers[step.reader].spec.model.name: step.fingerprint.content["weights"]
+            for step in steps
+            if step.by_model
+        }
         return {
-            "task": task.name,
+            "task": task,
             "fp": fingerprint.id,
             "spec": fingerprint.json().decode(),
-            "model": canonical_json(dict(model)).decode(),
-            "models": canonical_json(self._models_of(task)).decode(),
+            "model": canonical_json(model).decode(),
+            "models": canonical_json(models).decode(),
             "versions": canonical_json(_versions(*packages)).decode(),
         }
-
-    def _models_of(self, task: TaskSpec) -> dict[str, Mapping[str, str]]:
-        """The hashes of the weights of each model that answers the task, by the model's name."""
-        jobs = [job for job in self.stages if task.name in job.fp] if task.cascade else [self]
-        contents = [(job.spec.model.name, job.fingerprints[task.name].content) for job in jobs]
-        return {name: content["weights"] for name, content in contents if "weights" in content}
 
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:
@@ -119,99 +167,125 @@ class Job:
 def make_job(
     spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
 ) -> Job:
-    """The job of a spec, with its model located and its tasks' fingerprints computed."""
-    stage_job = partial(_stage_job, placement=placement, cache_dir=cache_dir, locate=locate)
-    stages = [
-        stage_job(spec, own, number)
-        for number, of_stage in enumerate(spec.stage_specs())
-        for own in of_stage
-    ]
-    stage_versions = {
-        task.name: [job.fp[task.name] for job in stages if task.name in job.fp]
-        for task in spec.cascades
-    }
-    thresholds = load_thresholds(spec, stage_versions)
-    files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
-    readouts = find_readouts(spec, weights=files.hashes, dtype=placement.dtype)
-    classifiers = find_classifiers(spec, cache_dir)
-    versions = fingerprints(
-        spec,
-        weights=files.hashes,
-        dtype=placement.dtype,
-        readouts=readouts,
-        classifiers=classifiers,
-        cascades={name: own.content for name, own in thresholds.items()},
+    """The job of a spec, with its models located and its tasks' fingerprints computed."""
+    readers: list[Reader] = []
+    raw: dict[str, list[Step]] = {task.name: [] for task in spec.tasks}
+    for own, places in reader_specs(spec):
+        where = placement
+        if own.model != NO_MODEL:  # — `auto` is the number format of the whole job
+            own = in_format(own, placement.dtype)
+            where = replace(placement, dtype=own.model.dtype)
+        reader = _reader(own, where, cache_dir, locate, places)
+        for task in own.tasks:
+            steps_before, version = raw[task.name], reader.fingerprints[task.name]
+            step = Step(task.name, len(steps_before), len(readers), task, version, None)
+            steps_before.append(step)
+        readers.append(reader)
+    thresholds = load_thresholds(
+        spec, {t.name: [step.fingerprint.id for step in raw[t.name]] for t in spec.cascades}
     )
-    versions, stages = _under_conditions(spec, versions, stages, thresholds)
-    return Job(
-        spec,
-        files,
-        placement,
-        versions,
-        cache_dir=str(cache_dir),
-        run_id=uuid.uuid4().hex,
-        readouts=readouts,
-        classifiers=classifiers,
-        thresholds=thresholds,
-        stages=tuple(stages),
-    )
+    versions: dict[str, Fingerprint] = {}
+    steps: list[Step] = []
+    for task in spec.tasks:
+        when = _condition(spec, task, versions)
+        chosen = thresholds.get(task.name)
+        own_steps = _under_conditions(raw[task.name], when, chosen)
+        steps += own_steps
+        versions[task.name] = own_steps[0].fingerprint
+        if chosen is not None:
+            versions[task.name] = cascade_fingerprint(task, chosen.content).under(**when)
+    return Job(spec, tuple(readers), tuple(steps), versions, placement, str(cache_dir), Run())
+
+
+def _condition(
+    spec: JobSpec, task: TaskSpec, versions: Mapping[str, Fingerprint]
+) -> dict[str, object]:
+    """The task's condition, with the versions of the tasks before it that it names."""
+    if task.when is None:
+        return {}
+    number = spec.tasks.index(task)
+    named = tasks_named(task.when, spec.tasks[:number], place=f"tasks.{number}.when")
+    return {"when": {"sql": task.when, "tasks": {name: versions[name].id for name in named}}}
 
 
 def _under_conditions(
-    spec: JobSpec,
-    versions: Mapping[str, Fingerprint],
-    stages: Sequence[Job],
-    thresholds: Mapping[str, Thresholds],
-) -> tuple[dict[str, Fingerprint], list[Job]]:
-    """The versions with the tasks' conditions, and the jobs of the stages with theirs."""
-    own: dict[str, Fingerprint] = {}
-    conditions: dict[str, dict[str, object]] = {}
-    for place, task in enumerate(spec.tasks):
-        conditions[task.name] = {}
-        if task.when is not None:
-            named = tasks_named(task.when, spec.tasks[:place], place=f"tasks.{place}.when")
-            named_versions = {name: own[name].id for name in named}
-            conditions[task.name] = {"when": {"sql": task.when, "tasks": named_versions}}
-        own[task.name] = versions[task.name].under(**conditions[task.name])
-    before: dict[str, str] = {}  # by task, the stage before
-    conditioned = []
-    for job in stages:
-        of_stage = {}
-        for name, raw in job.fingerprints.items():
-            after = None
-            if name in before:
-                chosen = thresholds[name]
-                bounds = [chosen.positive, chosen.low, chosen.high]
-                after = {"stage": before[name], "thresholds": bounds}
-            of_stage[name] = raw.under(**conditions[name], after=after)
-        before |= {name: of_stage[name].id for name in of_stage.keys() & thresholds.keys()}
-        conditioned.append(replace(job, fingerprints=of_stage))
-    return own, conditioned
+    raw: Sequence[Step], when: Mapping[str, object], thresholds: Thresholds | None
+) -> list[Step]:
+    """The steps of a task under its condition; later stages also under what the others decide."""
+    steps: list[Step] = []
+    for step in raw:
+        after = None
+        if steps and thresholds is not None:
+            bounds = [thresholds.positive, thresholds.low, thresholds.high]
+            after = {"stage": steps[-1].fingerprint.id, "thresholds": bounds}
+        own = step.fingerprint.under(**when, after=after)
+        steps.append(replace(step, fingerprint=own, thresholds=thresholds))
+    return steps
 
 
 def sliced(job: Job, part: Slice) -> Job:
     """The job of the documents in a slice alone; other documents are skipped."""
-    limited = {name: v.under(**part.to_json()) for name, v in job.fingerprints.items()}
-    stages = tuple(sliced(stage, part) for stage in job.stages)
-    return replace(job, fingerprints=limited, stages=stages, slice=part)
+    limits = part.to_json()
+    return replace(
+        job,
+        fingerprints={name: own.under(**limits) for name, own in job.fingerprints.items()},
+        steps=tuple(replace(s, fingerprint=s.fingerprint.under(**limits)) for s in job.steps),
+        run=replace(job.run, slice=part),
+    )
 
 
-def _stage_job(
+def make_reader(
+    spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
+) -> Reader:
+    """The reader of the spec's model: of its tasks without a cascade, whatever their conditions."""
+    places = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
+    plain = spec.model_copy(update={"tasks": tuple(t for t in spec.tasks if t.cascade is None)})
+    return _reader(plain, placement, cache_dir, locate, {**places, "model": "model"})
+
+
+def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
+    """For each reader of a spec: what it is asked, and the places of its tasks and its model."""
+    for number, of_stage in enumerate(spec.stage_specs()):
+        for own in of_stage:
+            places = {"model": "model"}
+            names = {task.name for task in own.tasks}
+            for index, task in enumerate(spec.tasks):
+                places[task.name] = f"tasks.{index}"
+                if task.cascade is not None:
+                    places[task.name] += f".cascade.stages.{number}"
+                    if task.name in names and task.stages[number].model is not None:
+                        places["model"] = f"{places[task.name]}.model"
+            yield own, places
+
+
+def _reader(
     spec: JobSpec,
-    own: JobSpec,
-    number: int,
-    *,
     placement: Placement,
     cache_dir: Path,
     locate: Locate,
-) -> Job:
-    """The job of a spec that answers some stages; `auto` is the number format of the whole job."""
-    if own.model != NO_MODEL:
-        own = in_format(own, placement.dtype)
-        placement = replace(placement, dtype=own.model.dtype)
-    with placed_in_stage(spec, own, number):
-        job = make_job(own, placement, cache_dir, locate=locate)
-    return replace(job, stage=number)
+    places: Mapping[str, str],
+) -> Reader:
+    with model_at(places["model"]):
+        files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
+    dtype = placement.dtype
+    readouts = find_readouts(spec, weights=files.hashes, dtype=dtype, places=places)
+    classifiers = find_classifiers(spec, cache_dir, places)
+    return Reader(spec, files, placement, readouts, classifiers, str(cache_dir), places)
+
+
+@contextmanager
+def model_at(model: str) -> Iterator[None]:
+    """A SpecError about the model of a reader names this place of it in the spec."""
+    try:
+        yield
+    except SpecError as error:
+
+        def placed(problem: Problem) -> Problem:
+            first, dot, below = problem.place.partition(".")
+            is_moved = first == "model" and model != "model"
+            return replace(problem, place=f"{model}{dot}{below}") if is_moved else problem
+
+        raise SpecError([placed(problem) for problem in error.problems]) from error
 
 
 def in_format(spec: JobSpec, dtype: str) -> JobSpec:

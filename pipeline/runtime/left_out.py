@@ -45,7 +45,7 @@ def end_worker(error: WorkerError, post: Post, send: Send) -> None:
 
 def where_able(job: Job, post: Post | None) -> dict[str, Any]:
     """Ray's arguments of a stage, with which it runs on no node that is left out."""
-    if post is not None and job.shown:
+    if post is not None and job.run.shown:
         # — also of the nodes that only read or commit
         look = ray.remote(num_cpus=0)(look_for_output)
         selectors = [{NODE_ID: node} for node in _usable_nodes()]

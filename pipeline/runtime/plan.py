@@ -133,7 +133,7 @@ def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
     """
     source = job.spec.input
     objects = _objects(job.spec, store, Path(job.cache_dir))
-    largest = max(stage.files.size_bytes for stage in job.with_stages)
+    largest = max(reader.files.size_bytes for reader in job.readers)
     usual = shard_bytes(job.placement.device, largest)
     target = usual if source.shard_bytes == "auto" else source.shard_bytes
     cuts = load_or_cut(store, objects, source.columns, target, keep=keep)
@@ -192,12 +192,12 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     """The plan for these shards, from a LIST of the output."""
     done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
     items = remaining(cuts.shards, list(job.fp), done)
-    return Plan(cuts, done, tuple(_asked(job, item, done) for item in items), slice=job.slice)
+    return Plan(cuts, done, tuple(_asked(job, item, done) for item in items), slice=job.run.slice)
 
 
 def _asked(job: Job, item: WorkItem, done: Committed) -> WorkItem:
     """The work item with what it needs; the model reads nothing if classifiers answer its tasks."""
-    by_model = {task.name for reader in job.readers for task in reader.spec.model_tasks}
+    by_model = {step.task for step in job.steps if step.by_model}
     if not by_model.intersection(item.tasks):
         item = replace(item, rows_without_answer=0)
     return with_known(job, item, done)

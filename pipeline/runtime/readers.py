@@ -1,6 +1,6 @@
-"""The models and classifiers that answer the tasks of a job, one reader for each model.
+"""The models and classifiers that answer the tasks of a job, in memory.
 
-Entry point: `JobReader`. Imports torch.
+Entry point: `LoadedReader`. Imports torch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import VllmEngine
-from pipeline.ledger.cells import version_name
 from pipeline.ledger.columns import Bools, only
 from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
-    job_engine,
     labelled_documents,
     local_model,
+    reader_engine,
 )
 from pipeline.runtime.classifier_files import TaskClassifier
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Reader
 from pipeline.runtime.progress import Send
 from pipeline.sources.documents import OK
 from pipeline.spec.tasks import TaskSpec
@@ -41,26 +40,26 @@ from pipeline.spec.tasks import TaskSpec
 Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with an image
 
 
-class JobReader:
-    """What answers the tasks of one job: a model, and classifiers.
+class LoadedReader:
+    """What answers the tasks of one reader: a model, and classifiers.
 
     Each is loaded when it is needed first. Several threads may call its methods.
 
     Args:
-        job: The job.
+        reader: The reader.
         send: Takes reports of the progress.
         working: Held while a model is loaded or reads. Readers in one process share it.
     """
 
-    def __init__(self, job: Job, send: Send, working: Lock | None = None) -> None:
-        self.job = job
+    def __init__(self, reader: Reader, send: Send, working: Lock | None = None) -> None:
+        self.reader = reader
         self._send = send
         self._working = working or Lock()
         self._classifiers = {
             task.name: TaskClassifier(
-                job.spec, task, Path(job.cache_dir), job.classifiers[task.name]
+                reader.spec, task, Path(reader.cache_dir), reader.classifiers[task.name]
             )
-            for task in job.spec.tasks
+            for task in reader.spec.tasks
             if task.classifier is not None
         }
 
@@ -79,13 +78,9 @@ class JobReader:
         with self._working:
             self._classifiers[task.name].load()
 
-    def version(self, task: str) -> str:
-        """The name of the version of a task that this reader answers."""
-        return version_name(task, self.job.fp[task])
-
     @cached_property
     def _engine(self) -> Engine:
-        return job_engine(self.job, self._send)
+        return reader_engine(self.reader, self._send)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -100,8 +95,8 @@ class JobReader:
     @cached_property
     def document_reader(self) -> DocumentReader:
         """Turns documents into what the model reads."""
-        folder = local_model(self.job, self._send)
-        return DocumentReader.of_job(self.job, folder, load_tokenizer(folder))
+        folder = local_model(self.reader, self._send)
+        return DocumentReader.of(self.reader, folder, load_tokenizer(folder))
 
     def tokenise(self, documents: pa.Table, asked: Bools) -> tuple[Chunks, list[str]]:
         """The chunks of the documents that are asked about, and the status of each document.
@@ -157,7 +152,7 @@ class JobReader:
         Also how many documents the model read, and the tokens. The tasks that are asked about one
         document are answered in one reading. `on_rows` is that of `ShardAnswers.label_rows`.
         """
-        tasks = [task for task in self.job.spec.tasks if task.name in asked]
+        tasks = [task for task in self.reader.spec.tasks if task.name in asked]
         identities = text_identities(documents).to_pylist()
         answers: dict[str, list[pa.StructArray]] = {task.name: [] for task in tasks}
         read, usage = 0, Usage()

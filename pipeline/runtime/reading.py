@@ -1,13 +1,13 @@
 """Reads the documents of shards from the input, with the answers that the output has of them.
 
-Entry points: `output_of`, `read_shard`, and `commit_documents` for what is known of a shard before
-it is labelled: ids, hashes and lengths of its texts. Must import neither torch nor Ray.
+Entry points: `output_of`, `read_shard`, `with_texts`, and `commit_documents` for what is known of a
+shard before it is labelled: ids, hashes and lengths of its texts. Imports neither torch nor Ray.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import StorageError
 from pipeline.ledger.attempts import Attempts, attempt_name, check_shown
-from pipeline.ledger.cells import WorkItem, version_name
+from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, structs
 from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failed_rows import counts_of
@@ -34,7 +34,7 @@ from pipeline.stores.store import Store, open_store
 def output_of(job: Job) -> Store:
     """The output's store on a worker; StorageError if it is not the driver's output."""
     store = open_store(job.spec.output, job.spec.storage_options)
-    check_shown(store, job.shown)
+    check_shown(store, job.run.shown)
     return store
 
 
@@ -43,8 +43,7 @@ class ReadShard:
     """A shard's documents as they were read, and the answers that they already have."""
 
     work: WorkItem
-    # With the columns of a documents file; also with the texts and images, if some may be asked.
-    documents: pa.Table
+    documents: pa.Table  # with the columns of a documents file, or also with texts and images
     inside: Bools  # [docs]: whether the document is in the slice
     undecided: int  # rows on which `--where` cannot be computed
     # By version of a task: [docs] rows of label files, null without an answer.
@@ -54,44 +53,50 @@ class ReadShard:
     # By task, of those that only conditions name: [docs] rows of their label files.
     known: Mapping[str, pa.StructArray]
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether the documents have their texts."""
+        return "text" in self.documents.column_names
 
-def read_shard(job: Job, store: Store, work: WorkItem) -> ReadShard:
-    """The shard of a work item; its input is opened only if a document may need an answer."""
+
+def read_shard(job: Job, store: Store, work: WorkItem, attempts: Attempts) -> ReadShard:
+    """The shard of a work item, without texts where the output has its documents file."""
     options = job.spec.input.storage_options
-    before = None
     stored: dict[str, pa.StructArray] = {}
     reused: dict[str, dict[str, int]] = {}
-    chosen: Bools | None = None
-    if not work.documents:
-        before = read_file(store, documents_key(work.shard.id), list(DOCUMENTS_FILE_COLUMNS))
+    if work.documents:
+        documents = pa.concat_tables(_read_slices(job, work, attempts))
+    else:
+        documents = read_file(store, documents_key(work.shard.id), list(DOCUMENTS_FILE_COLUMNS))
         answers_of = StoredAnswers(store)
         for version, sources in work.sources.items():
-            answers, counts = answers_of.find(work.shard, before, sources, is_retry=work.retry > 0)
-            if answers is not None:
-                stored[version], reused[version] = answers, dict(counts)
-        chosen, undecided = inside(work.shard, job.slice, before["content_hash"], options)
-    if before is None or chosen is None or _has_open_rows(job, work, before, chosen, stored):
-        documents = pa.concat_tables(_read_slices(job, store, work))
-    else:
-        documents = before
-    if before is None or chosen is None:
-        chosen, undecided = inside(work.shard, job.slice, documents["content_hash"], options)
-    elif not documents["doc_id"].equals(before["doc_id"]):
-        raise StorageError(
-            f"{store.url}/{documents_key(work.shard.id)}: its doc_id are not those of "
-            f"{work.shard.path}; nothing was committed; `assay verify` reports more"
-        )
+            found, counts = answers_of.find(work.shard, documents, sources, is_retry=work.retry > 0)
+            if found is not None:
+                stored[version], reused[version] = found, dict(counts)
+    chosen, undecided = inside(work.shard, job.run.slice, documents["content_hash"], options)
     known = {task: _rows(store, key, documents) for task, key in work.known.items()}
     return ReadShard(work, documents, chosen, undecided, stored, reused, known)
+
+
+def with_texts(job: Job, store: Store, shard: ReadShard, attempts: Attempts) -> ReadShard:
+    """The same shard, with the texts that are read from the input."""
+    documents = pa.concat_tables(_read_slices(job, shard.work, attempts))
+    if not documents["doc_id"].equals(shard.documents["doc_id"]):
+        raise StorageError(
+            f"{store.url}/{documents_key(shard.work.shard.id)}: its doc_id are not those of "
+            f"{shard.work.shard.path}; nothing was committed; `assay verify` reports more"
+        )
+    return replace(shard, documents=documents)
 
 
 def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     """Commits the documents file of a shard; the number of rows, and whether the file is new."""
     store = output_of(job)
-    slices = _read_slices(job, store, work)
+    slices = _read_slices(job, work, Attempts(store, attempt_name(job.fp, work), job.run.id))
     documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for part in slices])
-    made = commit_shard(store, work.shard, documents, [], since=job.since)
-    files = {key: counts_of(documents["status"], {}, hash, job.since) for key, hash in made.items()}
+    since = job.run.since
+    made = commit_shard(store, work.shard, documents, [], since=since)
+    files = {key: counts_of(documents["status"], {}, hash, since) for key, hash in made.items()}
     return ShardCounts(work.shard.id, documents.num_rows, {}, {}, {}, len(made), files=files)
 
 
@@ -117,31 +122,15 @@ def _rows(store: Store, key: str, documents: pa.Table) -> pa.StructArray:
     return structs(file.drop_columns(["doc_id"]))
 
 
-def _read_slices(job: Job, store: Store, work: WorkItem) -> Iterator[pa.Table]:
+def _read_slices(job: Job, work: WorkItem, attempts: Attempts) -> Iterator[pa.Table]:
     """The documents of the shard, a part at a time.
 
     StorageError if the input has changed since it was listed, or if its readers keep dying.
     """
     path, piece = work.shard.path, work.shard.piece
-    attempts = Attempts(store, attempt_name(job.fp, work), job.run_id)
     with attempts.reading(f"{path}: rows {piece.start_row} to {piece.end_row}"):
         failpoint(f"reading {path}")
         for documents in read_documents(work.shard, job.spec.input.storage_options):
             yield documents
             del documents  # the text of one part is freed before the next one is read
-    check_content(work.shard, Path(job.cache_dir), job.began)
-
-
-def _has_open_rows(
-    job: Job,
-    work: WorkItem,
-    documents: pa.Table,
-    chosen: Bools,
-    stored: Mapping[str, pa.StructArray],
-) -> bool:
-    """Whether a document may need an answer that the output does not have."""
-    if len(job.readers) > 1:
-        return bool(work.tasks)
-    rows, fp = readable(documents, chosen), job.readers[0].fp
-    answers = [stored.get(version_name(task, fp[task])) for task in work.tasks if task in fp]
-    return any((rows & ~answered(of_task, documents.num_rows)).any() for of_task in answers)
+    check_content(work.shard, Path(job.cache_dir), job.run.began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.ledger.cells import Committed, WorkItem, committed, version_name
+from pipeline.ledger.cells import Committed, WorkItem, committed
 from pipeline.ledger.failed_rows import READ_THREADS, Counts, failed_mask
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_file
@@ -31,7 +31,11 @@ def with_retries(job: Job, store: Store, planned: Plan) -> Plan:
     last = last_published(store, job.spec.name, skip_damaged=True)
     known = published_counts(store, last, planned.done)
     # — where several stages make the answers, those of the stages are stored
-    read = [committed(store, stage.fp, None) for stage in job.stages] or [planned.done]
+    staged = [step for step in job.steps if step.thresholds is not None]
+    read = {
+        step.version: committed(store, {step.task: step.fingerprint.id}, None) for step in staged
+    }
+    read |= {step.version: planned.done for step in job.steps if step.thresholds is None}
     retry_of = partial(_retry_of, job, store, planned.done, read, known)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         retries = pool.map(retry_of, planned.shards)
@@ -43,7 +47,7 @@ def _retry_of(
     job: Job,
     store: Store,
     done: Committed,
-    read: Sequence[Committed],
+    read: Mapping[str, Committed],
     known: Counts,
     shard: Shard,
 ) -> WorkItem | None:
@@ -76,10 +80,9 @@ def _retry_of(
     if not retried:
         return None
     sources = {
-        version_name(task, version.fp[task]): (version.label_key(task, sid),)
-        for version in read
-        for task in retried
-        if sid in version.labels.get(task, {})
+        step.version: (read[step.version].label_key(step.task, sid),)
+        for step in job.steps
+        if step.task in retried and sid in read[step.version].labels[step.task]
     }
     retry = max(done.retry(task, sid) for task in retried) + 1
     item = WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)

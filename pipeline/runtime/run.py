@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,13 @@ from pipeline.ledger.attempts import in_use, shown_to_workers
 from pipeline.ledger.cells import WorkItem, record_specs, unfinished
 from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failpoints import failpoint
+from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import has_answers, newly_cut, plan_reuse
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.connection import local_ray, remote_ray
-from pipeline.runtime.job import Job, make_job
+from pipeline.runtime.job import Job, Reader, make_job, model_at, reader_specs
 from pipeline.runtime.outcome import Outcome, Tally, rows_in_slice
 from pipeline.runtime.placement import (
     Machine,
@@ -52,7 +53,6 @@ from pipeline.runtime.retries import with_retries
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Slice
 from pipeline.spec.portable import shared_by_nodes
-from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
 
@@ -158,7 +158,7 @@ def _labelled(
                 began + bound[0] if bound else None,
                 max(snapshot_numbers(store), default=0),
             )
-            job = replace(job, ends=ends, since=since)
+            job = replace(job, run=replace(job.run, ends=ends, since=since))
             _check_tasks(job, store)
             watch.enter(LISTING)
             job, planned = plan_slice(job, store, plan(job, store), part)
@@ -172,10 +172,10 @@ def _labelled(
                 job = _spread(job, machine, len(planned.work_items))
                 watch.enter(STARTING_RAY, planned)
                 with (
-                    local_ray([stage.placement for stage in job.with_stages]),
+                    local_ray([reader.placement for reader in job.readers]),
                     shown_to_workers(store) if nodes else nullcontext("") as shown,
                 ):
-                    job = replace(job, shown=shown)
+                    job = replace(job, run=replace(job.run, shown=shown))
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
@@ -183,42 +183,48 @@ def _labelled(
     if not planned.work_items:
         counts.check_shards(store, spec.name, planned.shards, planned.done)
     failpoint("labelled")
-    stopped = bound[1] if bound and planned.work_items and job.is_over else None
+    stopped = bound[1] if bound and planned.work_items and job.run.is_over else None
     return Outcome(job, store, planned, counts, time.monotonic() - started, slice_rows, stopped)
 
 
 def _check_tasks(job: Job, store: Store) -> None:
     """SpecError unless the classifiers of the tasks can be used."""
-    for stage in job.with_stages:
-        with placed_in_stage(job.spec, stage.spec, stage.stage):
-            own = stage.spec, stage.fp, stage.classifiers
-            check_classifiers(*own, store, Path(job.cache_dir))
+    for number, reader in enumerate(job.readers):
+        fp = {step.task: step.fingerprint.id for step in job.steps if step.reader == number}
+
+        def is_known(task: str, fp: Mapping[str, str] = fp) -> bool:
+            return any(store.list(spec_key(task, fp[task])))
+
+        own = reader.spec, reader.classifiers, reader.places
+        check_classifiers(*own, is_known, Path(job.cache_dir))
 
 
 def _most_workers(spec: JobSpec, machine: Machine) -> int:
     """The workers of the model of the spec, or of a stage if that has more."""
     counts = [place(spec.model, machine).workers]
-    for number, of_stage in enumerate(spec.stage_specs()):
-        for own in of_stage:
-            with placed_in_stage(spec, own, number):
-                counts.append(place(own.model, machine).workers)
+    for own, places in reader_specs(spec):
+        with model_at(places["model"]):
+            counts.append(place(own.model, machine).workers)
     return max(counts)
 
 
 def _spread(job: Job, machine: Machine, work_items: int) -> Job:
-    """The job with as many engines as it has work for, and its stages likewise."""
+    """The job with as many engines as it has work for."""
 
-    def spread_one(stage: Job) -> Job:
-        with placed_in_stage(job.spec, stage.spec, stage.stage):
-            placement = replace(place(stage.spec.model, machine), dtype=stage.placement.dtype)
+    def spread_one(reader: Reader) -> Reader:
+        with model_at(reader.places["model"]):
+            placement = replace(place(reader.spec.model, machine), dtype=reader.placement.dtype)
             if not placement.gpus:
-                needs = engine_bytes(stage.spec, stage.files, placement.dtype)
+                needs = engine_bytes(reader.spec, reader.files, placement.dtype)
                 placement = spread(
-                    placement, stage.spec.model, machine, work_items=work_items, needs=needs
+                    placement, reader.spec.model, machine, work_items=work_items, needs=needs
                 )
-        return replace(stage, placement=placement, ends=job.ends)
+        return replace(reader, placement=placement)
 
-    return replace(spread_one(job), stages=tuple(map(spread_one, job.stages)))
+    readers = tuple(map(spread_one, job.readers))
+    # — an actor has all readers: it needs a GPU if one does, and the largest model's memory
+    needed = max((r.placement for r in readers), key=lambda own: (own.gpus, -own.actors))
+    return replace(job, readers=readers, placement=needed)
 
 
 def _label_missing(
@@ -229,8 +235,7 @@ def _label_missing(
     # — on GPUs, each engine has a process that tokenises and one that commits
     workers = placement.actors * (3 if placement.gpus else 1)
     with watch.mailbox(job.spec.name, planned, workers) as mailbox:
-        for stage in job.with_stages:
-            record_specs(store, stage.fp, {n: f.json() for n, f in stage.fingerprints.items()})
+        record_specs(store, job.versions)
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
         try:
@@ -257,13 +262,13 @@ def _label_rounds(
         if round_number:
             logger.warning("%d shards are still missing; they run again", len(planned.work_items))
         to_read = planned.only(new)
-        if to_read.unread and not job.is_over:
+        if to_read.unread and not job.run.is_over:
             watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
             read = _read_small if to_read.reads_little else read_items
             for shard in read(to_read.unread, job, mailbox):
                 watch.read(shard.rows)
                 counts.add_read(shard, engines=job.placement.actors)
-        if job.is_over:
+        if job.run.is_over:
             break
         if may_reuse:
             planned = plan_reuse(job, store, planned, new)
@@ -275,7 +280,7 @@ def _label_rounds(
         left = unfinished(initial.work_items, listed.done)
         retries = [with_known(job, item, listed.done) for item in left]
         planned = replace(listed, work_items=(*listed.work_items, *retries))
-        if not planned.work_items or job.is_over:
+        if not planned.work_items or job.run.is_over:
             break
     return planned
 

@@ -1,14 +1,14 @@
 """The labels of one shard: its steps are answered one after the other, each where its condition is.
 
-Entry point: `ShardLabels.labelled`.
+Entry point: `ShardLabels`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 
 import numpy as np
@@ -18,41 +18,28 @@ import pyarrow.compute as pc
 from pipeline.errors import LoadError
 from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import ALONE_OR_NOT, Attempts
-from pipeline.ledger.columns import Bools, labels_of, only, overlaid
+from pipeline.ledger.columns import (
+    STAGE,
+    Bools,
+    labels_of,
+    only,
+    overlaid,
+    probabilities,
+    with_column,
+)
 from pipeline.ledger.counts import LabelCost, ShardCounts
 from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows
-from pipeline.runtime.cascades import StagedTask
 from pipeline.runtime.conditions import accepted_by, input_names
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Job, Step
 from pipeline.runtime.progress import LabelProgress, Send
-from pipeline.runtime.readers import JobReader
+from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import ReadShard, answered, readable
 from pipeline.sources.condition import input_columns
 from pipeline.sources.documents import QUARANTINED, SKIPPED
 from pipeline.spec.tasks import TaskSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one reader answers of a task: all of it, or a stage of its cascade."""
-
-    task: TaskSpec  # of the whole job
-    stage: int  # from 0
-    reader: JobReader
-    asked: TaskSpec  # what the reader answers
-
-    @property
-    def version(self) -> str:
-        """The name of the version of the task that the reader answers."""
-        return self.reader.version(self.task.name)
-
-    @property
-    def by_model(self) -> bool:
-        """Whether a model answers, and not a classifier."""
-        return self.asked.classifier is None
 
 
 class ShardLabels:
@@ -60,37 +47,37 @@ class ShardLabels:
 
     Args:
         job: The whole job.
-        readers: What answers; a cascade's stages are in their order.
-        shard: The shard.
+        readers: What answers, as `Job.readers`.
+        shard: The shard, with texts unless `asks` turns out to be false.
     """
 
-    def __init__(self, job: Job, readers: Sequence[JobReader], shard: ReadShard) -> None:
+    def __init__(self, job: Job, readers: Sequence[LoadedReader], shard: ReadShard) -> None:
         self._job, self._readers, self._shard = job, readers, shard
-        self._staged = {
-            task.name: StagedTask(task, job.thresholds[task.name]) for task in job.spec.cascades
-        }
         self._documents, self._work = shard.documents, shard.work
         self._rows = self._documents.num_rows
         self._status = self._documents.column("status").cast(pa.string()).to_pylist()
         self._readable = readable(self._documents, shard.inside)
         self._tasks = [task for task in job.spec.tasks if task.name in shard.work.tasks]
-        self._steps = [
-            Step(task, stage, reader, reader.job.spec.task(task.name))
-            for task in self._tasks
-            for stage, reader in enumerate(r for r in readers if task.name in r.job.fp)
-        ]
+        self._steps = [step for step in job.steps if step.task in shard.work.tasks]
         # By version: [docs] rows of label files, null without an answer.
         self._answers: dict[str, pa.StructArray] = dict(shard.answers)
         self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._unjudged: dict[str, int] = {}  # by task, the rows on which its condition fails
 
+    @cached_property
+    def asks(self) -> bool:
+        """Whether a document needs an answer that the output does not have."""
+        # — a condition depends on earlier steps alone, and no document needs an answer of those
+        return any(
+            (self._asked(step) & ~self._answered(step.version)).any() for step in self._steps
+        )
+
     def labelled(
         self, attempts: Attempts, send: Send, turn: ALONE_OR_NOT
     ) -> tuple[list[LabelFile], ShardCounts]:
         """The shard's label files and counts. Finds the documents that kill their worker."""
-        open_rows, rows_for_model = self._open_rows()
-        progress = LabelProgress(send, self._work, rows_for_model)
-        if open_rows or len(self._readers) > 1:
+        progress = LabelProgress(send, self._work, self._rows_for_model())
+        if self.asks:
             doc_ids = self._documents.column("doc_id")
 
             def ask(start: int, end: int) -> None:
@@ -101,7 +88,7 @@ class ShardLabels:
             for row in attempts.run(self._rows, ask, turn):
                 self._status[row] = QUARANTINED
         # — first what a later choice of thresholds reuses: it is of no use before the shard is done
-        stages = [self._stage_file(step) for step in self._steps if step.task.name in self._staged]
+        stages = [self._stage_file(step) for step in self._steps if step.thresholds is not None]
         files = [self._task_file(task) for task in self._tasks]
         counts = self._counts(files)
         progress.finish(self._rows, sum(n for s, n in counts.status.items() if is_failed_status(s)))
@@ -111,40 +98,45 @@ class ShardLabels:
     def _ask(self, start: int, end: int, progress: LabelProgress) -> None:
         """Answers the steps about the rows from `start` to before `end`.
 
-        Steps of one reader whose conditions are known are answered in one reading.
+        Questions to one model whose conditions are known are answered in one reading, and
+        classifiers before them: a condition may wait for a classifier.
         """
         within = np.zeros(self._rows, np.bool_)
         within[start:end] = True
         left = list(self._steps)
         while left:
-            waiting = {step.task.name for step in left}
-            ready = [step for step in left if self._is_ready(step, left, waiting)]
-            first = min(ready, key=lambda step: self._readers.index(step.reader)).reader
-            now = [step for step in ready if step.reader is first]
+            ready = [step for step in left if self._is_ready(step, left)]
+            first = min(ready, key=lambda step: (step.by_model, step.reader))
+            now = [s for s in ready if (s.by_model, s.reader) == (first.by_model, first.reader)]
             left = [step for step in left if step not in now]
-            by_model = {}
-            for step in now:
-                asked = within & self._asked(step) & ~self._answered(step.version)
-                if step.by_model and asked.any():
-                    by_model[step.task.name] = asked
-                elif asked.any():
-                    loaded(partial(first.load_classifier, step.asked))
-                    more = partial(progress.advance, 0, 0.0)
-                    answers = first.classify(step.asked, self._documents, asked, more)
-                    self._add(step.version, answers)
-            if by_model:
-                self._ask_model(first, by_model, progress)
-            failpoint(f"stage {self._readers.index(first) + 1} asked")
+            asked = [within & self._asked(s) & ~self._answered(s.version) for s in now]
+            needed = [(step, rows) for step, rows in zip(now, asked, strict=True) if rows.any()]
+            if needed and first.by_model:
+                self._ask_model(self._readers[first.reader], needed, progress)
+            elif needed:
+                self._classify(self._readers[first.reader], needed, progress)
+            failpoint(f"stage {first.reader + 1} asked")
 
-    def _is_ready(self, step: Step, left: Sequence[Step], waiting: set[str]) -> bool:
+    def _is_ready(self, step: Step, left: Sequence[Step]) -> bool:
         """Whether all that the condition of a step depends on is answered."""
-        earlier = any(s.task is step.task and s.stage < step.stage for s in left)
-        return not earlier and waiting.isdisjoint(self._job.named_by(step.task.name))
+        named = self._job.named_by(step.task)
+        earlier = (s.task in named or (s.task == step.task and s.stage < step.stage) for s in left)
+        return not any(earlier)
+
+    def _classify(
+        self, reader: LoadedReader, steps: Sequence[tuple[Step, Bools]], progress: LabelProgress
+    ) -> None:
+        """Adds what a reader's classifiers answer about [docs], by step."""
+        for step, asked in steps:
+            loaded(partial(reader.load_classifier, step.asked))
+            more = partial(progress.advance, 0, 0.0)
+            self._add(step.version, reader.classify(step.asked, self._documents, asked, more))
 
     def _ask_model(
-        self, reader: JobReader, by_model: Mapping[str, Bools], progress: LabelProgress
+        self, reader: LoadedReader, steps: Sequence[tuple[Step, Bools]], progress: LabelProgress
     ) -> None:
-        """Adds what a reader's model answers about [docs] by task."""
+        """Adds what a reader's model answers about [docs], by step."""
+        by_model = {step.task: asked for step, asked in steps}
         loaded(reader.load_tokenizer)
         started = time.perf_counter()
         chunks, status = reader.tokenise(self._documents, np.any([*by_model.values()], axis=0))
@@ -153,8 +145,8 @@ class ShardLabels:
         by_task, read, usage = reader.label(
             self._documents, chunks, status, by_model, progress.advance
         )
-        for name, answers in by_task.items():
-            self._add(reader.version(name), answers)
+        for step, _ in steps:
+            self._add(step.version, by_task[step.task])
         seconds = time.perf_counter() - started
         number = str(self._readers.index(reader))
         self._costs[number].update(asdict(LabelCost(seconds, read, **asdict(usage))))
@@ -185,39 +177,36 @@ class ShardLabels:
 
     def _asked(self, step: Step) -> Bools:
         """[docs]: which documents a step is asked about, whether they are answered or not."""
-        asked = self._accepted(step.task)
-        for before in self._steps:
-            if before.task is step.task and before.stage < step.stage:
-                answers = self._answers.get(before.version)
-                if answers is None:
-                    return np.zeros_like(asked)
-                asked = asked & self._answered(before.version)
-                asked &= ~self._staged[step.task.name].decides(answers)
+        asked = self._accepted(self._job.spec.task(step.task))
+        for before in self._steps_of(step.task)[: step.stage]:
+            answers = self._answers.get(before.version)
+            if answers is None:
+                return np.zeros_like(asked)
+            asked = asked & self._answered(before.version) & ~decided(before, answers)
         return asked
 
-    def _open_rows(self) -> tuple[int, int]:
-        """The most rows that the first steps are asked about, and those of them by a model.
-
-        Equal texts count once each.
-        """
-        asked = {True: np.zeros(self._rows, np.bool_), False: np.zeros(self._rows, np.bool_)}
+    def _rows_for_model(self) -> int:
+        """The most rows that a model is asked about first; equal texts count once each."""
+        asked = np.zeros(self._rows, np.bool_)
         for step in self._steps:
-            if step.stage == 0:
-                asked[step.by_model] |= self._readable & ~self._answered(step.version)
-        return int((asked[True] | asked[False]).sum()), int(asked[True].sum())
+            if step.stage == 0 and step.by_model:
+                asked |= self._readable & ~self._answered(step.version)
+        return int(asked.sum())
+
+    def _steps_of(self, task: str) -> list[Step]:
+        return [step for step in self._steps if step.task == task]
 
     def _rows_of(self, name: str) -> pa.StructArray:
         """[docs] the rows of a task's label file, of those that are answered by now."""
         if name in self._shard.known:
             return self._shard.known[name]
         task = next(task for task in self._tasks if task.name == name)
-        steps = [step for step in self._steps if step.task is task]
-        accepted = self._accepted(task)
+        steps, accepted = self._steps_of(name), self._accepted(task)
         rows = unanswered_rows(self._status_of(accepted), task)
         answers = [self._answers.get(step.version) for step in steps]
         answers = [None if a is None else only(a, accepted) for a in answers]
-        if task.name in self._staged:
-            return self._staged[task.name].rows(rows, answers)
+        if task.cascade is not None:
+            return rows_of_stages(rows, steps, answers)
         return overlaid(answers[0], rows)
 
     def _status_of(self, asked: Bools) -> list[str]:
@@ -227,24 +216,26 @@ class ShardLabels:
 
     def _task_file(self, task: TaskSpec) -> LabelFile:
         """The task's label file."""
-        steps = [step for step in self._steps if step.task is task]
-        metadata, fp = self._job.metadata(task), self._job.fp[task.name]
-        for step in steps:
-            metadata |= step.reader.metadata if step.reader.job.fp[task.name] == fp else {}
+        steps, fingerprint = self._steps_of(task.name), self._job.fingerprints[task.name]
+        metadata = self._job.metadata(fingerprint, steps)
+        if len(steps) == 1:  # — the files of several stages say what answered
+            metadata |= self._readers[steps[0].reader].metadata
         if reused := self._shard.reused.get(steps[0].version):
             metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
         rows = self._rows_of(task.name)
-        return LabelFile(task.name, fp, self._work.shard.id, rows, metadata, self._work.retry)
+        sid, retry = self._work.shard.id, self._work.retry
+        return LabelFile(task.name, fingerprint.id, sid, rows, metadata, retry)
 
     def _stage_file(self, step: Step) -> LabelFile:
         """The answers of a stage, for later choices of thresholds."""
-        own, asked = step.asked, self._asked(step)
-        rows = unanswered_rows(self._status_of(asked), own)
+        asked = self._asked(step)
+        rows = unanswered_rows(self._status_of(asked), step.asked)
         if (answers := self._answers.get(step.version)) is not None:
             rows = overlaid(only(answers, asked), rows)
-        fp, sid = step.reader.job.fp[own.name], self._work.shard.id
-        metadata = step.reader.job.metadata(own) | step.reader.metadata
-        return LabelFile(own.name, fp, sid, rows, metadata, self._work.retry)
+        fingerprint, sid, retry = step.fingerprint, self._work.shard.id, self._work.retry
+        metadata = self._job.metadata(fingerprint, [step])
+        metadata |= self._readers[step.reader].metadata
+        return LabelFile(step.task, fingerprint.id, sid, rows, metadata, retry)
 
     def _counts(self, files: Sequence[LabelFile]) -> ShardCounts:
         inside = self._shard.inside
@@ -259,9 +250,9 @@ class ShardLabels:
             is_skipped = pc.equal(of_task, SKIPPED)
             skipped[file.task] = pc.sum(is_skipped).as_py() or 0
             status = pc.if_else(is_skipped, status, _worse(status, of_task))
-            if file.task in self._staged:
-                decided = Counter(map(str, own.field("stage").drop_null().to_pylist()))
-                stages[file.task] = dict(decided)
+            if self._job.spec.task(file.task).cascade is not None:
+                by_stage = Counter(map(str, own.field(STAGE).drop_null().to_pylist()))
+                stages[file.task] = dict(by_stage)
         reused = [sum(of_version.values()) for of_version in self._shard.reused.values()]
         return ShardCounts(
             sid=self._work.shard.id,
@@ -276,6 +267,37 @@ class ShardLabels:
             reused=max(reused, default=0),
             stages=stages,
         )
+
+
+def decided(step: Step, answers: pa.StructArray) -> Bools:
+    """[docs]: which answered documents no later stage is asked about.
+
+    A document whose answer failed is one of them: its row says why.
+    """
+    assert step.thresholds is not None, step.task
+    p = probabilities(answers, list(step.thresholds.labels))  # [docs, labels]
+    return np.isnan(p).any(axis=1) | step.thresholds.decides(p)
+
+
+def rows_of_stages(
+    unanswered: pa.StructArray,  # [docs]: label rows without an answer
+    steps: Sequence[Step],
+    answers: Sequence[pa.StructArray | None],  # [docs] by step, or null
+) -> pa.StructArray:
+    """[docs] the rows of a label file with a cascade: the answers of the stage that decides."""
+    rows, open_rows = unanswered, np.ones(len(unanswered), np.bool_)
+    decided_by = np.zeros(len(unanswered), np.int8)
+    for number, (step, of_step) in enumerate(zip(steps, answers, strict=True), start=1):
+        if of_step is None:
+            continue
+        now = open_rows & np.array(of_step.is_valid(), np.bool_)
+        if number < len(steps) and now.any():
+            now &= decided(step, of_step)
+        rows = overlaid(only(of_step, now), rows)
+        decided_by[now] = number
+        open_rows &= ~now
+    stage = pa.array(decided_by, pa.int8(), mask=decided_by == 0)
+    return with_column(rows, STAGE, stage)
 
 
 def loaded(load: Callable[[], object]) -> None:

@@ -29,13 +29,13 @@ from pipeline.runtime.progress import (
     ignore,
     work_report,
 )
-from pipeline.runtime.readers import JobReader
-from pipeline.runtime.reading import read_shard
+from pipeline.runtime.readers import LoadedReader
+from pipeline.runtime.reading import read_shard, with_texts
 from pipeline.runtime.shard_labels import ShardLabels
 from pipeline.stores.store import Store
 
 
-def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[JobReader]:
+def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedReader]:
     """What answers, in the order in which a document passes from one to the next.
 
     With `asks` the first model is loaded now. Otherwise the first document that needs it loads it:
@@ -44,7 +44,7 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[JobReader
     disable_malloc_trim()
     failpoint("loading")
     working = Lock()
-    readers = [JobReader(reader, send, working) for reader in job.readers]
+    readers = [LoadedReader(reader, send, working) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()
     return readers
@@ -52,7 +52,7 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[JobReader
 
 def label_shard(
     job: Job,
-    readers: Sequence[JobReader],
+    readers: Sequence[LoadedReader],
     store: Store,
     work: WorkItem,
     *,
@@ -70,9 +70,11 @@ def label_shard(
         turn: See `Attempts.run`.
     """
     send(work_report(READING, work))
-    shard = read_shard(job, store, work)
+    attempts = Attempts(store, attempt_name(job.fp, work), job.run.id)
+    shard = read_shard(job, store, work, attempts)
     labels = ShardLabels(job, readers, shard)
-    attempts = Attempts(store, attempt_name(job.fp, work), job.run_id)
+    if labels.asks and not shard.has_texts:
+        labels = ShardLabels(job, readers, with_texts(job, store, shard, attempts))
     files, counts = labels.labelled(attempts, send, turn)
     send(work_report(COMMITTING, work))
     made = commit_shard(
@@ -82,7 +84,7 @@ def label_shard(
         files,
         # — whoever read the documents has compared them with those of the documents file
         has_documents=not work.documents,
-        since=job.since,
+        since=job.run.since,
     )
     if work.tasks:
         attempts.forget()
@@ -90,5 +92,5 @@ def label_shard(
         documents_key(work.shard.id): (shard.documents["status"], {}),
         **{file.key: (pc.struct_field(file.rows, "status"), file.metadata) for file in files},
     }
-    committed = {key: counts_of(*status[key], hash, job.since) for key, hash in made.items()}
+    committed = {key: counts_of(*status[key], hash, job.run.since) for key, hash in made.items()}
     return replace(counts, created=len(made), files=committed)

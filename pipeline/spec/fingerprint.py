@@ -68,20 +68,16 @@ def fingerprints(
     dtype: str,
     readouts: Mapping[str, str] = MappingProxyType({}),
     classifiers: Mapping[str, str] = MappingProxyType({}),
-    cascades: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Fingerprint]:
     """Every task's fingerprint; `weights` are the hashes of the model's and tokenizer's files.
 
     `readouts` and `classifiers` are the hashes of the files that tasks name, by task; those of a
-    task of kind `multi` are by the names of its parts. `cascades` are the thresholds and the
-    stages' fingerprints of tasks with a cascade.
+    task of kind `multi` are by the names of its parts. Tasks with a cascade have a fingerprint of
+    their own, `cascade_fingerprint`.
     """
     versions = {}
-    for task in spec.tasks:
-        if task.cascade is not None:
-            content = {"schema": SCHEMA_VERSION, "labels": list(task.labels)}
-            content["cascade"] = dict(cascades[task.name])
-        elif task.classifier is not None:
+    for task in (task for task in spec.tasks if task.cascade is None):
+        if task.classifier is not None:
             content = _classifier_content(task, task.classifier.kind, classifiers[task.name])
         elif spec.model.kind == "encoder":
             content = _encoder_content(spec, task, weights, dtype)
@@ -91,6 +87,12 @@ def fingerprints(
             content["kind"] = task.kind
         versions[task.name] = Fingerprint(content)
     return versions
+
+
+def cascade_fingerprint(task: TaskSpec, thresholds: Mapping[str, Any]) -> Fingerprint:
+    """The fingerprint of a task with a cascade; `thresholds` name its stages, too."""
+    labels = list(task.labels)
+    return Fingerprint({"schema": SCHEMA_VERSION, "labels": labels, "cascade": dict(thresholds)})
 
 
 def _of_parts(task: TaskSpec, hashes: Mapping[str, str]) -> str | list[str]:

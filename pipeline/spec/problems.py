@@ -1,4 +1,4 @@
-"""The mistakes in a spec, in words. Entry points: `problems_of` and `placed_in_stage`.
+"""The mistakes in a spec, in words. Entry point: `problems_of`.
 
 A value is shown without its secrets, because an error may be printed or logged.
 """
@@ -6,8 +6,6 @@ A value is shown without its secrets, because an error may be printed or logged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from difflib import get_close_matches
 from itertools import groupby
 from operator import itemgetter
@@ -16,7 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem
 from pipeline.spec.locations import masked
 from pipeline.spec.schema import IN_WORDS, JobSpec
 
@@ -152,34 +150,3 @@ def _shown(loc: Sequence[int | str], value: object) -> object:
     shown = masked({key: value})
     assert isinstance(shown, dict)
     return shown[key]
-
-
-@contextmanager
-def placed_in_stage(spec: JobSpec, own: JobSpec, number: int) -> Iterator[None]:
-    """A SpecError about the spec of a stage names the place in the whole spec."""
-    try:
-        yield
-    except SpecError as error:
-        if own is spec:
-            raise
-        names = [task.name for task in own.tasks]
-        places = {task.name: f"tasks.{place}" for place, task in enumerate(spec.tasks)}
-        of_stage = {
-            task.name: f"{places[task.name]}.cascade.stages.{number}" for task in spec.cascades
-        }
-
-        def placed(problem: Problem) -> Problem:
-            first, *rest = problem.place.split(".")
-            if first == "tasks" and rest and rest[0].isdecimal():
-                name, *below = names[int(rest[0])], *rest[1:]
-                return replace(problem, place=".".join([(places | of_stage)[name], *below]))
-            own_model = (
-                task.name
-                for task in spec.cascades
-                if task.name in names and task.stages[number].model
-            )
-            if first == "model" and (name := next(own_model, "")):
-                return replace(problem, place=f"{of_stage[name]}.{problem.place}")
-            return problem
-
-        raise SpecError([placed(problem) for problem in error.problems]) from error

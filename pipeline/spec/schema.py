@@ -239,11 +239,11 @@ class JobSpec(Frozen):
         return tuple(task for task in self.tasks if task.cascade is not None)
 
     def stage_specs(self) -> tuple[tuple[JobSpec, ...], ...]:
-        """The specs that answer the stages of cascades, by stage; () without a cascade.
+        """The specs that answer the tasks, without conditions, by stage of a cascade.
 
         Stages of one model are answered together. The first stages come with the other tasks.
         """
-        rounds = max((len(task.stages) for task in self.cascades), default=0)
+        rounds = max((len(task.stages) for task in self.cascades), default=1)
         return tuple(self._round_specs(number) for number in range(rounds))
 
     def _round_specs(self, number: int) -> tuple[JobSpec, ...]:

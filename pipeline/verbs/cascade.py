@@ -5,8 +5,10 @@ Entry point: `choose_thresholds`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Literal
@@ -36,7 +38,6 @@ from pipeline.runtime.run import label
 from pipeline.sources.documents import SKIPPED
 from pipeline.sources.id_text import spellings
 from pipeline.sources.shards import fields_of
-from pipeline.spec.problems import placed_in_stage
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import new_file
 from pipeline.stores.store import open_store
@@ -234,7 +235,7 @@ def _labelled(
     share: str | None = None
     # — the last first: a run cuts new input into shards for its largest model
     for number, stage in reversed([*enumerate(stages)]):
-        with placed_in_stage(spec, stage, number):
+        with _placed(spec, options.task, number):
             if not by_stage:
                 store = open_store(spec.output, spec.storage_options)
                 rows = least_work(stage, store, cache_dir)[1].rows
@@ -249,6 +250,22 @@ def _labelled(
             raw = labelled.job.fingerprints[options.task].raw
             by_stage.insert(0, (raw.id, *answers))
     return by_stage, share is None
+
+
+@contextmanager
+def _placed(spec: JobSpec, task: str, number: int) -> Iterator[None]:
+    """A SpecError about the task of a stage's own spec names the stage's place in the spec."""
+    try:
+        yield
+    except SpecError as error:
+        [index] = [place for place, own in enumerate(spec.tasks) if own.name == task]
+        stage = f"tasks.{index}.cascade.stages.{number}"
+        raise SpecError(
+            [
+                replace(problem, place=re.sub(r"^tasks\.0\b", stage, problem.place))
+                for problem in error.problems
+            ]
+        ) from error
 
 
 def _fitted(spec: JobSpec, name: str) -> frozenset[str]:

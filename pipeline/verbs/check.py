@@ -21,9 +21,9 @@ from pipeline.errors import RefusedError, StorageError, option_error
 from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
-from pipeline.runtime.assembly import DocumentReader, job_prompt
+from pipeline.runtime.assembly import DocumentReader, reader_prompt
 from pipeline.runtime.fitted_files import load_readouts
-from pipeline.runtime.job import Job, make_job
+from pipeline.runtime.job import Reader, make_job, make_reader
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
@@ -133,34 +133,34 @@ def check(
     _prove_create_only(store)
     announce(WorkerReport(LISTING))
     placement = place(spec.model, this_machine())
-    job = make_job(spec, placement, cache_dir)
-    planned = plan(job, store, keep=False)
-    folder, tokenizer, prompt = job_prompt(job, send=announce)
+    planned = plan(make_job(spec, placement, cache_dir), store, keep=False)
+    own = make_reader(spec, placement, cache_dir)
+    folder, tokenizer, prompt = reader_prompt(own, send=announce)
     count = DEFAULT_DOCUMENTS if documents is None else documents
-    reader = DocumentReader.of_job(job, folder, tokenizer)
+    reader = DocumentReader.of(own, folder, tokenizer)
     samples = take_samples(planned.shards, reader, spec, count)
     paths = {part.name: str(part.readout) for part in spec.parts}
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)
     label_tokens = _label_tokens(tokenizer, prompt)
     content_free = [reader.tokenizer.encode(text) for text in CONTENT_FREE]
-    proof = prove(job, folder, prompt, documents_ids, content_free, announce)
+    proof = prove(own, folder, prompt, documents_ids, content_free, announce)
     return Findings(
         output=store.url,
         documents=planned.rows,
-        model=_checked_model(job, folder, tokenizer, proof),
+        model=_checked_model(own, folder, tokenizer, proof),
         label_tokens=label_tokens,
         readouts={
             task: ReadoutFacts(
                 path=paths[task],
-                sha256=job.readouts[task],
+                sha256=own.readouts[task],
                 kind=readout.card.kind,
                 pooling=readout.card.pooling,
                 layer=readout.card.layer,
                 layers=tuple(readout.layers),
                 labels=readout.card.labels,
             )
-            for task, readout in load_readouts(job.readouts, job.spec, cache_dir).items()
+            for task, readout in load_readouts(own.readouts, own.spec, cache_dir).items()
         },
         prompts=tuple(
             _prompt(tokenizer, prompt, sample, question)
@@ -182,16 +182,16 @@ def _usual_questions(spec: JobSpec) -> dict[str, str]:
 
 
 def _checked_model(
-    job: Job, folder: Path, tokenizer: PreTrainedTokenizerBase, proof: Proof
+    reader: Reader, folder: Path, tokenizer: PreTrainedTokenizerBase, proof: Proof
 ) -> CheckedModel:
-    model = job.spec.model
+    model = reader.spec.model
     return CheckedModel(
         path=str(folder),
         engine=model.engine,
-        dtype=job.placement.dtype,
+        dtype=reader.placement.dtype,
         quantize=model.quantize,
         kv=model.kv,
-        device=job.placement.device,
+        device=reader.placement.device,
         context_tokens=context_tokens(folder),
         chat_template=bool(tokenizer.chat_template),
         processor=proof.processor,

@@ -24,9 +24,9 @@ from pipeline.inference.engine import DocumentIds
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.memory import MemoryPlan, trim_malloc
 from pipeline.inference.vllm_engine import check_vllm
-from pipeline.runtime.assembly import job_engine, job_model, label_engine, memory_plan
+from pipeline.runtime.assembly import label_engine, memory_plan, reader_engine, reader_model
 from pipeline.runtime.fitted_files import load_readouts
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Reader
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.progress import COMPARING, Send, WorkerReport, ignore
 
@@ -146,7 +146,7 @@ class _ModelAnswers:
 
 
 def prove(
-    job: Job,
+    reader: Reader,
     folder: Path,
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
@@ -160,24 +160,24 @@ def prove(
     in 8 bits belongs to the second comparison alone: independent prompts keep nothing. Where the
     job's engine is vLLM, its answers are compared, and the tree's choose the labels.
     """
-    if job.spec.model.engine == "vllm":
+    if reader.spec.model.engine == "vllm":
         check_vllm(prompt)  # — before the minutes that the tree's answers take
-    asked, job = job, _by_own_engine(job)
-    quantize = job.spec.model.quantize
-    number_format = job.placement.dtype if quantize == "none" else quantize
+    asked, reader = reader, _by_own_engine(reader)
+    quantize = reader.spec.model.quantize
+    number_format = reader.placement.dtype if quantize == "none" else quantize
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
-    answers = _answers(job, folder, prompt, documents, None, content_free)
+    answers = _answers(reader, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
     wide_bytes = (2 if quantize == "none" else 4) * answers.memory.weights_bytes
-    if number_format != "float32" and _have_room(wide_bytes, job.placement.device):
+    if number_format != "float32" and _have_room(wide_bytes, reader.placement.device):
         announce(WorkerReport(f"{COMPARING}, in float32"))
-        wide = _answers(_in_float32(job), folder, prompt, documents, answers.compared)
+        wide = _answers(_in_float32(reader), folder, prompt, documents, answers.compared)
         in_float32, rounding = (
             wide.difference,
             difference([answers.independent], [wide.independent]),
         )
     if asked.spec.model.engine == "vllm":
-        engine = job_engine(asked, announce)
+        engine = reader_engine(asked, announce)
         by_vllm = engine.label(documents).log_probs
         chosen = compared_answers(answers.compared, by_vllm)
         differs = difference([chosen], [answers.independent])
@@ -187,38 +187,38 @@ def prove(
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
     if quantize != "none":
-        unquantised = job_model(job, folder, quantize="none", kv="none")
-        original = label_engine(job, unquantised, prompt).label(documents).log_probs
+        unquantised = reader_model(reader, folder, quantize="none", kv="none")
+        original = label_engine(reader, unquantised, prompt).label(documents).log_probs
         del unquantised  # one model is loaded at a time
-    if job.spec.model.kv != "none":
-        model = job_model(job, folder)
-        memory, engine = memory_plan(model, prompt), label_engine(job, model, prompt)
+    if reader.spec.model.kv != "none":
+        model = reader_model(reader, folder)
+        memory, engine = memory_plan(model, prompt), label_engine(reader, model, prompt)
         tree = engine.label(documents).log_probs
         nothing = engine.label(content_free).log_probs if content_free else ()
-    is_plain = (quantize, job.spec.model.kv) == ("none", "none")
+    is_plain = (quantize, reader.spec.model.kv) == ("none", "none")
     quantization = None if is_plain else difference(tree, original)
     return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
 
 
-def _by_own_engine(job: Job) -> Job:
+def _by_own_engine(reader: Reader) -> Reader:
     """The job with assay's own engine; on the CPU, if its model is shared between GPUs."""
-    model, placement = job.spec.model, job.placement
+    model, placement = reader.spec.model, reader.placement
     if model.tensor_parallel > 1:
         placement = replace(placement, device="cpu", gpus=0, actors=1, threads=usable_cores())
     model = model.model_copy(update={"engine": "assay", "tensor_parallel": 1})
-    spec = job.spec.model_copy(update={"model": model})
-    return replace(job, spec=spec, placement=placement)
+    spec = reader.spec.model_copy(update={"model": model})
+    return replace(reader, spec=spec, placement=placement)
 
 
-def _in_float32(job: Job) -> Job:
+def _in_float32(reader: Reader) -> Reader:
     """The job with products of float32."""
-    model = job.spec.model.model_copy(update={"quantize": "none"})
-    spec = job.spec.model_copy(update={"model": model})
-    return replace(job, spec=spec, placement=replace(job.placement, dtype="float32"))
+    model = reader.spec.model.model_copy(update={"quantize": "none"})
+    spec = reader.spec.model_copy(update={"model": model})
+    return replace(reader, spec=spec, placement=replace(reader.placement, dtype="float32"))
 
 
 def _answers(
-    job: Job,
+    reader: Reader,
     folder: Path,
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
@@ -226,10 +226,10 @@ def _answers(
     content_free: Sequence[DocumentIds] = (),
 ) -> _ModelAnswers:
     """The answers of the job's model; without `compared`, its own answers choose the labels."""
-    readouts = load_readouts(job.readouts, job.spec, Path(job.cache_dir))
-    model = job_model(job, folder, kv="none")
+    readouts = load_readouts(reader.readouts, reader.spec, Path(reader.cache_dir))
+    model = reader_model(reader, folder, kv="none")
     memory = memory_plan(model, prompt)
-    engine = label_engine(job, model, prompt)
+    engine = label_engine(reader, model, prompt)
     tree = engine.label(documents).log_probs
     nothing = engine.label(content_free).log_probs if content_free else ()
     compared = choose_compared(prompt, documents, tree) if compared is None else compared

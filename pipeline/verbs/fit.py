@@ -378,7 +378,7 @@ def _card(job: Job, fitted: TaskFit, question: str | None, options: FitOptions) 
         "folds": options.folds,
         "hold_out": options.hold_out,
         "model": {
-            "weights": dict(job.files.hashes),
+            "weights": dict(job.readers[0].files.hashes),
             "dtype": job.placement.dtype,
             "quantize": spec.model.quantize,
             "kv": spec.model.kv,

@@ -34,7 +34,12 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import pack
 from pipeline.inference.schedules.forward import ReadPoint
-from pipeline.runtime.assembly import DocumentReader, job_model, job_prompt, memory_plan
+from pipeline.runtime.assembly import (
+    DocumentReader,
+    memory_plan,
+    reader_model,
+    reader_prompt,
+)
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import plan
 from pipeline.sources.documents import RawRow, documents_from, images_of
@@ -89,12 +94,13 @@ def read_gold_states(
     # — without labels, because a readout needs no label tokens
     updates = [{"question": questions[task.name] or "", "labels": {}} for task in asked]
     tasks = [task.model_copy(update=update) for task, update in zip(asked, updates, strict=True)]
-    folder, tokenizer, prompt = job_prompt(job, tasks)
-    reader = DocumentReader.of_job(job, folder, tokenizer)
+    [own] = job.readers
+    folder, tokenizer, prompt = reader_prompt(own, tasks)
+    reader = DocumentReader.of(own, folder, tokenizer)
     contents = _contents(job, gold)
     documents, left_out = _documents(contents, gold, questions, reader, hold_out)
     disable_malloc_trim()
-    model = job_model(job, folder)
+    model = reader_model(own, folder)
     read_layers = chosen_layers(layers, model.layers)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
     read = partial(

@@ -18,9 +18,9 @@ from pipeline.inference.engine import DocumentIds, Engine
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.options import PlanOptions
-from pipeline.runtime.assembly import DocumentReader, job_engine, job_prompt
+from pipeline.runtime.assembly import DocumentReader, reader_engine, reader_prompt
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import make_job
+from pipeline.runtime.job import make_reader
 from pipeline.runtime.placement import engine_bytes, place, spread, this_machine
 from pipeline.runtime.plan import Plan, PlanCounts
 from pipeline.runtime.progress import (
@@ -150,19 +150,19 @@ def _measure(
         fix = "or give the documents a second of one worker; the summary of a run shows them"
         raise SpecError([*error.problems, Problem(Option("rate"), fix, None)]) from error
     disable_malloc_trim()
-    job = make_job(spec, placement, cache_dir)
-    folder, tokenizer, _ = job_prompt(job, send=announce)
+    own = make_reader(spec, placement, cache_dir)
+    folder, tokenizer, _ = reader_prompt(own, send=announce)
     if not placement.gpus:
-        needs = engine_bytes(spec, job.files, placement.dtype)
+        needs = engine_bytes(spec, own.files, placement.dtype)
         items = len(planned.work_items)
         placement = spread(placement, spec.model, machine, work_items=items, needs=needs)
-    job = replace(job, placement=placement)
+    own = replace(own, placement=placement)
     count = options.documents or DEFAULT_DOCUMENTS[placement.device]
     shards = [work.shard for work in planned.work_items if work.asked_rows]
-    reader = DocumentReader.of_job(job, folder, tokenizer)
+    reader = DocumentReader.of(own, folder, tokenizer)
     pieces = [sample.pieces for sample in take_samples(shards, reader, spec, count)]
     announce(WorkerReport(LOADING))
-    engine = job_engine(job)
+    engine = reader_engine(own)
     announce(WorkerReport(MEASURING))
     seconds = {
         tasks: _seconds(

@@ -67,9 +67,9 @@ def run(
     job = make_job(spec, Placement("cpu", "float32", 1, 1), tmp_path / "cache")
 
     def answer(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
-        own = next(each for each in spec.tasks if each.name == task)
         file = label_file(shard, task, fingerprint)
-        return LabelFile(task, file.fp, file.sid, file.rows, job.metadata(own))
+        metadata = job.metadata(fingerprint, job.steps_of(task))
+        return LabelFile(task, file.fp, file.sid, file.rows, metadata)
 
     store = LocalStore(tmp_path / "out")
     finish(store, corpus.shards(store), job.fingerprints, answer=answer)

@@ -94,7 +94,7 @@ def test_versions_of_other_documents_have_equal_raw_answers(store: LocalStore) -
         raw.under(after={"stage": F1, "thresholds": ["x", 0.1, 0.9]}),
     ]
     for version in (*versions, other):
-        record_specs(store, {"toxic": version.id}, {"toxic": version.json()})
+        record_specs(store, [("toxic", version)])
     for version in versions:
         others = {each.id for each in versions} - {version.id}
         assert {*equal_versions(store, "toxic", version)} == others
@@ -126,17 +126,21 @@ def test_another_key_is_not_the_labels_of_a_shard(store: LocalStore) -> None:
 
 
 def test_a_spec_is_written_down_once(store: LocalStore) -> None:
-    record_specs(store, TASKS, {"toxic": b"{1}", "topic": b"{2}"})
-    record_specs(store, {"toxic": F1}, {"toxic": b"{1}"})
-    with pytest.raises(StorageError, match=rf"specs/toxic/{F1}\.json: its content was changed"):
-        record_specs(store, {"toxic": F1}, {"toxic": b"{changed}"})
-    assert store.read(f"specs/toxic/{F1}.json") == b"{1}"
-    assert store.read(f"specs/topic/{F2}.json") == b"{2}"
+    one, two = Fingerprint({"task": 1}), Fingerprint({"task": 2})
+    record_specs(store, [("toxic", one), ("topic", two)])
+    record_specs(store, [("toxic", one)])
+    assert store.read(f"specs/toxic/{one.id}.json") == b'{"task":1}'
+    assert store.read(f"specs/topic/{two.id}.json") == b'{"task":2}'
+    store.create(f"specs/topic/{one.id}.json", b"{changed}")
+    with pytest.raises(StorageError, match=rf"specs/topic/{one.id}\.json: its content was changed"):
+        record_specs(store, [("topic", one)])
+    assert store.read(f"specs/topic/{one.id}.json") == b"{changed}"
 
 
 def test_the_versions_of_a_task_are_those_whose_content_is_stored(store: LocalStore) -> None:
-    record_specs(store, {"toxic": F1}, {"toxic": b'{"task": "x", "when": "y"}'})
-    record_specs(store, {"toxic": F2}, {"toxic": b"not JSON"})
-    assert sorted(stored_fps(store, "toxic")) == [F1, F2]
-    assert stored_version(store, "toxic", F1).raw.content == {"task": "x"}
+    version = Fingerprint({"task": "x", "sample": "0.1"})
+    record_specs(store, [("toxic", version)])
+    store.create(f"specs/toxic/{F2}.json", b"not JSON")
+    assert {*stored_fps(store, "toxic")} == {version.id, F2}
+    assert stored_version(store, "toxic", version.id).raw.content == {"task": "x"}
     assert stored_version(store, "toxic", F2).content == {}

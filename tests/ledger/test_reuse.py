@@ -18,7 +18,7 @@ from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
-from pipeline.ledger.cells import WorkItem, committed, unfinished, version_name
+from pipeline.ledger.cells import WorkItem, committed, unfinished
 from pipeline.ledger.columns import STAGE, with_column
 from pipeline.ledger.cuts import Cuts
 from pipeline.ledger.keys import documents_key, label_key, sid_of
@@ -103,8 +103,8 @@ def retried(
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
     (work,) = with_retries(job, store, Plan(Cuts((shard,), {}), done, ())).work_items
     asked = {}
-    for task in work.tasks:
-        sources = work.sources[version_name(task, FP[task])]
+    for step in (step for step in job.steps if step.task in work.tasks):
+        task, sources = step.task, work.sources[step.version]
         status, _ = found(store, shard, texts, *sources, is_retry=True)
         asked[task] = [row for row, each in enumerate(status) if each is None]
     return work, asked

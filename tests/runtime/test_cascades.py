@@ -9,11 +9,12 @@ import importlib.util
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from changing_corpus import QUESTIONS, TOPIC, Corpus, asked_of, decided, p_of, write_shared
 from command import WITH_MODEL, assay
@@ -24,8 +25,10 @@ from pipeline.fitted.cascade_file import Thresholds
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import PlanOptions
-from pipeline.runtime.job import Job, make_job
+from pipeline.runtime.job import Run, make_job
 from pipeline.runtime.placement import Placement
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import read_documents
 from pipeline.spec.parse import load_spec
 from pipeline.verbs.plan import estimate
 from pipeline.verbs.status import status
@@ -77,6 +80,29 @@ def test_a_task_of_the_same_question_takes_the_answers_over(staged: Corpus) -> N
     distinct = {*texts.values()} - {""}
     expected = {(question, text) for question in ("second", "third") for text in distinct}
     staged.assert_asked(expected - before)
+
+
+def test_new_thresholds_that_ask_nothing_open_no_input(
+    staged: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a wider choice leaves to the last stage is answered already."""
+    write_shared(staged)
+    staged.decide(-1.0, 1.5)
+    staged.run()
+    opened: list[str] = []
+
+    def counted(shard: Shard, *others: Any) -> Iterator[pa.Table]:
+        opened.append(shard.path)
+        return read_documents(shard, *others)
+
+    monkeypatch.setattr("pipeline.runtime.reading.read_documents", counted)
+    for low, high in ((0.2, 0.8), (0.49, 0.51), (0.1, 0.7)):
+        staged.decide(low, high)
+        assert staged.run().tally.created and not opened and not staged.asked
+        staged.check(low, high)
+    staged.write("two", ["a new text"])
+    staged.run()
+    assert opened and {text for _, text in staged.asked} == {"a new text"}
 
 
 def test_a_plan_counts_the_documents_of_a_cascade(staged: Corpus) -> None:
@@ -265,24 +291,24 @@ def test_a_run_that_its_time_ends_keeps_what_is_answered(
     """The time ends before anything is read, then after each stage."""
     texts = write_shared(staged)
     staged.decide(0.2, 0.8)
-    calls: list[Job] = []
-    is_over = Job.is_over.fget
+    calls: list[Run] = []
+    is_over = Run.is_over.fget
     asked: Counter[Any] = Counter()
     for checks in (0, 3, 6, 9):
         left = checks
 
-        def is_over_after(job: Job) -> bool:
+        def is_over_after(run: Run) -> bool:
             nonlocal left
             left -= 1
-            calls.append(job)
+            calls.append(run)
             return left < 0
 
-        monkeypatch.setattr(Job, "is_over", property(is_over_after))
+        monkeypatch.setattr(Run, "is_over", property(is_over_after))
         outcome = staged.run(max_hours=1.0)
         assert not outcome.complete and outcome.stopped == "--max-hours 1"
         asked += staged.asked
     assert len(calls) > 24 and asked
-    monkeypatch.setattr(Job, "is_over", property(is_over))
+    monkeypatch.setattr(Run, "is_over", property(is_over))
     assert staged.run(max_hours=1.0).complete
     asked += staged.asked
     assert {*asked} == asked_of(texts.values(), 0.2, 0.8)

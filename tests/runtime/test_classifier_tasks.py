@@ -243,7 +243,7 @@ def test_a_classifier_on_s3_is_read_once_until_it_changes(
     monkeypatch.setattr(fitted_files.file_system_at(url, {})[0], "cat_file", counted)
     for dtype in ("float32", "bfloat16", "float16"):
         job = make_job(corpus.spec, Placement("cpu", dtype, 1, 1), corpus.cache)
-        assert job.classifiers == local
+        assert job.readers[0].classifiers == local
     assert corpus.run().complete and labels_by_text(corpus) == EXPECTED
     assert len(read) == 1
     (copy := corpus.cache / "fitted" / local["language"]).write_bytes(b"damaged")

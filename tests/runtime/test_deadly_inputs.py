@@ -23,7 +23,7 @@ from pipeline.errors import ModelError, SpecError, StorageError, WorkerError
 from pipeline.runtime import progress, worker
 from pipeline.runtime.assembly import DocumentReader
 from pipeline.runtime.classifier_files import TaskClassifier
-from pipeline.runtime.readers import JobReader
+from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.worker import load_readers
 
 DEADLY = "the deadly text"
@@ -120,7 +120,7 @@ def test_a_text_that_ends_a_classifier(
 def test_a_text_that_ends_the_model(
     act: Callable[[], None], corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    label = JobReader.label
+    label = LoadedReader.label
 
     def acting(self: Any, documents: pa.Table, chunks: Any, *others: Any) -> Any:
         texts = documents["text"].to_pylist()
@@ -128,7 +128,7 @@ def test_a_text_that_ends_the_model(
             act()
         return label(self, documents, chunks, *others)
 
-    monkeypatch.setattr(JobReader, "label", acting)
+    monkeypatch.setattr(LoadedReader, "label", acting)
     assert_quarantined(corpus)
 
 
@@ -195,7 +195,7 @@ def test_what_is_loaded_later_and_cannot_be_is_no_fault_of_the_rows(
     def refuse(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(JobReader, name, refuse)
+    monkeypatch.setattr(LoadedReader, name, refuse)
     # — without Ray, an error of the constructor is raised as it is
     with pytest.raises((type(error), ModelError)):
         plain.run()

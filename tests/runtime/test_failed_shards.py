@@ -150,7 +150,7 @@ def test_no_window_begins_after_the_end_of_the_run(
     monkeypatch.setattr(graph, "WINDOW_SHARDS", 20)
     monkeypatch.setattr(graph, "WINDOW_SHARDS_PER_ENGINE", 1)
     monkeypatch.setattr(graph, "build", answer_none)
-    assert not [*label_items(items, replace(job, ends=time.time() + 1_800))]
+    assert not [*label_items(items, replace(job, run=replace(job.run, ends=time.time() + 1_800)))]
     assert len(items) == SHARDS and windows == [20]
 
 

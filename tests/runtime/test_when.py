@@ -14,6 +14,7 @@ from fake_engine import p_of
 from pipeline.errors import SpecError
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.report.run import summary_json
+from pipeline.runtime.readers import LoadedReader
 from pipeline.sources.rule import Rule
 from pipeline.stores.store import PROBE_KEY
 from pipeline.verbs.status import TaskStatus, status
@@ -91,6 +92,29 @@ def test_a_question_is_asked_of_the_documents_that_its_condition_accepts(
     counted = status(plain.spec, cache_dir=plain.cache)
     assert counted.tasks["topic"] == TaskStatus(len(plain.texts), 0, 0, skipped)
     assert plain.run().tally.created == 0
+
+
+def test_a_question_that_waits_for_a_classifier_shares_the_reading_of_the_others(
+    plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label, readings = LoadedReader.label, list[set[str]]()
+
+    def counted(reader: LoadedReader, *others: Any) -> Any:
+        readings.append({*others[3]})
+        return label(reader, *others)
+
+    monkeypatch.setattr(LoadedReader, "label", counted)
+    plain.write("a", ["The weather is nice today", "Das Wetter ist heute schön", ""])
+    language = {"name": "language", "classifier": {"kind": "language"}, "labels": ["en", "de"]}
+    plain.before = [language]
+    plain.others = [topic("language.label = 'de'")]
+    assert plain.run().complete
+    assert readings == [{"toxic", "topic"}]
+    assert asked_of_topic(plain) == {"Das Wetter ist heute schön"}
+    assert {text for question, text in plain.asked if question == "first"} == {
+        "The weather is nice today",
+        "Das Wetter ist heute schön",
+    }
 
 
 def test_another_condition_asks_only_what_it_newly_accepts(plain: Corpus) -> None:

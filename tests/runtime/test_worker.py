@@ -19,12 +19,12 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.ledger.attempts import DEATHS_OF_A_READER, shown_to_workers
-from pipeline.runtime.job import Job, make_job
+from pipeline.runtime.job import Job, Run, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.readers import JobReader
-from pipeline.runtime.reading import ReadShard, commit_documents, output_of, read_shard, readable
+from pipeline.runtime.readers import LoadedReader
+from pipeline.runtime.reading import ReadShard, commit_documents, output_of, readable
 from pipeline.runtime.worker import load_readers
 from pipeline.sources import documents, source
 from pipeline.spec.parse import load_spec
@@ -76,7 +76,7 @@ def test_each_shard_has_a_status_and_chunks_for_every_row(
     job, (lines, parquet) = shards_of(write_spec, tmp_path, break_it=break_it, too_long="tail")
     encode = DocumentTokenizer(byte_tokenizer).encode
     asked = readable(lines.documents, lines.inside)
-    chunks, statuses = JobReader(job, ignore).tokenise(lines.documents, asked)
+    chunks, statuses = LoadedReader(job.readers[0], ignore).tokenise(lines.documents, asked)
     assert [[chunk.tolist() for chunk in of_row] for of_row in chunks] == [
         [encode("one")], [], [], [], [encode(LONG)[-16:]], []
     ]  # fmt: skip
@@ -154,15 +154,17 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     (work,) = plan(job, store).work_items
-    assert read_shard(job, store, work).documents.num_rows == 1
+    [shard] = read(job, [work])
+    assert shard.documents.num_rows == 1
     assert not list(store.list("attempts/"))
     with monkeypatch.context() as dying:
         dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
         for _ in range(DEATHS_OF_A_READER):
-            read_shard(job, store, work)
+            list(read(job, [work]))
     with pytest.raises(StorageError, match=r"corpus\.jsonl: rows 0 to 1: the worker died 5 times"):
-        read_shard(job, store, work)
-    assert read_shard(replace(job, run_id="another"), store, work).documents.num_rows == 1
+        list(read(job, [work]))
+    [shard] = read(replace(job, run=Run("another")), [work])
+    assert shard.documents.num_rows == 1
 
 
 @pytest.mark.parametrize("stage", [output_of, commit_documents])
@@ -175,11 +177,11 @@ def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
     (work,) = plan(job, store).work_items
     arguments = (work,) if stage is commit_documents else ()
     with shown_to_workers(store) as shown:
-        stage(replace(job, shown=shown), *arguments)
+        stage(replace(job, run=replace(job.run, shown=shown)), *arguments)
         (tmp_path / "out").rename(tmp_path / "of the driver")
         text = f"{tmp_path}/out: the output on this machine is not that of the driver .*; mount"
         with pytest.raises(StorageError, match=text):
-            stage(replace(job, shown=shown), *arguments)
+            stage(replace(job, run=replace(job.run, shown=shown)), *arguments)
         assert not (tmp_path / "out").exists()
         (tmp_path / "of the driver").rename(tmp_path / "out")
     assert not list(store.list("attempts/shown"))

@@ -28,7 +28,7 @@ from pipeline.ledger.keys import documents_key, parse_key, spec_key
 from pipeline.ledger.label_files import read_file
 from pipeline.options import RunOptions
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import make_job
+from pipeline.runtime.job import make_reader
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import Plan
@@ -137,8 +137,8 @@ class Corpus:
         """Writes the thresholds of a task's stages as they are now."""
         place = Placement("cpu", "float32", 1, 1)
         stages = [own for of_stage in self.spec.stage_specs() for own in of_stage]
-        jobs = [make_job(stage, place, self.cache) for stage in stages]
-        fps = tuple(job.fp[task] for job in jobs if task in job.fp)
+        raw = [make_reader(stage, place, self.cache).fingerprints for stage in stages]
+        fps = tuple(versions[task].id for versions in raw if task in versions)
         chosen = Thresholds(task, LABELS, "toxic", fps, low, high)
         (self.folder / (file or "thresholds")).write_bytes(chosen.json())
 
@@ -327,7 +327,7 @@ def new_corpus(
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
         readers = "pipeline.runtime.readers"
-        patch.setattr(f"{readers}.job_engine", lambda job, _send: Answering(job, asked, broken))
+        patch.setattr(f"{readers}.reader_engine", lambda job, _send: Answering(job, asked, broken))
         model = read_in_float32(model_folder)
         yield lambda: Corpus(tmp_path_factory.mktemp("corpus"), model, asked, broken)
 

@@ -144,7 +144,7 @@ def commit_all(
     """Commits what is missing of the shards."""
     since = max(snapshot_numbers(store), default=0)
     fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
-    record_specs(store, fp, {task: f.json() for task, f in fingerprints.items()})
+    record_specs(store, fingerprints.items())
     done = committed(store, fp, [shard.id for shard in shards])
     for work in remaining(shards, list(fp), done):
         shard = work.shard

@@ -11,7 +11,7 @@ from memory_store import MemoryStore
 
 from pipeline.ledger.cells import Committed, WorkItem
 from pipeline.ledger.cuts import Cuts
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Job, Reader, Run, Step
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import Plan
@@ -37,9 +37,10 @@ def toy_job(
         **changes,
     }
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
-    none: dict[str, Any] = {"readouts": {}, "classifiers": {}, "thresholds": {}}
     spec = parse_spec(json.dumps(content))
-    return Job(spec, files, placement, fingerprints, "", "toy", **none)
+    reader = Reader(spec, files, placement, {}, {}, "", {"model": "model"})
+    steps = [Step(t.name, 0, 0, t, fingerprints[t.name], None) for t in spec.tasks]
+    return Job(spec, (reader,), tuple(steps), fingerprints, placement, "", Run("toy"))
 
 
 def toy_outcome(

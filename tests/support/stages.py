@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from pipeline.errors import LoadError, WorkerError
+from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.connection import remote_ray
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import Resources
-from pipeline.runtime.readers import JobReader
+from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import ReadShard, commit_documents, read_shard
 from pipeline.runtime.worker import label_shard, load_readers
 from pipeline.stores.store import open_store
@@ -22,20 +23,21 @@ from pipeline.stores.store import open_store
 def read(job: Job, work_items: Sequence[WorkItem]) -> Iterator[ReadShard]:
     """The shard of each work item."""
     store = open_store(job.spec.output, job.spec.storage_options)
-    return (read_shard(job, store, work) for work in work_items)
+    for work in work_items:
+        yield read_shard(job, store, work, Attempts(store, attempt_name(job.fp, work), job.run.id))
 
 
 def label_and_commit(
     work_items: Sequence[WorkItem],
     job: Job,
     _post: None = None,
-    readers: Sequence[JobReader] | None = None,
+    readers: Sequence[LoadedReader] | None = None,
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does; the error of a worker that would end is raised."""
     store = open_store(job.spec.output, job.spec.storage_options)
     readers = readers or load_readers(job, asks=any(work.asked_rows for work in work_items))
     for work in work_items:
-        if job.is_over:
+        if job.run.is_over:
             return
         try:
             yield label_shard(job, readers, store, work)

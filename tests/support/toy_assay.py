@@ -78,7 +78,7 @@ def main_of_toy(words: Sequence[str]) -> int:
         run_without_ray(patch)
         patch.setattr("pipeline.runtime.graph.label_items", label_items)
         patch.setattr(
-            "pipeline.runtime.readers.job_engine",
+            "pipeline.runtime.readers.reader_engine",
             lambda job, _send: FakeEngine(job.spec.tasks),
         )
         for user in ("stores.s3", "sources.streams"):

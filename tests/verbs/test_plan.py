@@ -117,7 +117,7 @@ def test_where_nothing_is_missing_no_model_is_loaded(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(spec, tmp_path)
-    monkeypatch.setattr(planning, "job_engine", no_model)
+    monkeypatch.setattr(planning, "reader_engine", no_model)
     found = estimate(spec, PlanOptions(price=1.0), cache_dir=tmp_path)
     assert found.parts == () and found.measured is None
     assert found.worker_seconds == found.cost == 0
@@ -126,7 +126,7 @@ def test_where_nothing_is_missing_no_model_is_loaded(
 def test_a_rate_that_is_known_needs_no_model(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "job_engine", no_model)
+    monkeypatch.setattr(planning, "reader_engine", no_model)
     gpu = spec.model_copy(update={"model": spec.model.model_copy(update={"device": "cuda"})})
     found = estimate(gpu, PlanOptions(rate=0.5, workers=2), cache_dir=tmp_path)
     assert found.measured is None and found.seconds == ROWS / 0.5 / 2
