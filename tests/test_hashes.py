@@ -6,9 +6,10 @@ import hashlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.cache import cache_dir
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json, content_hash, parse_json
+from pipeline.hashes import canonical_json, content_hash, content_hashes, parse_json
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -127,3 +128,23 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path
     cache.write_text("a file in the place of the folder")
     with pytest.raises(StorageError, match=r"the cache cannot be written.*in ASSAY_CACHE"):
         content_hash(file, cache)
+
+
+def test_several_files_are_hashed_at_once_and_named_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / str(number) for number in range(6)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    together, digest = threading.Barrier(3), hashlib.file_digest
+
+    def waiting(*of_file: Any) -> Any:
+        together.wait(timeout=30)  # raises, unless three are read at once
+        return digest(*of_file)
+
+    monkeypatch.setattr(hashlib, "file_digest", waiting)
+    expected = [hashlib.sha256(path.name.encode()).hexdigest() for path in paths]
+    assert content_hashes(paths, tmp_path / "cache") == expected
+    paths[4].unlink()
+    with pytest.raises(StorageError, match=f"{paths[4]}: its content cannot be hashed"):
+        content_hashes(paths, tmp_path / "cache")

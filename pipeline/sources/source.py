@@ -26,7 +26,7 @@ from pipeline.errors import (
     UnreadableError,
     one_line,
 )
-from pipeline.hashes import content_hash
+from pipeline.hashes import content_hash, content_hashes
 from pipeline.sources.documents import Names, RawRow, Row, slices_from
 from pipeline.sources.formats import (
     READERS,
@@ -91,17 +91,23 @@ def find_objects(
     file_system, place, infos = find_files(path_glob, options, output=output)
     objects: list[InputObject] = []
     texts: list[FileInfo] = []
+    hashed: list[FileInfo] = []
     for info in infos:
         name, format = info["name"], str(format_of(info["name"]))
         if (irregular := irregularity(file_system, info)) is not None:
             objects.append(InputObject(name, 0, "", format, options, irregular))
         elif format == "txt":
             texts.append(info)
+        elif isinstance(file_system, LocalFileSystem):
+            hashed.append(info)
         else:
             path = file_path(file_system, name)
-            is_local = isinstance(file_system, LocalFileSystem)
-            etag = content_hash(Path(name), cache_dir) if is_local else remote_etag(path, info)
+            etag = remote_etag(path, info)
             objects.append(InputObject(path, info["size"], etag, format, options))
+    etags = content_hashes([Path(info["name"]) for info in hashed], cache_dir)
+    for info, etag in zip(hashed, etags, strict=True):
+        name, format = info["name"], str(format_of(info["name"]))
+        objects.append(InputObject(name, info["size"], etag, format, options))
     if texts:
         state = text_state(file_system, texts, cache_dir)
         objects.append(InputObject(file_path(file_system, place), *state, "txt", options))

@@ -16,7 +16,7 @@ from pathlib import Path
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.hashes import canonical_json, content_hash, short_hash
+from pipeline.hashes import canonical_json, content_hashes, short_hash
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.listing import FileInfo, LeftOut, files_at, irregularity, remote_etag
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
@@ -95,7 +95,7 @@ def text_state(
     files = _entries(file_system, infos)
     etag = short_hash(canonical_json(files))
     if isinstance(file_system, LocalFileSystem):
-        contents = [content_hash(Path(name), cache_dir) for name, _, _ in files]
+        contents = content_hashes([Path(name) for name, _, _ in files], cache_dir)
         etag += f"-{short_hash(canonical_json(contents))}"
     return sum(size for _, size, _ in files), etag
 
