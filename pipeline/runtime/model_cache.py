@@ -11,26 +11,39 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.errors import StorageError
 
 # The hashes of the files of a cached model, as `sha256sum --check` reads them.
 SUMS = "SHA256SUMS"
+# The processes of a machine that start within this time of each other check a model once.
+CHECKED_S = 3_600
+# What another machine began, in a folder that both have, is left over after this time.
+_ABANDONED_S = 24 * 3_600
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def locked(cache_dir: Path, name: str) -> Iterator[None]:
-    """One process of a machine at a time: its engines start together."""
+    """One process of a machine at a time: its engines start together.
+
+    On a disk without locks, such as some of NFS and Lustre, several may do the same.
+    """
     file = cache_dir / "locks" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
         yield
 
 
@@ -64,17 +77,15 @@ def cached_model(
     log and written again.
     """
     folder = cached_folder(name, cache_dir)
-    if _is_whole(folder):
+    if folder in _whole:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(cache_dir, name):
-        if _is_whole(folder):
+        if _is_whole(folder, cache_dir):
             return folder
-        beginning = f"{name}.partial-"
-        for left in folder.parent.glob(f"{beginning}*"):  # by a process that was killed
-            shutil.rmtree(left)
+        _remove_left(folder)
         require_room(folder, needed())
-        written = Path(tempfile.mkdtemp(dir=folder.parent, prefix=beginning))
+        written = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{_partial(folder)}-"))
         if folder.exists():
             os.replace(folder, written)  # — who has mapped its files keeps them
             shutil.rmtree(written)
@@ -91,18 +102,51 @@ def cached_model(
                 f"{folder}: the model cannot be written: the disk is full; free some space, or "
                 f"name another folder in ASSAY_CACHE"
             ) from error
-        os.replace(written, folder)
-        _whole.add(folder)
+        try:
+            os.replace(written, folder)
+        except OSError:
+            if not folder.exists():
+                raise
+            shutil.rmtree(written)  # — without locks, another process was faster
+        _mark_checked(folder, cache_dir)
         return folder
+
+
+def _partial(folder: Path) -> str:
+    """How the names of this machine's unfinished folders of a model begin."""
+    return f"{folder.name}.partial-{socket.gethostname()}"
+
+
+def _remove_left(folder: Path) -> None:
+    """Removes what killed processes left of a model; the caller holds the lock of this machine."""
+    for left in folder.parent.glob(f"{folder.name}.partial-*"):
+        with suppress(FileNotFoundError):
+            is_old = time.time() - left.stat().st_mtime > _ABANDONED_S
+            if is_old or left.name.startswith(_partial(folder)):
+                shutil.rmtree(left)
 
 
 _whole: set[Path] = set()  # folders that this process has checked
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether the files are those that were written. Each process reads them once for this."""
-    if folder in _whole or not folder.exists():
-        return folder in _whole
+def _mark_checked(folder: Path, cache_dir: Path) -> None:
+    """From now on, this process and those that start soon take the folder as whole."""
+    (cache_dir / "locks" / f"{folder.name}.checked").touch()
+    _whole.add(folder)
+
+
+def _is_whole(folder: Path, cache_dir: Path) -> bool:
+    """Whether the files are those that were written. One process of a machine reads them for this.
+
+    The caller holds the lock.
+    """
+    if not folder.exists():
+        return False
+    with suppress(FileNotFoundError):
+        checked = (cache_dir / "locks" / f"{folder.name}.checked").stat().st_mtime
+        if time.time() - checked < CHECKED_S:
+            _whole.add(folder)
+            return True
     try:
         recorded, present = parse_sums((folder / SUMS).read_bytes()), _written(folder)
     except OSError as error:
@@ -112,7 +156,7 @@ def _is_whole(folder: Path) -> bool:
         names = differing(recorded, present)
         logger.warning("%s: %s is not what was written; the model is made again", folder, names)
         return False
-    _whole.add(folder)
+    _mark_checked(folder, cache_dir)
     return True
 
 

@@ -87,6 +87,10 @@ def test_a_cached_model_that_was_damaged_is_named_and_made_again(
     assert cached_model(files.id, tmp_path, fill) == folder  # this process has checked it
     assert len(made) == 1 and not caplog.messages
     monkeypatch.setattr(model_cache, "_whole", set())  # as another process
+    assert cached_model(files.id, tmp_path, fill) == folder  # one of this machine has checked it
+    assert len(made) == 1 and not caplog.messages
+    monkeypatch.setattr(model_cache, "_whole", set())
+    monkeypatch.setattr(model_cache, "CHECKED_S", 0)  # as a later run
     with caplog.at_level(logging.WARNING):
         assert cached_model(files.id, tmp_path, fill) == folder
     (warning,) = caplog.messages[-1:]
@@ -137,6 +141,36 @@ def test_what_a_killed_process_left_of_a_model_is_removed(
         files.id, tmp_path / "cache", lambda made: (made / "a").touch(), needed=lambda: 0
     )
     assert list(models.iterdir()) == [folder]
+
+
+def test_what_another_machine_is_writing_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk of several machines that has no locks."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(model_cache.fcntl, "flock", no_locks)
+    models = tmp_path / "models"
+    others = [models / f"m.partial-{name}" for name in ("elsewhere-a", "elsewhere-b")]
+    for other in others:
+        other.mkdir(parents=True)
+    os.utime(others[1], (0, 0))
+    assert cached_model("m", tmp_path, lambda made: (made / "a").touch()) == models / "m"
+    assert sorted(models.iterdir()) == [models / "m", others[0]]
+
+
+def test_a_folder_that_another_process_put_in_place_first_is_used(tmp_path: Path) -> None:
+    made = tmp_path / "models" / "m"
+
+    def fill(folder: Path) -> None:
+        (folder / "a").write_text("mine")
+        made.mkdir()
+        (made / "a").write_text("theirs")
+
+    assert cached_model("m", tmp_path, fill) == made
+    assert (made / "a").read_text() == "theirs" and list(made.parent.iterdir()) == [made]
 
 
 def with_free_bytes(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
