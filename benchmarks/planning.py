@@ -32,8 +32,8 @@ from pipeline.hashes import sha256_hex
 from pipeline.inference.memory import trim_malloc
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import LabelCost, ShardCounts
+from pipeline.ledger.counts_log import FileCounts
 from pipeline.ledger.cuts import CutLog
-from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import to_parquet
 from pipeline.runtime.job import Job
@@ -52,6 +52,16 @@ RUNS = ("first", "again", "resumed")
 KEYS = 1_000  # of one LIST or DELETE of S3
 
 
+def etag_of(key: str) -> str:
+    """The etag of an object of the store."""
+    return sha256_hex(key.encode(), 32)
+
+
+def file_of(key: str, *counts: int) -> FileCounts:
+    """The counts of a file that a worker committed."""
+    return FileCounts(key, etag_of(key), sha256_hex(key.encode(), 16), 0, *counts)
+
+
 @dataclass
 class MadeUpStore:
     """An output on S3 that counts requests; the files of shards are made when they are read."""
@@ -62,14 +72,14 @@ class MadeUpStore:
     labelled: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> str | None:
         created = self.objects.setdefault(key, data) is data
         self.counts["PUT"] += 1
         self.counts["HEAD"] += not created  # — who made it?
         if key.startswith(("snapshots/", "index/")):
             self.counts[f"bytes of {key.partition('/')[0]}"] += len(data)
         self.counts["largest PUT, bytes"] = max(self.counts["largest PUT, bytes"], len(data))
-        return created
+        return etag_of(key) if created else None
 
     def read(self, key: str) -> bytes:
         self.counts["GET"] += 1
@@ -98,7 +108,7 @@ class MadeUpStore:
             keys = [label_key(task, fp, sid) for sid in sorted(self.labelled)]
         self.counts["LIST"] += max(1, -(-len(keys) // KEYS))
         # — as `S3Store` does: all keys of the prefix are in memory at once
-        yield from [StoredObject(key, 4_000, sha256_hex(key.encode(), 32), 0.0) for key in keys]
+        yield from [StoredObject(key, 4_000, etag_of(key), 0.0) for key in keys]
 
     def label_items(
         self, items: Sequence[WorkItem], job: Job, _post: object = None
@@ -110,10 +120,9 @@ class MadeUpStore:
             sid = work.shard.id
             self.documents.add(sid)
             self.labelled.add(sid)
-            keys = [documents_key(sid), *(label_key(task, job.fp[task], sid) for task in TASKS)]
-            files = {key: FileCounts(0, 0, sha256_hex(key.encode(), 16)) for key in keys}
-            made = ShardCounts(sid, ROWS, {"ok": ROWS}, labels, costs, files=files)
-            yield made
+            keys = [label_key(task, job.fp[task], sid) for task in TASKS]
+            files = file_of(documents_key(sid)), *(file_of(key, 0, 0, 0, 0) for key in keys)
+            yield ShardCounts(sid, ROWS, {"ok": ROWS}, labels, costs, files=files)
 
     def read_items(
         self, items: Sequence[WorkItem], _job: object, _post: object = None
@@ -121,8 +130,7 @@ class MadeUpStore:
         """Commits the documents files at once, as `graph.read_items` does with workers."""
         for work in items:
             self.documents.add(work.shard.id)
-            key = documents_key(work.shard.id)
-            files = {key: FileCounts(0, 0, sha256_hex(key.encode(), 16))}
+            files = (file_of(documents_key(work.shard.id)),)
             yield ShardCounts(work.shard.id, ROWS, {}, {}, {}, created=1, files=files)
 
 

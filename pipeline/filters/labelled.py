@@ -133,7 +133,8 @@ def identity_of(contents: Contents) -> dict[str, Any]:
     return {
         "tasks": {name: task.fp for name, task in contents.tasks.items()},
         "shards": [
-            [shard.path, shard.start_row, shard.rows, *(file.key for file in shard.files)]
+            [shard.path, shard.start_row, shard.rows, shard.documents.key]
+            + [file.key for file in shard.labels.values()]
             for shard in contents.shards
         ],
     }
@@ -157,7 +158,7 @@ def labelled_shards(
                 f"labelled; run `assay run` to label the input as it is now"
             )
     paths = {item.path for item in objects}
-    labelled = {shard.path for shard in contents.shards}
+    labelled = {*contents.files["path"].unique().to_pylist()}
     empty = paths - {shard.path for shard in shards}
     return by_sid, len(paths - labelled - empty)
 

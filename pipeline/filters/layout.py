@@ -16,7 +16,7 @@ from fsspec.utils import glob_translate
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.filters.writers import CONVERTED
 from pipeline.hashes import short_hash
-from pipeline.ledger.snapshots import NamedShard
+from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.sources.formats import format_of
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec

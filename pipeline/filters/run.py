@@ -30,7 +30,8 @@ from pipeline.filters.shard import COUNTS, Counts, filter_shard, total
 from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.rows import aligned_batches, asked_rows
-from pipeline.ledger.snapshots import Contents, NamedShard
+from pipeline.ledger.snapshot_files import NamedShard
+from pipeline.ledger.snapshots import Contents
 from pipeline.options import FilterOptions, OnError
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
@@ -148,7 +149,7 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     rule = SnapshotRule.of(spec)
     contents, policy = rule.contents, rule.policy
     on_error = options.on_error or rule.filter.on_error
-    paths = {shard.path for shard in contents.shards}
+    paths = {*contents.files["path"].unique().to_pylist()}
     layout = Layout(
         id=_filter_id(contents, policy, on_error),
         relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
@@ -219,9 +220,8 @@ def _write(
         *files, counts = filter_shard(job.rule, job.judge, job.on_error, named, shards[named.sid])
         data = *files, canonical_json(COUNTS.dump_python(counts))
         objects = zip(stores, job.keys(named), data, strict=True)
-        return sum(
-            store.create(key, content) for store, key, content in objects if key not in existing
-        )
+        missing = ((store, key, content) for store, key, content in objects if key not in existing)
+        return sum(store.create(key, content) is not None for store, key, content in missing)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="filter") as pool:
         created = sum(pool.map(write_one, todo))
@@ -264,7 +264,7 @@ def _publish(job: _Filter) -> int:
         "counts": COUNTS.dump_python(counts),
         "files": files,
     }
-    return int(job.kept.create(layout.manifest_key, canonical_json(manifest)))
+    return int(job.kept.create(layout.manifest_key, canonical_json(manifest)) is not None)
 
 
 def _point_to(result: FilterResult, job: _Filter) -> None:

@@ -24,7 +24,7 @@ from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json
 from pipeline.ledger.label_files import to_parquet, verify
 from pipeline.ledger.rows import TEXT_COLUMN, asked_rows, read_shard
-from pipeline.ledger.snapshots import NamedShard
+from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import OnError
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options

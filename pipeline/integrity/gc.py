@@ -149,13 +149,13 @@ def _read(
         for version in versions:
             read.published_s[version] = max(made_s, read.published_s.get(version, -inf))
         count[snapshot.spec] += 1
-        sids = {shard.sid for shard in snapshot.shards}
+        sids = {*snapshot.files["sid"].unique().to_pylist()}
         if count[snapshot.spec] > keep and made_s <= oldest_s:
             read.former |= sids
             continue
         read.kept.append(number)
         read.keys |= {snapshot_key(number), manifest_key(number)}
-        read.keys.update(file.key for file in snapshot.files)
+        read.keys.update(snapshot.files["key"].to_pylist())
         read.versions |= versions
         read.sids |= sids
     return read

@@ -21,14 +21,8 @@ from pipeline.hashes import sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.keys import parse_key, spec_key
 from pipeline.ledger.label_files import metadata_of, read_file, remedy, shard_in
-from pipeline.ledger.snapshots import (
-    Contents,
-    NamedFile,
-    NamedShard,
-    SnapshotTask,
-    contents,
-    last_snapshot,
-)
+from pipeline.ledger.snapshot_files import NamedFile, NamedShard
+from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, last_snapshot
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, find_objects, read_documents
 from pipeline.sources.streams import Options
@@ -100,7 +94,7 @@ def verify_output(spec: JobSpec, *, cache_dir: Path) -> VerifyResult:
 def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) -> VerifyResult:
     """One snapshot read again; `options` are the input's storage options."""
     # — once for each file: a file may have many shards
-    paths = list(dict.fromkeys(shard.path for shard in snapshot.shards))
+    paths = snapshot.files["path"].unique().to_pylist()
     with ThreadPoolExecutor(THREADS) as pool:
         objects = pool.map(partial(_objects_at, cache_dir=cache_dir, options=options), paths)
         inputs = dict(zip(paths, objects, strict=True))
@@ -111,7 +105,7 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
         snapshot=snapshot.number,
         spec=snapshot.spec,
         shards=len(snapshot.shards),
-        files=sum(1 for _ in snapshot.files),
+        files=snapshot.files.num_rows,
         rows=snapshot.rows,
         cells=snapshot.rows * len(snapshot.tasks),
         documents_read_again=sum(result.read_again for result in checked),

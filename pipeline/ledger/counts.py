@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import AssayError, UnavailableError, one_line
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.failed_rows import FileCounts
+from pipeline.ledger.counts_log import FileCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class ShardCounts:
     answered: Mapping[str, int] = field(default_factory=dict)  # rows with an answer, by task
     # Of tasks with a cascade: rows by the stage that decided, by task.
     stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # Of the documents file and the tasks' label files, if they were created, by key.
-    files: Mapping[str, FileCounts] = field(default_factory=dict)
+    files: tuple[FileCounts, ...] = ()  # those that were created
     error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
     unable: bool = False  # no worker can load what it needs to answer

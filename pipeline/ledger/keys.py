@@ -6,6 +6,7 @@
     retries/<task>/<fp>/<sid>/<0001>.parquet     the same rows with the failed ones tried again
     inputs/<00000001>.parquet                    how input files were cut into shards
     index/<00000001>.parquet                     which shards have a text, by its hash
+    counts/<00000001>.parquet                    counts of finished files
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     snapshots/<00000001>.parquet                 its files
     audits/<id>.json                             how a sample for people to label was drawn
@@ -32,6 +33,7 @@ LABELS = "labels/"
 RETRIES = "retries/"
 INPUTS = "inputs/"
 INDEX = "index/"
+COUNTS = "counts/"
 SNAPSHOTS = "snapshots/"
 AUDITS = "audits/"
 
@@ -45,6 +47,7 @@ _PATTERNS = {
     RETRIES: re.compile(rf"{RETRIES}{_TASK}/{_FP}/{_SID}/{_NUMBER_4}\.parquet"),
     INPUTS: re.compile(rf"{INPUTS}{_NUMBER_8}\.parquet"),
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
+    COUNTS: re.compile(rf"{COUNTS}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.(?:json|parquet)"),
     AUDITS: re.compile(rf"{AUDITS}[0-9a-f]{{16}}\.json"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
@@ -59,7 +62,7 @@ class Key:
     task: str = ""
     fp: str = ""
     sid: str = ""
-    number: int = 0  # of a retry, an input log, an index object or a snapshot
+    number: int = 0  # of a retry, an entry of a log, an index object or a snapshot
 
 
 def parse_key(key: str) -> Key | None:
@@ -111,6 +114,11 @@ def cuts_key(number: int) -> str:
 def index_key(number: int) -> str:
     """An object of the index of texts."""
     return f"{INDEX}{number:08d}.parquet"
+
+
+def counts_key(number: int) -> str:
+    """An entry of the log of counts."""
+    return f"{COUNTS}{number:08d}.parquet"
 
 
 def snapshot_key(number: int) -> str:

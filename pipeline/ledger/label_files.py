@@ -173,8 +173,9 @@ def commit_shard(
     *,
     has_documents: bool = False,
     since: int = 0,
-) -> dict[str, str]:
-    """Creates the shard's documents file and its label files; the hashes of the new ones by key.
+) -> dict[str, tuple[str, str]]:
+    """Creates the shard's documents file and its label files; of the new ones, by key, the etags
+    and the hashes.
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
     with wrong rows leaves no file. With `has_documents`, the shard has a documents file with these
@@ -203,8 +204,8 @@ def commit_shard(
     made = {}
     for number, (key, data) in enumerate(built.items(), start=has_documents):
         failpoint(f"create {number}")
-        if store.create(key, data):
-            made[key] = str(sealed_hash(data))
+        if (etag := store.create(key, data)) is not None:
+            made[key] = etag, str(sealed_hash(data))
         elif key == documents_file and not read_file(store, key, ["doc_id"])["doc_id"].equals(ids):
             raise StorageError(
                 f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "

@@ -20,7 +20,7 @@ from pipeline.ledger.columns import (
     answer_columns,
     answers_type,
 )
-from pipeline.ledger.failed_rows import is_failed_status
+from pipeline.sources.documents import is_failed_status
 from pipeline.spec.tasks import TaskSpec
 
 # Probabilities are quotients of float32 sums; a larger difference from 1 is not rounding.

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from pipeline.errors import StorageError
 from pipeline.ledger.columns import answers_type, structs
 from pipeline.ledger.label_files import read_file, remedy
-from pipeline.ledger.snapshots import Contents, NamedFile, NamedShard
+from pipeline.ledger.snapshot_files import NamedFile, NamedShard
+from pipeline.ledger.snapshots import Contents
 from pipeline.sources.documents import SKIPPED
 from pipeline.stores.store import Store
 

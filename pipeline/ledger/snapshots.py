@@ -1,49 +1,34 @@
 """Snapshots: numbered, consistent views of finished work. The highest number is current.
 
-Entry points: `publish` writes a snapshot, and `contents` reads one.
+A snapshot is a header in JSON and a table of files in Parquet. Entry points: `publish` writes one,
+and `contents` reads one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import groupby, islice, zip_longest
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError, UnavailableError
-from pipeline.hashes import canonical_json, parse_json, parse_sealed_json, sealed_json, short_hash
+from pipeline.hashes import canonical_json, parse_sealed_json, sealed_json, short_hash
+from pipeline.ledger import counts_log
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.failed_rows import (
-    NO_COUNTS,
-    Counts,
-    FileCounts,
-    check_unchanged,
-    complete_counts,
-)
-from pipeline.ledger.keys import documents_key, manifest_key, snapshot_key
+from pipeline.ledger.counts_log import counted, logged_counts, of_shards
+from pipeline.ledger.keys import RETRIES, manifest_key, parse_key, snapshot_key
+from pipeline.ledger.label_files import remedy
 from pipeline.ledger.numbered import free_numbers, numbers
-from pipeline.sources.shards import Shard, Slice, fields_of
+from pipeline.ledger.snapshot_files import GROUP_SHARDS, PLACED, Shards, files_of, label_files_of
+from pipeline.sources.shards import Shard, Slice
 from pipeline.stores.store import Store
-
-# The table of a snapshot's files has row groups of this many shards.
-GROUP_SHARDS = 10_000
-
-_OF_SHARD = ("path", "start_row", "end_row")
-# A row of the table is a file; the task of a documents file is null, and so are its counts.
-_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("sid", "task", "key", "etag", "hash")),
-        *((name, pa.int64()) for name in ("rows", "failed", "skipped", "taken_over")),
-        *zip(_OF_SHARD, (pa.string(), pa.int64(), pa.int64()), strict=True),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,63 +39,34 @@ class SnapshotTask:
     labels: tuple[str, ...]
     columns: tuple[str, ...] = ANSWER_COLUMNS
 
-    def to_json(self) -> dict[str, object]:
-        """The JSON form. Default columns are left out, so older snapshots keep their form."""
-        return {k: v for k, v in asdict(self).items() if k != "columns" or v != ANSWER_COLUMNS}
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFile:
-    """A file as a snapshot names it."""
-
-    key: str
-    etag: str
-    rows: int
-    sid: str
-    task: str | None  # None: the documents file
-    hash: str | None = field(default=None, compare=False)  # None before it is published
-
-
-@dataclass(frozen=True, slots=True)
-class NamedShard:
-    """A shard as a snapshot names it, with its files."""
-
-    sid: str
-    path: str
-    start_row: int
-    end_row: int
-    rows: int
-    documents: NamedFile
-    labels: Mapping[str, NamedFile]  # by task
-
-    @property
-    def files(self) -> tuple[NamedFile, ...]:
-        """Its documents file, then a label file for each task."""
-        return (self.documents, *self.labels.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A snapshot: its tasks, and its shards in the input's order."""
+    """A snapshot: its tasks, and its files, shard by shard in the input's order."""
 
     number: int
     spec: str
     tasks: Mapping[str, SnapshotTask]
-    shards: tuple[NamedShard, ...]
+    files: pa.Table = field(repr=False)
     missing_rows: int = 0  # of a partial snapshot: documents of the input without answers
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
     slice: Slice | None = None  # the documents that were asked about; of the others, none
-    asked: int = 0  # the number of these documents; without a slice, all
+
+    @property
+    def shards(self) -> Shards:
+        """The shards, with their files."""
+        return Shards(self.files, 1 + len(self.tasks))
 
     @property
     def rows(self) -> int:
-        return sum(shard.rows for shard in self.shards)
+        """The number of documents."""
+        return pc.sum(self.files["rows"].filter(self.files["task"].is_null())).as_py() or 0
 
     @property
-    def files(self) -> Iterator[NamedFile]:
-        """All files, shard by shard."""
-        return (file for shard in self.shards for file in shard.files)
+    def asked(self) -> int:
+        """The number of documents that were asked about; without a slice, all."""
+        return self.rows - (0 if self.slice is None else of_shards(self.files, "skipped", "min"))
 
 
 def publish(
@@ -124,49 +80,44 @@ def publish(
     partial: bool = False,
     missing_files: int = 0,
     slice: Slice | None = None,
-    counts: Counts = NO_COUNTS,
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
     A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
     number of input files whose rows cannot be counted. A snapshot of a slice is never complete. A
-    file is read if neither `counts` nor the last snapshot has its counts and its hash. StorageError
+    file is read if neither the log of counts nor the last snapshot has its counts. StorageError
     if work is missing and the snapshot is not partial; also if a file is not as it was written, or
     as the spec's last snapshot published it: each such file is named, with what to do.
     """
-    whole = [shard for shard in shards if is_whole(shard, tasks, done)]
-    rows = sum(shard.rows for shard in whole)
-    all_shards = len(whole) == len(shards) and not missing_files
-    if not partial and not all_shards:
+    complete = [shard for shard in shards if is_whole(shard, tasks, done)]
+    has_all = len(complete) == len(shards) and not missing_files
+    if not partial and not has_all:
         raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
+    rows = sum(shard.rows for shard in complete)
     header: dict[str, Any] = {
-        "complete": all_shards and slice is None,
+        "complete": has_all and slice is None,
         "missing_files": missing_files,
         "missing_rows": sum(shard.rows for shard in shards) - rows,
         "rows": rows,
         "spec": spec_name,
-        "tasks": {name: task.to_json() for name, task in tasks.items()},
-        # — without a slice there is no such key, so snapshots keep their form
+        "tasks": {name: asdict(task) for name, task in tasks.items()},
+        # — without a slice there is no such key
         **({} if slice is None else {"slice": slice.to_json()}),
     }
-    known = counts
+    files = files_of(complete, tasks, done)
+    header["content_hash"] = _content_hash(header, files)
     for number in free_numbers(store, snapshot_key):
         last = last_published(store, spec_name, skip_damaged=True)
-        shown = _shards(whole, tasks, done)
-        if last is not None and _shows(store, last, header, shown):
-            number = int(last["number"])
-            break
-        keys = (file.key for shard in _shards(whole, tasks, done) for file in shard.files)
-        known = complete_counts(store, keys, {**published_counts(store, last, done), **known})
+        if last is not None and last.get("content_hash") == header["content_hash"]:
+            _table_bytes(store, last)  # — a damaged one is named
+            return int(last["number"])
+        shown = counted(store, files, known_counts(store, last), keep=True)
         if last is not None:
-            check_unchanged(store, int(last["number"]), files_of(store, last), known, done)
+            _check_unchanged(store, last, shown, done)
         content = header | {"created_at": created_at, "number": number}
-        if slice is not None:  # — the documents that were asked about
-            files = (shard.labels.values() for shard in _shards(whole, tasks, done))
-            skipped = sum(min(known[file.key].skipped for file in labels) for labels in files)
-            content["asked"] = rows - skipped
-        shown = _shards(whole, tasks, done)
-        if _create(store, content, shown, known):
+        if slice is not None:
+            content["asked"] = rows - of_shards(shown, "skipped", "min")
+        if _create(store, content, shown, 1 + len(tasks)):
             break
     return number
 
@@ -181,27 +132,24 @@ def contents(store: Store, number: int | None = None) -> Contents:
     content = read_snapshot(store, existing[0])
     with _parsing(store, existing[0]):
         tasks = {
-            name: SnapshotTask(
-                task["fp"], tuple(task["labels"]), tuple(task.get("columns", ANSWER_COLUMNS))
-            )
+            name: SnapshotTask(task["fp"], tuple(task["labels"]), tuple(task["columns"]))
             for name, task in content["tasks"].items()
         }
         return Contents(
             number=int(content["number"]),
             spec=str(content["spec"]),
             tasks=tasks,
-            shards=tuple(_read_shards(store, content)),
+            files=table_of(store, content),
             # — of a slice, it shows no answers of the documents that were not asked about
             missing_rows=content["missing_rows"] + content["rows"] - asked_of(content),
-            asked=asked_of(content),
-            missing_files=int(content.get("missing_files", 0)),
+            missing_files=int(content["missing_files"]),
+            created_at=str(content["created_at"]),
             slice=Slice(**content["slice"]) if "slice" in content else None,
-            created_at=str(content.get("created_at", "")),
         )
 
 
 def asked_of(snapshot: Mapping[str, Any]) -> int:
-    """The number of documents of a snapshot that were asked about, from its JSON."""
+    """The number of documents of a snapshot that were asked about, from its header."""
     return int(snapshot.get("asked", snapshot["rows"]))
 
 
@@ -222,8 +170,7 @@ def contents_of(
     done: Committed,
 ) -> Contents:
     """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
-    rows = sum(shard.rows for shard in shards)
-    return Contents(0, spec_name, tasks, tuple(_shards(shards, tasks, done)), asked=rows)
+    return Contents(0, spec_name, tasks, files_of(shards, tasks, done))
 
 
 def last_snapshot(store: Store, spec_name: str) -> int | None:
@@ -235,7 +182,7 @@ def last_snapshot(store: Store, spec_name: str) -> int | None:
 def last_published(
     store: Store, spec_name: str, *, skip_damaged: bool = False
 ) -> dict[str, Any] | None:
-    """The spec's last snapshot as `read_snapshot` gives it, or None; later ones are of others.
+    """The header of the spec's last snapshot, or None; later ones are of other specs.
 
     StorageError if a later one is cut off, so that its spec is not known; or it is skipped.
     """
@@ -248,7 +195,7 @@ def last_published(
 
 
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
-    """One snapshot's header; its files are in a table."""
+    """The header of one snapshot."""
     return _parsed(store, number, store.read(snapshot_key(number)))
 
 
@@ -265,49 +212,38 @@ def published_sids(store: Store, spec_name: str) -> frozenset[str] | None:
         with suppress(StorageError):  # a later one that is damaged says nothing
             last = read_snapshot(store, number)
             break
-    return None if last is None else frozenset(file["sid"] for file in files_of(store, last))
+    return None if last is None else frozenset(table_of(store, last)["sid"].unique().to_pylist())
 
 
-def published_counts(
-    store: Store, snapshot: Mapping[str, Any] | None, done: Committed
-) -> dict[str, FileCounts]:
-    """The counts in a snapshot of the current files that have the published etags."""
-    counts: dict[str, FileCounts] = {}
-    for file in () if snapshot is None else files_of(store, snapshot):
-        sid, task = file["sid"], file["task"]
-        etag = done.documents.get(sid) if task is None else done.labels.get(task, {}).get(sid)
-        if etag == file["etag"]:
-            failed, taken_over = file.get("failed") or 0, file.get("taken_over") or 0
-            skipped = file.get("skipped") or 0
-            counts[file["key"]] = FileCounts(failed, taken_over, file["hash"], skipped=skipped)
-    return counts
+def known_counts(store: Store, snapshot: Mapping[str, Any] | None) -> pa.Table:
+    """The counts that need no file of results: of the log, and of a snapshot."""
+    logged, columns = logged_counts(store), counts_log.SCHEMA.names
+    if snapshot is None:
+        return logged
+    return pa.concat_tables([table_of(store, snapshot).select(columns), logged])
 
 
-def _shards(shards: Sequence[Shard], tasks: Iterable[str], done: Committed) -> Iterator[NamedShard]:
-    """The shards with their current files."""
-    for shard in shards:
-        sid, piece, rows = shard.id, shard.piece, shard.rows
-        documents = NamedFile(documents_key(sid), done.documents[sid], rows, sid, None)
-        labels = {
-            task: NamedFile(done.label_key(task, sid), done.labels[task][sid], rows, sid, task)
-            for task in tasks
-        }
-        yield NamedShard(sid, shard.path, piece.start_row, piece.end_row, rows, documents, labels)
+def counted_files(
+    store: Store, spec_name: str, shards: Sequence[Shard], done: Committed, *, keep: bool = False
+) -> pa.Table:
+    """The label files that these shards have, with their counts; see `counts_log.counted`."""
+    files = label_files_of(shards, done)
+    last = last_published(store, spec_name, skip_damaged=True)
+    return counted(store, files, known_counts(store, last), keep=keep)
 
 
-def _read_shards(store: Store, snapshot: Mapping[str, Any]) -> Iterator[NamedShard]:
-    """The shards of a snapshot, whose files follow one another."""
-    for sid, files in groupby(files_of(store, snapshot), itemgetter("sid")):
-        named = {}
-        for file in files:
-            named[file["task"]] = NamedFile(**{name: file[name] for name in NamedFile.__slots__})
-        shown = {name: file[name] for name in ("rows", *_OF_SHARD)}
-        labels = {task: named[task] for task in snapshot["tasks"]}
-        yield NamedShard(sid=sid, **shown, documents=named[None], labels=labels)
+def table_of(store: Store, snapshot: Mapping[str, Any]) -> pa.Table:
+    """The files that a snapshot names."""
+    data = _table_bytes(store, snapshot)
+    with _parsing(store, snapshot["number"]):
+        files = pq.read_table(pa.BufferReader(data), use_threads=False)
+        if files.num_rows % (1 + len(snapshot["tasks"])):
+            raise ValueError(f"{snapshot['files']} does not have the files of whole shards")
+        return files.select([*PLACED.names, *counts_log.COUNTED])
 
 
-def files_of(store: Store, snapshot: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The files that a snapshot names, each as a row of its table."""
+def _table_bytes(store: Store, snapshot: Mapping[str, Any]) -> bytes:
+    """The table of a snapshot's files as it is stored; StorageError if it is another one."""
     with _parsing(store, snapshot.get("number", 0)):
         try:
             data = store.read(snapshot["files"])
@@ -317,9 +253,7 @@ def files_of(store: Store, snapshot: Mapping[str, Any]) -> Iterator[dict[str, An
             raise ValueError(f"the table of its files is not there: {error}") from error
         if short_hash(data) != snapshot["files_hash"]:
             raise ValueError(f"{snapshot['files']} does not match its hash")
-        table = pq.ParquetFile(pa.BufferReader(data))
-        for group in range(table.num_row_groups):
-            yield from table.read_row_group(group, use_threads=False).to_pylist()
+        return data
 
 
 def _parsed(store: Store, number: int, data: bytes) -> dict[str, Any]:
@@ -341,45 +275,64 @@ def _parsing(store: Store, number: int) -> Iterator[None]:
         ) from error
 
 
-def _shows(
-    store: Store,
-    snapshot: Mapping[str, Any],
-    header: Mapping[str, Any],
-    shards: Iterator[NamedShard],
-) -> bool:
-    """Whether the snapshot shows the same work; its number, time and counts may differ."""
-    expected = {"slice": None} | parse_json(canonical_json(header))
-    return all(snapshot.get(name) == value for name, value in expected.items()) and all(
-        was == now for was, now in zip_longest(_read_shards(store, snapshot), shards)
-    )
+def _content_hash(header: Mapping[str, Any], files: pa.Table) -> str:
+    """What two snapshots share exactly if they show the same work in the same objects."""
+    digest = hashlib.sha256(canonical_json(header))
+    for batch in files.select(["key", "etag"]).to_batches(max_chunksize=GROUP_SHARDS):
+        digest.update(
+            "\n".join(pc.binary_join_element_wise(*batch.columns, "\t").to_pylist()).encode()
+        )
+    return digest.hexdigest()[:32]
 
 
-def _create(
-    store: Store,
-    content: dict[str, Any],
-    shards: Iterator[NamedShard],
-    counts: Counts,
-) -> bool:
+def _check_unchanged(
+    store: Store, snapshot: Mapping[str, Any], now: pa.Table, done: Committed
+) -> None:
+    """StorageError that names each of the files of a snapshot that is another file now.
+
+    A file of a run that began after the snapshot replaces one that somebody deleted, and is not
+    meant. `now` has the current files with their counts.
+    """
+    was, number = table_of(store, snapshot), snapshot["number"]
+    at = pc.index_in(was["key"], value_set=now["key"].combine_chunks())
+    current = now.select(["hash", "since"]).take(at)
+    other = pc.and_(pc.not_equal(was["hash"], current["hash"]), pc.less(current["since"], number))
+    lines = []
+    for file, hash in zip(
+        was.filter(other).to_pylist(), current["hash"].filter(other).to_pylist(), strict=True
+    ):
+        what = f"it has the hash {hash} instead of {file['hash']}: it is another file"
+        lines.append(_changed(store, number, file, what))
+    gone = was.filter(pc.and_(at.is_null(), pc.starts_with(was["key"], RETRIES)))
+    for file in gone.to_pylist():
+        key, task = parse_key(file["key"]), file["task"]
+        assert key is not None, file
+        labels = done.labels[task] if done.fp.get(task) == key.fp else {}
+        # — of the same shard, a file with a lower number counts now: its retry was deleted
+        if key.sid in labels and key.number > done.retry(task, key.sid):
+            lines.append(_changed(store, number, file, "it does not exist"))
+    counts_log.refuse(lines)
+
+
+def _changed(store: Store, number: int, file: Mapping[str, Any], what: str) -> str:
+    """What is wrong with a file that a snapshot published, and what to do."""
+    of = "documents" if file["task"] is None else f"answers of task {file['task']!r}"
+    published = f"{of} that snapshot {number} published: {what}"
+    return f"{store.url}/{file['key']}: {published}; {remedy(file['key'])}"
+
+
+def _create(store: Store, content: dict[str, Any], files: pa.Table, width: int) -> bool:
     """Creates the table of files, then the header; False if the number is taken."""
-
-    def rows_of(shard: NamedShard) -> Iterator[dict[str, Any]]:
-        for file in shard.files:
-            of_file = counts[file.key]
-            counted = {name: getattr(of_file, name) for name in ("failed", "skipped", "taken_over")}
-            yield fields_of(file) | {"hash": of_file.hash} | (counted if file.task else {})
-
-    def place_of(shard: NamedShard) -> dict[str, Any]:
-        return {name: getattr(shard, name) for name in _OF_SHARD}
-
-    number = content["number"]
-    # — a row group at a time: all of them as tables would fill the memory
-    buffer, repeated = io.BytesIO(), ["sid", "task", "path"]
-    with pq.ParquetWriter(buffer, _SCHEMA, compression="zstd", use_dictionary=repeated) as writer:
-        while group := list(islice(shards, GROUP_SHARDS)):
-            rows = [file | place_of(shard) for shard in group for file in rows_of(shard)]
-            writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
+    number, buffer = content["number"], io.BytesIO()
+    pq.write_table(
+        files,
+        buffer,
+        row_group_size=GROUP_SHARDS * width,
+        compression="zstd",
+        use_dictionary=["sid", "task", "path"],
+    )
     data = buffer.getvalue()
     content |= {"files": manifest_key(number), "files_hash": short_hash(data)}
     if not store.create(content["files"], data):
         return False
-    return store.create(snapshot_key(number), sealed_json(content))
+    return store.create(snapshot_key(number), sealed_json(content)) is not None

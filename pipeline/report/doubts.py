@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.gold.labels import RANDOM
 from pipeline.integrity.diff import exceeded
-from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.options import USUAL_LIMITS
+from pipeline.sources.documents import is_failed_status
 from pipeline.spec.labels import task_of
 
 if TYPE_CHECKING:

@@ -10,31 +10,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.counts import LabelCost, ShardCounts
-from pipeline.ledger.failed_rows import (
-    NO_COUNTS,
-    Counts,
-    FileCounts,
-    complete_counts,
-    is_failed_status,
-)
+from pipeline.ledger.counts_log import of_shards
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import (
     Contents,
     asked_of,
     contents_of,
-    last_published,
+    counted_files,
     publish,
-    published_counts,
     read_snapshot,
     snapshot_numbers,
 )
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
+from pipeline.sources.documents import is_failed_status
 from pipeline.sources.shards import Shard, Slice, fields_of
 from pipeline.stores.store import Store
 
@@ -64,8 +57,6 @@ class Tally:
     costs: dict[str, Counter[str]] = field(default_factory=dict)  # by reader
     # By task with a cascade, the documents that each stage decided.
     decided: dict[str, Counter[int]] = field(default_factory=dict)
-    # Counts of files: of those that this run created, and that `check_shards` read.
-    files: dict[str, FileCounts] = field(default_factory=dict, repr=False)  # by key
     failures: dict[str, str] = field(default_factory=dict)  # the last reason, by shard id
     _failed_in_a_row: set[str] = field(default_factory=set, repr=False)
     _shards: dict[str, ShardCounts] = field(default_factory=dict, repr=False)
@@ -85,7 +76,7 @@ class Tally:
             numbers = {int(stage): rows for stage, rows in by_stage.items()}
             self.decided.setdefault(task, Counter()).update(numbers)
         self._add_rows(
-            replace(counts, labels={}, answered={}, skipped={}, costs={}, stages={}, files={})
+            replace(counts, labels={}, answered={}, skipped={}, costs={}, stages={}, files=())
         )
         self._check(sum(n for name, n in self.status.items() if is_failed_status(name)))
 
@@ -93,7 +84,6 @@ class Tally:
         """Takes in a shard that was read; an error if none succeeds any more."""
         if counts.error is None:
             self.created += counts.created
-            self.files.update(counts.files)
             self._failed_in_a_row.clear()
             return
         self.failures[counts.sid] = counts.error
@@ -122,18 +112,15 @@ class Tally:
     ) -> None:
         """FailedRowsError if too many rows of these shards failed, in this run or before.
 
-        The failed rows of a shard are those of its worst task. A label file is read only if it is
-        neither of this run nor counted in the spec's last snapshot.
+        The failed rows of a shard are those of its worst task. A label file is read only if nothing
+        has its counts.
         """
         if self.max_error_rate is None:
             return
-        last = last_published(store, spec_name, skip_damaged=True)
-        known = {**published_counts(store, last, done), **self.files}
-        keys = [[done.label_key(task, s.id) for task in done.fp] for s in shards]
-        self.files = complete_counts(store, chain.from_iterable(keys), known)
-        failed = (max(self.files[key].failed for key in of_shard) for of_shard in keys)
-        skipped = (min(self.files[key].skipped for key in of_shard) for of_shard in keys)
-        self._check(sum(failed), sum(shard.rows for shard in shards) - sum(skipped))
+        files = counted_files(store, spec_name, shards, done, keep=True)
+        skipped = of_shards(files, "skipped", "min")
+        rows = sum(shard.rows for shard in shards) - skipped
+        self._check(of_shards(files, "failed", "max"), rows)
 
     @property
     def cost(self) -> LabelCost:
@@ -285,7 +272,6 @@ class Outcome:
             partial=partial,
             missing_files=len(self.plan.cuts.unreadable),
             slice=self.slice,
-            counts=self.tally.files,
         )
 
     def publish_part(self) -> int | None:
@@ -316,23 +302,13 @@ class Outcome:
         return replace(self, snapshot=number, kept=kept)
 
 
-def rows_in_slice(
-    store: Store, spec_name: str, plan: Plan, counts: Counts = NO_COUNTS
-) -> int | None:
-    """Number of documents in the slice of a plan, of the finished shards; None without a slice.
-
-    A label file is read unless `counts`, or the spec's last snapshot, has its counts.
-    """
+def rows_in_slice(store: Store, spec_name: str, plan: Plan) -> int | None:
+    """Number of documents in the slice of a plan, of the finished shards; None without a slice."""
     if plan.slice is None:
         return None
-    done = plan.done
-    shards = [shard for shard in plan.shards if is_whole(shard, list(done.fp), done)]
-    keys = [[done.label_key(task, shard.id) for task in done.fp] for shard in shards]
-    last = last_published(store, spec_name, skip_damaged=True)
-    known = {**published_counts(store, last, done), **counts}
-    files = complete_counts(store, chain.from_iterable(keys), known)
-    skipped = sum(min(files[key].skipped for key in of_shard) for of_shard in keys)
-    return sum(shard.rows for shard in shards) - skipped
+    shards = [shard for shard in plan.shards if is_whole(shard, list(plan.done.fp), plan.done)]
+    files = counted_files(store, spec_name, shards, plan.done, keep=True)
+    return sum(shard.rows for shard in shards) - of_shards(files, "skipped", "min")
 
 
 def failed_rows(counts: ShardCounts) -> int:

@@ -19,7 +19,7 @@ from pipeline.ledger.attempts import Attempts, attempt_name, check_shown
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, structs
 from pipeline.ledger.counts import ShardCounts
-from pipeline.ledger.failed_rows import counts_of
+from pipeline.ledger.counts_log import FileCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import commit_shard, read_file, remedy
@@ -94,9 +94,8 @@ def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     store = output_of(job)
     slices = _read_slices(job, work, Attempts(store, attempt_name(job.fp, work), job.run.id))
     documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for part in slices])
-    since = job.run.since
-    made = commit_shard(store, work.shard, documents, [], since=since)
-    files = {key: counts_of(documents["status"], {}, hash, since) for key, hash in made.items()}
+    made = commit_shard(store, work.shard, documents, [], since=job.run.since)
+    files = tuple(FileCounts(key, *written, job.run.since) for key, written in made.items())
     return ShardCounts(work.shard.id, documents.num_rows, {}, {}, {}, len(made), files=files)
 
 

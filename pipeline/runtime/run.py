@@ -17,6 +17,7 @@ from pipeline.errors import FailedRowsError, StorageError
 from pipeline.ledger.attempts import in_use, shown_to_workers
 from pipeline.ledger.cells import WorkItem, record_specs, unfinished
 from pipeline.ledger.counts import ShardCounts
+from pipeline.ledger.counts_log import CountsLog
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import snapshot_numbers
@@ -179,7 +180,7 @@ def _labelled(
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
-    slice_rows = rows_in_slice(store, spec.name, planned, counts.files)
+    slice_rows = rows_in_slice(store, spec.name, planned)
     if not planned.work_items:
         counts.check_shards(store, spec.name, planned.shards, planned.done)
     failpoint("labelled")
@@ -239,7 +240,8 @@ def _label_missing(
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
         try:
-            return _label_rounds(job, store, planned, counts, watch, mailbox)
+            with CountsLog(store) as log:
+                return _label_rounds(job, store, planned, counts, log, watch, mailbox)
         except BaseException as error:
             if options.publish_partial and not isinstance(error, FailedRowsError):
                 _publish_after_error(job, store, planned, counts)
@@ -247,7 +249,13 @@ def _label_missing(
 
 
 def _label_rounds(
-    job: Job, store: Store, initial: Plan, counts: Tally, watch: Watch, mailbox: Post | None
+    job: Job,
+    store: Store,
+    initial: Plan,
+    counts: Tally,
+    log: CountsLog,
+    watch: Watch,
+    mailbox: Post | None,
 ) -> Plan:
     """Runs the graph, lists the output, and runs what is still missing; the plan of the last LIST.
 
@@ -267,6 +275,7 @@ def _label_rounds(
             read = _read_small if to_read.reads_little else read_items
             for shard in read(to_read.unread, job, mailbox):
                 watch.read(shard.rows)
+                log.add(shard.files)
                 counts.add_read(shard, engines=job.placement.actors)
         if job.run.is_over:
             break
@@ -275,6 +284,7 @@ def _label_rounds(
         watch.enter(STARTING_WORKERS, planned)
         for shard in label_items(planned.work_items, job, mailbox):
             watch.committed(shard)
+            log.add(shard.files)
             counts.add(shard, engines=job.placement.actors)
         listed = list_missing(job, store, initial.cuts)
         left = unfinished(initial.work_items, listed.done)

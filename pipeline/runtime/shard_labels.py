@@ -28,7 +28,6 @@ from pipeline.ledger.columns import (
     with_column,
 )
 from pipeline.ledger.counts import LabelCost, ShardCounts
-from pipeline.ledger.failed_rows import is_failed_status
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows
@@ -38,7 +37,7 @@ from pipeline.runtime.progress import LabelProgress, Send
 from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import ReadShard, answered, readable
 from pipeline.sources.condition import input_columns
-from pipeline.sources.documents import QUARANTINED, SKIPPED
+from pipeline.sources.documents import QUARANTINED, SKIPPED, is_failed_status
 from pipeline.spec.tasks import TaskSpec
 
 

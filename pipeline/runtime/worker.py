@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 
-import pyarrow.compute as pc
-
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.ledger.attempts import ALONE_OR_NOT, Attempts, attempt_name, beside_others
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.counts import ShardCounts
-from pipeline.ledger.failed_rows import counts_of
+from pipeline.ledger.counts_log import FileCounts, with_counts
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.job import Job
 from pipeline.runtime.progress import (
@@ -88,9 +85,12 @@ def label_shard(
     )
     if work.tasks:
         attempts.forget()
-    status = {
-        documents_key(work.shard.id): (shard.documents["status"], {}),
-        **{file.key: (pc.struct_field(file.rows, "status"), file.metadata) for file in files},
-    }
-    committed = {key: counts_of(*status[key], hash, job.run.since) for key, hash in made.items()}
-    return replace(counts, created=len(made), files=committed)
+    of_documents, by_key = shard.documents["status"].combine_chunks(), {f.key: f for f in files}
+    committed = []
+    for key, (etag, hash) in made.items():
+        file = FileCounts(key, etag, hash, job.run.since)
+        if key in by_key:
+            status = by_key[key].rows.field("status")
+            file = with_counts(file, status, of_documents, by_key[key].metadata)
+        committed.append(file)
+    return replace(counts, created=len(made), files=tuple(committed))

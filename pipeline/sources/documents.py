@@ -24,6 +24,12 @@ TRUNCATED = "truncated"
 QUARANTINED = "quarantined"
 SKIPPED = "skipped"  # the question is not asked about this document
 
+
+def is_failed_status(status: str) -> bool:
+    """Whether a row with this status should have an answer and has none."""
+    return status == QUARANTINED or status.startswith("error:")
+
+
 # What gives the image file of a value of a row; DocumentError if there is none.
 ImageOf = Callable[[object], bytes]
 

@@ -6,6 +6,8 @@ Requests go through gcsfs, which retries them itself. gcsfs is an extra:
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -53,7 +55,7 @@ class GcsStore:
     def url(self) -> str:
         return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> str | None:
         nonce, name = uuid.uuid4().hex, self._place(key)
         place = f"{self.bucket}/{name}"
         with _storage_errors(f"{self.url}/{key}", "written"):
@@ -64,8 +66,9 @@ class GcsStore:
                 if cause_of(error) is not Cause.EXISTS:
                     raise
                 metadata = self._get("b/{}/o/{}", self.bucket, name).get("metadata", {})
-                return bool(metadata.get(ATTEMPT) == nonce)
-        return True
+                if metadata.get(ATTEMPT) != nonce:
+                    return None
+        return base64.b64encode(hashlib.md5(data).digest()).decode()  # — as LIST shows it
 
     def read(self, key: str) -> bytes:
         place = f"{self.bucket}/{self._place(key)}"

@@ -37,7 +37,7 @@ class LocalStore:
     def url(self) -> str:
         return str(self.root)
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> str | None:
         final = self._path(key)
         with _disk_errors(final, "written"):
             for _ in range(CREATE_TRIES - 1):
@@ -68,20 +68,17 @@ class LocalStore:
                 if is_listed(key, prefix):
                     with suppress(FileNotFoundError):  # deleted since the folder was read
                         status = (self.root / key).lstat()
-                        # — what is not a file, such as a link, has no content of its own
-                        size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 0
-                        # — a copy of the file may have another time, and so another etag
-                        etag = f"{size_bytes:x}-{status.st_mtime_ns:x}"
-                        yield StoredObject(key, size_bytes, etag, status.st_mtime)
+                        yield StoredObject(key, _size(status), _etag(status), status.st_mtime)
 
-    def _create(self, final: Path, data: bytes) -> bool:
+    def _create(self, final: Path, data: bytes) -> str | None:
         _make_folder(self.root / ATTEMPTS)
         _make_folder(final.parent)
         with unfinished(self.root / ATTEMPTS / "create-") as (temporary, file):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            return _link(temporary, final)
+            etag = _etag(os.fstat(file.fileno()))
+            return etag if _link(temporary, final) else None
 
     def _drop_empty(self, folder: Path) -> None:
         """Deletes folders that are empty now: a store without folders would not show them."""
@@ -95,6 +92,16 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         check_key(key)
         return self.root / key
+
+
+def _size(status: os.stat_result) -> int:
+    """The size in bytes; 0 of what is not a file, such as a link: it has no content of its own."""
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _etag(status: os.stat_result) -> str:
+    """The etag of a file; a copy of it may have another time, and so another etag."""
+    return f"{_size(status):x}-{status.st_mtime_ns:x}"
 
 
 @contextmanager

@@ -68,19 +68,20 @@ class S3Store:
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> str | None:
         nonce = uuid.uuid4().hex
         place = self._place(key)
         put = {"Key": place, "Body": data, "IfNoneMatch": "*", "Metadata": {ATTEMPT: nonce}}
         try:
-            self._request("put_object", **put)
+            reply = self._request("put_object", **put)
         except REMOTE_ERRORS as error:
             with storage_errors(f"{self.url}/{key}", "written"):
                 if cause_of(error) is not Cause.EXISTS:
                     raise
-                metadata = self._request("head_object", Key=place).get("Metadata", {})
-                return bool(metadata.get(ATTEMPT) == nonce)
-        return True
+                reply = self._request("head_object", Key=place)
+                if reply.get("Metadata", {}).get(ATTEMPT) != nonce:
+                    return None
+        return str(reply.get("ETag", nonce)).strip('"')
 
     def read(self, key: str) -> bytes:
         place = f"{self.bucket}/{self._place(key)}"

@@ -36,8 +36,11 @@ class Store(Protocol):
     def url(self) -> str:
         """The store's place, for error messages."""
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Whether this call made the object, also if its reply was lost; an existing one stays."""
+    def create(self, key: str, data: bytes) -> str | None:
+        """The etag of the new object, also if the reply was lost; None if one exists, and stays.
+
+        An etag that the store does not tell is one that no LIST shows.
+        """
 
     def read(self, key: str) -> bytes:
         """The object's content; StorageError if there is no such object."""

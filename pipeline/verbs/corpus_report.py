@@ -243,7 +243,7 @@ def _pace(
 
     Label files that the snapshot before has are of earlier runs.
     """
-    earlier = {file.key for shard in before.shards for file in shard.files} if before else set()
+    earlier = {*before.files["key"].to_pylist()} if before else set()
     written: dict[str, float] = {}
     for task, of in snapshot.tasks.items():
         written |= label_times(store, task, of.fp)

@@ -45,7 +45,8 @@ from pipeline.ledger.flat import (
     json_rows,
 )
 from pipeline.ledger.rows import aligned_batches, asked_rows, read_shard, wide_schema
-from pipeline.ledger.snapshots import Contents, NamedShard
+from pipeline.ledger.snapshot_files import NamedShard
+from pipeline.ledger.snapshots import Contents
 from pipeline.options import ExportOptions, TableFormat
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec

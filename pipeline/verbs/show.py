@@ -61,7 +61,7 @@ def _chosen(
     store: Store, contents: Contents, schema: pa.Schema, rule: Rule | None, n: int
 ) -> pa.RecordBatch:
     """The chosen rows: of at least `n` shards, those whose texts have the smallest hashes."""
-    shuffled = replace(contents, shards=tuple(sorted(contents.shards, key=lambda s: s.sid)))
+    shuffled = replace(contents, files=contents.files.sort_by("sid"))
     candidates = [schema.empty_table()]
     count = 0
     for shards_read, batch in enumerate(aligned_batches(store, shuffled, schema), start=1):

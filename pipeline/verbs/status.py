@@ -1,8 +1,8 @@
 """How far an output is: done, missing and failed documents, the rate, and the time left.
 
 Entry point: `status`. Starts no Ray, loads no model and writes nothing, so it may be called from
-any machine while a run goes on. It reads the plan, LISTs of the output, the spec's last snapshot,
-and the label files that this does not count.
+any machine while a run goes on. It reads the plan, LISTs of the output, the log of counts, the
+spec's last snapshot, and the label files that these do not count.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions
-from pipeline.ledger.failed_rows import Counts, complete_counts
+from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
-from pipeline.ledger.snapshots import last_published, published_counts
+from pipeline.ledger.snapshot_files import label_files_of
+from pipeline.ledger.snapshots import known_counts, last_published
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
@@ -34,7 +37,6 @@ SHORTEST_S = 5.0
 IDLE_S = 3600.0
 
 Commit = tuple[float, int]  # seconds since the epoch, documents
-Files = dict[str, list[str]]  # by shard, the keys of label files
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
-    last, done = last_published(store, spec.name), planned.done
-    files = _label_files(store, job, planned)
-    known = published_counts(store, last, done)
-    keys = {task: [*chain.from_iterable(own.values())] for task, own in files.items()}
-    counts = complete_counts(store, chain.from_iterable(keys.values()), known)
+    last = last_published(store, spec.name)
+    files = counted(store, _label_files(store, job, planned), known_counts(store, last))
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(
@@ -97,9 +96,9 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         unreadable=planned.cuts.unreadable,
         snapshot=None if last is None else last["number"],
         slice=Slice(**last["slice"]) if last is not None and "slice" in last else None,
-        tasks={task: _task_status(planned, task, own, counts) for task, own in files.items()},
+        tasks={task: _task_status(planned, task, files) for task in job.fp},
         reused={
-            task: sum(counts[key].taken_over for key in of_task) for task, of_task in keys.items()
+            task: _sum(files["taken_over"].filter(pc.equal(files["task"], task))) for task in job.fp
         },
         docs_per_s=rate,
         eta_s=(missing / rate if rate else None) if missing else 0.0,
@@ -141,36 +140,40 @@ def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
     return seconds, sum(documents for _, documents in run[1:]) / seconds
 
 
-def _task_status(planned: Plan, task: str, keys: Files, counts: Counts) -> TaskStatus:
+def _task_status(planned: Plan, task: str, files: pa.Table) -> TaskStatus:
     """The counts of one task; of a shard with several files, of the one that asks most rows."""
-    done = failed = skipped = 0
-    for shard in planned.shards:
-        of_shard = [counts[key] for key in keys.get(shard.id, ())]
-        if not of_shard:
-            continue
-        own = min(of_shard, key=lambda file: file.skipped)
-        is_whole = shard.id in planned.done.labels[task]
-        labelled = shard.rows if is_whole else shard.rows - own.skipped
-        done, failed = done + labelled - own.failed, failed + own.failed
-        skipped += own.skipped if is_whole else 0
-    return TaskStatus(done, planned.rows - done - failed, failed, skipped)
+    own = files.filter(pc.equal(files["task"], task)).sort_by("skipped")
+    names = ("rows", "failed", "skipped", "is_whole")
+    by_shard = own.group_by("sid", use_threads=False).aggregate([(name, "first") for name in names])
+    rows, failed, skipped, is_whole = (by_shard[f"{name}_first"] for name in names)
+    outside = _sum(skipped.filter(pc.invert(is_whole)))  # rows that a slice did not ask about
+    done = _sum(rows) - outside - _sum(failed)
+    missing = planned.rows - done - _sum(failed)
+    return TaskStatus(done, missing, _sum(failed), _sum(skipped.filter(is_whole)))
 
 
-def _label_files(store: Store, job: Job, planned: Plan) -> dict[str, Files]:
-    """By task and shard the current label file; without one, those of slices.
+def _sum(values: pa.ChunkedArray) -> int:
+    return pc.sum(values).as_py() or 0
+
+
+def _label_files(store: Store, job: Job, planned: Plan) -> pa.Table:
+    """The current label file of each task and shard; without one, those of slices.
 
     Their answers count: a run of the whole does not ask these documents again.
     """
-    files: dict[str, Files] = {}
+    done = planned.done
+    tables = [_flagged(label_files_of(planned.shards, done), is_whole=True)]
     for task, version in job.fingerprints.items():
-        own = planned.done
-        files[task] = {sid: [own.label_key(task, sid)] for sid in own.labels[task]}
-        missing = {shard.id for shard in planned.shards}.difference(own.labels[task])
+        missing = [shard for shard in planned.shards if shard.id not in done.labels[task]]
+        sids = {shard.id for shard in missing}
         for fp in equal_versions(store, task, version) if missing else ():
-            done = committed(store, {task: fp}, missing, documents=own.documents)
-            for sid in done.labels[task]:
-                files[task].setdefault(sid, []).append(done.label_key(task, sid))
-    return files
+            of_slice = committed(store, {task: fp}, sids, documents=done.documents)
+            tables.append(_flagged(label_files_of(missing, of_slice), is_whole=False))
+    return pa.concat_tables(tables)
+
+
+def _flagged(files: pa.Table, *, is_whole: bool) -> pa.Table:
+    return files.append_column("is_whole", pa.array([is_whole] * len(files), pa.bool_()))
 
 
 def _commits(store: Store, planned: Plan, fp: Mapping[str, str]) -> Sequence[Commit]:

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
-from pipeline.ledger.snapshots import NamedFile, NamedShard
+from pipeline.ledger.snapshot_files import NamedFile, NamedShard
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 

@@ -34,11 +34,7 @@ from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, snapshot_key
 from pipeline.ledger.label_files import metadata_of, to_parquet
 from pipeline.ledger.reuse import StoredAnswers
-from pipeline.ledger.snapshots import (
-    contents,
-    last_contents,
-    snapshot_numbers,
-)
+from pipeline.ledger.snapshots import Contents, contents, last_contents, snapshot_numbers
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
@@ -131,7 +127,7 @@ def test_any_damage_is_named_or_repaired_and_the_advice_repairs_it(
             path.write_bytes(data)
             if keeps_time:
                 os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        is_current = key in {f.key for f in _current(healthy).files} | {snapshot_key(2)}
+        is_current = key in {*_current(healthy).files["key"].to_pylist(), snapshot_key(2)}
         if key != snapshot_key(2) or data is not None:  # — else nothing shows that it was there
             check_reading(output, key, truth, is_current)
         follow_advice(output)
@@ -141,7 +137,7 @@ def test_any_damage_is_named_or_repaired_and_the_advice_repairs_it(
         shutil.copytree(healthy, output.store.root)
 
 
-def _current(folder: Path) -> object:
+def _current(folder: Path) -> Contents:
     return contents(LocalStore(folder.resolve()), 2)
 
 

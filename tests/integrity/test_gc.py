@@ -52,7 +52,9 @@ def model(store: Store, keep: int, age_s: dict[str, float], days: float) -> set[
         assert parsed is not None
         kept.add(label_key(parsed.task, parsed.fp, parsed.sid))
         kept |= {documents_key(parsed.sid), spec_key(parsed.task, parsed.fp)}
-    return kept & age_s.keys() | {key for key in age_s if key in FOREIGN or key[:7] == "inputs/"}
+    return kept & age_s.keys() | {
+        key for key in age_s if key in FOREIGN or key[:7] in ("inputs/", "counts/")
+    }
 
 
 @pytest.mark.parametrize(("keep", "days"), [(1, 0), (2, 0), (1, 7), (2, 7), (1, 20)])

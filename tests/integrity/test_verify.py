@@ -213,7 +213,7 @@ def test_all_files_of_a_shard_in_another_order_are_caught_by_the_input(
     finished: LocalStore, look: Look
 ) -> None:
     shard = contents(finished).shards[0]
-    for file in shard.files:
+    for file in (shard.documents, *shard.labels.values()):
         edit(finished, file.key, swapped)
     found = damages(look(finished))
     assert [named for named, _ in found] == [shard.documents.key] * 2

@@ -15,7 +15,7 @@ from label_tables import label_rows, toy_shard
 from servers import Server
 
 from pipeline.ledger.cells import committed, remaining
-from pipeline.ledger.keys import manifest_key, snapshot_key
+from pipeline.ledger.keys import counts_key, manifest_key, snapshot_key
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.snapshots import SnapshotTask, contents, publish
 from pipeline.sources.documents import RawRow, documents_from
@@ -86,7 +86,7 @@ def test_every_row_is_there_once_and_every_maker_knows_it(
         number = publish(store, "job", tasks, shards, done, created_at="now")
     assert min(faults.counted[kind] for kind in SHARES) > 0, faults.counted
     plain = open_s3(url, direct.options)
-    of_snapshot = {snapshot_key(number), manifest_key(number)}
+    of_snapshot = {snapshot_key(number), manifest_key(number), counts_key(1)}
     assert set(makers) == {stored.key for stored in plain.list("")} - of_snapshot
     doc_ids = {task: Counter[str]() for task in TASKS}
     for key, writers in makers.items():

@@ -13,8 +13,9 @@ from label_tables import toy_shard
 from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError, UnavailableError
-from pipeline.ledger import snapshots
+from pipeline.ledger import snapshot_files, snapshots
 from pipeline.ledger.cells import committed, is_whole
+from pipeline.ledger.columns import ANSWER_COLUMNS
 from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
 from pipeline.ledger.label_files import sealed_hash, to_parquet
 from pipeline.ledger.snapshots import (
@@ -75,8 +76,9 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
     assert [stored.key for stored in full.list("snapshots/")] == [snapshot_key(1), manifest_key(1)]
     assert (snapshot["number"], snapshot["spec"], snapshot["rows"]) == (1, "job", 5)
     assert snapshot["created_at"] == "2026-11-01T00:00:00Z"
-    assert snapshot["tasks"]["topic"] == {"fp": F2, "labels": ["yes", "no"]}
-    files = list(snapshots.files_of(full, snapshot))
+    columns = [*ANSWER_COLUMNS]
+    assert snapshot["tasks"]["topic"] == {"fp": F2, "labels": ["yes", "no"], "columns": columns}
+    files = contents(full, 1).files.to_pylist()
     place = {name: files[3][name] for name in ("sid", "path", "start_row", "end_row", "rows")}
     assert place == {
         "sid": SHARDS[1].id,
@@ -97,8 +99,9 @@ def test_a_snapshot_names_every_shard_and_every_file(full: LocalStore) -> None:
 def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert snapshots.GROUP_SHARDS == 10_000
-    monkeypatch.setattr(snapshots, "GROUP_SHARDS", 1_000)
+    assert snapshots.GROUP_SHARDS == snapshot_files.GROUP_SHARDS == 10_000
+    for module in (snapshots, snapshot_files):
+        monkeypatch.setattr(module, "GROUP_SHARDS", 1_000)
     store = Recording(MemoryStore())
     shards = [toy_shard(n, 1) for n in range(count + 3)]
     sids = [shard.id for shard in shards]
@@ -115,18 +118,21 @@ def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
         store.read_keys.clear()
         return publish(store, "job", TASKS, shards[:shown], done, created_at=stamp)
 
+    def files_read() -> list[str]:
+        return [key for key in store.read_keys if key.startswith(("labels/", "documents/"))]
+
     assert publish_first(count) == 1
-    assert sum(not key.startswith("snapshots/") for key in store.read_keys) == 3 * count
+    # — what to ask again, the documents file of a shard with failed rows says
+    assert len(files_read()) == 3 * count + 10
     # — of the next snapshot only new shards are read, and of the same none
     assert publish_first(count + 3) == 2
     new = sids[count:]
     expected_keys = [label_key(t, FPS[t], sid) for t in FPS for sid in new] + [
         *map(documents_key, new)
     ]
-    read = [key for key in store.read_keys if not key.startswith("snapshots/")]
-    assert sorted(read) == sorted(expected_keys)
+    assert sorted(files_read()) == sorted(expected_keys)
     assert publish_first(count + 3, stamp="later") == 2
-    assert len(store.read_keys) <= 3
+    assert len(store.read_keys) <= 2
 
     header = read_snapshot(store, 1)
     assert header["rows"] == count and header["complete"]
@@ -150,7 +156,7 @@ def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
     assert [tuple(file.get(name) for name in columns) for file in written] == expected
     shown = contents(store, 1)
     assert [shard.start_row for shard in shown.shards] == list(range(count))
-    assert {file.key for file in shown.files} == {key for _, _, key, *_ in expected}
+    assert shown.files["key"].to_pylist() == [key for _, _, key, *_ in expected]
 
 
 @pytest.mark.parametrize("shards_in_json", [1, 2])
@@ -178,7 +184,8 @@ def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_abo
     shown, header = contents(store), read_snapshot(store, 1)
     assert (shown.rows, shown.missing_rows, shown.slice) == (rows, len(SHARDS), part)
     assert header["complete"] is False and header["asked"] == rows - len(SHARDS)
-    assert contents_of("job", TASKS, SHARDS, committed(store, FPS, SIDS)).shards == shown.shards
+    unpublished = contents_of("job", TASKS, SHARDS, committed(store, FPS, SIDS))
+    assert [*unpublished.shards] == [*shown.shards] and unpublished.rows == rows
     # — of the next snapshot no label file is read
     assert publish_slice({"toxic": TASKS["toxic"]}) == 2
     assert not any(key.startswith("labels/") for key in store.read_keys)
@@ -191,7 +198,7 @@ def test_a_manifest_without_its_snapshot_is_no_snapshot_and_takes_only_its_numbe
     store = Recording(MemoryStore())
     fill(store)
 
-    def create(key: str, data: bytes) -> bool:
+    def create(key: str, data: bytes) -> str | None:
         if key == snapshot_key(1):
             raise UnavailableError(key)
         return Recording.create(store, key, data)

@@ -231,9 +231,9 @@ def taken_over(corpus: Corpus, outcome: Outcome, task: str) -> Counter[str]:
     """The rows by the shard that their answers are of, from the metadata of all label files."""
     assert outcome.snapshot is not None
     counts: Counter[str] = Counter()
-    for file in contents(corpus.store, outcome.snapshot).files:
-        if file.task == task:
-            metadata = pq.read_schema(corpus.folder / "out" / file.key).metadata
+    for shard in contents(corpus.store, outcome.snapshot).shards:
+        if task in shard.labels:
+            metadata = pq.read_schema(corpus.folder / "out" / shard.labels[task].key).metadata
             counts.update(json.loads(metadata.get(b"assay.taken_over", b"{}")))
     return counts
 

@@ -38,10 +38,10 @@ class OverwritingStore(MemoryStore):
 
     answer: bool = True
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> str | None:
         self.delete([key])
-        super().create(key, data)
-        return self.answer
+        etag = super().create(key, data)
+        return etag if self.answer else None
 
 
 def keys(store: Store, prefix: str = "") -> list[str]:
@@ -49,9 +49,10 @@ def keys(store: Store, prefix: str = "") -> list[str]:
 
 
 def test_what_is_created_is_read_and_listed(store: Store) -> None:
-    assert store.create("labels/toxic/ab/one.parquet", b"data")
+    etag = store.create("labels/toxic/ab/one.parquet", b"data")
     assert store.read("labels/toxic/ab/one.parquet") == b"data"
     (stored,) = store.list("labels/")
+    assert stored.etag == etag
     assert (stored.key, stored.size_bytes) == ("labels/toxic/ab/one.parquet", 4)
 
 

@@ -18,8 +18,8 @@ from memory_store import MemoryStore
 
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.cells import committed, remaining
+from pipeline.ledger.counts_log import FileCounts, log_counts
 from pipeline.ledger.cuts import CutLog, load_or_cut
-from pipeline.ledger.failed_rows import FileCounts
 from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.shards import Piece, Shard
@@ -31,6 +31,7 @@ OBJECTS = 20_000
 PIECES = [Piece(1_000 * n, 1_000 * (n + 1), 4_000_000, None, None) for n in range(10)]
 FPS = {name: f"{n:016x}" for n, name in enumerate(("toxic", "quality", "mood", "art"))}
 TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
+LABELS = [f"labels/{task}/{fp}/" for task, fp in FPS.items()]
 GONE = 7
 
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ class NearlyDone:
     gone: set[str] = field(default_factory=set)
     url: str = "memory://"
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> str | None:
         return self.objects.create(key, data)
 
     def read(self, key: str) -> bytes:
@@ -56,7 +57,7 @@ class NearlyDone:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         kind, _, place = prefix.partition("/")
-        if kind in ("inputs", "snapshots"):
+        if kind in ("inputs", "counts", "snapshots"):
             yield from self.objects.list(prefix)
         elif kind in ("documents", "labels"):
             task, _, fp = place.strip("/").partition("/")
@@ -108,15 +109,18 @@ def main() -> None:
     done = watch("committed", lambda: committed(store, FPS, store.sids))
     work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done))
 
-    # — as a run knows them: there are no label files that could be read
-    keys = [*map(documents_key, done.documents)]
-    keys += [label_key(t, fp, sid) for t, fp in FPS.items() for sid in done.documents]
-    counts = {key: FileCounts(0, 0, sha256_hex(key.encode(), 16)) for key in keys}
+    # — as a run logs them: there are no label files that could be read
+    log_counts(
+        store,
+        [
+            FileCounts(item.key, item.etag, sha256_hex(item.key.encode(), 16), 0, *counts)
+            for kind, *counts in (("documents/",), *((f, 0, 0, 0, 0) for f in LABELS))
+            for item in store.list(kind)
+        ],
+    )
 
     def published(stamp: str) -> int:
-        return publish(
-            store, "large", TASKS, cuts.shards, done, created_at=stamp, partial=True, counts=counts
-        )
+        return publish(store, "large", TASKS, cuts.shards, done, created_at=stamp, partial=True)
 
     numbers = [watch("publish", lambda: published("1")), watch("again", lambda: published("2"))]
     result = {

@@ -21,12 +21,12 @@ class MemoryStore:
     _objects: dict[str, tuple[bytes, str, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Whether this call made the object. An existing object stays."""
+    def create(self, key: str, data: bytes) -> str | None:
+        """The etag of the object, if this call made it. An existing object stays."""
         check_key(key)
         made = (bytes(data), hashlib.md5(data).hexdigest(), time.time())
         with self._lock:
-            return self._objects.setdefault(key, made) is made
+            return made[1] if self._objects.setdefault(key, made) is made else None
 
     def read(self, key: str) -> bytes:
         """The object's content."""
@@ -61,7 +61,7 @@ class Recording:
         self.deleted: list[str] = []
         self.listed: list[str] = []
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes) -> str | None:
         self.created.append(key)
         return self._store.create(key, data)
 

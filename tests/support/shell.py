@@ -20,7 +20,7 @@ from command import ASSAY, TOY_ASSAY, Process, start
 from fault_proxy import Faults, proxied
 from servers import KEY, SECRET, Server
 
-from pipeline.ledger.snapshots import files_of, read_snapshot, snapshot_numbers
+from pipeline.ledger.snapshots import read_snapshot, snapshot_numbers, table_of
 from pipeline.stores.s3 import S3Store, open_s3
 
 DOCUMENTS = 240
@@ -76,7 +76,7 @@ class Shell:
         name = yaml.safe_load(self.spec.read_text())["name"]
         snapshots = (read_snapshot(self.output, n) for n in snapshot_numbers(self.output))
         snapshot = next(each for each in snapshots if each["spec"] == name)
-        keys = [f["key"] for f in files_of(self.output, snapshot) if f["task"] == task]
+        keys = [f["key"] for f in table_of(self.output, snapshot).to_pylist() if f["task"] == task]
         tables = [pq.read_table(pa.BufferReader(self.output.read(key))) for key in keys]
         rows: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist()
         return rows

@@ -1,0 +1,216 @@
+"""Counts of the files of results, and their log in `counts/`, so that no file is read for a count.
+
+Entry points: `CountsLog`, in which a run logs the counts of what its workers commit, and `counted`,
+which reads only the files that no known count is of. A count is of one object, of its key and its
+etag, so a file that was changed or replaced is read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import StorageError, UnavailableError
+from pipeline.ledger.keys import DOCUMENTS, counts_key, documents_key, sid_of
+from pipeline.ledger.label_files import (
+    HASH,
+    SINCE,
+    TAKEN_OVER,
+    metadata_of,
+    read_file,
+    to_parquet,
+)
+from pipeline.ledger.numbered import (
+    free_numbers,
+    is_checkpoint,
+    numbers_from_checkpoint,
+    read_numbered,
+)
+from pipeline.sources.documents import OK, SKIPPED, is_failed_status
+from pipeline.stores.store import Store
+
+logger = logging.getLogger(__name__)
+
+READ_THREADS = 32
+# A run logs its counts this often. A driver that is killed loses those of fewer shards.
+SHARDS_A_LOG = 1_000
+_SHOWN = 20  # damaged files
+
+
+class FileCounts(NamedTuple):
+    """The counts of one file, and which object they are of. A documents file has no counts."""
+
+    key: str
+    etag: str
+    hash: str
+    since: int  # the number of the last snapshot when the run that made the file began
+    failed: int | None = None  # rows that should have an answer and have none
+    to_retry: int | None = None  # of these, rows whose text can be asked about again
+    skipped: int | None = None  # rows that the question is not asked about
+    taken_over: int | None = None  # rows with the answers of other shards
+
+
+_INTEGERS = FileCounts._fields[3:]
+SCHEMA = pa.schema(
+    [(name, pa.int64() if name in _INTEGERS else pa.string()) for name in FileCounts._fields]
+)
+COUNTED = tuple(SCHEMA.names[2:])  # what `counted` adds
+
+
+def with_counts(
+    file: FileCounts, status: pa.Array, documents_status: pa.Array, metadata: Mapping[str, str]
+) -> FileCounts:
+    """A label file with its counts, from its column `status` and that of its documents file."""
+    is_failed, of_documents = _failed(status), documents_status.cast(pa.string())
+    is_open = pc.and_(is_failed, pc.equal(of_documents, OK))
+    masks = is_failed, is_open, pc.equal(status.cast(pa.string()), SKIPPED)
+    failed, to_retry, skipped = (pc.sum(mask).as_py() or 0 for mask in masks)
+    taken_over = sum(json.loads(metadata.get(TAKEN_OVER, "{}")).values())
+    counts = {"failed": failed, "to_retry": to_retry, "skipped": skipped, "taken_over": taken_over}
+    return file._replace(**counts)
+
+
+def _failed(status: pa.Array) -> pa.BooleanArray:  # [rows]
+    values = status.cast(pa.string())
+    reasons = [name for name in pc.unique(values).to_pylist() if is_failed_status(name)]
+    return pc.is_in(values, value_set=pa.array(reasons, pa.string()))
+
+
+class CountsLog:
+    """The log of one run: it is written each 1,000 shards, and when its block ends.
+
+    Args:
+        store: The output.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._files: list[FileCounts] = []
+        self._shards = 0
+
+    def __enter__(self) -> CountsLog:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        # — after an error, that is what the caller hears of; files without counts are read later
+        with nullcontext() if error is None else suppress(StorageError):
+            self._flush()
+
+    def add(self, files: Iterable[FileCounts]) -> None:
+        """Takes in the files of a shard that were created."""
+        self._files += files
+        self._shards += 1
+        if self._shards >= SHARDS_A_LOG:
+            self._flush()
+
+    def _flush(self) -> None:
+        log_counts(self._store, self._files)
+        self._files, self._shards = [], 0
+
+
+def log_counts(store: Store, files: Sequence[FileCounts]) -> None:
+    """Appends the counts of these files to the log."""
+    if not files:
+        return
+    new = _table_of(files)
+    for number in free_numbers(store, counts_key):
+        rows = pa.concat_tables([logged_counts(store), new]) if is_checkpoint(number) else new
+        if store.create(counts_key(number), to_parquet(rows, {})):
+            return
+
+
+def logged_counts(store: Store) -> pa.Table:
+    """All counts in the log; an object that is damaged is named in a warning and left out."""
+    tables = [SCHEMA.empty_table()]
+    for number, table in read_numbered(
+        store, counts_key, numbers_from_checkpoint(store, counts_key)
+    ):
+        if isinstance(table, ValueError) or not {*SCHEMA.names} <= {*table.column_names}:
+            text = "%s/%s: is damaged; files of results are read instead; delete it"
+            logger.warning(text, store.url, counts_key(number))
+        else:
+            tables.append(table.select(SCHEMA.names).cast(SCHEMA))
+    return pa.concat_tables(tables)
+
+
+def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = False) -> pa.Table:
+    """The files, with columns for their hashes and counts; files without a known count are read.
+
+    With `keep`, the counts of files that are read are logged. StorageError names every file that is
+    damaged, a line each.
+
+    Args:
+        store: The output.
+        files: [files] a table with the columns `key` and `etag`, and others.
+        known: Counts, with the columns of `FileCounts`.
+        keep: Whether the output may be written.
+    """
+    at = _places(files, known)
+    unknown = files.filter(at.is_null())
+    if unknown.num_rows:
+        read = _read(store, unknown)
+        known = pa.concat_tables([known.select(SCHEMA.names), _table_of(read)])
+        at = _places(files, known)
+        if keep:
+            log_counts(store, read)
+    for name in COUNTED:
+        files = files.append_column(name, known[name].combine_chunks().take(at))
+    return files
+
+
+def of_shards(files: pa.Table, name: str, how: str) -> int:
+    """The sum over the shards of the `min` or `max` of a count over the label files of a shard."""
+    by_shard = files.filter(files["task"].is_valid()).group_by("sid").aggregate([(name, how)])
+    return pc.sum(by_shard[f"{name}_{how}"]).as_py() or 0
+
+
+def refuse(lines: Sequence[str]) -> None:
+    """StorageError with these lines, each about one file; none: no error."""
+    if lines:
+        more = [f"and {len(lines) - _SHOWN:,} more files"] if len(lines) > _SHOWN else []
+        raise StorageError("\n".join([*lines[:_SHOWN], *more]))
+
+
+def _places(files: pa.Table, known: pa.Table) -> pa.Array:
+    """[files] the row of `known` that is of the same object, or null."""
+    of_files, of_known = (
+        pc.binary_join_element_wise(table["key"], table["etag"], "\t").combine_chunks()
+        for table in (files, known)
+    )
+    return pc.index_in(of_files, value_set=of_known)
+
+
+def _read(store: Store, files: pa.Table) -> list[FileCounts]:
+    def read(key: str, etag: str) -> FileCounts | StorageError:
+        try:
+            table = read_file(store, key, ["status"])
+            written = metadata_of(table)
+            status = documents = table["status"].combine_chunks()
+            if not key.startswith(DOCUMENTS) and pc.any(_failed(status)).as_py():
+                documents = read_file(store, documents_key(sid_of(key)), ["status"])["status"]
+                documents = documents.combine_chunks()
+        except UnavailableError:
+            raise
+        except StorageError as error:
+            return error
+        file = FileCounts(key, etag, written[HASH], int(written.get(SINCE, 0)))
+        is_label = not key.startswith(DOCUMENTS)
+        return with_counts(file, status, documents, written) if is_label else file
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        results = list(pool.map(read, files["key"].to_pylist(), files["etag"].to_pylist()))
+    refuse([*dict.fromkeys(str(each) for each in results if isinstance(each, StorageError))])
+    return [each for each in results if not isinstance(each, StorageError)]
+
+
+def _table_of(files: Sequence[FileCounts]) -> pa.Table:
+    columns = zip(*files, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
