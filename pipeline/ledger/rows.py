@@ -8,9 +8,9 @@ have the hash that the snapshot published: its etag may differ, because the outp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial, reduce
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,8 +35,9 @@ DOCUMENT_SCHEMA = pa.schema(
 )
 # The text, where rows are joined with it. No task has a name that begins with an underscore.
 TEXT_COLUMN = "_text"
-# The shards that are read ahead. They hide the store's latency and take memory.
-READ_AHEAD = 4
+# What is read ahead: files hide the store's latency, and the rows of their shards take memory.
+FILES_AHEAD = 32
+ROWS_AHEAD = 500_000
 
 
 def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
@@ -61,18 +62,25 @@ def asked_rows(snapshot: Contents, rows: pa.RecordBatch) -> pa.RecordBatch:
 def aligned_batches(
     store: Store, snapshot: Contents, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The snapshot's rows, one batch per shard; the next shards are read at the same time."""
+    """The snapshot's rows, one batch per shard, in order.
+
+    The files of the next shards are read meanwhile: `FILES_AHEAD` at once, or those of `ROWS_AHEAD`
+    rows if these are fewer.
+    """
     tasks = [name for name in schema.names if name not in DOCUMENT_SCHEMA.names]
-    read = partial(read_shard, store, schema=schema, tasks=tasks)
-    reading: deque[Future[pa.RecordBatch]] = deque()
-    pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="labels")
+    reading: deque[tuple[int, Callable[[], pa.RecordBatch]]] = deque()
+    rows = 0
+    pool = ThreadPoolExecutor(FILES_AHEAD, thread_name_prefix="labels")
     try:
         for shard in snapshot.shards:
-            reading.append(pool.submit(read, shard))
-            if len(reading) > READ_AHEAD:
-                yield reading.popleft().result()
-        while reading:
-            yield reading.popleft().result()
+            reading.append((shard.rows, _begin(pool, store, shard, schema, tasks)))
+            rows += shard.rows
+            while len(reading) * (1 + len(tasks)) > FILES_AHEAD or rows > ROWS_AHEAD:
+                of_shard, result = reading.popleft()
+                yield result()
+                rows -= of_shard
+        for _, result in reading:
+            yield result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -81,38 +89,55 @@ def read_shard(
     store: Store, shard: NamedShard, *, schema: pa.Schema, tasks: Sequence[str]
 ) -> pa.RecordBatch:
     """One shard's rows with the columns of the schema, of which `tasks` are tasks."""
-    documents = read_documents_file(store, shard)
-    stored = structs(documents).flatten()
-    columns: dict[str, pa.Array] = dict(zip(documents.column_names, stored, strict=True))
-    if "path" in schema.names:
+    with ThreadPoolExecutor(1 + len(tasks), thread_name_prefix="labels") as pool:
+        return _begin(pool, store, shard, schema, tasks)()
+
+
+def _begin(
+    pool: Executor, store: Store, shard: NamedShard, schema: pa.Schema, tasks: Sequence[str]
+) -> Callable[[], pa.RecordBatch]:
+    """Begins to read the files of a shard, all at once; what waits for its rows."""
+    documents = pool.submit(read_documents_file, store, shard)
+    answers = {
+        task: pool.submit(_answers, store, shard.labels[task], schema.field(task).type)
+        for task in tasks
+    }
+
+    def result() -> pa.RecordBatch:
+        stored = documents.result()
+        columns = {name: stored.column(name).combine_chunks() for name in stored.column_names}
         columns["path"] = pa.repeat(pa.scalar(shard.path), shard.rows)
-    for task in tasks:
-        struct = schema.field(task).type
-        columns[task] = _answers(store, shard.labels[task], columns["doc_id"], struct)
-    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+        for task, reading in answers.items():
+            doc_ids, columns[task] = reading.result()
+            if not doc_ids.equals(columns["doc_id"]):
+                raise StorageError(
+                    f"{store.url}/{shard.labels[task].key}: its doc_id are not those of the "
+                    f"shard's documents file in order, so answers would go to other documents; "
+                    f"`assay verify` reports more"
+                )
+        return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+    return result
 
 
 def read_documents_file(store: Store, shard: NamedShard) -> pa.Table:
     """The shard's documents, with their `row` in the input object."""
+    stored = _read_whole(store, shard.documents, None)
     rows = pa.array(range(shard.start_row, shard.end_row), pa.int64())
-    return _read_whole(store, shard.documents, None).append_column("row", rows)
+    documents = pa.Table.from_struct_array(structs(stored))
+    return documents.append_column("row", rows)
 
 
 def _answers(
-    store: Store, file: NamedFile, doc_ids: pa.Array, struct: pa.StructType
-) -> pa.StructArray:
-    """A label file's rows as structs; StorageError unless they are of these documents in order."""
+    store: Store, file: NamedFile, struct: pa.StructType
+) -> tuple[pa.StringArray, pa.StructArray]:
+    """The ids of a label file's documents, and its rows as structs of this type."""
     table = _read_whole(store, file, ["doc_id", *(field.name for field in struct)])
     answers = structs(table.drop_columns(["doc_id"]))
-    if not table.column("doc_id").combine_chunks().equals(doc_ids):
-        raise StorageError(
-            f"{store.url}/{file.key}: its doc_id are not those of the shard's documents file in "
-            f"order, so answers would go to other documents; `assay verify` reports more"
-        )
     if answers.type != struct:
         stored = f"has {answers.type} where {struct} was published"
         raise StorageError(f"{store.url}/{file.key}: {stored}")
-    return answers
+    return table.column("doc_id").combine_chunks(), answers
 
 
 def _read_whole(store: Store, file: NamedFile, columns: Sequence[str] | None) -> pa.Table:

@@ -24,9 +24,8 @@ from pipeline.fitted.cascade_file import Thresholds
 from pipeline.gold.fitted_texts import LEAST_ROWS, readout_texts
 from pipeline.gold.labels import Gold, gold_hash, read_gold
 from pipeline.gold.values import UNLABELLED
-from pipeline.ledger.columns import probabilities, structs
-from pipeline.ledger.label_files import read_file
-from pipeline.ledger.rows import read_documents_file
+from pipeline.ledger.columns import probabilities
+from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import CascadeOptions, GoldColumns, RunOptions
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.fitted_files import options_for
@@ -275,14 +274,11 @@ def _fitted(spec: JobSpec, name: str) -> frozenset[str]:
 
 def _answers(labelled: Outcome, task: str) -> tuple[pa.StructArray, pa.Table]:
     """The answers of the sample in the order of the shards, and the documents."""
-    store, answers, documents = labelled.store, [], []
-    for shard in labelled.contents.shards:
-        rows = read_file(store, shard.labels[task].key, ["p", "status"])
-        asked = pc.not_equal(rows.column("status").cast(pa.string()), SKIPPED)
-        answers.append(structs(rows.filter(asked)))
-        own = read_documents_file(store, shard).select(["doc_id", "content_hash"])
-        documents.append(own.filter(asked))
-    return pa.concat_arrays(answers), pa.concat_tables(documents)
+    wide = wide_schema(labelled.contents, [task])
+    schema = pa.schema([wide.field(name) for name in ("doc_id", "content_hash", task)])
+    rows = pa.Table.from_batches(aligned_batches(labelled.store, labelled.contents, schema), schema)
+    asked = rows.filter(pc.not_equal(pc.struct_field(rows[task], "status"), SKIPPED))
+    return asked[task].combine_chunks(), asked.select(["doc_id", "content_hash"])
 
 
 def _places(hashes: pa.StringArray, documents: pa.Table) -> pa.Int32Array:

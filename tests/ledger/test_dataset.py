@@ -36,7 +36,7 @@ import pipeline
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.label_files import sealed_hash
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, READ_AHEAD, aligned_batches
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, aligned_batches, read_shard
 from pipeline.ledger.snapshots import contents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.tasks import DOCUMENT_COLUMNS
@@ -84,7 +84,7 @@ def test_the_table_is_the_join_of_the_raw_files(finished: LocalStore, toy_corpus
     assert rows[7]["toxic"]["label"] is None and rows[7]["topic"]["p"] is None
     assert not any(pa.types.is_dictionary(field.type) for field in table.schema.field("toxic").type)
     shards = toy_corpus.shards(finished)
-    assert len(shards) > READ_AHEAD + 2 and any(shard.piece.start_row for shard in shards)
+    assert len(shards) > 6 and any(shard.piece.start_row for shard in shards)
 
 
 EVERY = set(LABELS)
@@ -117,9 +117,12 @@ def test_columns_and_a_filter_are_those_of_arrow_and_only_files_of_the_columns_a
     assert rows.num_rows == oracle.num_rows > 0 and rows.equals(oracle)
 
 
+@pytest.mark.parametrize(("files", "rows", "ahead"), [(6, 10**6, 3), (32, 1, 1)])
 def test_rows_are_read_as_they_are_needed_and_counted_without_reading(
-    finished: LocalStore,
+    files: int, rows: int, ahead: int, finished: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pipeline.ledger.rows.FILES_AHEAD", files)
+    monkeypatch.setattr("pipeline.ledger.rows.ROWS_AHEAD", rows)
     recording = Recording(finished)
     labels = LabelDataset(recording, contents(finished), tuple(LABELS))
     assert labels.count_rows() == ROWS * FILES and labels.schema and recording.read_keys == []
@@ -128,8 +131,34 @@ def test_rows_are_read_as_they_are_needed_and_counted_without_reading(
     assert stream.schema == labels.schema and recording.read_keys == []
     first = stream.read_next_batch()
     shards = {key for key in recording.read_keys if key.startswith("documents/")}
-    assert len(shards) <= READ_AHEAD + 1 < len(contents(finished).shards)
+    assert len(shards) <= ahead < len(contents(finished).shards)
     assert first.to_pylist() == labels.to_table().slice(0, first.num_rows).to_pylist()
+
+
+class Meeting(Recording):
+    """A store that replies to the first so many reads only when all of them have begun."""
+
+    def __init__(self, store: LocalStore, reads: int) -> None:
+        super().__init__(store)
+        self._left, self._barrier, self._lock = reads, threading.Barrier(reads), threading.Lock()
+
+    def read(self, key: str) -> bytes:
+        with self._lock:
+            waits, self._left = self._left > 0, self._left - 1
+        if waits:
+            self._barrier.wait(timeout=60)
+        return super().read(key)
+
+
+def test_files_of_several_shards_are_read_at_once_and_come_in_order(finished: LocalStore) -> None:
+    shown, width = contents(finished), 1 + len(LABELS)
+    labels = LabelDataset(Meeting(finished, 4 * width), shown, tuple(LABELS))
+    rows = labels.to_table()
+    assert rows.equals(open_labels(str(finished.root), [*LABELS]).to_table())
+    # — also of one shard, as a filter and an export read them
+    schema = labels.schema
+    one = read_shard(Meeting(finished, width), shown.shards[2], schema=schema, tasks=[*LABELS])
+    assert one.equals(list(aligned_batches(finished, shown, schema))[2])
 
 
 def test_a_stream_is_read_any_number_of_times(finished: LocalStore) -> None:
