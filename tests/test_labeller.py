@@ -150,7 +150,6 @@ def test_whole_and_ranked_answers_are_columns_as_in_label_files(
 ) -> None:
     shared: dict[str, Any] = {
         "labels": ["very/good", "very/bad", "dull"],
-        "scoring": "full",
         "question": "How?",
     }
     tasks = [

@@ -111,10 +111,6 @@ class Readout:
     def layers(self) -> list[int]:
         return sorted(self.maps)
 
-    def at(self, layer: int) -> Readout:
-        """The same maps, read after another of their layers."""
-        return Readout(self.card.model_copy(update={"layer": layer}), self.maps)
-
 
 def readout_file(maps: Mapping[int, LinearMap], card: Mapping[str, Any]) -> bytes:
     """The bytes of a readout; `maps` is by layer, and `card` has at least the fields of `Card`."""
@@ -183,10 +179,9 @@ def differences(
     weights: Mapping[str, str],
     dtype: str,
 ) -> Iterator[Problem]:
-    """A problem for each setting of the task that the readout does not fit; `place` is the task's.
+    """A problem for each setting of the task that the readout was not fitted with.
 
-    A setting differs from the card, or `exit` reads the task at a layer that the readout does not
-    have.
+    `place` is the task's.
     """
     card, model, rules = readout.card, spec.model, spec.documents
     settings: dict[str, tuple[object, object]] = {
@@ -210,12 +205,6 @@ def differences(
                 f"{setting}: {shown}; fit it again, or change the spec"
             )
             yield Problem(f"{place}.readout", fix, None if isinstance(own, dict) else own)
-    if spec.exit is not None and spec.exit.layer not in readout.maps:
-        fix = (
-            f"the readout {task.readout} of task {task.name!r} has the layers "
-            f"{readout.layers}; choose among them, or fit this one"
-        )
-        yield Problem("exit.layer", fix, spec.exit.layer)
 
 
 def _files_that_differ(own: Mapping[str, str], fitted: object) -> str:

@@ -153,8 +153,7 @@ def check_doubts(findings: Findings) -> Iterator[str]:
             read = ", ".join(f"{label!r} by {token!r}" for label, token in facts.fragments.items())
             yield (
                 f"{task}: labels are scored by the first letters of a word: {read}. Many words "
-                "begin with these letters. Score the whole label (scoring: full), or write other "
-                "texts for the label"
+                "begin with these letters. Write other texts for the label"
             )
         if facts.mass is not None and facts.mass < LEAST_MASS:
             yield (

@@ -133,7 +133,7 @@ def find_readouts(
 
 
 def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> dict[str, Readout]:
-    """The readouts by part of a task, each of the layer that the spec reads.
+    """The readouts by part of a task.
 
     StorageError if a file does not have the hash that `find_readouts` gave.
     """
@@ -144,8 +144,7 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> 
                 f"{task.readout}: the readout of {task.name!r} changed while the job ran; run "
                 f"again, with a file that all machines can read and that does not change"
             )
-        readout = parse_readout(data)
-        return readout if spec.exit is None else readout.at(spec.exit.layer)
+        return parse_readout(data)
 
     paths = [task.readout for task in spec.parts]
     return _of_each_file(spec, "readout", paths, load, cached=(cache_dir, hashes))

@@ -151,9 +151,6 @@ def _decoder_content(
     asked: dict[str, Any] = {
         "question": task.question,
         "labels": [[label, list(verbalizers)] for label, verbalizers in task.labels.items()],
-        # — `auto` follows from the labels and the tokenizer, which are hashed; without labels that
-        #   begin alike, it is this
-        "scoring": "full" if task.scoring == "full" else "first_token",
         **task.model_dump(mode="json", include=scoring_options, exclude_defaults=True),
     }
     if spec.documents.too_long == "chunk":
@@ -175,6 +172,4 @@ def _decoder_content(
         content["quantize"] = f"{spec.model.quantize}, rows evened out"
     if spec.model.kv != "none":
         content["kv"] = spec.model.kv
-    if spec.exit is not None:
-        content["exit"] = {"layer": spec.exit.layer}
     return content

@@ -1,12 +1,12 @@
-"""The model of a spec, and at which layer it stops. Entry points: `ModelSpec` and `ExitSpec`.
+"""The model of a spec. Entry point: `ModelSpec`.
 
 Also the base class of all parts of a spec, `Frozen`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import (
     BaseModel,
@@ -16,7 +16,6 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -70,8 +69,6 @@ class ModelSpec(Frozen):
     float32 on CPUs, and float16 on GPUs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
-    gpus: PositiveInt = 1
-    """Number of GPUs of one worker: 1."""
     threads: Literal["auto"] | PositiveInt = "auto"
     """Threads of one engine on a CPU; a machine has as many engines as its usable cores divided by
     this. `auto` takes one thread where there is enough work, else more."""
@@ -112,13 +109,6 @@ class ModelSpec(Frozen):
                 raise ValueError("not supported with engine: vllm; remove it")
         return value
 
-    @field_validator("gpus")
-    @classmethod
-    def _is_one(cls, gpus: int) -> int:
-        if gpus > 1:
-            raise ValueError("write 1; for several GPUs write engine: vllm and tensor_parallel")
-        return gpus
-
     @field_validator("quantize", mode="before")
     @classmethod
     def _is_not_of_weights_alone(cls, quantize: object) -> object:
@@ -128,23 +118,6 @@ class ModelSpec(Frozen):
                 "leave it out"
             )
         return quantize
-
-
-class ExitSpec(Frozen):
-    """Early exit: every document stops at one layer."""
-
-    layer: PositiveInt
-    """Layer at which every document stops. Layers are counted from 1."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_confidence(cls, content: Any) -> Any:
-        if isinstance(content, Mapping) and not content.keys().isdisjoint(("layers", "confidence")):
-            raise ValueError(
-                "layers and confidence are not supported any more; write {layer: N}, or a cascade "
-                "of two stages with the same model and another exit.layer in each"
-            )
-        return content
 
 
 # The model of a spec whose tasks all have a classifier.

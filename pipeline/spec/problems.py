@@ -41,6 +41,12 @@ _WRITE = "no such key; write "
 # Keys that earlier versions had.
 _GONE = {
     "explain": "no such key: continuations are not stored any more; remove it",
+    "exit": "exit was removed: a readout is read at the layer that its file names; fit it with "
+    "`assay fit --layers N`",
+    "gpus": "gpus was removed: a worker has one GPU; for several write engine: vllm and "
+    "tensor_parallel",
+    "scoring": "scoring was removed: labels that share a first token are scored whole, and so are "
+    "all with beam or length_penalty; remove it",
     "calibration": "calibration was removed; fit thresholds or a readout with `assay fit`",
 }
 

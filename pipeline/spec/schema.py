@@ -21,7 +21,6 @@ from pipeline.spec.filters import FilterSpec
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import (
     NO_MODEL,
-    ExitSpec,
     Frozen,
     Mistake,
     ModelSpec,
@@ -168,8 +167,6 @@ class JobSpec(Frozen):
     """Largest share of rows without an answer. A run above it fails. Default: none."""
     tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
     """The questions. All are asked of every document."""
-    exit: ExitSpec | None = None
-    """Early exit, if every task has a trained readout. Default: all layers are read."""
     filter: FilterSpec | None = None
     """The rule of `assay filter`. A run ignores it."""
 
@@ -247,38 +244,23 @@ class JobSpec(Frozen):
         return tuple(self._round_specs(number) for number in range(rounds))
 
     def _round_specs(self, number: int) -> tuple[JobSpec, ...]:
-        """The specs that answer the stages with this number, one for each model and exit."""
+        """The specs that answer the stages with this number, one for each model."""
         # — the conditions are those of the whole spec
         tasks = (task.model_copy(update={"when": None}) for task in self.tasks)
         plain = [task for task in tasks if task.cascade is None]
-        groups = [(self.model, self.exit, plain if number == 0 else [])]
+        groups = [(self.model, plain if number == 0 else [])]
         for task in self.tasks:
             if number < len(task.stages):
-                stage = task.stages[number]
-                reader = (stage.model or self.model, stage.exit)
-                if stage.classifier is not None:
-                    reader = self.model, self.exit
-                group = next((group for group in groups if group[:2] == reader), None)
-                if group is None:
-                    groups.append(group := (*reader, []))
-                group[2].append(task.stage(number))
+                model = task.stages[number].model or self.model
+                tasks_of = next((tasks for other, tasks in groups if other == model), None)
+                if tasks_of is None:
+                    groups.append((model, tasks_of := []))
+                tasks_of.append(task.stage(number))
         return tuple(
-            self.model_copy(update={"model": model, "exit": exit, "tasks": tuple(tasks)})
-            for model, exit, tasks in groups
-            if tasks
+            self.model_copy(update={"model": model, "tasks": tuple(of_model)})
+            for model, of_model in groups
+            if of_model
         )
-
-    @field_validator("exit")
-    @classmethod
-    def _suits_every_task(cls, exit: ExitSpec | None, other: ValidationInfo) -> ExitSpec | None:
-        tasks: tuple[TaskSpec, ...] = other.data.get("tasks", ())
-        plain = [t.name for t in tasks if not (t.readout or t.classifier or t.cascade)]
-        if exit is not None and plain:
-            raise ValueError(
-                f"tasks {plain} have no readout, and only a readout reads a layer before the last; "
-                f"give them one, or remove exit"
-            )
-        return exit
 
     @field_validator("tasks")
     @classmethod
@@ -289,10 +271,10 @@ class JobSpec(Frozen):
         mistakes: list[Mistake] = []
         for number, task in enumerate(tasks):
             if task.cascade is None:
-                mistakes += _cannot_answer(model, None, task, (number,))
+                mistakes += _cannot_answer(model, task, (number,))
             for place, stage in enumerate(task.stages):
                 inside = (number, "cascade", "stages", place)
-                mistakes += _cannot_answer(stage.model or model, stage.exit, stage, inside)
+                mistakes += _cannot_answer(stage.model or model, stage, inside)
                 engines = {each.engine for each in (stage.model, model) if each}
                 if stage.model and "vllm" in engines:
                     fix = "with engine: vllm all stages have one model; remove this"
@@ -323,7 +305,6 @@ def _needs_no_model(task: object) -> bool:
 
 def _cannot_answer(
     model: ModelSpec | None,
-    exit: ExitSpec | None,
     asked: TaskSpec | StageSpec,
     place: tuple[int | str, ...],
 ) -> Iterator[Mistake]:
@@ -334,13 +315,13 @@ def _cannot_answer(
         if isinstance(asked, TaskSpec) and asked.kind == "multi":
             fix = "an encoder's classes exclude each other; remove this, or name a decoder"
             yield (*place, "kind"), fix
-        keys = {"question": asked.question, "readout": asked.readout, "exit": exit}
+        keys = {"question": asked.question, "readout": asked.readout}
         for key, value in keys.items():
             if value is not None:
                 fix = "an encoder answers by its own head; remove this, or name a decoder"
                 yield (*place, key), fix
     elif model.engine == "vllm":
-        keys = {"readout": asked.readout, "exit": exit, "beam": getattr(asked, "beam", None)}
+        keys = {"readout": asked.readout, "beam": getattr(asked, "beam", None)}
         for key, value in keys.items():
             if value is not None:
                 yield (
@@ -352,6 +333,3 @@ def _cannot_answer(
     elif asked.question is None and asked.readout is None:
         fix = "a task needs a question, a readout or a classifier; write one"
         yield (*place, "question"), fix
-    elif exit is not None and asked.readout is None:
-        fix = "only a readout reads a layer before the last; write one, or remove exit"
-        yield (*place, "exit"), fix

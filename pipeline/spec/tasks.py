@@ -26,7 +26,7 @@ from pipeline.spec.labels import (
     scores_fix,
     with_numbers_as_texts,
 )
-from pipeline.spec.model import ExitSpec, Frozen, ModelSpec, mistakes_error
+from pipeline.spec.model import Frozen, ModelSpec, mistakes_error
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 # Columns of `open_labels` that every document has, beside one column a task.
@@ -36,7 +36,6 @@ _TAKEN = (*DOCUMENT_COLUMNS, "doc")  # in SQL, the columns of the input are in `
 # The keys that a classifier cannot be beside, and the fix.
 _BESIDE_A_CLASSIFIER = {
     "model": "a classifier needs no model; remove the model",
-    "exit": "a classifier has no layers; remove exit",
     "readout": "a task has a readout or a classifier; remove one of the two",
     "question": "a classifier reads the text alone; remove the question, or it",
 }
@@ -68,8 +67,6 @@ class StageSpec(Frozen):
 
     model: ModelSpec | None = None
     """Model of this stage. Default: the spec's. Its `dtype: auto` is that of the spec's model."""
-    exit: ExitSpec | None = None
-    """Early exit of this stage; it needs a trained readout. Default: all layers are read."""
     question: Annotated[str, Field(min_length=1)] | None = None
     """Question about the document."""
     readout: Annotated[str, Field(min_length=1)] | None = None
@@ -135,15 +132,12 @@ class TaskSpec(Frozen):
     answer of the chunk in which the label that is named first is the most probable. `mean`: the
     mean probability of each label. Default: `max` for two labels and for the kind `multi`, `mean`
     for others."""
-    scoring: Literal["auto", "first_token", "full"] = "auto"
-    """Which tokens of a label are scored: its first token or all of them. `auto` scores all tokens
-    of labels that share a first token."""
     length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False, strict=False)
-    """Exponent of the number of tokens that divides a label's log probability (`scoring: full`). 0:
-    no penalty; 1: mean of the tokens."""
+    """Exponent of the number of tokens that divides a label's log probability, of which all tokens
+    are then scored. 0: no penalty; 1: mean of the tokens."""
     beam: PositiveInt | None = None
-    """Number of label prefixes that are kept at each token, for very many labels (`scoring: full`).
-    Default: score every label exactly."""
+    """Number of label prefixes that are kept at each token, for very many labels, of which all
+    tokens are then scored. Default: score every label exactly."""
     top_k: PositiveInt | None = None
     """Store the probabilities of this many likeliest labels instead of all. Required above 1,000
     labels."""
@@ -200,7 +194,7 @@ class TaskSpec(Frozen):
     def stage(self, number: int) -> TaskSpec:
         """The stage of the cascade with this number, from 0, as a task of its own."""
         stage = self.stages[number]
-        keys = ("name", "kind", "chunks", "scoring", "length_penalty", "beam")
+        keys = ("name", "kind", "chunks", "length_penalty", "beam")
         shared = {key: getattr(self, key) for key in keys}
         answering = {key: getattr(stage, key) for key in ("question", "readout", "classifier")}
         return TaskSpec(**shared, **answering, labels=stage.labels or self.labels)
@@ -257,8 +251,6 @@ def _contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
     for key in _scoring_keys(task):
         if fix := _reads_no_tokens(task):
             yield key, fix
-        elif key != "scoring" and task.scoring == "first_token":
-            yield key, "a first token has neither length nor beams; write scoring: full"
     yield from _label_contradictions(task)
     if task.cascade is not None and (fix := _stages_fix(task)):
         yield "cascade", fix
@@ -305,7 +297,7 @@ def _multi_contradictions(task: TaskSpec) -> Iterator[tuple[str, str]]:
 
 def _scoring_keys(task: TaskSpec) -> list[str]:
     """The keys of a task that choose how the tokens of labels are scored."""
-    defaults = {"scoring": "auto", "length_penalty": 0, "beam": None}
+    defaults = {"length_penalty": 0, "beam": None}
     return [key for key, default in defaults.items() if getattr(task, key) != default]
 
 

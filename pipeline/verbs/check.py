@@ -69,7 +69,7 @@ class ReadoutFacts:
     sha256: str
     kind: str
     pooling: str
-    layer: int  # where it is read, unless the spec has an `exit`
+    layer: int  # where it is read
     layers: tuple[int, ...]
     labels: tuple[str, ...]
 

@@ -184,7 +184,7 @@ def _texts_by_label(part: GoldStates) -> list[int]:
 def _without_files(spec: JobSpec) -> JobSpec:
     """What the model is asked, without readouts, which may not exist yet."""
     bare = [part.model_copy(update={"readout": None}) for part in spec.model_parts]
-    return spec.model_copy(update={"tasks": tuple(bare), "exit": None})
+    return spec.model_copy(update={"tasks": tuple(bare)})
 
 
 def readout_path(task: str, *, named: str | None, to: str | None) -> str:

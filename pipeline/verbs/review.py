@@ -91,7 +91,7 @@ def open_review(
     )
     with GoldFile.open(options.to, task) as gold:
         bare = task.model_copy(update={"readout": None})
-        alone = spec.model_copy(update={"tasks": (bare,), "exit": None})
+        alone = spec.model_copy(update={"tasks": (bare,)})
         job = make_job(alone, place(spec.model, this_machine()), cache_dir)
         labelled = {line.content_hash for line in gold.answers.values()}
         sample, drawn = None, set[str]()
@@ -104,8 +104,7 @@ def open_review(
         gold.check_sample(sample)
         more = 0 if drawn else options.pool or POOL
         documents = _documents(spec, options, labelled | drawn, more, cache_dir)
-        layers = None if spec.exit is None else str(spec.exit.layer)
-        pool = _pool(job, bare, documents, layers, options.seed, announce)
+        pool = _pool(job, bare, documents, options.seed, announce)
         if rules.order.name == "disagreement":
             pool = _with_ledger(pool, spec, task, cache_dir)
         if missing := len(drawn - {*pool.hashes}):
@@ -179,7 +178,6 @@ def _pool(
     job: Job,
     task: TaskSpec,
     documents: Sequence[Document],
-    layers: str | None,
     seed: int,
     announce: Callable[[int], Callable[[int], None]],
 ) -> Pool:
@@ -189,7 +187,7 @@ def _pool(
     # — a row for each document, as gold is read; its labels do not count
     rows = Gold(job.spec.input.path, "content_hash", hashes, {task.name: every}, texts)
     question = None if task.kind == "multi" else task.question
-    read = read_gold_states(job, rows, {task.name: question}, layers=layers, announce=announce)
+    read = read_gold_states(job, rows, {task.name: question}, layers=None, announce=announce)
     own = read.kinds[task.name]
     middle = min(_LAYER, len(read.layers) - 1)
     chosen = [documents[row] for row in read.rows]

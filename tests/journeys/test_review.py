@@ -24,7 +24,6 @@ tasks:
     question: null
     readout: readouts/kind.safetensors
     labels: [advert, other]
-exit: {layer: 12}
 """
 FILTER = """
 filter:

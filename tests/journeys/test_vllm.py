@@ -27,7 +27,6 @@ tasks:
   - name: about
     question: "What is it about: football, food or politics?"
     labels: [football, food, politics and elections, politics and taxes]
-    scoring: full
 """
 OWN = [("engine: vllm", "engine: assay"), ("by-vllm", "by-assay")]
 

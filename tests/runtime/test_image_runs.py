@@ -28,7 +28,7 @@ from pipeline.labeller import Labeller
 
 TASKS = [
     {"name": "animal", "question": "Is it an animal?", "labels": ["Yes", "No"]},
-    {"name": "kind", "question": "Which?", "labels": ["dog", "door", "cat"], "scoring": "full"},
+    {"name": "kind", "question": "Which?", "labels": ["dog", "door", "cat"]},
 ]
 
 

@@ -107,18 +107,17 @@ def test_the_answers_are_those_of_a_prompt_for_each_label_and_chunk(
         assert row["label"] == labels[int(share.argmax())]
 
 
-@pytest.mark.parametrize("exit", [{}, {"exit": {"layer": 1}}])
+@pytest.mark.parametrize("layer", [1, 2])
 def test_readouts_of_labels_are_those_of_their_files(
-    exit: dict[str, Any], modelled: Corpus, model_folder: Path
+    layer: int, modelled: Corpus, model_folder: Path
 ) -> None:
     modelled.write("a", TEXTS[:2])
     (folder := modelled.folder / "readouts").mkdir()
     modelled.task = {**MULTI, "question": None, "readout": str(folder)}
-    modelled.settings = exit
     spec = modelled.spec
     weights = dict(locate(spec.model, modelled.cache).hashes)
     for seed, part in enumerate(spec.parts):
-        card = card_of(spec, part, weights=weights, dtype="float32", layer=2)
+        card = card_of(spec, part, weights=weights, dtype="float32", layer=layer)
         write_readout(Path(part.readout or ""), card, hidden=48, layers=[1, 2], seed=seed)
     assert "a%2Fb.safetensors" in {path.name for path in folder.iterdir()}
     assert modelled.run().complete
@@ -129,7 +128,7 @@ def test_readouts_of_labels_are_those_of_their_files(
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.parts)
     document = DocumentTokenizer(tokenizer).encode(TEXTS[0])
     for part, question, label in zip(spec.parts, prompt.questions, LABELS, strict=True):
-        readout = parse_readout(Path(part.readout or "").read_bytes()).at(1 if exit else 2)
+        readout = parse_readout(Path(part.readout or "").read_bytes())
         asked = model, prompt.prefix, document, question.token_ids
         p = np.exp(reference.readout_log_probs(*asked, readout)[0])
         assert row["p"][label] == pytest.approx(p, abs=TOLERANCE)

@@ -100,21 +100,6 @@ def test_a_readout_fitted_for_something_else_is_refused_by_what_differs(
     )
 
 
-def test_exit_at_a_layer_that_the_file_does_not_hold_is_refused(fitted: Make) -> None:
-    task = fitted().tasks[0].model_dump(mode="json")
-    (line,) = problems_of(fitted(tasks=[task], exit={"layer": 3}))
-    assert line.startswith("exit.layer: the readout ")
-    assert line.endswith("has the layers [1, 2]; choose among them, or fit this one (got 3)")
-
-
-def test_exit_reads_a_readout_at_that_layer(fitted: Make, tmp_path: Path) -> None:
-    task = fitted().tasks[0].model_dump(mode="json")
-    spec = fitted(tasks=[task], exit={"layer": 1})
-    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
-    own = load_readouts(refs, fitted(tasks=[task]), tmp_path)["a"]
-    assert (own.card.layer, load_readouts(refs, spec, tmp_path)["a"].card.layer) == (2, 1)
-
-
 def damaged(path: Path, how: str) -> None:
     data = path.read_bytes()
     tensors = safetensors.numpy.load(data)
@@ -219,16 +204,3 @@ def test_a_readout_is_part_of_its_own_tasks_fingerprint_alone(fitted: Make) -> N
     one, other = fps(fitted(), {"a": "1"}), fps(fitted(), {"a": "2"})
     assert one["a"] != other["a"]
     assert one["b"] == other["b"]
-
-
-def both_trained(fitted: Make, **changes: Any) -> JobSpec:
-    task = fitted().tasks[0].model_dump(mode="json")
-    return fitted(tasks=[task, {**task, "name": "b"}], **changes)
-
-
-def test_with_exit_at_one_layer_tasks_stay_apart_and_each_names_the_layer(fitted: Make) -> None:
-    at_1, at_2 = (both_trained(fitted, exit={"layer": layer}) for layer in (1, 2))
-    readouts = {"a": "1", "b": "2"}
-    ids = [fps(both_trained(fitted), readouts), fps(at_1, readouts), fps(at_2, readouts)]
-    assert len({each["a"] for each in ids}) == 3
-    assert fps(at_1, {**readouts, "b": "3"})["a"] == ids[1]["a"]

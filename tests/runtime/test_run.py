@@ -228,7 +228,7 @@ def test_on_ray_a_shard_is_one_call_and_every_file_is_the_same(
     assert corpus.run().tally.rows == 0
 
 
-SIMILAR = {"name": "t", "question": "Q?", "labels": ["same", "similar"], "scoring": "first_token"}
+SIMILAR = {"name": "t", "question": "Q?", "labels": ["C", "C++"]}
 
 
 @pytest.mark.parametrize(

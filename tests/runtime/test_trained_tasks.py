@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.cli import main
 from pipeline.fitted.cascade_file import Thresholds
-from pipeline.fitted.readout import parse_readout
+from pipeline.fitted.readout import parse_readout, readout_file
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
@@ -86,16 +86,7 @@ def pieces(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[start : start + 40] for start in [*range(0, len(ids) - 40, 32), len(ids) - 40]]
 
 
-EXITS = pytest.mark.parametrize(
-    "changes, layer", [({}, LAYER), ({"exit": {"layer": 1}}, dict.fromkeys(LAYER, 1))]
-)
-
-
-@EXITS
-def test_label_files_hold_what_the_maps_say_of_each_document_and_no_mass(
-    changes: dict[str, Any], layer: dict[str, int], trained: Corpus
-) -> None:
-    trained.settings |= changes
+def test_label_files_hold_what_the_maps_say_of_each_document_and_no_mass(trained: Corpus) -> None:
     assert trained.run().complete
     for task, labels in LABELS.items():
         rows = [*trained.rows(task).values()]
@@ -105,33 +96,37 @@ def test_label_files_hold_what_the_maps_say_of_each_document_and_no_mass(
         for row, text in zip(rows, TEXTS, strict=True):
             if text:
                 p = [row["p"][label] for label in labels]
-                likely = expected(trained.spec, task, text, layer[task])
+                likely = expected(trained.spec, task, text, LAYER[task])
                 np.testing.assert_allclose(p, likely, atol=1e-4)
                 assert row["label"] == labels[int(np.argmax(p))]
 
 
-@EXITS
 def test_check_shows_readouts_and_proves_them_against_plain_forwards(
-    changes: dict[str, Any],
-    layer: dict[str, int],
-    trained: Corpus,
-    capsys: pytest.CaptureFixture[str],
+    trained: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained.settings |= changes
     assert main(["check", str(trained.spec_file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["exactness"]["answers"] == 3 * 3
     assert report["label_tokens"] == {}
-    assert {task: facts["layer"] for task, facts in report["readouts"].items()} == layer
+    assert {task: facts["layer"] for task, facts in report["readouts"].items()} == LAYER
     assert report["readouts"]["form"]["pooling"] == "mean"
+
+
+def read_at(path: Path, layer: int) -> str:
+    """A copy of a readout's file that is read at this layer."""
+    readout = parse_readout(path.read_bytes())
+    card = {**readout.card.model_dump(mode="json"), "layer": layer}
+    copy = path.with_name(f"{path.name}-{layer}")
+    copy.write_bytes(readout_file(readout.maps, card))
+    return str(copy)
 
 
 def test_a_cascade_over_two_layers_reads_the_deeper_one_where_the_first_is_uncertain(
     trained: Corpus,
 ) -> None:
     plain, cache = trained.spec, trained.cache
-    readout, thresholds = str(trained.folder / "form"), trained.folder / "decided"
-    stages = [{"readout": readout, "exit": {"layer": layer}} for layer in (1, 2)]
+    thresholds = trained.folder / "decided"
+    stages = [{"readout": read_at(trained.folder / "form", layer)} for layer in (1, 2)]
     cascade = {"stages": stages, "file": str(thresholds)}
     trained.task = {"name": "form", "labels": LABELS["form"], "cascade": cascade}
     trained.others = []

@@ -70,7 +70,7 @@ def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
     [
         ({**MULTI, "readout": "r.safetensors"}, "readout", "a folder"),
         ({**MULTI, "top_k": 1}, "top_k", "not supported with kind: multi"),
-        ({**MULTI, "scoring": "full"}, "scoring", "yes or no"),
+        ({**MULTI, "beam": 2}, "beam", "yes or no"),
         ({**MULTI, "labels": {"a": ["x", "z"], "b": ["y"]}}, "labels", "one text"),
         ({**CHOICE, "labels": ["Yes", "no", "yes"]}, "labels", "'Yes' from 'yes'"),
         ({**CHOICE, "labels": {"a": ["x"], "b": ["y"], "A": ["z"]}}, "labels", "'a' from 'A'"),

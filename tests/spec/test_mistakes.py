@@ -98,17 +98,14 @@ LABELS = [
 SCORING = [
     (task(chunks="min"), "tasks.0.chunks", "'max' or 'mean'"),
     (task(labels=["x", "y", "z"], chunks="max"), "tasks.0.chunks", "write chunks: mean"),
-    (task(scoring="last"), "tasks.0.scoring", "'auto', 'first_token' or 'full'"),
     (task(length_penalty=-1), "tasks.0.length_penalty", "at least 0"),
     (task(beam=0), "tasks.0.beam", "above 0"),
     (task(top_k=0), "tasks.0.top_k", "above 0"),
-    (task(scoring="first_token", beam=8), "tasks.0.beam", "write scoring: full"),
-    (task(scoring="first_token", length_penalty=1), "tasks.0.length_penalty", "scoring: full"),
     (task(separator=">"), "tasks.0.separator", "no label contains it"),
     (task(labels=MANY), "tasks.0.top_k", "top_k: 10"),
     *(
         ({"tasks": [{**own, key: value}]}, f"tasks.0.{key}", f"or the {name}")
-        for key, value in (("scoring", "full"), ("beam", 8), ("length_penalty", 0.5))
+        for key, value in (("beam", 8), ("length_penalty", 0.5))
         for name, own in (
             ("readout", TRAINED),
             ("classifier", {**TASK, "question": None, "classifier": ONNX}),
@@ -121,8 +118,6 @@ OTHERS = [
     (task(classifier={"kind": "onnx"}, question=None), "tasks.0.classifier", "needs a path"),
     (task(explain={"tokens": 4}), "tasks.0.explain", "not stored any more; remove it"),
     ({"model": ENCODER}, "tasks.0.question", "name a decoder"),
-    ({"exit": {"layer": 8}}, "exit", "tasks ['a'] have no readout"),
-    ({"tasks": [TRAINED], "exit": {}}, "exit.layer", "missing; add it"),
 ]
 STAGES = [
     (stages(ASKED), "stages", "at least 2"),
@@ -134,27 +129,24 @@ STAGES = [
     ),
     (stages({"classifier": ONNX, "readout": "r"}, ASKED), "stages.0.classifier", "one of the two"),
     (stages({"classifier": ONNX, **ASKED}, ASKED), "stages.0.classifier", "remove the question"),
-    (stages({"classifier": ONNX, "exit": {"layer": 2}}, ASKED), "stages.0.classifier", "exit"),
     (stages({"classifier": ONNX, "model": {"path": "m"}}, ASKED), "stages.0.classifier", "model"),
-    (stages({**ASKED, "exit": {"layer": 1}}, ASKED), "stages.0.exit", "only a readout"),
     (stages({**ASKED, "model": ENCODER}, ASKED), "stages.0.question", "name a decoder"),
     (stages(ASKED, {**ASKED, "labels": {"x/1": ["A"], "y": ["A"]}}), "stages.1.labels", "twice"),
     (stages(ASKED, {"readout": "r"}, beam=8), "", "stage 2: a readout reads no label's"),
     (stages(ASKED, ASKED, question="Why?"), "", "remove the task's question"),
     (stages(ASKED, ASKED, labels=["a", "b", "c"]), "", "the task has 3"),
 ]
-BY_CONFIDENCE = "write {layer: N}, or a cascade of two stages"
 REMOVED = [
     ({"model": {"path": "m", "quantize": "int8"}}, "model.quantize", "write int8_dynamic"),
     ({"model": {"path": "m", "quantize": "fp8"}}, "model.quantize", "write int8_dynamic"),
-    ({"model": {"path": "m", "gpus": 2}}, "model.gpus", "write 1"),
-    ({"exit": {"layer": 8, "confidence": 0.9}}, "exit", BY_CONFIDENCE),
-    ({"exit": {"layers": [8, 9], "confidence": 0.9}}, "exit", BY_CONFIDENCE),
+    ({"model": {"path": "m", "gpus": 2}}, "model.gpus", "write engine: vllm and tensor_parallel"),
+    ({"exit": {"layer": 8}}, "exit", "fit it with `assay fit --layers N`"),
     (
-        stages({"readout": "r", "exit": {"layers": [1, 2], "confidence": 0.9}}, ASKED),
+        stages({"readout": "r", "exit": {"layer": 1}}, ASKED),
         "tasks.0.cascade.stages.0.exit",
-        BY_CONFIDENCE,
+        "fit it with `assay fit --layers N`",
     ),
+    (task(scoring="full"), "tasks.0.scoring", "share a first token are scored whole"),
     (
         task(calibration={"method": "batch", "file": "f"}),
         "tasks.0.calibration",
@@ -294,8 +286,7 @@ def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
         task(labels=MANY, top_k=3),
         task(readout="r", top_k=2, separator="/"),
         task(beam=8),
-        {"tasks": [TRAINED], "exit": {"layer": 8}},
-        {"model": {"path": "m", "gpus": 1}},
+        {"tasks": [TRAINED]},
         {"model": {**VLLM, "tensor_parallel": 8}},
         {"documents": {"max_tokens": 8, "overlap_tokens": 9, "too_long": "tail"}},
     ],

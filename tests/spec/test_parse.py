@@ -129,7 +129,7 @@ tasks:
   question: What
   lables: [x, y]
   classifier: {kind: onnx, paht: a}
-  scoring: [first]
+  chunks: [first]
 """
 
 
@@ -144,8 +144,7 @@ def test_a_misspelt_key_offers_the_nearest_and_names_the_line_and_the_task(tmp_p
         f"output: missing; add it in {path}",
         "tasks.1.classifier.paht: no such key; write path (got 'a') "
         f"in {path}, line 15, task 'topic'",
-        "tasks.1.scoring: write 'auto', 'first_token' or 'full' (got ['first']) "
-        f"in {path}, line 16, task 'topic'",
+        f"tasks.1.chunks: write 'max' or 'mean' (got ['first']) in {path}, line 16, task 'topic'",
         "tasks.1.lables: no such key; write labels (got ['x', 'y']) "
         f"in {path}, line 14, task 'topic'",
         f"max_tokens: no such key; max_tokens belongs below documents (got 9) in {path}, line 7",

@@ -61,7 +61,6 @@ DEFAULTS: dict[str, Any] = {
         "revision": None,
         "dtype": "auto",
         "device": "auto",
-        "gpus": 1,
         "threads": "auto",
         "quantize": "none",
         "kv": "none",
@@ -82,7 +81,6 @@ DEFAULTS: dict[str, Any] = {
         "document": "Text:\n{document}",
     },
     "documents": {"max_tokens": 2048, "too_long": "head", "overlap_tokens": 128},
-    "exit": None,
     "max_error_rate": None,
     "filter": None,
 }
@@ -95,7 +93,7 @@ ABSENT = [
     "top_k",
     "separator",
 ]
-TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "scoring": "auto", "length_penalty": 0}
+TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}
 
 
 def test_the_example_of_the_design_parses_with_its_values() -> None:
@@ -180,24 +178,24 @@ def test_a_spec_whose_stages_bring_their_own_models_needs_none() -> None:
 
 
 def test_stages_of_one_model_are_answered_together_and_the_first_with_the_other_tasks() -> None:
-    layer = {"readout": "r", "exit": {"layer": 4}}
+    trained = {"readout": "r"}
     asked, of_own = {"question": "one"}, {"question": "two", "model": {"path": "own"}}
     classifier = {"classifier": {"kind": "onnx", "path": "c"}}
     tasks: list[dict[str, Any]] = [{"name": "plain", "question": "three"}]
     for name, stages in {
         "a": [asked, of_own],
-        "b": [layer, asked],
-        "c": [classifier, layer, of_own],
+        "b": [trained, asked],
+        "c": [classifier, trained, of_own],
     }.items():
         tasks.append({"name": name, "cascade": {"stages": stages, "file": "f"}})
     labelled = [{"labels": ["yes", "no"], **task} for task in tasks]
     spec = spec_of({**yaml.safe_load(SMALLEST), "model": {"path": "m"}, "tasks": labelled})
     rounds = [
-        [(s.model.path, s.exit and s.exit.layer, [task.name for task in s.tasks]) for s in specs]
+        [(s.model.path, [task.name for task in s.tasks]) for s in specs]
         for specs in spec.stage_specs()
     ]
     assert rounds == [
-        [("m", None, ["plain", "a", "c"]), ("m", 4, ["b"])],
-        [("m", None, ["b"]), ("own", None, ["a"]), ("m", 4, ["c"])],
-        [("own", None, ["c"])],
+        [("m", ["plain", "a", "b", "c"])],
+        [("m", ["b", "c"]), ("own", ["a"])],
+        [("own", ["c"])],
     ]

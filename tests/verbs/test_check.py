@@ -313,7 +313,7 @@ def test_whole_labels_that_are_no_numbers_are_not_exact(
         return replace(labelled, log_probs=nothing)
 
     monkeypatch.setattr(LabelEngine, "label", overflown)
-    task = {"name": "t", "question": "?", "labels": ["law", "lawn", "art"], "scoring": "full"}
+    task = {"name": "t", "question": "?", "labels": ["law", "lawn", "art"]}
     spec = write_spec(tasks=[{**task, "length_penalty": 1.0}])
     assert main(["check", str(spec), "--json"]) == 1
     printed = capsys.readouterr().out

@@ -40,13 +40,11 @@ def label_verbalizers(
 def scored_paths(task: TaskSpec, verbalizers: Verbalizers) -> Verbalizers:
     """The tokens of each verbalizer that are scored: the first, or all if two labels share it.
 
-    The task may ask for one or the other.
+    With a beam or a length penalty, all are scored.
     """
     first = {label: {path[:1] for path in paths} for label, paths in verbalizers.items()}
-    if task.scoring == "auto":
-        needs_paths = task.beam is not None or task.length_penalty > 0
-        return verbalizers if needs_paths or _shared(first) else first
-    return verbalizers if task.scoring == "full" else first
+    needs_paths = task.beam is not None or task.length_penalty > 0
+    return verbalizers if needs_paths or _shared(first) else first
 
 
 def collisions(
@@ -71,10 +69,8 @@ def collisions(
     return [
         Problem(
             f"tasks.{place}.labels",
-            f"labels {labels} of {task.name!r} "
-            f"{'are the same tokens' if len(path) > 1 else 'begin with the same token'} "
-            f"{tokenizer.decode(list(path))!r}; give them texts that "
-            f"{'differ' if len(path) > 1 else 'begin differently'}",
+            f"labels {labels} of {task.name!r} are the same tokens "
+            f"{tokenizer.decode(list(path))!r}; give them texts that differ",
             {label: list(task.labels[label]) for label in labels},
         )
         for path, labels in shared.items()

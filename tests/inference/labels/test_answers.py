@@ -115,12 +115,11 @@ def test_document_readouts_share_one_answer_position_or_need_none(
 @pytest.mark.parametrize("cut", [True, False])
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("layer", [1, 2, 3, 4])
-def test_exit_at_a_layer_reads_it_and_runs_nothing_deeper(
+def test_a_readout_is_read_at_its_layer_and_no_deeper_layer_runs(
     layer: int, pooling: Pooling, cut: bool, deep_model: LoadedModel
 ) -> None:
     model = replace(deep_model, cuts_last_layer=cut)
-    prompt, readouts = document_tasks(3, pooling=pooling)
-    readouts = {name: fitted.at(layer) for name, fitted in readouts.items()}
+    prompt, readouts = document_tasks(3, pooling=pooling, layer=layer)
     engine = LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
     with rows_through(model) as rows:
         labelled = engine.label(DOCUMENTS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from byte_tokenizer import CHAT_TEMPLATE, make_byte_tokenizer
 from small_tokenizers import byte_pairs, pieces_of_words
+from tokenizers import normalizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
@@ -153,34 +154,27 @@ def test_a_model_that_answers_behind_a_control_token_needs_the_beginning_of_an_a
         assert problem.fix.endswith(f"end the question in {{answer}}{begun}Answer:")
 
 
-def test_labels_that_begin_alike_are_refused_by_name(
+def test_labels_of_the_same_tokens_are_refused_by_name(
     byte_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
+    folding = copy.deepcopy(byte_tokenizer)
+    folding.backend_tokenizer.normalizer = normalizers.Lowercase()
     tasks = [
         YES_NO,
-        task(
-            {"sport": ("Sport",), "science": ("Science", "Tech"), "art": ("Art",)},
-            "topic",
-            scoring="first_token",
-        ),
-        task({"a": ("x1", "y1"), "b": ("x2", "y2")}, "other", scoring="first_token"),
+        task({"sport": ("Sport",), "science": ("SPORT", "Tech"), "art": ("Art",)}, "topic"),
+        task({"a": ("x1", "y1"), "b": ("X1", "Y1")}, "other"),
     ]
     with pytest.raises(SpecError) as caught:
-        tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
+        tokenise_prompt(folding, PromptSpec(), tasks)
     lines = str(caught.value).splitlines()
     assert lines[0] == (
-        "tasks.1.labels: labels ['sport', 'science'] of 'topic' begin with the same token 'S'; "
-        "give them texts that begin differently "
-        "(got {'sport': ['Sport'], 'science': ['Science', 'Tech']})"
+        "tasks.1.labels: labels ['sport', 'science'] of 'topic' are the same tokens 'sport'; "
+        "give them texts that differ (got {'sport': ['Sport'], 'science': ['SPORT', 'Tech']})"
     )
     assert [line.split(": ")[0] for line in lines] == ["tasks.1.labels"] + ["tasks.2.labels"] * 2
 
 
-def test_labels_that_only_share_their_space_collide_where_the_space_is_a_token() -> None:
-    with pytest.raises(SpecError, match="begin with the same token ' '"):
-        tokenise_prompt(
-            plain_bytes(), PromptSpec(), [YES_NO.model_copy(update={"scoring": "first_token"})]
-        )
+def test_labels_that_only_share_their_space_are_scored_whole_where_the_space_is_a_token() -> None:
     whole = tokenise_prompt(plain_bytes(), PromptSpec(), [YES_NO]).questions[0]
     assert whole.first_tokens == {"yes": [220], "no": [220]} and not whole.scores_first_tokens
 
@@ -229,7 +223,7 @@ def test_a_context_leaves_room_for_the_longest_question_with_its_longest_label(
     byte_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     short, long = ({"y": ("Y",), "n": ("N",)}, {"y": ("Y",), "n": ("Nine",)})
-    tasks = [task(short, "a", "Longest?"), task(long, "b", "B?", scoring="full")]
+    tasks = [task(short, "a", "Longest?"), task(long, "b", "B?", length_penalty=0.5)]
     prompt = tokenise_prompt(byte_tokenizer, PromptSpec(), tasks)
     first, second = (len(question.token_ids) for question in prompt.questions)
     assert first - second == len("Longest?") - len("B?") == 6
