@@ -90,7 +90,7 @@ class MeasuredMachine:
     threads: int
     device: str
     dtype: str
-    quantize: str
+    int8: bool
     torch: str
 
 
@@ -164,7 +164,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
         threads=torch.get_num_threads(),
         device=placement.device,
         dtype=placement.dtype,
-        quantize=spec.model.quantize,
+        int8=spec.model.is_int8,
         torch=torch.__version__,
     )
     rates, rows = zip(*measured, strict=True)
@@ -279,7 +279,7 @@ _COLUMNS: dict[str, Callable[[Measurement], str]] = {
 def show_bench(bench: Bench) -> Iterator[Part]:
     """The machine, a table for each workload, and what the columns mean."""
     machine = bench.machine
-    weights = "" if machine.quantize == "none" else f", quantize: {machine.quantize}"
+    weights = " with 8-bit products" if machine.int8 else ""
     yield (
         f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
         f"{machine.device}, torch {machine.torch}"

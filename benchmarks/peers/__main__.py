@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import cyclopts
 
@@ -44,7 +43,7 @@ from pipeline.verbs.samples import take_samples
 
 REFERENCE = "assay:float32"
 PEERS = (
-    REFERENCE, "assay:bfloat16", "assay:int8_dynamic", "vllm:float32", "vllm:bfloat16",
+    REFERENCE, "assay:bfloat16", "assay:int8", "vllm:float32", "vllm:bfloat16",
     "llama_cpp:float32", "llama_cpp:q8_0", "openvino:float32", "openvino:int8",
 )  # fmt: skip
 _MUCH_WORK = 1_000_000  # shards
@@ -151,10 +150,10 @@ def start(engine: str, setup: Setup, cache: Path, stack: ExitStack) -> Workers:
 def _of_a_run(setup: Setup) -> tuple[int, int]:
     """The engines that a run with work for all cores places here, and the threads of each."""
     machine = this_machine()
-    quantize: Any = setup.number_format if setup.number_format.startswith("int8") else "none"
-    model = ModelSpec(path=setup.folder, device="cpu", quantize=quantize)
+    is_int8 = setup.number_format.startswith("int8")
+    model = ModelSpec(path=setup.folder, device="cpu", dtype="int8" if is_int8 else "auto")
     weights = sum(file.stat().st_size for file in Path(setup.folder).glob("*.safetensors"))
-    needs = EngineBytes(weights, 1024**3, 0, shares_weights=quantize == "none")
+    needs = EngineBytes(weights, 1024**3, 0, shares_weights=not is_int8)
     placed = spread(place(model, machine), model, machine, work_items=_MUCH_WORK, needs=needs)
     return placed.actors, placed.threads
 

@@ -1,9 +1,8 @@
-"""assay's own engine as a peer. Number formats: float32, bfloat16, int8_dynamic."""
+"""assay's own engine as a peer. Number formats: float32, bfloat16, int8."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,9 +23,8 @@ class Engine:
         disable_malloc_trim()
         torch.set_num_threads(setup.threads)
         wide = setup.number_format in ("float32", "bfloat16")
-        quantize: Any = "none" if wide else setup.number_format
         dtype = setup.number_format if wide else "float32"
-        self._model = load_model(Path(setup.folder), dtype=dtype, device="cpu", quantize=quantize)
+        self._model = load_model(Path(setup.folder), dtype=dtype, device="cpu", int8=not wide)
 
     def prepare(self, asked: Asked) -> None:
         questions = [

@@ -44,7 +44,7 @@ class CardModel(_Part):
 
     weights: dict[str, str]
     dtype: str
-    quantize: str = "none"
+    int8: bool = False
     kv: str = "none"
 
 
@@ -189,7 +189,7 @@ def differences(
         "question": (task.question, card.question),
         "the model's files": (dict(weights), card.model.weights),
         "model.dtype": (dtype, card.model.dtype),
-        "model.quantize": (model.quantize, card.model.quantize),
+        "model.dtype: int8": (model.is_int8, card.model.int8),
         "model.kv": (model.kv, card.model.kv),
         "documents.max_tokens": (rules.max_tokens, card.documents.max_tokens),
         "documents.too_long": (rules.too_long, card.documents.too_long),

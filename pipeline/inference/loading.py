@@ -39,7 +39,6 @@ from pipeline.inference.model.llama_layer import use_family_layers, use_llama_la
 from pipeline.inference.model.loaded import LoadedModel, decoder_of, set_attention
 from pipeline.inference.model.products import fastest_attention, use_fastest_library
 from pipeline.inference.proof import tolerance, tree_error
-from pipeline.spec.model import Quantize
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
@@ -175,12 +174,13 @@ def load_model(
     *,
     dtype: str,
     device: str,
-    quantize: Quantize = "none",
+    int8: bool = False,
     sees_images: bool = False,
 ) -> LoadedModel:
     """The model in a folder; ModelError names what makes it unusable.
 
-    With `sees_images`, its vision tower and image processor are loaded, too.
+    With `int8`, the linear layers of the decoder multiply 8-bit integers. With `sees_images`, its
+    vision tower and image processor are loaded, too.
     """
     fix = "copy the whole folder again"
     if sees_images:
@@ -193,7 +193,7 @@ def load_model(
     nn.Module.to(network, device)
     # — proved before it is rounded: rounding turns differences of the last bit into whole steps
     model = prepare(network)
-    if quantize == "int8_dynamic":
+    if int8:
         round_linear(network, device)
         model = replace(model, attention_dtype=fastest_attention(network))
     return replace(model, products=use_fastest_library(network))

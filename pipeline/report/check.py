@@ -19,7 +19,7 @@ SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
     """A table of what was proved; with `prompts`, the first document's prompt for every task."""
     model = findings.model
-    weights = "" if model.quantize == "none" else f", quantize: {model.quantize}"
+    weights = " with 8-bit products" if model.int8 else ""
     weights += "" if model.kv == "none" else f", kv: {model.kv}"
     template = "chat" if model.chat_template else "none: plain text ending in 'Answer:'"
     rows = [

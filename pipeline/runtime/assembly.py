@@ -57,7 +57,7 @@ from pipeline.runtime.progress import (
 from pipeline.runtime.weights import ModelFiles, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.sources.streams import Options
-from pipeline.spec.model import KeptFormat, Quantize
+from pipeline.spec.model import KeptFormat
 from pipeline.spec.schema import DocumentsSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -116,9 +116,9 @@ def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send
 
 
 def reader_model(
-    reader: Reader, folder: Path, *, quantize: Quantize | None = None, kv: KeptFormat | None = None
+    reader: Reader, folder: Path, *, int8: bool | None = None, kv: KeptFormat | None = None
 ) -> LoadedModel:
-    """The reader's model; `quantize` and `kv` replace the spec's settings.
+    """The reader's model; `int8` and `kv` replace the spec's settings.
 
     Several engines of one machine share the pages of its weights. From now on, torch uses the job's
     number of threads in this process. SpecError if another engine answers.
@@ -129,9 +129,9 @@ def reader_model(
     # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
     torch.set_num_threads(min(reader.placement.threads, usable_cores()))
     placement = reader.placement
-    chosen = reader.spec.model.quantize if quantize is None else quantize
+    is_int8 = reader.spec.model.is_int8 if int8 is None else int8
     several = placement.device == "cpu" and placement.actors > 1
-    if several and chosen == "none" and needs_cast(folder, placement.dtype):
+    if several and not is_int8 and needs_cast(folder, placement.dtype):
         fill = partial(cast_files, folder, dtype=placement.dtype)
         name = f"{reader.files.id}-{placement.dtype}"
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -141,7 +141,7 @@ def reader_model(
         folder,
         dtype=placement.dtype,
         device=placement.device,
-        quantize=chosen,
+        int8=is_int8,
         sees_images=reader.spec.input.image is not None,
     )
     kept = reader.spec.model.kv if kv is None else kv

@@ -174,7 +174,8 @@ def make_job(
         where = placement
         if own.model != NO_MODEL:  # — `auto` is the number format of the whole job
             own = in_format(own, placement.dtype)
-            where = replace(placement, dtype=own.model.dtype)
+            if not own.model.chooses_dtype:
+                where = replace(placement, dtype=own.model.dtype)
         reader = _reader(own, where, cache_dir, locate, places)
         for task in own.tasks:
             steps_before, version = raw[task.name], reader.fingerprints[task.name]
@@ -303,7 +304,7 @@ def jobs_for_each_dtype(
     Formats in which the readouts were not fitted are left out. SpecError if no format remains, or
     if a model would be downloaded for its hashes.
     """
-    dtypes = _AUTO_DTYPES if spec.model.dtype == "auto" else (spec.model.dtype,)
+    dtypes = _AUTO_DTYPES if spec.model.chooses_dtype else (spec.model.dtype,)
     jobs: list[Job] = []
     errors: list[SpecError] = []
     for dtype in dtypes:

@@ -116,7 +116,7 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
             width = (weights / item_bytes / _OF_WEIGHTS) ** (1 / 3)
             own += int(tokens * item_bytes * _UNKNOWN_NUMBERS * width)
     # — rounded weights are rounded in each process
-    return EngineBytes(weights, own, max_tokens, shares_weights=spec.model.quantize == "none")
+    return EngineBytes(weights, own, max_tokens, shares_weights=not spec.model.is_int8)
 
 
 def this_machine() -> Machine:
@@ -172,7 +172,7 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     else:
         flags = _FAST_BFLOAT16.get(machine.cpu_vendor, set())
         fastest = "float32" if flags.isdisjoint(machine.cpu_flags) else "bfloat16"
-    dtype = fastest if model.dtype == "auto" else model.dtype
+    dtype = fastest if model.chooses_dtype else model.dtype
     if not on_gpu:
         if model.tensor_parallel > 1:
             fix = "no GPUs are here to share it; try where they are, or write 1"

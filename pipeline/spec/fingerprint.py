@@ -168,8 +168,8 @@ def _decoder_content(
     }
     if spec.model.engine != "assay":
         content["engine"] = spec.model.engine
-    if spec.model.quantize != "none":
-        content["quantize"] = f"{spec.model.quantize}, rows evened out"
+    if spec.model.is_int8:
+        content["products"] = "int8, rows evened out"
     if spec.model.kv != "none":
         content["kv"] = spec.model.kv
     return content

@@ -21,7 +21,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.spec.locations import Location, StorageOptions
 
-Quantize = Literal["none", "int8_dynamic"]
 KeptFormat = Literal["none", "int8", "fp8"]
 
 
@@ -64,17 +63,16 @@ class ModelSpec(Frozen):
     Secrets are refused: name a profile or set the environment."""
     revision: str | None = None
     """Branch, tag or commit of a model on the Hub. Default: the branch `main`."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     """Number format of the model. `auto` takes bfloat16 where it is faster. Else it is
-    float32 on CPUs, and float16 on GPUs."""
+    float32 on CPUs, and float16 on GPUs. `int8` is `auto` with linear layers that round weights and
+    activations and multiply 8-bit integers: faster, with slightly different answers. It needs a
+    processor with VNNI or AMX, or a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     threads: Literal["auto"] | PositiveInt = "auto"
     """Threads of one engine on a CPU; a machine has as many engines as its usable cores divided by
     this. `auto` takes one thread where there is enough work, else more."""
-    quantize: Quantize = "none"
-    """`int8_dynamic` rounds weights and activations and multiplies 8-bit integers: faster, with
-    slightly different answers. It needs a processor with VNNI or AMX, or a GPU."""
     kv: KeptFormat = "none"
     """Number format of cached keys and values, which outlive one forward: those of the instruction
     and its examples, and of documents whose labels are found by beam search. 8 bits take half the
@@ -99,25 +97,25 @@ class ModelSpec(Frozen):
             raise ValueError("only engine: vllm shares a model between GPUs; write it, or write 1")
         return gpus
 
-    @field_validator("quantize", "kv")
+    @property
+    def is_int8(self) -> bool:
+        """Whether its linear layers multiply 8-bit integers."""
+        return self.dtype == "int8"
+
+    @property
+    def chooses_dtype(self) -> bool:
+        """Whether the machine chooses the number format of what is not in 8 bits."""
+        return self.dtype in ("auto", "int8")
+
+    @field_validator("dtype", "kv")
     @classmethod
     def _suits_the_model(cls, value: object, other: ValidationInfo) -> object:
-        if value != "none":
+        if value in ("int8", "fp8"):
             if other.data.get("kind") == "encoder":
                 raise ValueError("not supported for an encoder; remove it")
             if other.data.get("engine") == "vllm":
                 raise ValueError("not supported with engine: vllm; remove it")
         return value
-
-    @field_validator("quantize", mode="before")
-    @classmethod
-    def _is_not_of_weights_alone(cls, quantize: object) -> object:
-        if quantize in ("int8", "fp8"):
-            raise ValueError(
-                "8-bit weights alone are not supported any more; write int8_dynamic (CPUs), or "
-                "leave it out"
-            )
-        return quantize
 
 
 # The model of a spec whose tasks all have a classifier.

@@ -45,6 +45,7 @@ _GONE = {
     "`assay fit --layers N`",
     "gpus": "gpus was removed: a worker has one GPU; for several write engine: vllm and "
     "tensor_parallel",
+    "quantize": "quantize was removed; write dtype: int8",
     "scoring": "scoring was removed: labels that share a first token are scored whole, and so are "
     "all with beam or length_penalty; remove it",
     "calibration": "calibration was removed; fit thresholds or a readout with `assay fit`",

@@ -199,7 +199,7 @@ class JobSpec(Frozen):
         not_read = {
             "model.kind: encoder": self.model.kind == "encoder",
             "model.engine: vllm": self.model.engine == "vllm",
-            "model.quantize": self.model.quantize != "none",
+            "model.dtype: int8": self.model.is_int8,
             "documents.too_long: chunk": self.documents.too_long == "chunk",
             "prompt.examples": bool(self.prompt.examples),
         }

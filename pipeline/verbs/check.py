@@ -90,7 +90,7 @@ class CheckedModel:
     path: str  # folder
     engine: str
     dtype: str
-    quantize: str
+    int8: bool  # whether its linear layers multiply 8-bit integers
     kv: str
     device: str
     context_tokens: int
@@ -189,7 +189,7 @@ def _checked_model(
         path=str(folder),
         engine=model.engine,
         dtype=reader.placement.dtype,
-        quantize=model.quantize,
+        int8=model.is_int8,
         kv=model.kv,
         device=reader.placement.device,
         context_tokens=context_tokens(folder),

@@ -41,8 +41,8 @@ ROUNDING_FLOOR = 1e-3  # added to both bounds, for models that round very little
 # The bounds without room for float32 weights. In bfloat16: three times SmolLM2's differences. In
 # float16, whose steps are eight times finer: at most an eighth of that. With 8-bit products: twice
 # SmolLM2's differences from float32, which were .027 on average and .19 at most.
-HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2, "int8_dynamic": 5e-2}
-HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2, "int8_dynamic": 0.4}
+HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2, "int8": 5e-2}
+HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2, "int8": 0.4}
 
 # Each label of several tokens takes a forward of its own. Of a task with more labels than
 # `_ALL_LABELS`, only the likeliest `_LIKELIEST` are compared.
@@ -68,7 +68,7 @@ class Difference:
 class Exactness:
     """The tree, or vLLM, against independent prompts."""
 
-    number_format: str  # a dtype, or int8_dynamic
+    number_format: str  # a dtype, or int8
     difference: Difference  # against independent prompts, in the job's number format
     in_float32: (
         Difference | None
@@ -163,12 +163,12 @@ def prove(
     if reader.spec.model.engine == "vllm":
         check_vllm(prompt)  # — before the minutes that the tree's answers take
     asked, reader = reader, _by_own_engine(reader)
-    quantize = reader.spec.model.quantize
-    number_format = reader.placement.dtype if quantize == "none" else quantize
+    is_int8 = reader.spec.model.is_int8
+    number_format = "int8" if is_int8 else reader.placement.dtype
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
     answers = _answers(reader, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
-    wide_bytes = (2 if quantize == "none" else 4) * answers.memory.weights_bytes
+    wide_bytes = (4 if is_int8 else 2) * answers.memory.weights_bytes
     if number_format != "float32" and _have_room(wide_bytes, reader.placement.device):
         announce(WorkerReport(f"{COMPARING}, in float32"))
         wide = _answers(_in_float32(reader), folder, prompt, documents, answers.compared)
@@ -186,8 +186,8 @@ def prove(
     exactness = Exactness(number_format, answers.difference, in_float32, rounding)
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
-    if quantize != "none":
-        unquantised = reader_model(reader, folder, quantize="none", kv="none")
+    if is_int8:
+        unquantised = reader_model(reader, folder, int8=False, kv="none")
         original = label_engine(reader, unquantised, prompt).label(documents).log_probs
         del unquantised  # one model is loaded at a time
     if reader.spec.model.kv != "none":
@@ -195,7 +195,7 @@ def prove(
         memory, engine = memory_plan(model, prompt), label_engine(reader, model, prompt)
         tree = engine.label(documents).log_probs
         nothing = engine.label(content_free).log_probs if content_free else ()
-    is_plain = (quantize, reader.spec.model.kv) == ("none", "none")
+    is_plain = not is_int8 and reader.spec.model.kv == "none"
     quantization = None if is_plain else difference(tree, original)
     return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
 
@@ -212,7 +212,7 @@ def _by_own_engine(reader: Reader) -> Reader:
 
 def _in_float32(reader: Reader) -> Reader:
     """The job with products of float32."""
-    model = reader.spec.model.model_copy(update={"quantize": "none"})
+    model = reader.spec.model.model_copy(update={"dtype": "float32"})
     spec = reader.spec.model_copy(update={"model": model})
     return replace(reader, spec=spec, placement=replace(reader.placement, dtype="float32"))
 

@@ -380,7 +380,7 @@ def _card(job: Job, fitted: TaskFit, question: str | None, options: FitOptions) 
         "model": {
             "weights": dict(job.readers[0].files.hashes),
             "dtype": job.placement.dtype,
-            "quantize": spec.model.quantize,
+            "int8": spec.model.is_int8,
             "kv": spec.model.kv,
         },
         "prompt": spec.prompt.model_dump(mode="json"),

@@ -97,7 +97,7 @@ def test_a_labeller_gives_the_answers_of_a_run(encoded: Corpus) -> None:
     [
         ({"question": "?"}, {}, "tasks.0.question"),
         ({"readout": "r"}, {}, "tasks.0.readout"),
-        ({}, {"quantize": "int8_dynamic"}, "model.quantize"),
+        ({}, {"dtype": "int8"}, "model.dtype"),
     ],
 )
 def test_a_key_that_an_encoder_does_not_read_is_one_line(

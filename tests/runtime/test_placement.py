@@ -165,7 +165,7 @@ def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any
     [
         ({}, 100, (16, 1)),
         ({}, 7.5, (5, 3)),  # 2 GiB of weights, which all engines share
-        ({"quantize": "int8_dynamic"}, 7.5, (2, 8)),  # rounded weights are not shared
+        ({"dtype": "int8"}, 7.5, (2, 8)),  # rounded weights are not shared
         ({"threads": 4}, 100, (4, 4)),
         ({"threads": 4}, 4.5, (2, 4)),
     ],

@@ -80,7 +80,7 @@ def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: P
         ({}, {"prompt": {"instruction": "Read."}}, "prompt.instruction: 'Read the text"),
         ({}, {"documents": {"max_tokens": 9}}, "documents.max_tokens: 2048"),
         ({}, {"documents": {"too_long": "tail"}}, "documents.too_long: 'head'"),
-        ({}, {"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize: 'none'"),
+        ({}, {"model": {"path": "m", "dtype": "int8"}}, "model.dtype: int8: False"),
         ({}, {"model": {"path": "m", "kv": "fp8"}}, "model.kv: 'none'"),
         (
             {"model": {"weights": {**WEIGHTS, "tokenizer.json": "3"}, "dtype": "float32"}},
@@ -165,7 +165,7 @@ def test_only_formats_that_the_readouts_were_fitted_in_are_described(
     bare = spec.model_copy(update={"tasks": spec.tasks[1:]})
     dtypes = [each.placement.dtype for each in each_dtype(bare)]
     assert dtypes == ["float32", "bfloat16", "float16"]
-    strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float64", "quantize": "none"}})
+    strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float64"}})
     with pytest.raises(SpecError, match="fitted with another"):
         each_dtype(strange)
 

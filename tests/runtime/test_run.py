@@ -129,7 +129,7 @@ def test_label_files_hold_what_independent_prompts_answer(base: Base, model_fold
 
 @needs_products
 def test_a_run_with_8_bit_products_answers_beside_the_old_answers(again: Corpus) -> None:
-    again.model = {**again.model, "quantize": "int8_dynamic"}
+    again.model = {**again.model, "dtype": "int8"}
     before = label_files(again)
     outcome = again.run()
     assert outcome.complete and outcome.tally.rows == 22
@@ -137,7 +137,7 @@ def test_a_run_with_8_bit_products_answers_beside_the_old_answers(again: Corpus)
     assert before.items() < after.items() and len(after) == 2 * len(before)
     file = next(again.store.root / name for name in after.keys() - before.keys())
     written = pq.read_schema(file).metadata
-    assert json.loads(written[b"assay.spec"])["quantize"] == "int8_dynamic, rows evened out"
+    assert json.loads(written[b"assay.spec"])["products"] == "int8, rows evened out"
     processor = json.loads(written[b"assay.processor"])
     assert processor["products"] in LIBRARIES
     assert processor["attention"].split()[0] in ("assay", "torch")

@@ -52,7 +52,7 @@ def with_task(documents: Any = SPEC["documents"], **changes: Any) -> JobSpec:
         spec(prompt={"instruction": "Read.", "examples": [EXAMPLE]}),
         spec(documents={"max_tokens": 101}),
         spec(documents={"max_tokens": 100, "too_long": "tail"}),
-        spec(model={"path": "m", "quantize": "int8_dynamic"}),
+        spec(model={"path": "m", "dtype": "int8"}),
         spec(model={"path": "m", "kv": "int8"}),
         spec(model={"path": "m", "engine": "vllm"}),
         with_task(length_penalty=0.5),
@@ -87,7 +87,6 @@ def test_other_weights_and_another_number_format_change_it(other: dict[str, Any]
         spec(output="elsewhere"),
         spec(input={"path": "more", "text": "body"}),
         spec(model={"path": "the same, elsewhere"}),
-        spec(model={"path": "m", "quantize": "none"}),
         spec(model={"path": "m", "kv": "none"}),
         spec(model={"path": "m", "threads": 4}),
         spec(tasks=[SPEC["tasks"][0]]),
@@ -104,7 +103,7 @@ def test_what_cannot_change_an_answer_does_not(changed: JobSpec) -> None:
 def test_a_fingerprint_changes_only_with_what_it_is_of() -> None:
     assert fp(spec()) == "6962f280367a6455"
     # — 8-bit products before their rows were evened out have another one
-    assert fp(spec(model={"path": "m", "quantize": "int8_dynamic"})) == "5d9ad5c9d6f553de"
+    assert fp(spec(model={"path": "m", "dtype": "int8"})) == "846ee71ccc3ac441"
 
 
 def test_chunks_matter_where_documents_are_chunked() -> None:

@@ -137,8 +137,7 @@ STAGES = [
     (stages(ASKED, ASKED, labels=["a", "b", "c"]), "", "the task has 3"),
 ]
 REMOVED = [
-    ({"model": {"path": "m", "quantize": "int8"}}, "model.quantize", "write int8_dynamic"),
-    ({"model": {"path": "m", "quantize": "fp8"}}, "model.quantize", "write int8_dynamic"),
+    ({"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize", "write dtype: int8"),
     ({"model": {"path": "m", "gpus": 2}}, "model.gpus", "write engine: vllm and tensor_parallel"),
     ({"exit": {"layer": 8}}, "exit", "fit it with `assay fit --layers N`"),
     (
@@ -159,7 +158,7 @@ ENGINES = [
     ({"model": {**VLLM, "kind": "encoder"}}, "model.engine", "write kind: decoder"),
     ({"model": {"path": "m", "tensor_parallel": 2}}, "model.tensor_parallel", "engine: vllm"),
     ({"model": {**VLLM, "tensor_parallel": 0}}, "model.tensor_parallel", "above 0"),
-    ({"model": {**VLLM, "quantize": "int8_dynamic"}}, "model.quantize", "with engine: vllm"),
+    ({"model": {**VLLM, "dtype": "int8"}}, "model.dtype", "with engine: vllm"),
     ({"model": {**VLLM, "kv": "int8"}}, "model.kv", "with engine: vllm"),
     ({"model": VLLM, "tasks": [TRAINED]}, "tasks.0.readout", "with engine: vllm"),
     ({"model": VLLM, **task(beam=8)}, "tasks.0.beam", "with engine: vllm"),
@@ -171,7 +170,7 @@ ENGINES = [
     ({"model": VLLM, **task(question=None)}, "tasks.0.question", "vLLM answers questions"),
 ]
 IMAGES = [
-    ({"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize"),
+    ({"model": {"path": "m", "dtype": "int8"}}, "model.dtype: int8"),
     ({"model": VLLM}, "model.engine: vllm"),
     ({"documents": {"too_long": "chunk"}}, "documents.too_long: chunk"),
     (
@@ -261,7 +260,7 @@ def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
     wrong = stages(
         {"classifier": ONNX, **ASKED}, {"model": ENCODER}, name="A", beam=0, chunks="min"
     )
-    wrong |= {"name": "a b", "model": {"path": "", "dtype": "int8"}, "documents": {"kept": 1}}
+    wrong |= {"name": "a b", "model": {"path": "", "dtype": "int4"}, "documents": {"kept": 1}}
     with pytest.raises(SpecError) as caught:
         read(wrong)
     problems: tuple[Problem, ...] = caught.value.problems

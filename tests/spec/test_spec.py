@@ -62,7 +62,6 @@ DEFAULTS: dict[str, Any] = {
         "dtype": "auto",
         "device": "auto",
         "threads": "auto",
-        "quantize": "none",
         "kv": "none",
     },
     "input": {

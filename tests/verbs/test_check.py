@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ from pipeline.inference.engine import LabelEngine, Labelled
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
+from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import COMPARING, LISTING
-from pipeline.spec.model import Quantize
 from pipeline.spec.parse import load_spec
 from pipeline.verbs import exactness
 from pipeline.verbs.check import check
@@ -341,8 +341,8 @@ def test_nothing_compared_is_no_change() -> None:
 def test_8_bit_products_are_compared_with_the_models_own(
     write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kind: Quantize = "int8_dynamic"
-    spec = write_spec(model=a_model(model_folder, quantize=kind))
+    spec = write_spec(model=a_model(model_folder, dtype="int8"))
+    dtype = place(load_spec(spec).model, this_machine()).dtype
     assert main(["check", str(spec), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     tokenizer = load_tokenizer(model_folder)
@@ -350,16 +350,16 @@ def test_8_bit_products_are_compared_with_the_models_own(
     document = DocumentTokenizer(tokenizer).encode("Hello.")
     rounded, plain = (
         LabelEngine(
-            load_model(model_folder, dtype="float32", device="cpu", quantize=quantize),
+            load_model(model_folder, dtype=dtype, device="cpu", int8=int8),
             prompt,
             max_batch_tokens=1_000,
         )
         .label([document])
         .log_probs
-        for quantize in get_args(Quantize)[::-1]
+        for int8 in (True, False)
     )
     expected = difference(rounded, plain)
-    assert found["model"]["quantize"] == kind
+    assert found["model"]["int8"] and found["model"]["dtype"] == dtype
     assert found["quantization"] == {
         "max_abs_dp": pytest.approx(expected.max_abs_dp, abs=1e-6),
         "mean_abs_dp": pytest.approx(expected.mean_abs_dp, abs=1e-6),
@@ -373,10 +373,10 @@ def test_8_bit_products_are_compared_with_the_models_own(
 def test_people_are_told_what_quantising_changed(
     write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = write_spec(model=a_model(model_folder, quantize="int8_dynamic"))
+    spec = write_spec(model=a_model(model_folder, dtype="int8"))
     assert main(["check", str(spec)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "float32, quantize: int8_dynamic on cpu" in shown
+    assert " with 8-bit products on cpu" in shown
     assert "of 2 answers have another label, against the model without quantisation" in shown
 
 

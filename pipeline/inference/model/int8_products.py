@@ -1,4 +1,4 @@
-"""Linear layers that multiply 8-bit integers: `quantize: int8_dynamic`.
+"""Linear layers that multiply 8-bit integers: `dtype: int8`.
 
 Entry point: `round_linear`.
 
@@ -176,13 +176,13 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
     """
     if device == "cpu" and not any(map(torch.cpu.get_capabilities().get, _CPU_FEATURES)):
         raise ModelError(
-            "quantize: int8_dynamic needs a processor with VNNI or AMX "
-            f"({', '.join(_CPU_FEATURES)}), and this one has none; write none"
+            "dtype: int8 needs a processor with VNNI or AMX "
+            f"({', '.join(_CPU_FEATURES)}), and this one has none; write auto"
         )
     if expert_weights(network):
         raise ModelError(
             f"model family {network.config.get_text_config().model_type!r} keeps its experts' "
-            "weights in one tensor, which is not rounded; write quantize: none"
+            "weights in one tensor, which is not rounded; write dtype: auto"
         )
     head = getattr(network, "lm_head", None)
     for parent in list(network.modules()):

@@ -187,7 +187,7 @@ def test_a_readout_of_an_earlier_layer_is_read_with_8_bit_products(
 
 @needs_products
 def test_a_folder_is_loaded_with_products_of_integers(model_folder: Path) -> None:
-    model = load_model(model_folder, dtype="bfloat16", device="cpu", quantize="int8_dynamic")
+    model = load_model(model_folder, dtype="bfloat16", device="cpu", int8=True)
     assert [m for m in model.network.modules() if isinstance(m, Int8Linear)]
     assert model.network.dtype == torch.bfloat16
 
@@ -196,13 +196,13 @@ def test_a_processor_without_products_of_bytes_is_refused(
     make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    with pytest.raises(ModelError, match=r"needs a processor with VNNI or AMX .*write none"):
+    with pytest.raises(ModelError, match=r"needs a processor with VNNI or AMX .*write auto"):
         round_linear(make_network("llama"), "cpu")
 
 
 @pytest.mark.skipif(not HAS_PRODUCTS, reason="refused before: no VNNI, no AMX")
 def test_a_mixture_is_refused_by_name(make_network: MakeNetwork) -> None:
-    with pytest.raises(ModelError, match=r"'qwen3_moe' keeps its experts' .*write quantize: none"):
+    with pytest.raises(ModelError, match=r"'qwen3_moe' keeps its experts' .*write dtype: auto"):
         round_linear(make_network("qwen3_moe"), "cpu")
 
 
