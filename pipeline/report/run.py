@@ -66,6 +66,9 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield from (("left out", reason) for reason in outcome.unreadable)
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
     yield "output", outcome.output + snapshot
+    if outcome.unreadable and outcome.snapshot is None and not outcome.plan.work_items:
+        why = f"{len(outcome.unreadable):,} of the files cannot be read"
+        yield "not published", f"{why}; --publish-partial publishes the others"
     if outcome.kept is not None:
         why = f"snapshot {outcome.kept:08d} shows more documents than the slice and stays current"
         yield "not published", f"{why}; --publish-partial publishes the slice"

@@ -41,6 +41,16 @@ def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
     assert shown.count("/data/[x]/out") == 2  # the output, and the line that reads it
 
 
+@pytest.mark.parametrize("snapshot", [None, 3])
+def test_files_that_cannot_be_read_name_the_option_that_publishes_the_others(
+    snapshot: int | None,
+) -> None:
+    outcome = toy_outcome(labelled_as("a"), unreadable=("/b: is torn",), snapshot=snapshot)
+    shown = " ".join(printed(show_summary, outcome).split())
+    advice = "not published 1 of the files cannot be read; --publish-partial publishes the others"
+    assert (advice in shown) == (snapshot is None)
+
+
 def test_a_label_does_not_steer_the_terminal() -> None:
     shown = printed(show_summary, toy_outcome(labelled_as("a\x1b[31mb")))
     assert "\x1b" not in shown and "a\\x1b[31mb 100%" in shown
