@@ -35,8 +35,9 @@ from pipeline.stores.store import Store
 def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedReader]:
     """What answers, in the order in which a document passes from one to the next.
 
-    With `asks` the first model is loaded now. Otherwise the first document that needs it loads it:
-    no model is loaded where every answer is reused. `send` takes reports of the progress.
+    With `asks` the first model and its tokenizer are loaded now. Otherwise the first document that
+    needs them loads them: nothing is loaded where every answer is reused. `send` takes reports of
+    the progress.
     """
     disable_malloc_trim()
     failpoint("loading")
@@ -44,6 +45,7 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedRea
     readers = [LoadedReader(reader, send, working) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()
+        readers[0].load_tokenizer()
     return readers
 
 
