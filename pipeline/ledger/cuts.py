@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -47,6 +47,11 @@ logger = logging.getLogger(__name__)
 # not lose them.
 WRITE_SECONDS = 30.0
 CUT_THREADS = 16
+# To count the rows of text, all of it is read. More than this is read by the nodes of a cluster.
+MOST_TEXT_BYTES = 1_000_000_000
+NODE_THREADS = 256  # each waits for a file that a node reads
+
+Cut = Callable[..., list[Shard]]  # as `source.cut`
 
 PIECES = "pieces"
 _INTEGERS = ("size_bytes", *Piece.__slots__)
@@ -76,8 +81,11 @@ def load_or_cut(
     target_bytes: int,
     *,
     keep: bool = True,
+    by_nodes: Cut | None = None,
 ) -> Cuts:
     """The shards of all objects in order. New objects are cut and, with `keep`, logged.
+
+    `by_nodes` does what `source.cut` does, on the nodes of a cluster. It cuts large text.
 
     Objects in the log keep their shards; `target_bytes` applies to new ones. An object that cannot
     be read is left out, listed in `unreadable`, and tried again by the next run. StorageError if
@@ -92,10 +100,14 @@ def load_or_cut(
     # — in a format without a schema, the columns of such an object are null if others have them
     lacking: dict[ObjectVersion, MissingColumnsError] = {}
     written_s = time.monotonic()
+    text_bytes = sum(version.size_bytes for version in new if version.format not in TABLES)
+    cut_text = by_nodes if by_nodes is not None and text_bytes > MOST_TEXT_BYTES else cut
+    threads = CUT_THREADS if cut_text is cut else NODE_THREADS
 
     def cut_or_error(version: ObjectVersion) -> Sequence[Shard] | AssayError:
+        cut_one = cut if version.format in TABLES else cut_text
         try:
-            return cut(versions[version], columns, target_bytes, lacking=version in lacking)
+            return cut_one(versions[version], columns, target_bytes, lacking=version in lacking)
         except (UnreadableError, MissingColumnsError) as error:
             if version.format in TABLES and isinstance(error, MissingColumnsError):
                 raise
@@ -110,7 +122,7 @@ def load_or_cut(
             case _:
                 unwritten[version] = shards
 
-    with ThreadPoolExecutor(CUT_THREADS) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for version, shards in zip(new, pool.map(cut_or_error, new), strict=True):
             add(version, shards)
             if time.monotonic() - written_s >= WRITE_SECONDS:

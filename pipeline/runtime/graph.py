@@ -40,6 +40,9 @@ from pipeline.runtime.progress import (
     work_report,
 )
 from pipeline.runtime.reading import commit_documents, output_of
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import InputObject, cut
+from pipeline.spec.schema import Columns
 
 # Longer plans run in windows, because Ray keeps an entry for every block of a running graph: 10 KB
 # a shard in the driver, 4 KB in its GCS. A window loads the models again, so it has many shards for
@@ -101,6 +104,18 @@ def _counts(
                 f"the workers keep ending while they start; the last one: {last.strip()}; check "
                 f"the memory and the installation of the machines, then run again"
             ) from error
+
+
+def cut_on_a_node(
+    source: InputObject, columns: Columns, target_bytes: int, *, lacking: bool = False
+) -> list[Shard]:
+    """What `source.cut` does, as a task of Ray, which reads the file where a processor is free."""
+    task: Any = ray.remote(num_cpus=1)(cut)
+    try:
+        shards: list[Shard] = ray.get(task.remote(source, columns, target_bytes, lacking=lacking))
+    except RayTaskError as error:
+        raise _cause(error) from error
+    return shards
 
 
 def _windows(work_items: Sequence[WorkItem], job: Job) -> Iterator[Sequence[WorkItem]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
-from pipeline.ledger.cuts import Cuts, load_or_cut
+from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
 from pipeline.runtime.conditions import check_when
 from pipeline.runtime.job import Job, sliced
 from pipeline.runtime.placement import shard_bytes
@@ -125,18 +125,18 @@ class Plan:
         return sum(work.shard.rows for work in self.work_items)
 
 
-def plan(job: Job, store: Store, *, keep: bool = True) -> Plan:
+def plan(job: Job, store: Store, *, keep: bool = True, by_nodes: Cut | None = None) -> Plan:
     """The job's shards and their missing cells; new input files are cut into shards here.
 
     With `keep` the cut is stored for every later run. Only a run that labels stores it, because the
-    size of the shards depends on its machine.
+    size of the shards depends on its machine. `by_nodes` is that of `load_or_cut`.
     """
     source = job.spec.input
     objects = _objects(job.spec, store, Path(job.cache_dir))
     largest = max(reader.files.size_bytes for reader in job.readers)
     usual = shard_bytes(job.placement.device, largest)
     target = usual if source.shard_bytes == "auto" else source.shard_bytes
-    cuts = load_or_cut(store, objects, source.columns, target, keep=keep)
+    cuts = load_or_cut(store, objects, source.columns, target, keep=keep, by_nodes=by_nodes)
     for place, task in enumerate(job.spec.tasks):
         if task.when is not None:
             check_when(

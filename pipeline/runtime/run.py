@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError, StorageError
@@ -52,7 +53,7 @@ from pipeline.runtime.progress import (
 from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.retries import with_retries
 from pipeline.runtime.watch import Watch
-from pipeline.sources.shards import Slice
+from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
@@ -162,7 +163,8 @@ def _labelled(
             job = replace(job, run=replace(job.run, ends=ends, since=since))
             _check_tasks(job, store)
             watch.enter(LISTING)
-            job, planned = plan_slice(job, store, plan(job, store), part)
+            whole = plan(job, store, by_nodes=_cut_by_nodes if nodes else None)
+            job, planned = plan_slice(job, store, whole, part)
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
             if options.retry_failed:
@@ -186,6 +188,13 @@ def _labelled(
     failpoint("labelled")
     stopped = bound[1] if bound and planned.work_items and job.run.is_over else None
     return Outcome(job, store, planned, counts, time.monotonic() - started, slice_rows, stopped)
+
+
+def _cut_by_nodes(*of_object: Any, **options: Any) -> list[Shard]:
+    """What `source.cut` does, on a node of the cluster."""
+    from pipeline.runtime.graph import cut_on_a_node  # — imports Ray Data
+
+    return cut_on_a_node(*of_object, **options)
 
 
 def _check_tasks(job: Job, store: Store) -> None:

@@ -16,10 +16,12 @@ from memory_store import Recording
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
+from pipeline.ledger import cuts as cuts_module
 from pipeline.ledger.cuts import CutLog, load_or_cut
 from pipeline.ledger.keys import cuts_key
 from pipeline.ledger.label_files import to_parquet
 from pipeline.ledger.numbered import CHECKPOINT
+from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
@@ -55,6 +57,31 @@ def test_what_was_cut_is_not_opened_again_even_for_another_target_or_beside_a_ne
     both = load_or_cut(store, [*objects, new], TEXT, 3000).shards
     assert both[: len(first.shards)] == first.shards
     assert {shard.path for shard in both[len(first.shards) :]} == {new.path}
+
+
+def test_large_text_is_cut_by_the_nodes_of_a_cluster_and_tables_are_not(
+    store: LocalStore, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cuts are the same, and so are a file that cannot be read and one without the columns."""
+    rows = pa.table({"text": ["a", "b"], "id": [1, 2]})
+    pq.write_table(rows, buffer := io.BytesIO())
+    whole = [write(f"{n}.jsonl", b'{"text": "%d", "id": 1}\n' % n * 9) for n in range(3)]
+    torn = write("torn.jsonl.gz", gzip.compress(LINES)[:-9])
+    objects = [*whole, torn, write("b.jsonl", LINES), write("c.parquet", buffer.getvalue())]
+    elsewhere: list[str] = []
+
+    def by_nodes(source: InputObject, *others: Any, **options: Any) -> list[Shard]:
+        elsewhere.append(source.path)
+        return cut(source, *others, **options)
+
+    columns = Columns("text", "id")
+    here = load_or_cut(store, objects, columns, 100, keep=False, by_nodes=by_nodes)
+    assert not elsewhere  # — so little text
+    monkeypatch.setattr(cuts_module, "MOST_TEXT_BYTES", 0)
+    assert load_or_cut(store, objects, columns, 100, by_nodes=by_nodes) == here
+    assert {*elsewhere} == {each.path for each in objects[:-1]} and len(here.unreadable) == 1
+    elsewhere.clear()
+    assert load_or_cut(store, whole, columns, 100, by_nodes=by_nodes).shards and not elsewhere
 
 
 WITHOUT = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 import shutil
 import threading
@@ -19,19 +20,23 @@ from command import WITH_MODEL, assay
 from pipeline.errors import (
     AssayError,
     LoadError,
+    MissingColumnsError,
     ModelError,
     Problem,
     SpecError,
     StorageError,
     UnavailableError,
+    UnreadableError,
     WorkerError,
 )
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime import graph
-from pipeline.runtime.graph import Places, ShardWorker
+from pipeline.runtime.graph import Places, ShardWorker, cut_on_a_node
 from pipeline.runtime.progress import Post
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
+from pipeline.sources.source import InputObject, cut
+from pipeline.spec.schema import Columns
 
 PIECE = Piece(0, 10, 1, None, None)
 POST = Post(None, 600.0, engines=2)
@@ -201,3 +206,20 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
     with ThreadPoolExecutor(4) as calls:
         list(calls.map(lambda _: worker(row_of_work()), range(4)))
     assert max(seen) == most
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_node_cuts_a_file_as_this_process_does_and_says_why_it_cannot(
+    shared_ray: None, tmp_path: Path
+) -> None:
+    lines = b"".join(b'{"text": "%d"}\n' % number for number in range(40))
+    (whole := tmp_path / "a.jsonl").write_bytes(lines)
+    (torn := tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines)[:-9])
+    columns = Columns("text", None)
+    source = InputObject(str(whole), len(lines), "x", "jsonl")
+    assert cut_on_a_node(source, columns, 100) == cut(source, columns, 100)
+    with pytest.raises(UnreadableError, match=f"{torn}: cannot be read"):
+        cut_on_a_node(InputObject(str(torn), 1, "x", "jsonl.gz"), columns, 100)
+    with pytest.raises(MissingColumnsError, match=f"{whole} has no such column"):
+        cut_on_a_node(source, Columns("text", "id"), 100)
+    assert cut_on_a_node(source, Columns("text", "id"), 100, lacking=True)
