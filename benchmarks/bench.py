@@ -173,7 +173,9 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
 
 def as_questions(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
     """The tasks as the model's own words answer them; SpecError where none has a question."""
-    asked = [task.model_copy(update={"readout": None}) for task in tasks if task.question]
+    asked: list[TaskSpec] = [
+        task.model_copy(update={"readout": None}) for task in tasks if task.question
+    ]
     if not asked:
         fix = "the bench compares ways to ask questions; give at least one task a question"
         raise SpecError([Problem("tasks", fix, [task.name for task in tasks])])

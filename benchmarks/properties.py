@@ -33,10 +33,10 @@ from pipeline.runtime.job import make_job, make_reader
 from pipeline.runtime.limits import usable_cores
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.plan import plan
-from pipeline.spec.labels import YES
+from pipeline.spec.labels import ANSWER, YES
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import ANSWER, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.samples import take_samples
 

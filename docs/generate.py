@@ -73,13 +73,16 @@ def spec_page() -> str:
 
     schema = JobSpec.model_json_schema()
     introduction = (FOLDER / "spec.md").read_text()
-    return "\n".join([introduction, *_model("", schema, schema["$defs"])])
+    return "\n".join([introduction, *_model("", schema, dict(schema["$defs"]))])
 
 
 def _model(
-    place: str, model: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
+    place: str, model: Mapping[str, Any], models: dict[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """The section of one model, then those of the models that its keys hold."""
+    """The section of one model, then those of the models that its keys hold.
+
+    `models` are those without a section yet, by name.
+    """
     yield f"## {place or 'Top level'}\n\n{model.get('description', '')}\n"
     yield "| key | type | default | purpose |\n|---|---|---|---|"
     inner = {}
@@ -92,16 +95,29 @@ def _model(
             default = "see below"
         for name in names:
             below = f"{place}.{key}".lstrip(".")
-            if len(names) > 1:
-                below += f", method {_type(models[name]['properties']['method'])}"
+            if len(names) > 1:  # of a task, its form
+                below += f", {name.removesuffix('Task').lower()}"
             inner[below] = name
-        described = [field, *(models[name] for name in names)]
+        described = [field, *(models[name] for name in names if name in models)]
         purpose = next((part["description"] for part in described if "description" in part), "")
         text = _cell(" ".join(purpose.split()))
         yield f"| `{key}` | {_type(field)} | {default} | {text} |"
     yield ""
-    for section, name in inner.items():
-        yield from _model(section, models[name], models)
+    sections = {section: models.pop(name) for section, name in inner.items() if name in models}
+    shown: dict[str, Any] = {}
+    for section, of_key in sections.items():
+        yield from _model(section, _others(of_key, shown), models)
+        shown |= of_key["properties"]
+
+
+def _others(model: Mapping[str, Any], shown: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model without the keys that the section of another form of it has shown."""
+    same = [key for key, field in model["properties"].items() if shown.get(key) == field]
+    if not same:
+        return model
+    others = {key: model["properties"][key] for key in model["properties"] if key not in same}
+    also = f"\n\nAlso, as above: {', '.join(f'`{key}`' for key in same)}."
+    return {**model, "properties": others, "description": model["description"] + also}
 
 
 def _references(field: Mapping[str, Any]) -> list[str]:

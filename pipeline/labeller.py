@@ -51,7 +51,9 @@ class Labeller:
         self.spec = as_spec(spec)
         """The valid spec."""
         for key in ("cascade", "when"):
-            if names := [task.name for task in self.spec.tasks if getattr(task, key) is not None]:
+            if names := [
+                task.name for task in self.spec.tasks if getattr(task, key, None) is not None
+            ]:
                 fix = f"a Labeller asks every question once; remove {key}, or use `assay run`"
                 raise SpecError([Problem("tasks", fix, names)])
         if self.spec.input.image is not None:

@@ -14,7 +14,7 @@ from pipeline.fitted.readout import ReadoutError, parse_readout
 from pipeline.hashes import sha256_hex
 from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 
 # If texts were left out, at least this many others make a figure.
 LEAST_ROWS = 30
@@ -28,7 +28,7 @@ def fitted_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
     SpecError if a file that the task names cannot be read.
     """
     texts = readout_texts(spec, task)
-    if task.cascade is None:
+    if not isinstance(task, CascadeTask):
         return texts
     path, place = task.cascade.file, _place(task, "cascade")
     data = read_fitted(path, options_for(path, spec), place=place, made_by="assay cascade")
@@ -47,8 +47,7 @@ def is_held_out(content_hash: str, share: float) -> bool:
 
 
 def _readouts(task: TaskSpec) -> Iterator[str]:
-    stages = () if task.cascade is None else task.cascade.stages
-    yield from filter(None, (task.readout, *(stage.readout for stage in stages)))
+    yield from filter(None, (task.readout, *(stage.readout for stage in task.stages)))
 
 
 def _card_texts(spec: JobSpec, task: TaskSpec, path: str) -> tuple[str, ...]:

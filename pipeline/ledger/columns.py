@@ -29,7 +29,7 @@ def answer_columns(task: TaskSpec) -> tuple[str, ...]:
     """The columns of the task's label files after `doc_id`."""
     label, p, *others = ANSWER_COLUMNS
     path = ("levels",) if task.separator is not None else ()
-    stage = (STAGE,) if task.cascade is not None else ()
+    stage = (STAGE,) if task.stages else ()
     score = ("score",) if task.kind == "score" else ()
     first = "labels" if task.kind == "multi" else label
     return (first, p if task.top_k is None else "top", *score, *path, *others, *stage)

@@ -9,7 +9,8 @@ from pipeline.evaluation.intervals import Figure
 from pipeline.review.agreement import Agreement, agreements
 from pipeline.review.refit import main_metric
 from pipeline.review.session import Asked, Session
-from pipeline.spec.tasks import ANSWER, SLOT, TaskSpec
+from pipeline.spec.labels import ANSWER, SLOT
+from pipeline.spec.tasks import TaskSpec
 
 METRIC_NAMES = {
     "auroc": "AUROC",

@@ -163,7 +163,7 @@ def label_engine(reader: Reader, model: LoadedModel, prompt: PromptTokens) -> La
 
 def reader_engine(reader: Reader, send: Send = ignore) -> Engine:
     """The reader's engine, loaded; `send` takes the phases."""
-    if reader.spec.model.kind == "encoder":
+    if reader.spec.uses_encoder:
         return _encoder_engine(reader, send)
     folder, _, prompt = reader_prompt(reader, send=send)
     if reader.spec.model.engine == "vllm":
@@ -206,9 +206,9 @@ def reader_prompt(
     """
     if tasks is None:
         tasks = reader.spec.model_parts
-    if reader.spec.model.kind == "encoder":
-        fix = "this command is for decoders; `assay run` labels with an encoder"
-        raise SpecError([Problem("model.kind", fix, reader.spec.model.kind)])
+    if reader.spec.uses_encoder:
+        fix = "this command is for language models; `assay run` labels with an encoder"
+        raise SpecError([Problem("tasks", fix, [task.name for task in reader.spec.model_tasks])])
     if not tasks:
         fix = "all have classifiers or cascades, and this command needs a question or a readout"
         raise SpecError([Problem("tasks", fix, [task.name for task in reader.spec.tasks])])

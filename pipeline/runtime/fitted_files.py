@@ -27,7 +27,7 @@ from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
@@ -166,7 +166,7 @@ def load_thresholds(
             raise ValueError("it is for other stages, or for another version of these")
         return own
 
-    paths = [task.cascade.file if task.cascade else None for task in spec.parts]
+    paths = [task.cascade.file if isinstance(task, CascadeTask) else None for task in spec.parts]
     return _of_each_file(spec, "cascade.file", paths, load)
 
 

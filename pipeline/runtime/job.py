@@ -26,11 +26,12 @@ from pipeline.runtime.classifier_files import find_classifiers
 from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.weights import ModelFiles, locate, locate_known
+from pipeline.runtime.weights import ModelFiles, locate, locate_known, model_config
 from pipeline.sources.shards import Slice
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.schema import JobSpec
+from pipeline.spec.steps import EncoderTask
 from pipeline.spec.tasks import TaskSpec
 
 Locate = Callable[..., ModelFiles]  # as `weights.locate`
@@ -209,6 +210,16 @@ def _condition(
     return {"when": {"sql": task.when, "tasks": {name: versions[name].id for name in named}}}
 
 
+def _require_head(spec: JobSpec, files: ModelFiles, places: Mapping[str, str]) -> None:
+    """SpecError for tasks of labels alone, unless the model has a head that classifies."""
+    config = model_config(files, spec.model.storage_options)
+    if any("Classification" in str(name) for name in config.get("architectures") or ()):
+        return
+    fix = "missing; add it: a language model is asked; only a sequence classifier answers without"
+    alone = [places[task.name] for task in spec.tasks if isinstance(task, EncoderTask)]
+    raise SpecError([Problem(f"{place}.question", fix) for place in alone])
+
+
 def _under_conditions(
     raw: Sequence[Step], when: Mapping[str, object], thresholds: Thresholds | None
 ) -> list[Step]:
@@ -240,7 +251,7 @@ def make_reader(
 ) -> Reader:
     """The reader of the spec's model: of its tasks without a cascade, whatever their conditions."""
     places = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
-    plain = spec.model_copy(update={"tasks": tuple(t for t in spec.tasks if t.cascade is None)})
+    plain = spec.model_copy(update={"tasks": tuple(t for t in spec.tasks if not t.stages)})
     return _reader(plain, placement, cache_dir, locate, {**places, "model": "model"})
 
 
@@ -252,7 +263,7 @@ def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
             names = {task.name for task in own.tasks}
             for index, task in enumerate(spec.tasks):
                 places[task.name] = f"tasks.{index}"
-                if task.cascade is not None:
+                if task.stages:
                     places[task.name] += f".cascade.stages.{number}"
                     if task.name in names and task.stages[number].model is not None:
                         places["model"] = f"{places[task.name]}.model"
@@ -268,6 +279,8 @@ def _reader(
 ) -> Reader:
     with model_at(places["model"]):
         files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
+    if spec.uses_encoder:
+        _require_head(spec, files, places)
     dtype = placement.dtype
     readouts = find_readouts(spec, weights=files.hashes, dtype=dtype, places=places)
     classifiers = find_classifiers(spec, cache_dir, places)

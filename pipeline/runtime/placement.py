@@ -97,8 +97,7 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
     """What an engine of the spec's model takes, in a torch dtype, for documents of full length."""
     weights, own, max_tokens = files.loaded_bytes(dtype), PROCESS_BYTES, spec.documents.max_tokens
     if files.kind != "none":
-        encoder = spec.model.kind == "encoder"
-        least = ENCODER_BATCH_TOKENS if encoder else CPU_BATCH_TOKENS
+        least = ENCODER_BATCH_TOKENS if spec.uses_encoder else CPU_BATCH_TOKENS
         item_bytes = 4 if dtype == "float32" else 2
         asked = sum(len((task.question or "").encode()) for task in spec.model_parts)
         tokens = max(least, max_tokens + asked // _TOKEN_BYTES)

@@ -204,7 +204,7 @@ class ShardLabels:
         rows = unanswered_rows(self._status_of(accepted), task)
         answers = [self._answers.get(step.version) for step in steps]
         answers = [None if a is None else only(a, accepted) for a in answers]
-        if task.cascade is not None:
+        if task.stages:
             return rows_of_stages(rows, steps, answers)
         return overlaid(answers[0], rows)
 
@@ -249,7 +249,7 @@ class ShardLabels:
             is_skipped = pc.equal(of_task, SKIPPED)
             skipped[file.task] = pc.sum(is_skipped).as_py() or 0
             status = pc.if_else(is_skipped, status, _worse(status, of_task))
-            if self._job.spec.task(file.task).cascade is not None:
+            if self._job.spec.task(file.task).stages:
                 by_stage = Counter(map(str, own.field(STAGE).drop_null().to_pylist()))
                 stages[file.task] = dict(by_stage)
         reused = [sum(of_version.values()) for of_version in self._shard.reused.values()]

@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.steps import ClassifierTask, EncoderTask
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
@@ -76,10 +77,12 @@ def fingerprints(
     their own, `cascade_fingerprint`.
     """
     versions = {}
-    for task in (task for task in spec.tasks if task.cascade is None):
-        if task.classifier is not None:
+    for task in spec.tasks:
+        if isinstance(task, CascadeTask):
+            continue
+        if isinstance(task, ClassifierTask):
             content = _classifier_content(task, task.classifier.kind, classifiers[task.name])
-        elif spec.model.kind == "encoder":
+        elif isinstance(task, EncoderTask):
             content = _encoder_content(spec, task, weights, dtype)
         else:
             content = _decoder_content(spec, task, weights, dtype, readouts)

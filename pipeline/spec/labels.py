@@ -18,6 +18,8 @@ MOST_COLUMNS = 1_000
 # What the parts of a task of kind `multi` answer, and the texts of each.
 YES, NO = "yes", "no"
 YES_OR_NO = {YES: ("Yes", "yes"), NO: ("No", "no")}
+SLOT = "{label}"  # in the question of a task of kind `multi`
+ANSWER = "{answer}"  # in a question: what follows it begins the answer
 # The classes of lid.176.ftz (Joulin et al., 2016).
 _LANGUAGES = """
     af als am an ar arz as ast av az azb ba bar bcl be bg bh bn bo bpy br bs bxr ca cbk ce ceb
@@ -122,3 +124,16 @@ def part_file(folder: str, label: str) -> str:
 def task_of(name: str) -> str:
     """The task whose part has this name, `TASK.LABEL`; the name itself of a whole task."""
     return name.partition(".")[0]
+
+
+def with_slot(question: str) -> str:
+    """The question of a task of kind `multi` as it is asked of each label.
+
+    Examples:
+        >>> with_slot("What is it about?"), with_slot("Is it about {label}?")
+        ('What is it about? {label}: yes or no', 'Is it about {label}?')
+    """
+    if SLOT in question:
+        return question
+    asked, mark, begun = question.partition(ANSWER)
+    return f"{asked.rstrip()} {SLOT}: yes or no{mark}{begun}"

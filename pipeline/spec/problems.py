@@ -17,6 +17,8 @@ from pydantic_core import ErrorDetails
 from pipeline.errors import Problem
 from pipeline.spec.locations import masked
 from pipeline.spec.schema import IN_WORDS, JobSpec
+from pipeline.spec.steps import Task
+from pipeline.spec.tasks import INHERITED
 
 # By pydantic's type of error; the names in braces are those of its context.
 _FIXES = {
@@ -40,6 +42,8 @@ _FIXES = {
 _WRITE = "no such key; write "
 # Keys that earlier versions had.
 _GONE = {
+    "kind": "kind was removed: tasks of labels alone are answered by the head of a sequence "
+    "classifier, and others by a language model; remove it",
     "explain": "no such key: continuations are not stored any more; remove it",
     "exit": "exit was removed: a readout is read at the layer that its file names; fit it with "
     "`assay fit --layers N`",
@@ -54,7 +58,8 @@ _GONE = {
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
     """One problem for each mistake that pydantic reports for this content of a spec."""
-    written = [(*_written(detail["loc"], content), detail) for detail in error.errors()]
+    of_tasks = [each for each in error.errors() if not _is_inherited(each["loc"], content)]
+    written = [(*_written(detail["loc"], content), detail) for detail in of_tasks or error.errors()]
     places = [place for place, _, _ in written]
     mistakes = [
         (place, value, detail)
@@ -98,6 +103,16 @@ def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str,
     return ".".join(place), value
 
 
+def _is_inherited(loc: Sequence[int | str], content: Mapping[str, Any]) -> bool:
+    """Whether it is a mistake in what a stage of a cascade has of its task."""
+    if "stages" not in loc:
+        return False
+    at = loc.index("stages")
+    _, stage = _written(loc[: at + 2], content)
+    key = loc[at + 3] if len(loc) > at + 3 else None  # — after the name of the stage's class
+    return isinstance(stage, Mapping) and key in INHERITED and key not in stage
+
+
 def _fix(detail: ErrorDetails) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
@@ -119,9 +134,16 @@ def _other_key(loc: Sequence[int | str]) -> str:
     """The fix of an unknown key: the nearest key there, or the place where this key belongs."""
     *above, last = loc
     models: list[type[BaseModel]] = [JobSpec]
-    for part in above:  # — indices and names of types are not keys of a model
-        models = [inner for model in models for inner in _models(model, str(part))] or models
+    for part in above:  # — indices are not keys of a model
+        models = (
+            [model for model in models if model.__name__ == part]
+            or [inner for model in models for inner in _models(model, str(part))]
+            or models
+        )
     key, keys = str(last), [name for model in models for name in model.model_fields]
+    for model in models:
+        if issubclass(model, Task) and key in model.refused:
+            return model.refused[key]
     if key in _GONE:
         return _GONE[key]
     sections = [

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import ModelError
+from pipeline.spec.labels import ANSWER
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import ANSWER, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 Message = Mapping[str, str]
 Render = Callable[[Sequence[Message]], str]

@@ -5,14 +5,13 @@ The manual's page about the spec is generated from the descriptions here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -26,8 +25,10 @@ from pipeline.spec.model import (
     ModelSpec,
     mistakes_error,
 )
-from pipeline.spec.tasks import TASK_NAME, StageSpec, TaskSpec
+from pipeline.spec.steps import TASK_NAME, AskedTask, EncoderTask, StageSpec
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 
+Place = tuple[int | str, ...]
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 IN_WORDS = {  # what an error says instead of a pattern
     TASK_NAME: "write 1 to 63 lower case letters, digits and _, and begin with a letter",
@@ -193,19 +194,38 @@ class JobSpec(Frozen):
         return {**content, "model": NO_MODEL} if all(map(_needs_no_model, tasks)) else content
 
     @model_validator(mode="after")
+    def _can_be_answered(self) -> JobSpec:
+        mistakes: list[Mistake] = []
+        read = [*_read(self.tasks)]
+        asked = [each.model or self.model for _, each in read if isinstance(each, AskedTask)]
+        for place, task in read:
+            if task.model is not None and "cascade" not in place:
+                fix = "only a stage of a cascade has a model of its own; write it for all tasks"
+                mistakes.append(((*place, "model"), fix))
+            if task.classifier is None:
+                mistakes += _not_by_vllm(self.model, task, place)
+            if isinstance(task, EncoderTask) and not mistakes:
+                mistakes += _not_by_encoders(self.model, task, place)
+                if (task.model or self.model) in asked:
+                    mistakes.append(((*place, "question"), task.refused["question"]))
+        if mistakes:
+            raise mistakes_error(mistakes)
+        return self
+
+    @model_validator(mode="after")
     def _images_are_read(self) -> JobSpec:
         if self.input.image is None:
             return self
         not_read = {
-            "model.kind: encoder": self.model.kind == "encoder",
+            "an encoder": self.uses_encoder,
             "model.engine: vllm": self.model.engine == "vllm",
             "model.dtype: int8": self.model.is_int8,
             "documents.too_long: chunk": self.documents.too_long == "chunk",
             "prompt.examples": bool(self.prompt.examples),
         }
         for number, task in enumerate(self.tasks):
-            for key in ("classifier", "cascade"):
-                not_read[f"tasks.{number}.{key}"] = getattr(task, key) is not None
+            not_read[f"tasks.{number}.classifier"] = task.classifier is not None
+            not_read[f"tasks.{number}.cascade"] = isinstance(task, CascadeTask)
         if present := [key for key, is_set in not_read.items() if is_set]:
             fix = f"images are not read with {present[0]}; remove one of the two"
             raise mistakes_error([(("input", "image"), fix)])
@@ -214,7 +234,16 @@ class JobSpec(Frozen):
     @property
     def model_tasks(self) -> tuple[TaskSpec, ...]:
         """The tasks that the model answers; the others have a classifier or a cascade."""
-        return tuple(task for task in self.tasks if task.classifier is None and not task.cascade)
+        return tuple(
+            task
+            for task in self.tasks
+            if task.classifier is None and not isinstance(task, CascadeTask)
+        )
+
+    @property
+    def uses_encoder(self) -> bool:
+        """Whether the model is a sequence classifier, whose head answers."""
+        return any(isinstance(task, EncoderTask) for task in self.tasks)
 
     @property
     def parts(self) -> tuple[TaskSpec, ...]:
@@ -231,9 +260,9 @@ class JobSpec(Frozen):
         return next(task for task in self.tasks if task.name == name)
 
     @property
-    def cascades(self) -> tuple[TaskSpec, ...]:
+    def cascades(self) -> tuple[CascadeTask, ...]:
         """The tasks with a cascade."""
-        return tuple(task for task in self.tasks if task.cascade is not None)
+        return tuple(task for task in self.tasks if isinstance(task, CascadeTask))
 
     def stage_specs(self) -> tuple[tuple[JobSpec, ...], ...]:
         """The specs that answer the tasks, without conditions, by stage of a cascade.
@@ -247,41 +276,22 @@ class JobSpec(Frozen):
         """The specs that answer the stages with this number, one for each model."""
         # — the conditions are those of the whole spec
         tasks = (task.model_copy(update={"when": None}) for task in self.tasks)
-        plain = [task for task in tasks if task.cascade is None]
-        groups = [(self.model, plain if number == 0 else [])]
+        plain = [task for task in tasks if not isinstance(task, CascadeTask)]
+        groups: list[tuple[ModelSpec, list[StageSpec]]] = [
+            (self.model, plain if number == 0 else [])
+        ]
         for task in self.tasks:
             if number < len(task.stages):
                 model = task.stages[number].model or self.model
                 tasks_of = next((tasks for other, tasks in groups if other == model), None)
                 if tasks_of is None:
                     groups.append((model, tasks_of := []))
-                tasks_of.append(task.stage(number))
+                tasks_of.append(task.stages[number])
         return tuple(
             self.model_copy(update={"model": model, "tasks": tuple(of_model)})
             for model, of_model in groups
             if of_model
         )
-
-    @field_validator("tasks")
-    @classmethod
-    def _can_be_answered(
-        cls, tasks: tuple[TaskSpec, ...], other: ValidationInfo
-    ) -> tuple[TaskSpec, ...]:
-        model: ModelSpec | None = other.data.get("model")
-        mistakes: list[Mistake] = []
-        for number, task in enumerate(tasks):
-            if task.cascade is None:
-                mistakes += _cannot_answer(model, task, (number,))
-            for place, stage in enumerate(task.stages):
-                inside = (number, "cascade", "stages", place)
-                mistakes += _cannot_answer(stage.model or model, stage, inside)
-                engines = {each.engine for each in (stage.model, model) if each}
-                if stage.model and "vllm" in engines:
-                    fix = "with engine: vllm all stages have one model; remove this"
-                    mistakes.append(((*inside, "model"), fix))
-        if mistakes:
-            raise mistakes_error(mistakes)
-        return tasks
 
     @field_validator("tasks")
     @classmethod
@@ -303,33 +313,34 @@ def _needs_no_model(task: object) -> bool:
     return isinstance(stages, list | tuple) and all(map(_needs_no_model, stages))
 
 
-def _cannot_answer(
-    model: ModelSpec | None,
-    asked: TaskSpec | StageSpec,
-    place: tuple[int | str, ...],
-) -> Iterator[Mistake]:
-    """The keys because of which this model cannot answer a task or a stage."""
-    if model is None or asked.classifier is not None:
+def _read(tasks: Sequence[TaskSpec]) -> Iterator[tuple[Place, StageSpec]]:
+    """The tasks and the stages of cascades, each with its place in a spec."""
+    for number, task in enumerate(tasks):
+        if not isinstance(task, CascadeTask):
+            yield ("tasks", number), task
+        for place, stage in enumerate(task.stages):
+            yield ("tasks", number, "cascade", "stages", place), stage
+
+
+def _not_by_vllm(spec_model: ModelSpec, asked: StageSpec, place: Place) -> Iterator[Mistake]:
+    """The keys of a task or a stage that vLLM does not read."""
+    model = asked.model or spec_model
+    if asked.model is not None and "vllm" in (model.engine, spec_model.engine):
+        yield (*place, "model"), "with engine: vllm all stages have one model; remove this"
+    if model.engine != "vllm":
         return
-    if model.kind == "encoder":
-        if isinstance(asked, TaskSpec) and asked.kind == "multi":
-            fix = "an encoder's classes exclude each other; remove this, or name a decoder"
-            yield (*place, "kind"), fix
-        keys = {"question": asked.question, "readout": asked.readout}
-        for key, value in keys.items():
-            if value is not None:
-                fix = "an encoder answers by its own head; remove this, or name a decoder"
-                yield (*place, key), fix
-    elif model.engine == "vllm":
-        keys = {"readout": asked.readout, "beam": getattr(asked, "beam", None)}
-        for key, value in keys.items():
-            if value is not None:
-                yield (
-                    (*place, key),
-                    "not supported with engine: vllm; remove this, or write engine: assay",
-                )
-        if asked.question is None and asked.readout is None:
-            yield (*place, "question"), "vLLM answers questions; write one"
-    elif asked.question is None and asked.readout is None:
-        fix = "a task needs a question, a readout or a classifier; write one"
-        yield (*place, "question"), fix
+    for key in ("readout", "beam"):
+        if getattr(asked, key, None) is not None:
+            fix = "not supported with engine: vllm; remove this, or write engine: assay"
+            yield (*place, key), fix
+    if isinstance(asked, EncoderTask):
+        yield (*place, "question"), "vLLM answers questions; write one"
+
+
+def _not_by_encoders(spec_model: ModelSpec, asked: EncoderTask, place: Place) -> Iterator[Mistake]:
+    """The keys of its model that an encoder does not read."""
+    above: Place = ("model",) if asked.model is None else (*place, "model")
+    model = asked.model or spec_model
+    for key, is_set in {"dtype": model.is_int8, "kv": model.kv != "none"}.items():
+        if is_set:
+            yield (*above, key), "not supported for an encoder; remove it"

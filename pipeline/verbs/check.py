@@ -29,8 +29,8 @@ from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
+from pipeline.spec.labels import SLOT, with_slot
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import SLOT, with_slot
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.exactness import Proof, prove

@@ -18,11 +18,11 @@ from benchmarks.peers.environments import Worker
 from benchmarks.peers.serve import Asked, Documents, Writing, Written, serve
 from benchmarks.properties import answers, description, differences, parsed, schema
 from pipeline.inference.labels.prompt_tokens import Question
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.steps import QuestionTask
 
 ASKED = "About what? Answer yes or no.{answer}{label}:"
 TASKS = [
-    TaskSpec.model_validate({"labels": labels, **own})
+    QuestionTask.model_validate({"labels": labels, **own})
     for labels, own in (
         (["whole", "cut"], {"name": "form", "question": "Whole or cut?"}),
         ([0, 1, 2], {"name": "value", "question": "0 to 2?", "kind": "score"}),

@@ -8,13 +8,13 @@ import pytest
 from pipeline.errors import SpecError
 from pipeline.evaluation.gates import decide, parse_gate
 from pipeline.evaluation.metrics import score
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.steps import QuestionTask
 
 LABELS = ("toxic", "not so.bad >= 1")
 TASKS = {
-    "toxic": TaskSpec(name="toxic", question="Toxic?", labels=list(LABELS)),
-    "topic": TaskSpec(name="topic", kind="multi", question="{label}?", labels=["law", "tax"]),
-    "quality": TaskSpec(name="quality", kind="score", question="?", labels=["0", "1", "2"]),
+    "toxic": QuestionTask(name="toxic", question="Toxic?", labels=list(LABELS)),
+    "topic": QuestionTask(name="topic", kind="multi", question="{label}?", labels=["law", "tax"]),
+    "quality": QuestionTask(name="quality", kind="score", question="?", labels=["0", "1", "2"]),
 }
 TRUTH = np.array([0, 0, 0, 1])
 FIRST = np.array([0.9, 0.8, 0.4, 0.3])

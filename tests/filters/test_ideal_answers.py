@@ -16,11 +16,11 @@ from pipeline.filters.ideal_answers import (
 )
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.ledger.columns import ANSWER_COLUMNS, answers_type
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.steps import QuestionTask
 
 TASKS = {
-    "toxic": TaskSpec(name="toxic", question="?", labels=["toxic", "clean"]),
-    "topic": TaskSpec(
+    "toxic": QuestionTask(name="toxic", question="?", labels=["toxic", "clean"]),
+    "topic": QuestionTask(
         name="topic", question="?", labels=["art/film", "law"], separator="/", top_k=1
     ),
 }
@@ -128,8 +128,8 @@ def test_the_labels_that_alone_are_a_reason_to_drop(
 
 
 KINDS = {
-    "about": TaskSpec(name="about", kind="multi", question="{label}?", labels=["law", "tax"]),
-    "quality": TaskSpec(name="quality", kind="score", question="?", labels=["0", "1", "4"]),
+    "about": QuestionTask(name="about", kind="multi", question="{label}?", labels=["law", "tax"]),
+    "quality": QuestionTask(name="quality", kind="score", question="?", labels=["0", "1", "4"]),
 }
 LABELS = pa.list_(pa.field("element", pa.string()))
 P = {name: [(label, pa.float32()) for label in task.labels] for name, task in KINDS.items()}

@@ -22,6 +22,7 @@ from pipeline.gold.labels import read_gold
 from pipeline.gold.people import GoldFile, GoldLine, Shown
 from pipeline.options import GoldOptions
 from pipeline.spec.parse import load_spec
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 WriteSpec = Callable[..., Path]
@@ -152,7 +153,7 @@ with GoldFile.open({str(path)!r}, TOPIC) as gold:
 def test_lines_of_other_tasks_stay_as_they_are(path: Path) -> None:
     written(path, line("a", ("law",), task=THEMES), task=THEMES)
     before = path.read_bytes()
-    reworded = TaskSpec(name="topic", question="Other?", labels=["art", "law"])
+    reworded = QuestionTask(name="topic", question="Other?", labels=["art", "law"])
     written(path, replace(line("a"), shown=Shown.of(reworded)), task=reworded)
     with GoldFile.open(path, THEMES) as gold:
         assert [each.label for each in gold.lines] == [("law",)]

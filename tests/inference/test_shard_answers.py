@@ -8,13 +8,14 @@ import pytest
 from pipeline.inference.engine import Labelled
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers, level_names
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 LABELS = ["a/x/1", "a/x/2", "a/y", "b/x", "b/y/1", "c"]
 
 
 def task(**more: object) -> TaskSpec:
-    return TaskSpec.model_validate({"name": "t", "question": "?", "labels": LABELS, **more})
+    return QuestionTask.model_validate({"name": "t", "question": "?", "labels": LABELS, **more})
 
 
 def some(seed: int, pieces: int = 1) -> np.ndarray:

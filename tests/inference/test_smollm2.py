@@ -20,6 +20,7 @@ from pipeline.inference.loading import convert_gguf, load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import PromptSpec
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 # fp32 sums of a few thousand terms in another order, for each of a label's tokens.
@@ -57,7 +58,7 @@ def ask(
 
 
 def topic(**task: object) -> TaskSpec:
-    return TaskSpec.model_validate({"name": "topic", "question": "Which topic?", **task})
+    return QuestionTask.model_validate({"name": "topic", "question": "Which topic?", **task})
 
 
 def test_the_benchmark_asks_eight_questions_with_over_thirty_labels() -> None:

@@ -30,6 +30,7 @@ from pipeline.ledger.label_rows import (
 from pipeline.ledger.reuse import StoredAnswers
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.local import LocalStore
 
@@ -40,7 +41,7 @@ MASS = [0.5, np.nan, 0.25]
 
 def task(**more: Any) -> TaskSpec:
     content = {"name": "topic", "question": "?", "labels": LABELS, **more}
-    return TaskSpec.model_validate(content)
+    return QuestionTask.model_validate(content)
 
 
 def labelled(top_k: int | None) -> LabelledDocuments:

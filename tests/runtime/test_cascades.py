@@ -139,7 +139,7 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
     encoder = write_encoder(tmp_path / "encoder")
     shutil.copy(language_file(), tmp_path / "lid.ftz")
     decoder = {"path": str(model_folder), "dtype": "float32"}
-    encodes = {"path": str(encoder), "kind": "encoder", "dtype": "float32"}
+    encodes = {"path": str(encoder), "dtype": "float32"}
     classifier = {"kind": "fasttext", "path": str(tmp_path / "lid.ftz")}
     of_classes = {"english": ["en"], "other": ["de", "fr", "es", "it"]}
     stages: list[dict[str, Any]] = [

@@ -268,7 +268,7 @@ def test_a_file_that_changes_while_the_job_runs_is_an_error(
     ("task", "place"),
     [
         ({"question": "?"}, "tasks.0.question: "),
-        ({"readout": "r"}, "tasks.0.classifier: "),
+        ({"readout": "r"}, "tasks.0.readout: "),
         ({"beam": 4}, "tasks.0.beam: "),
         ({"labels": ["en", "zz"]}, "tasks.0.classifier: has no class 'zz'"),
         ({"classifier": {"kind": "fasttext", "path": "no"}}, "tasks.0.classifier.path: "),

@@ -34,7 +34,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def encoded(modelled: Corpus, encoder: Path) -> Corpus:
     """A corpus with a task that an encoder answers."""
-    modelled.model = {"path": str(encoder), "kind": "encoder", "dtype": "float32"}
+    modelled.model = {"path": str(encoder), "dtype": "float32"}
     modelled.task, modelled.settings = TONE, {"documents": {"max_tokens": 40}}
     modelled.write("a", TEXTS)
     return modelled
@@ -95,9 +95,10 @@ def test_a_labeller_gives_the_answers_of_a_run(encoded: Corpus) -> None:
 @pytest.mark.parametrize(
     ("task", "model", "place"),
     [
-        ({"question": "?"}, {}, "tasks.0.question"),
-        ({"readout": "r"}, {}, "tasks.0.readout"),
+        ({"kind": "multi"}, {}, "tasks.0.kind"),
+        ({"beam": 2}, {}, "tasks.0.beam"),
         ({}, {"dtype": "int8"}, "model.dtype"),
+        ({}, {"kv": "int8"}, "model.kv"),
     ],
 )
 def test_a_key_that_an_encoder_does_not_read_is_one_line(
@@ -108,6 +109,12 @@ def test_a_key_that_an_encoder_does_not_read_is_one_line(
     with pytest.raises(SpecError) as raised:
         load_spec(encoded.spec_file)
     assert [problem.place for problem in raised.value.problems] == [place]
+
+
+def test_a_language_model_is_asked(encoded: Corpus, model_folder: Path) -> None:
+    encoded.model = {"path": str(model_folder)}
+    with pytest.raises(SpecError, match=r"tasks\.0\.question: missing; add it: a language model"):
+        Labeller(encoded.spec_file, cache_dir=encoded.cache)
 
 
 def test_a_document_that_is_longer_than_the_context_is_refused(encoded: Corpus) -> None:

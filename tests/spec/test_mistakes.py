@@ -17,7 +17,6 @@ JOB = {"name": "job", "model": {"path": "m"}, "input": {"path": "i"}, "output": 
 TASK = {"name": "a", "question": "Why?", "labels": ["x/1", "y"]}
 TRAINED = {**TASK, "question": None, "readout": "r"}
 ONNX = {"kind": "onnx", "path": "c"}
-ENCODER = {"path": "m", "kind": "encoder"}
 ASKED = {"question": "one"}
 MANY = [f"label{i}" for i in range(MOST_COLUMNS + 1)]
 
@@ -113,11 +112,10 @@ SCORING = [
     ),
 ]
 OTHERS = [
-    (task(readout="r", question=None, classifier=ONNX), "tasks.0.classifier", "one of the two"),
+    (task(readout="r", question=None, classifier=ONNX), "tasks.0.readout", "one of the two"),
     (task(classifier=ONNX), "tasks.0.question", "remove the question"),
     (task(classifier={"kind": "onnx"}, question=None), "tasks.0.classifier", "needs a path"),
     (task(explain={"tokens": 4}), "tasks.0.explain", "not stored any more; remove it"),
-    ({"model": ENCODER}, "tasks.0.question", "name a decoder"),
 ]
 STAGES = [
     (stages(ASKED), "stages", "at least 2"),
@@ -127,16 +125,31 @@ STAGES = [
         "",
         "stage 1 has the labels ['y', 'x/1']; write those of the task in the same order",
     ),
-    (stages({"classifier": ONNX, "readout": "r"}, ASKED), "stages.0.classifier", "one of the two"),
-    (stages({"classifier": ONNX, **ASKED}, ASKED), "stages.0.classifier", "remove the question"),
-    (stages({"classifier": ONNX, "model": {"path": "m"}}, ASKED), "stages.0.classifier", "model"),
-    (stages({**ASKED, "model": ENCODER}, ASKED), "stages.0.question", "name a decoder"),
+    (stages({"classifier": ONNX, "readout": "r"}, ASKED), "stages.0.readout", "one of the two"),
+    (stages({"classifier": ONNX, **ASKED}, ASKED), "stages.0.question", "remove the question"),
+    (stages({"classifier": ONNX, "model": {"path": "m"}}, ASKED), "stages.0.model", "no model"),
+    (stages({**ASKED, "top_k": 2}, ASKED), "stages.0.top_k", "is set in the task"),
+    (
+        stages({**ASKED, "model": {"path": "m", "kind": "encoder"}}, ASKED),
+        "stages.0.model.kind",
+        "remove it",
+    ),
+    (
+        stages({"model": {"path": "e", "dtype": "int8"}}, ASKED),
+        "stages.0.model.dtype",
+        "not supported for an encoder",
+    ),
     (stages(ASKED, {**ASKED, "labels": {"x/1": ["A"], "y": ["A"]}}), "stages.1.labels", "twice"),
-    (stages(ASKED, {"readout": "r"}, beam=8), "", "stage 2: a readout reads no label's"),
-    (stages(ASKED, ASKED, question="Why?"), "", "remove the task's question"),
-    (stages(ASKED, ASKED, labels=["a", "b", "c"]), "", "the task has 3"),
+]
+OF_CASCADES = [
+    (stages(ASKED, {"readout": "r"}, beam=8), "tasks.0.beam", "stage 2 reads no label's tokens"),
+    (stages(ASKED, ASKED, question="Why?"), "tasks.0.question", "remove the task's question"),
+    (stages(ASKED, ASKED, top_k=2), "tasks.0.top_k", "remove the task's top_k"),
+    (stages(ASKED, ASKED, labels=["a", "b", "c"]), "tasks.0.labels", "the task has 3"),
 ]
 REMOVED = [
+    ({"model": {"path": "m", "kind": "encoder"}}, "model.kind", "remove it"),
+    ({"model": {"path": "m", "kind": "decoder"}}, "model.kind", "by a language model"),
     ({"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize", "write dtype: int8"),
     ({"model": {"path": "m", "gpus": 2}}, "model.gpus", "write engine: vllm and tensor_parallel"),
     ({"exit": {"layer": 8}}, "exit", "fit it with `assay fit --layers N`"),
@@ -155,7 +168,7 @@ REMOVED = [
 VLLM = {"path": "m", "engine": "vllm"}
 ENGINES = [
     ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay' or 'vllm'"),
-    ({"model": {**VLLM, "kind": "encoder"}}, "model.engine", "write kind: decoder"),
+    (task(model={"path": "n"}), "tasks.0.model", "only a stage of a cascade"),
     ({"model": {"path": "m", "tensor_parallel": 2}}, "model.tensor_parallel", "engine: vllm"),
     ({"model": {**VLLM, "tensor_parallel": 0}}, "model.tensor_parallel", "above 0"),
     ({"model": {**VLLM, "dtype": "int8"}}, "model.dtype", "with engine: vllm"),
@@ -167,7 +180,16 @@ ENGINES = [
         "tasks.0.cascade.stages.0.model",
         "all stages have one model",
     ),
-    ({"model": VLLM, **task(question=None)}, "tasks.0.question", "vLLM answers questions"),
+    (
+        {"model": VLLM, "tasks": [{"name": "a", "labels": ["x", "y"]}]},
+        "tasks.0.question",
+        "vLLM answers questions",
+    ),
+    (
+        {"tasks": [TASK, {"name": "b", "labels": ["x", "y"]}]},
+        "tasks.1.question",
+        "a question, a readout or a classifier",
+    ),
 ]
 IMAGES = [
     ({"model": {"path": "m", "dtype": "int8"}}, "model.dtype: int8"),
@@ -190,6 +212,7 @@ IMAGES = [
         *SCORING,
         *OTHERS,
         *((job, f"tasks.0.cascade.{below}".rstrip("."), fix) for job, below, fix in STAGES),
+        *OF_CASCADES,
         *REMOVED,
         *ENGINES,
         *(
@@ -258,7 +281,7 @@ def test_a_number_elsewhere_is_shown_as_it_was_written() -> None:
 
 def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
     wrong = stages(
-        {"classifier": ONNX, **ASKED}, {"model": ENCODER}, name="A", beam=0, chunks="min"
+        {"classifier": ONNX, **ASKED}, {"model": {"path": "e"}}, name="A", beam=0, chunks="min"
     )
     wrong |= {"name": "a b", "model": {"path": "", "dtype": "int4"}, "documents": {"kept": 1}}
     with pytest.raises(SpecError) as caught:
@@ -271,8 +294,8 @@ def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
         "documents.kept",
         "tasks.0.name",
         "tasks.0.chunks",
+        "tasks.0.cascade.stages.0.question",
         "tasks.0.beam",
-        "tasks.0.cascade.stages.0.classifier",
     ]
 
 

@@ -128,7 +128,7 @@ tasks:
 - name: topic
   question: What
   lables: [x, y]
-  classifier: {kind: onnx, paht: a}
+  model: {path: a, devise: b}
   chunks: [first]
 """
 
@@ -142,9 +142,9 @@ def test_a_misspelt_key_offers_the_nearest_and_names_the_line_and_the_task(tmp_p
         f"model.dtpe: no such key; write dtype (got 'auto') in {path}, line 2",
         f"input.txt: no such key; write text (got 'body') in {path}, line 5",
         f"output: missing; add it in {path}",
-        "tasks.1.classifier.paht: no such key; write path (got 'a') "
-        f"in {path}, line 15, task 'topic'",
         f"tasks.1.chunks: write 'max' or 'mean' (got ['first']) in {path}, line 16, task 'topic'",
+        "tasks.1.model.devise: no such key; write device (got 'b') "
+        f"in {path}, line 15, task 'topic'",
         "tasks.1.lables: no such key; write labels (got ['x', 'y']) "
         f"in {path}, line 14, task 'topic'",
         f"max_tokens: no such key; max_tokens belongs below documents (got 9) in {path}, line 7",

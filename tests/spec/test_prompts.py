@@ -9,6 +9,7 @@ import pytest
 from pipeline.errors import ModelError
 from pipeline.spec.prompts import Message, PromptText, Render, prompt_text
 from pipeline.spec.schema import Example, PromptSpec
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 EXAMPLES = (
@@ -18,7 +19,7 @@ EXAMPLES = (
 
 
 def task(name: str, question: str) -> TaskSpec:
-    return TaskSpec(name=name, question=question, labels={"yes": ("Yes",), "no": ("No",)})
+    return QuestionTask(name=name, question=question, labels={"yes": ("Yes",), "no": ("No",)})
 
 
 TASKS = (task("first", "Is it good?"), task("second", "Is it {document}, or\n\nbad?"))

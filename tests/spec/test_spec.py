@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.errors import SpecError
-from pipeline.spec import schema
+from pipeline.spec import schema, steps, tasks
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import parse_spec, spec_of
 from pipeline.spec.schema import JobSpec
@@ -39,7 +39,6 @@ tasks:
     question: "Does this text contain insults, threats, slurs or sexual content? Answer yes or no."
     labels: {toxic: ["Yes", "yes"], clean: ["No", "no"]}   # or a plain list
     chunks: max                      # how chunk answers combine: max of the first label, or mean
-    readout: null                    # a fitted readout's path
 filter:
   keep: "toxic.p.toxic < 0.5"        # SQL over the task columns, used by `assay filter`
 """
@@ -54,7 +53,6 @@ tasks:
 """
 DEFAULTS: dict[str, Any] = {
     "model": {
-        "kind": "decoder",
         "engine": "assay",
         "tensor_parallel": 1,
         "storage_options": {},
@@ -83,15 +81,7 @@ DEFAULTS: dict[str, Any] = {
     "max_error_rate": None,
     "filter": None,
 }
-ABSENT = [
-    "when",
-    "classifier",
-    "readout",
-    "cascade",
-    "beam",
-    "top_k",
-    "separator",
-]
+ABSENT = ["when", "model", "beam", "top_k", "separator"]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}
 
 
@@ -153,7 +143,8 @@ def test_a_spec_survives_its_own_json() -> None:
 def test_every_key_has_a_description_for_the_manual() -> None:
     models = [
         model
-        for model in vars(schema).values()
+        for module in (schema, steps, tasks)
+        for model in vars(module).values()
         if isinstance(model, type) and issubclass(model, schema.Frozen)
     ]
     assert schema.JobSpec in models

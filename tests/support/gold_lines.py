@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.gold.people import GoldFile, GoldLine, Shown
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
-TOPIC = TaskSpec(name="topic", question="Which?", labels=["art", "law"])
-THEMES = TaskSpec(name="themes", kind="multi", question="Of {label}?", labels=["art", "law"])
-QUALITY = TaskSpec(name="quality", kind="score", question="How good?", labels=["0", "1", "2"])
+TOPIC = QuestionTask(name="topic", question="Which?", labels=["art", "law"])
+THEMES = QuestionTask(name="themes", kind="multi", question="Of {label}?", labels=["art", "law"])
+QUALITY = QuestionTask(name="quality", kind="score", question="How good?", labels=["0", "1", "2"])
 
 
 def line(document: str, label: Any = "art", *, task: TaskSpec = TOPIC, **others: Any) -> GoldLine:

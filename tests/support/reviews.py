@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipeline.gold.people import GoldFile, Label
 from pipeline.review.choice import Order, features
 from pipeline.review.session import Pool, Rules, Session
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 LABELS = {"choice": ["toxic", "clean"], "multi": ["law", "art"], "score": ["0", "1", "2"]}
@@ -23,7 +24,7 @@ LABELS = {"choice": ["toxic", "clean"], "multi": ["law", "art"], "score": ["0", 
 def task_of(kind: str = "choice", labels: list[str] | None = None) -> TaskSpec:
     question = "Is it about {label}?" if kind == "multi" else "Is it rude?{answer}It is"
     own = {"name": "tone", "kind": kind, "labels": labels or LABELS[kind], "question": question}
-    return TaskSpec.model_validate(own)
+    return QuestionTask.model_validate(own)
 
 
 @dataclass

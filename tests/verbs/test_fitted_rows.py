@@ -20,7 +20,7 @@ from pipeline.gold.fitted_texts import LEAST_ROWS, is_held_out
 from pipeline.gold.labels import Gold
 from pipeline.gold.values import GoldTask
 from pipeline.options import EvalOptions
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.steps import QuestionTask
 from pipeline.verbs.evaluate import TaskEvaluation, _evaluate_task
 
 DOCUMENTS = 120
@@ -149,7 +149,7 @@ def judged(hashes: list[str], fitted: list[str], truth: NDArray[np.int64], p: Fl
     names = np.array(hashes, object)
     answer = GoldTaskAnswers(p, np.full(len(names), "ok", object))
     answers = GoldAnswers(names, names, np.ones(len(names), np.int64), {"t": answer})
-    task = TaskSpec(name="t", question="?", labels=list(gold.tasks["t"].labels))
+    task = QuestionTask(name="t", question="?", labels=list(gold.tasks["t"].labels))
     return _evaluate_task(task, gold, answers, EvalOptions(resamples=100), set(fitted))
 
 

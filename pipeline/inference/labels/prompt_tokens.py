@@ -25,10 +25,10 @@ from pipeline.inference.labels.tokenizer import (
     encode,
 )
 from pipeline.inference.labels.trie import LabelTrie
-from pipeline.spec.labels import task_of
+from pipeline.spec.labels import ANSWER, task_of
 from pipeline.spec.prompts import prompt_text
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import ANSWER, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 # A trie with more inner nodes is searched level by level: all of its rows in one forward would
 # take as much memory for one document as many documents do.

@@ -12,6 +12,7 @@ from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.schema import PromptSpec
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 TinyModel = Callable[[str], LoadedModel]
@@ -24,7 +25,9 @@ ANSWERS = {"是": ("是", "是的", "对"), "否": ("否", "不")}
 
 
 def task(name: str, labels: object, **more: object) -> TaskSpec:
-    return TaskSpec.model_validate({"name": name, "question": f"{name}?", "labels": labels, **more})
+    return QuestionTask.model_validate(
+        {"name": name, "question": f"{name}?", "labels": labels, **more}
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ from pipeline.errors import ModelError, SpecError
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
 from pipeline.spec.schema import PromptSpec
+from pipeline.spec.steps import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
 
 def task(
     labels: dict[str, tuple[str, ...]], name: str = "t", question: str = "Q?", **more: Any
 ) -> TaskSpec:
-    return TaskSpec(name=name, question=question, labels=labels, **more)
+    return QuestionTask(name=name, question=question, labels=labels, **more)
 
 
 EXAMPLE = {"document": "a text", "question": "Q?", "answer": "Yes"}

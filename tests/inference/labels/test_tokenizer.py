@@ -15,9 +15,9 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template, control_ids
 from pipeline.inference.loading import load_tokenizer
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.steps import QuestionTask
 
-YES_NO = TaskSpec(name="t", question="Q?", labels={"yes": ("Yes",), "no": ("No",)})
+YES_NO = QuestionTask(name="t", question="Q?", labels={"yes": ("Yes",), "no": ("No",)})
 
 
 def with_templates(
