@@ -95,7 +95,10 @@ def fitted_copy(
 def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) -> Any:
     """What this method of the path's file system returns."""
     with option_errors(place, options):
-        file_system, key = file_system_at(path, options)
+        try:
+            file_system, key = file_system_at(path, options)
+        except (ValueError, ImportError) as error:  # no such protocol or package
+            raise SpecError([Problem(place, f"cannot be opened: {error}", path)]) from error
         file_system.invalidate_cache()  # forgets what it listed before
     try:
         return retry(partial(getattr(file_system, method), key), RetryPolicy())

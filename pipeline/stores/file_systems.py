@@ -19,7 +19,8 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
     fsspec alone would take `a::b.jsonl` for a chain of two URLs, and read `a`.
 
     Raises:
-        ValueError: There is no file system for the scheme, or it refuses an option.
+        ValueError: There is no file system for the scheme, it refuses an option, or the file
+            that holds it is missing.
         ImportError: The package of the file system is not installed.
     """
     if path.startswith("data:") and "://" in path:
@@ -27,6 +28,8 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
     if "://" in path and not path.startswith("file://"):
         try:
             file_system, place = url_to_fs(path, **options)
+        except FileNotFoundError as error:  # a file inside another one
+            raise ValueError(f"there is no such file: {one_line(error)}") from error
         except (OSError, ValueError, ImportError):
             raise
         except Exception as error:  # — some need options, and do not say so in one way

@@ -11,6 +11,7 @@ import pytest
 from memory_store import MemoryStore
 
 from pipeline.errors import RefusedError, SpecError, StorageError
+from pipeline.runtime.fitted_files import read_fitted
 from pipeline.sources.source import find_files
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.local import LocalStore
@@ -210,6 +211,7 @@ def test_a_chained_or_unknown_url_is_refused_and_is_no_local_folder(url: str) ->
         "data://x",
         "git://x/a.jsonl",
         "nosuch://x",
+        "zip://a::memory://b",
     ],
 )
 def test_a_url_of_a_file_system_that_cannot_be_made_is_one_problem(url: str) -> None:
@@ -221,3 +223,5 @@ def test_a_url_of_a_file_system_that_cannot_be_made_is_one_problem(url: str) -> 
         open_target(url, {})
     with pytest.raises(SpecError, match=r"^input\.path: cannot be opened: "):
         find_files(url)
+    with pytest.raises(SpecError, match=r"^tasks\.0\.readout: cannot be opened: "):
+        read_fitted(url, {}, place="tasks.0.readout", made_by="assay fit")
