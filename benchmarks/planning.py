@@ -31,7 +31,7 @@ from pipeline.errors import StorageError
 from pipeline.hashes import sha256_hex
 from pipeline.inference.memory import trim_malloc
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.counts import LabelCost, ShardCounts
+from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.ledger.counts_log import FileCounts
 from pipeline.ledger.cuts import CutLog
 from pipeline.ledger.keys import documents_key, label_key
@@ -114,15 +114,16 @@ class MadeUpStore:
         self, items: Sequence[WorkItem], job: Job, _post: object = None
     ) -> Iterator[ShardCounts]:
         """Commits every shard at once, as `graph.label_items` does with workers."""
-        labels = {task: {"yes": ROWS // 2, "no": ROWS // 2} for task in TASKS}
-        costs = {"0": LabelCost(label_seconds=60.0, asked_rows=ROWS)}
+        n = Counts({("rows", "ok"): ROWS, ("asked", "0"): ROWS, ("label_ms", "0"): 60_000})
+        n.update({("label", task, label): ROWS // 2 for task in TASKS for label in ("yes", "no")})
+        n.update({("answered", task): ROWS for task in TASKS})
         for work in items:
             sid = work.shard.id
             self.documents.add(sid)
             self.labelled.add(sid)
             keys = [label_key(task, job.fp[task], sid) for task in TASKS]
             files = file_of(documents_key(sid)), *(file_of(key, 0, 0, 0, 0) for key in keys)
-            yield ShardCounts(sid, ROWS, {"ok": ROWS}, labels, costs, files=files)
+            yield ShardCounts(sid, TASKS, n, files)
 
     def read_items(
         self, items: Sequence[WorkItem], _job: object, _post: object = None
@@ -131,7 +132,7 @@ class MadeUpStore:
         for work in items:
             self.documents.add(work.shard.id)
             files = (file_of(documents_key(work.shard.id)),)
-            yield ShardCounts(work.shard.id, ROWS, {}, {}, {}, created=1, files=files)
+            yield ShardCounts(work.shard.id, (), Counts({("rows", "ok"): ROWS}), files)
 
 
 def main() -> None:

@@ -1,23 +1,69 @@
-"""What was done to a shard, in numbers: `ShardCounts`."""
+"""What was done to some shards, in numbers: `Counts`, and `ShardCounts` for one shard."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import AssayError, UnavailableError, one_line
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts_log import FileCounts
+from pipeline.sources.documents import is_failed_status
 
 
-@dataclass(frozen=True, slots=True)
-class LabelCost:
-    """What labelling some documents took."""
+class Counts(Counter[tuple[str, ...]]):
+    """Numbers by key; `update` adds, and `subtract` takes away.
 
-    label_seconds: float = 0.0
-    asked_rows: int = 0  # rows that a model was asked about
-    prefix_tokens_computed: int = 0
-    question_tokens_computed: int = 0
+    ("rows", STATUS)             rows that may be asked about, by status
+    ("outside",)                 rows that were read and are not in the slice
+    ("undecided",)               rows on which a condition cannot be computed
+    ("reused",)                  rows with the answers of other shards
+    ("label", TASK, LABEL)       rows with this label; one may have several
+    ("answered", TASK)           rows with an answer
+    ("skipped", TASK)            rows in the slice that the question is not asked about
+    ("decided", TASK, STAGE)     rows that this stage of a cascade decided
+    ("asked", READER)            rows that a model was asked about
+    ("label_ms", READER)         time in milliseconds, without loading
+    ("prefix_tokens", READER)    tokens of instructions and documents that a model read
+    ("question_tokens", READER)  tokens of questions that a model read
+    ("created",)                 objects
+    """
+
+    def count(self, *start: str, values: Iterable[str]) -> None:
+        """Adds one for each value, under the key that begins so and ends with the value."""
+        self.update({(*start, value): count for value, count in Counter(values).items()})
+
+    def by(self, *start: str) -> Counter[str]:
+        """The numbers of the keys that begin so, by their next part."""
+        size, counted = len(start), Counter[str]()
+        for key, count in self.items():
+            if count and len(key) > size and key[:size] == start:
+                counted[key[size]] += count
+        return counted
+
+    def total_of(self, *start: str) -> int:
+        """The sum of the numbers whose keys begin so."""
+        return sum(count for key, count in self.items() if key[: len(start)] == start)
+
+    @property
+    def labels(self) -> dict[str, Counter[str]]:
+        """By task, the rows by label."""
+        return {key[1]: self.by("label", key[1]) for key in self if key[0] == "answered"}
+
+    @property
+    def asked(self) -> int:
+        """Rows that a model was asked about; of a document in several stages, one."""
+        return max(self.by("asked").values(), default=0)
+
+    @property
+    def failed(self) -> int:
+        """Rows that should have an answer and have none."""
+        return sum(n for status, n in self.by("rows").items() if is_failed_status(status))
+
+    def only(self, *names: str) -> Counts:
+        """The numbers whose keys have one of these first parts."""
+        return Counts({key: count for key, count in self.items() if key[0] in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +71,8 @@ class ShardCounts:
     """The counts of one shard, or why it could not be read, labelled or committed."""
 
     sid: str
-    rows: int
-    status: Mapping[str, int]  # rows by status
-    labels: Mapping[str, Mapping[str, int]]  # rows by label, by task; one may have several
-    costs: Mapping[str, LabelCost]  # by the number of the reader, of those that were asked
-    created: int = 0  # objects
-    outside: int = 0  # rows of the input that were read and are not in the slice
-    undecided: int = 0  # of these, rows on which `--where` cannot be computed
-    # Rows in the slice that the question is not asked about, by task.
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    reused: int = 0  # rows with the answers of other shards
-    answered: Mapping[str, int] = field(default_factory=dict)  # rows with an answer, by task
-    # Of tasks with a cascade: rows by the stage that decided, by task.
-    stages: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    tasks: tuple[str, ...]  # that were missing
+    n: Counts = field(default_factory=Counts)
     files: tuple[FileCounts, ...] = ()  # those that were created
     error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
@@ -53,10 +88,7 @@ class ShardCounts:
             reason = f"internal error: {type(error).__name__}: {one_line(error)}"
         return cls(
             work.shard.id,
-            rows=0,
-            status={},
-            labels={task: {} for task in work.tasks},
-            costs={},
+            work.tasks,
             error=f"{place}{reason}",
             unavailable=isinstance(error, UnavailableError),
             unable=unable,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def show_summary(outcome: Outcome) -> Iterator[Part]:
     """What was labelled, how fast, where, how to read the snapshot, and at the end what is left."""
     yield [*summary_facts(outcome)]
-    yield from warnings(label_doubts(outcome.tally.labels, outcome.tally.answered))
+    yield from warnings(label_doubts(outcome.tally.n.labels, outcome.tally.n.by("answered")))
     if outcome.snapshot is not None:
         command = _reading_command(outcome.output, outcome.job.spec.storage_options)
         yield from ("", "to read the labels:", command)
@@ -36,32 +36,33 @@ def show_summary(outcome: Outcome) -> Iterator[Part]:
 
 def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """What was labelled, how fast, and where the output is."""
-    tally = outcome.tally
+    n = outcome.tally.n
+    rows, seconds = n.total_of("rows"), n.total_of("label_ms") / 1_000
     documents = f"{outcome.rows:,} in {outcome.shards:,} shard{'s' * (outcome.shards != 1)}"
     if outcome.slice is not None:
         documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
     yield "documents", documents
-    yield "labelled now", f"{tally.rows:,}; the model read {tally.asked_rows:,} of them"
-    if tally.undecided:
+    yield "labelled now", f"{rows:,}; the model read {n.asked:,} of them"
+    if n["undecided",]:
         why = "as a cast of a value or for lack of a column, so they are not asked about"
-        yield "no verdict", f"a condition fails on {tally.undecided:,} documents: {why}"
-    if tally.reused:
-        yield "reused", f"{tally.reused:,} answers of other shards with equal texts"
-    if tally.rows:
-        cost = tally.cost
-        yield "status", _shares(tally.status, tally.rows)
-        for task, labels in tally.labels.items():
-            yield f"  {task}", _shares(labels, tally.answered[task]) or "no label applies"
-        yield from ((f"  {task} decided", _stages(by)) for task, by in tally.decided.items())
-        skipped = ((task, rows) for task, rows in tally.skipped.items() if rows)
-        yield from ((f"  {task} skipped", f"{n:,}: its `when` is not true") for task, n in skipped)
-        yield "time", f"{outcome.seconds:.1f} s; workers labelled for {cost.label_seconds:.1f} s"
-        rate = tally.rows / cost.label_seconds if cost.label_seconds else 0.0
+        yield "no verdict", f"a condition fails on {n['undecided',]:,} documents: {why}"
+    if n["reused",]:
+        yield "reused", f"{n['reused',]:,} answers of other shards with equal texts"
+    if rows:
+        yield "status", _shares(n.by("rows"), rows)
+        for task, labels in n.labels.items():
+            yield f"  {task}", _shares(labels, n["answered", task]) or "no label applies"
+        for task in n.by("decided"):
+            yield f"  {task} decided", _stages(n.by("decided", task))
+        for task, skipped in n.by("skipped").items():
+            yield f"  {task} skipped", f"{skipped:,}: its `when` is not true"
+        yield "time", f"{outcome.seconds:.1f} s; workers labelled for {seconds:.1f} s"
+        rate = rows / seconds if seconds else 0.0
         yield "speed", f"{rate:.2f} documents per second and worker"
         yield (
             "tokens read",
-            f"{cost.prefix_tokens_computed:,} in instructions and documents, "
-            f"{cost.question_tokens_computed:,} in questions",
+            f"{n.total_of('prefix_tokens'):,} in instructions and documents, "
+            f"{n.total_of('question_tokens'):,} in questions",
         )
     yield from (("left out", reason) for reason in outcome.unreadable)
     snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
@@ -74,7 +75,7 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield "not published", f"{why}; --publish-partial publishes the slice"
 
 
-def _stages(decided: Counter[int]) -> str:
+def _stages(decided: Counter[str]) -> str:
     """What each stage of a cascade decided."""
     total = decided.total()
     parts = (f"by stage {n} {rows:,} ({rows / total:.0%})" for n, rows in sorted(decided.items()))
@@ -122,7 +123,7 @@ class SummaryJson:
     objects_created: int
     status: Mapping[str, int]
     labels: Mapping[str, Mapping[str, int]]  # by task
-    decided_by_stage: Mapping[str, Mapping[int, int]]  # by task with a cascade
+    decided_by_stage: Mapping[str, Mapping[str, int]]  # by task with a cascade
     warnings: tuple[str, ...]
     seconds: float
     label_seconds: float  # of all workers
@@ -134,7 +135,7 @@ class SummaryJson:
 
 def summary_json(outcome: Outcome) -> SummaryJson:
     """The same figures for other programs."""
-    tally, cost = outcome.tally, outcome.tally.cost
+    n = outcome.tally.n
     return SummaryJson(
         complete=outcome.complete,
         documents=outcome.rows,
@@ -144,23 +145,23 @@ def summary_json(outcome: Outcome) -> SummaryJson:
         stopped=outcome.stopped,
         slice=None if outcome.slice is None else outcome.slice.to_json(),
         documents_in_slice=outcome.slice_rows,
-        documents_undecided=outcome.tally.undecided,
-        skipped={task: rows for task, rows in outcome.tally.skipped.items() if rows},
+        documents_undecided=n["undecided",],
+        skipped=n.by("skipped"),
         kept_snapshot=outcome.kept,
         unreadable=outcome.unreadable,
         failed_shards=outcome.failed_shards,
-        documents_labelled=tally.rows,
-        documents_read_by_model=tally.asked_rows,
-        documents_reused=tally.reused,
-        objects_created=tally.created,
-        status=tally.status,
-        labels=tally.labels,
-        decided_by_stage=tally.decided,
-        warnings=tuple(label_doubts(tally.labels, tally.answered)),
+        documents_labelled=n.total_of("rows"),
+        documents_read_by_model=n.asked,
+        documents_reused=n["reused",],
+        objects_created=n["created",],
+        status=n.by("rows"),
+        labels=n.labels,
+        decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
+        warnings=tuple(label_doubts(n.labels, n.by("answered"))),
         seconds=outcome.seconds,
-        label_seconds=cost.label_seconds,
-        prefix_tokens_computed=cost.prefix_tokens_computed,
-        question_tokens_computed=cost.question_tokens_computed,
+        label_seconds=n.total_of("label_ms") / 1_000,
+        prefix_tokens_computed=n.total_of("prefix_tokens"),
+        question_tokens_computed=n.total_of("question_tokens"),
         output=outcome.output,
         snapshot=outcome.snapshot,
     )

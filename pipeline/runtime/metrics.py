@@ -63,18 +63,17 @@ class RunMetrics:
     def committed(self, counts: ShardCounts) -> None:
         """Counts one committed shard. Only its cost, if it is not a shard of the plan."""
         is_planned = counts.sid in self._items
-        for status, rows in counts.status.items() if is_planned else ():
+        for status, rows in counts.n.by("rows").items() if is_planned else ():
             # — only the kind of an error: its details would make a time series for each file
             kind = ":".join(status.split(":")[:2])
             self._add("assay_rows", rows, {"status": kind})
-        for task, by_label in counts.labels.items():
+        for task, by_label in counts.n.labels.items():
             if is_planned and len(by_label) <= MAX_LABELS:
                 for label, rows in by_label.items():
                     self._add("assay_answers", rows, {"task": task, "label": label})
-        for cost in counts.costs.values():
-            self._add("assay_tokens", cost.prefix_tokens_computed, {"kind": "document"})
-            self._add("assay_tokens", cost.question_tokens_computed, {"kind": "question"})
-            self._add("assay_label_seconds", cost.label_seconds, {})
+        self._add("assay_tokens", counts.n.total_of("prefix_tokens"), {"kind": "document"})
+        self._add("assay_tokens", counts.n.total_of("question_tokens"), {"kind": "question"})
+        self._add("assay_label_seconds", counts.n.total_of("label_ms") / 1_000, {})
         if is_planned:
             self._items[counts.sid] -= 1
             if self._items[counts.sid] == 0:

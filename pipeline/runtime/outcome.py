@@ -6,14 +6,13 @@ Entry points: `Tally`, which adds up the shards' counts and holds the limit on f
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.cells import Committed, is_whole
-from pipeline.ledger.counts import LabelCost, ShardCounts
+from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.ledger.counts_log import of_shards
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshots import (
@@ -28,11 +27,13 @@ from pipeline.ledger.snapshots import (
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
 from pipeline.sources.documents import is_failed_status
-from pipeline.sources.shards import Shard, Slice, fields_of
+from pipeline.sources.shards import Shard, Slice
 from pipeline.stores.store import Store
 
 # A run ends when this many shards fail in a row, or two for each engine if these are more.
 _FAILED_IN_A_ROW = 20
+# What is counted once for a shard with several work items.
+_OF_ROWS = ("rows", "outside", "undecided", "reused")
 _SHOWN = 3  # failed shards with their reasons
 
 
@@ -46,44 +47,31 @@ class Tally:
 
     input_rows: int = 0
     max_error_rate: float | None = None  # the most rows of the input that may fail, as a share
-    rows: int = 0
-    outside: int = 0  # rows of the shards so far that are not in the slice
-    created: int = 0  # objects: documents and label files
-    status: Counter[str] = field(default_factory=Counter)
-    labels: dict[str, Counter[str]] = field(default_factory=dict)  # by task
-    answered: Counter[str] = field(default_factory=Counter)  # rows with an answer, by task
-    # Rows of the slice that a task's condition does not accept, by task.
-    skipped: Counter[str] = field(default_factory=Counter)
-    costs: dict[str, Counter[str]] = field(default_factory=dict)  # by reader
-    # By task with a cascade, the documents that each stage decided.
-    decided: dict[str, Counter[int]] = field(default_factory=dict)
+    n: Counts = field(default_factory=Counts)
     failures: dict[str, str] = field(default_factory=dict)  # the last reason, by shard id
     _failed_in_a_row: set[str] = field(default_factory=set, repr=False)
-    _shards: dict[str, ShardCounts] = field(default_factory=dict, repr=False)
+    _shards: dict[str, Counts] = field(default_factory=dict, repr=False)  # their rows
 
     def add(self, counts: ShardCounts, *, engines: int) -> None:
         """Takes in one shard; an error when too many rows, or too many shards in a row, failed."""
         self.add_read(counts, engines=engines)
         if counts.error is not None:
             return
-        for reader, cost in counts.costs.items():
-            self.costs.setdefault(reader, Counter()).update(fields_of(cost))
-        for task, by_label in counts.labels.items():
-            self.labels.setdefault(task, Counter()).update(by_label)
-        self.answered.update(counts.answered)
-        self.skipped.update(counts.skipped)
-        for task, by_stage in counts.stages.items():
-            numbers = {int(stage): rows for stage, rows in by_stage.items()}
-            self.decided.setdefault(task, Counter()).update(numbers)
-        self._add_rows(
-            replace(counts, labels={}, answered={}, skipped={}, costs={}, stages={}, files=())
-        )
-        self._check(sum(n for name, n in self.status.items() if is_failed_status(name)))
+        rows, before = counts.n.only(*_OF_ROWS), self._shards.get(counts.sid, Counts())
+        self.n.update(counts.n)
+        if before:
+            self.n.subtract(before + rows)
+            reused = max(before["reused",], rows["reused",])
+            rows = Counts(before if before.failed > rows.failed else rows)
+            rows["reused",] = reused
+            self.n.update(rows)
+        self._shards[counts.sid] = rows
+        self._check(self.n.failed)
 
     def add_read(self, counts: ShardCounts, *, engines: int) -> None:
         """Takes in a shard that was read; an error if none succeeds any more."""
         if counts.error is None:
-            self.created += counts.created
+            self.n["created",] += len(counts.files)
             self._failed_in_a_row.clear()
             return
         self.failures[counts.sid] = counts.error
@@ -92,20 +80,6 @@ class Tally:
             kind = UnavailableError if counts.unavailable else StorageError
             number = f"{len(self._failed_in_a_row):,} shards failed, and none succeeded between"
             raise kind(f"{number} them; finished shards are kept; the last reason: {counts.error}")
-
-    def _add_rows(self, counts: ShardCounts) -> None:
-        before = self._shards.get(counts.sid)
-        if before is not None:
-            reused = max(before.reused, counts.reused)
-            worst = before if failed_rows(before) > failed_rows(counts) else counts
-            counts = replace(worst, reused=reused)
-            self.status -= Counter(before.status)
-            self.rows -= before.rows
-            self.outside -= before.outside
-        self._shards[counts.sid] = counts
-        self.outside += counts.outside
-        self.status.update(counts.status)
-        self.rows += counts.rows
 
     def check_shards(
         self, store: Store, spec_name: str, shards: Sequence[Shard], done: Committed
@@ -122,34 +96,15 @@ class Tally:
         rows = sum(shard.rows for shard in shards) - skipped
         self._check(of_shards(files, "failed", "max"), rows)
 
-    @property
-    def cost(self) -> LabelCost:
-        """The sums over all stages and readers."""
-        return LabelCost(**sum(self.costs.values(), Counter[str]()))
-
-    @property
-    def asked_rows(self) -> int:
-        """Rows that the model was asked about; of a document in several stages, one."""
-        return max((cost["asked_rows"] for cost in self.costs.values()), default=0)
-
-    @property
-    def reused(self) -> int:
-        """Rows with the answers of other shards: of the task that has most of them."""
-        return sum(counts.reused for counts in self._shards.values())
-
-    @property
-    def undecided(self) -> int:
-        """Rows that are not in the slice because `--where` cannot be computed on them."""
-        return sum(counts.undecided for counts in self._shards.values())
-
     def _check(self, failed: int, of_rows: int | None = None) -> None:
-        limit, rows = self.max_error_rate, self.input_rows - self.outside
+        outside = self.n["outside",]
+        limit, rows = self.max_error_rate, self.input_rows - outside
         # — rows of a slice that are not read yet may be outside
-        bound = "at most " if of_rows is None and self.outside else ""
+        bound = "at most " if of_rows is None and outside else ""
         rows = rows if of_rows is None else of_rows
         if limit is None or failed <= limit * rows:
             return
-        reasons = self.status.most_common()
+        reasons = self.n.by("rows").most_common()
         shown = ", ".join(f"{name} {count:,}" for name, count in reasons if is_failed_status(name))
         raise FailedRowsError(
             f"{failed:,} of {bound}{rows:,} rows failed, more than max_error_rate {limit:g} allows"
@@ -309,8 +264,3 @@ def rows_in_slice(store: Store, spec_name: str, plan: Plan) -> int | None:
     shards = [shard for shard in plan.shards if is_whole(shard, list(plan.done.fp), plan.done)]
     files = counted_files(store, spec_name, shards, plan.done, keep=True)
     return sum(shard.rows for shard in shards) - of_shards(files, "skipped", "min")
-
-
-def failed_rows(counts: ShardCounts) -> int:
-    """How many rows of the shard failed."""
-    return sum(count for status, count in counts.status.items() if is_failed_status(status))

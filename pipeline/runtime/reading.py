@@ -18,7 +18,7 @@ from pipeline.errors import StorageError
 from pipeline.ledger.attempts import Attempts, attempt_name, check_shown
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, structs
-from pipeline.ledger.counts import ShardCounts
+from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.ledger.counts_log import FileCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key
@@ -96,7 +96,8 @@ def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for part in slices])
     made = commit_shard(store, work.shard, documents, [], since=job.run.since)
     files = tuple(FileCounts(key, *written, job.run.since) for key, written in made.items())
-    return ShardCounts(work.shard.id, documents.num_rows, {}, {}, {}, len(made), files=files)
+    read = Counts({("rows", OK): documents.num_rows})
+    return ShardCounts(work.shard.id, (), read, files)
 
 
 def readable(documents: pa.Table, inside: Bools) -> Bools:

@@ -283,7 +283,7 @@ def _label_rounds(
             watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
             read = _read_small if to_read.reads_little else read_items
             for shard in read(to_read.unread, job, mailbox):
-                watch.read(shard.rows)
+                watch.read(shard.n.total_of("rows"))
                 log.add(shard.files)
                 counts.add_read(shard, engines=job.placement.actors)
         if job.run.is_over:

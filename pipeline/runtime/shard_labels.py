@@ -6,9 +6,7 @@ Entry point: `ShardLabels`.
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cached_property, partial
 
 import numpy as np
@@ -27,7 +25,7 @@ from pipeline.ledger.columns import (
     probabilities,
     with_column,
 )
-from pipeline.ledger.counts import LabelCost, ShardCounts
+from pipeline.ledger.counts import Counts
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows
@@ -60,7 +58,7 @@ class ShardLabels:
         self._steps = [step for step in job.steps if step.task in shard.work.tasks]
         # By version: [docs] rows of label files, null without an answer.
         self._answers: dict[str, pa.StructArray] = dict(shard.answers)
-        self._costs: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._counts = Counts()
         self._unjudged: dict[str, int] = {}  # by task, the rows on which its condition fails
 
     @cached_property
@@ -73,7 +71,7 @@ class ShardLabels:
 
     def labelled(
         self, attempts: Attempts, send: Send, turn: ALONE_OR_NOT
-    ) -> tuple[list[LabelFile], ShardCounts]:
+    ) -> tuple[list[LabelFile], Counts]:
         """The shard's label files and counts. Finds the documents that kill their worker."""
         progress = LabelProgress(send, self._work, self._rows_for_model())
         if self.asks:
@@ -89,10 +87,10 @@ class ShardLabels:
         # — first what a later choice of thresholds reuses: it is of no use before the shard is done
         stages = [self._stage_file(step) for step in self._steps if step.thresholds is not None]
         files = [self._task_file(task) for task in self._tasks]
-        counts = self._counts(files)
-        progress.finish(self._rows, sum(n for s, n in counts.status.items() if is_failed_status(s)))
+        self._count(files)
+        progress.finish(self._rows, self._counts.failed)
         # — of a retry, a task that names another first: without the other, both are tried once more
-        return [*stages, *(files[::-1] if self._work.retry else files)], counts
+        return [*stages, *(files[::-1] if self._work.retry else files)], self._counts
 
     def _ask(self, start: int, end: int, progress: LabelProgress) -> None:
         """Answers the steps about the rows from `start` to before `end`.
@@ -146,9 +144,11 @@ class ShardLabels:
         )
         for step, _ in steps:
             self._add(step.version, by_task[step.task])
-        seconds = time.perf_counter() - started
         number = str(self._readers.index(reader))
-        self._costs[number].update(asdict(LabelCost(seconds, read, **asdict(usage))))
+        self._counts["label_ms", number] += round(1_000 * (time.perf_counter() - started))
+        self._counts["asked", number] += read
+        self._counts["prefix_tokens", number] += usage.prefix_tokens_computed
+        self._counts["question_tokens", number] += usage.question_tokens_computed
 
     def _add(self, version: str, answers: pa.StructArray) -> None:
         known = self._answers.get(version)
@@ -236,36 +236,27 @@ class ShardLabels:
         metadata |= self._readers[step.reader].metadata
         return LabelFile(step.task, fingerprint.id, sid, rows, metadata, retry)
 
-    def _counts(self, files: Sequence[LabelFile]) -> ShardCounts:
-        inside = self._shard.inside
+    def _count(self, files: Sequence[LabelFile]) -> None:
+        """Counts the rows of the label files."""
+        counts, inside = self._counts, self._shard.inside
         kept = pa.array(inside)
         status = pa.array(self._status, pa.string()).filter(kept)
-        labels, answered, skipped, stages = {}, {}, {}, {}
         for file in files:
             own = file.rows.filter(kept)
-            labels[file.task] = dict(Counter(labels_of(own).to_pylist()))
-            answered[file.task] = len(own.field("margin").drop_null())
             of_task = own.field("status")
             is_skipped = pc.equal(of_task, SKIPPED)
-            skipped[file.task] = pc.sum(is_skipped).as_py() or 0
             status = pc.if_else(is_skipped, status, _worse(status, of_task))
+            counts["answered", file.task] = len(own.field("margin").drop_null())
+            counts["skipped", file.task] = pc.sum(is_skipped).as_py() or 0
+            counts.count("label", file.task, values=labels_of(own).to_pylist())
             if self._job.spec.task(file.task).stages:
-                by_stage = Counter(map(str, own.field(STAGE).drop_null().to_pylist()))
-                stages[file.task] = dict(by_stage)
+                stages = own.field(STAGE).drop_null().to_pylist()
+                counts.count("decided", file.task, values=map(str, stages))
+        counts.count("rows", values=status.to_pylist())
+        counts["outside",] = int((~inside).sum())
+        counts["undecided",] = self._shard.undecided + max(self._unjudged.values(), default=0)
         reused = [sum(of_version.values()) for of_version in self._shard.reused.values()]
-        return ShardCounts(
-            sid=self._work.shard.id,
-            rows=int(inside.sum()),
-            status=dict(Counter(status.to_pylist())),
-            labels=labels,
-            answered=answered,
-            skipped=skipped,
-            costs={stage: LabelCost(**cost) for stage, cost in self._costs.items()},
-            outside=int((~inside).sum()),
-            undecided=self._shard.undecided + max(self._unjudged.values(), default=0),
-            reused=max(reused, default=0),
-            stages=stages,
-        )
+        counts["reused",] = max(reused, default=0)
 
 
 def decided(step: Step, answers: pa.StructArray) -> Bools:

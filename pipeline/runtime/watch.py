@@ -24,7 +24,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from pipeline.errors import AssayError, ModelError, StalledError
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.metrics import RunMetrics
-from pipeline.runtime.outcome import failed_rows
 from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import (
     DRIVER_PHASES,
@@ -150,7 +149,7 @@ class Watch:
 
     def committed(self, counts: ShardCounts) -> None:
         """Announces one more committed shard, or one that failed."""
-        key = work_key(counts.sid, counts.labels)
+        key = work_key(counts.sid, counts.tasks)
         if counts.error is not None:
             logger.warning("a shard failed, and the others go on: %s", counts.error)
             with self._changing:
@@ -158,11 +157,11 @@ class Watch:
             return
         with self._changing:
             self._phase = LABELLING
-            rows = counts.rows + counts.outside
-            read = max((cost.asked_rows for cost in counts.costs.values()), default=0)
-            more = rows, failed_rows(counts), read, rows
+            kept = counts.n.total_of("rows")
+            rows = kept + counts.n["outside",]
+            more = rows, counts.n.failed, counts.n.asked, rows
             self._committed = _added(self._committed, more)
-            self._kept += counts.rows
+            self._kept += kept
             self._committed_work.add(key)
             self._at_work.pop(key, None)
             self._watchdog.committed(key)

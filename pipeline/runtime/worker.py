@@ -7,7 +7,6 @@ it inside the actors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from threading import Lock
 
 from pipeline.inference.memory import disable_malloc_trim
@@ -95,4 +94,4 @@ def label_shard(
             status = by_key[key].rows.field("status")
             file = with_counts(file, status, of_documents, by_key[key].metadata)
         committed.append(file)
-    return replace(counts, created=len(made), files=tuple(committed))
+    return ShardCounts(work.shard.id, work.tasks, counts, tuple(committed))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.ledger.counts import LabelCost, ShardCounts
+from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.runtime.metrics import COUNTERS, GAUGES, SPEC, RunMetrics
 from pipeline.runtime.progress import LABELLING, Progress
 
@@ -110,8 +110,10 @@ def test_ray_exports_these_names_with_the_run_s_figures(shared_ray: None) -> Non
     counted = RunMetrics("demo", plan)
     # — Ray takes ASCII alone, and Prometheus no line breaks
     for task, label in (("mood", "a"), ("topic", "是 100%\n\ud800")):
-        costs = {"0": LabelCost(1.5, 4, 100, 50)}
-        counted.committed(ShardCounts("s", 4, {"ok": 3, "empty": 1}, {task: {label: 3}}, costs))
+        n = Counts({("rows", "ok"): 3, ("rows", "empty"): 1, ("label", task, label): 3})
+        n.update({("answered", task): 3, ("label_ms", "0"): 1_500})
+        n.update({("prefix_tokens", "0"): 100, ("question_tokens", "0"): 50})
+        counted.committed(ShardCounts("s", (task,), n))
     for seconds, answered in enumerate((3, 2, 8), 1):  # a worker died in between
         moment = Progress(LABELLING, plan, documents=8, answered=answered)
         counted.tick(moment, {LABELLING: float(seconds)})

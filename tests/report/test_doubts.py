@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from reports import printed
 from pipeline.evaluation.metrics import score
 from pipeline.gold.labels import Gold
 from pipeline.gold.values import GoldTask
+from pipeline.ledger.counts import Counts
 from pipeline.options import GoldOptions
 from pipeline.report.doubts import (
     LEAST_DOCUMENTS,
@@ -47,16 +47,12 @@ def test_one_label_for_nearly_all_documents_is_named(counts: dict[str, int], nam
 
 
 def test_a_run_prints_the_doubt_after_its_summary() -> None:
-    tally = Tally(
-        rows=60,
-        labels={"t": Counter({"[b]": 60})},
-        answered=Counter(t=60),
-        costs={"1": Counter(label_seconds=1)},
-    )
+    keys = ("rows", "ok"), ("label", "t", "[b]"), ("answered", "t")
+    tally = Tally(n=Counts({**dict.fromkeys(keys, 60), ("label_ms", "1"): 1_000}))
     outcome = toy_outcome(tally, rows=60)
     line = "warning: t: 60 of 60 documents have the label '[b]'."
     assert line in printed(show_summary, outcome)
-    assert list(summary_json(outcome).warnings) == list(label_doubts(tally.labels))
+    assert list(summary_json(outcome).warnings) == list(label_doubts(tally.n.labels))
 
 
 def evaluated(p_of_truth: float) -> TaskEvaluation:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from finished import FILES, ROWS, Corpus, finish, toy_fingerprints
 from outcomes import toy_outcome
 from reports import printed
 
+from pipeline.ledger.counts import Counts
 from pipeline.report.run import show_summary
 from pipeline.runtime.outcome import Tally
 from pipeline.stores.local import LocalStore
@@ -21,14 +21,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 def labelled_as(label: str) -> Tally:
     """The counts of one document with this label."""
-    cost = {"1": Counter(label_seconds=1)}
-    return Tally(
-        rows=1,
-        status=Counter(ok=1),
-        labels={"t": Counter({label: 1})},
-        answered=Counter(t=1),
-        costs=cost,
-    )
+    keys = ("rows", "ok"), ("label", "t", label), ("answered", "t")
+    return Tally(n=Counts({**dict.fromkeys(keys, 1), ("label_ms", "1"): 1_000}))
 
 
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])

@@ -59,14 +59,18 @@ def test_each_stage_is_asked_what_none_before_it_decided(
     by_stage = Counter(
         decided(text, low, high, QUESTIONS[:stages])[0] for text in texts.values() if text
     )
-    assert tally.decided == {"toxic": by_stage}
-    assert (tally.rows, tally.status) == (len(texts), {"ok": len(texts) - 3, "empty": 3})
-    assert tally.asked_rows == sum(n for (each, _), n in staged.asked.items() if each == "first")
-    assert tally.labels["toxic"].total() == tally.labels["topic"].total() == len(texts) - 3
+    counted = tally.n.by("decided", "toxic")
+    assert {int(stage): rows for stage, rows in counted.items()} == by_stage
+    assert (tally.n.total_of("rows"), tally.n.by("rows")) == (
+        len(texts),
+        {"ok": len(texts) - 3, "empty": 3},
+    )
+    assert tally.n.asked == sum(n for (each, _), n in staged.asked.items() if each == "first")
+    assert tally.n.labels["toxic"].total() == tally.n.labels["topic"].total() == len(texts) - 3
     done = status(staged.spec, cache_dir=staged.cache).tasks
     assert {name: task.done for name, task in done.items()} == dict.fromkeys(done, len(texts))
     again = staged.run()
-    assert (again.snapshot, again.tally.created, staged.asked) == (1, 0, Counter())
+    assert (again.snapshot, again.tally.n["created",], staged.asked) == (1, 0, Counter())
 
 
 def test_a_task_of_the_same_question_takes_the_answers_over(staged: Corpus) -> None:
@@ -98,7 +102,7 @@ def test_new_thresholds_that_ask_nothing_open_no_input(
     monkeypatch.setattr("pipeline.runtime.reading.read_documents", counted)
     for low, high in ((0.2, 0.8), (0.49, 0.51), (0.1, 0.7)):
         staged.decide(low, high)
-        assert staged.run().tally.created and not opened and not staged.asked
+        assert staged.run().tally.n["created",] and not opened and not staged.asked
         staged.check(low, high)
     staged.write("two", ["a new text"])
     staged.run()
@@ -111,7 +115,7 @@ def test_a_plan_counts_the_documents_of_a_cascade(staged: Corpus) -> None:
     planned = staged.plan()
     assert planned.missing_rows == len(texts)
     assert not (staged.folder / "out").exists()
-    assert planned.rows_for_model == staged.run().tally.asked_rows
+    assert planned.rows_for_model == staged.run().tally.n.asked
 
 
 def test_a_probability_at_a_threshold_is_decided_by_the_stage(staged: Corpus) -> None:

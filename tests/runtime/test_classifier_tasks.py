@@ -126,15 +126,15 @@ def test_a_new_question_asks_the_model_alone_and_a_new_classifier_nothing_of_it(
     corpus.model, corpus.others = decoder, [QUESTION]
     questions = {(QUESTION["question"], text) for text in TEXTS.values() if text}
     second = corpus.run()
-    assert second.tally.rows == 12
+    assert second.tally.n.total_of("rows") == 12
     corpus.assert_asked(questions)
     corpus.settings = {"prompt": {"instruction": "Read."}}
     third = corpus.run()
     corpus.assert_asked(questions)
-    assert third.tally.labels.keys() == {"toxic"}
+    assert third.tally.n.labels.keys() == {"toxic"}
     corpus.task = language(model_file, labels={**LABELS, "rest": ["pt"]})
     fourth = corpus.run()
-    assert not corpus.asked and fourth.tally.labels.keys() == {"language"}
+    assert not corpus.asked and fourth.tally.n.labels.keys() == {"language"}
 
 
 def test_a_moved_and_repeated_text_is_not_classified_again(
@@ -149,14 +149,14 @@ def test_a_moved_and_repeated_text_is_not_classified_again(
 
     monkeypatch.setattr("pipeline.runtime.classifier_files.load_classifier", refuse)
     moved = corpus.run()
-    assert moved.complete and corpus.rows() == before and moved.tally.reused == 9
+    assert moved.complete and corpus.rows() == before and moved.tally.n["reused",] == 9
 
 
 def test_a_failed_question_costs_no_classified_row(corpus: Corpus, decoder: dict[str, Any]) -> None:
     corpus.broken |= {(QUESTION["question"], text) for text in TEXTS.values()}
     corpus.model, corpus.others = decoder, [QUESTION]
     outcome = corpus.run()
-    assert outcome.complete and set(outcome.tally.labels["toxic"]) == set()
+    assert outcome.complete and set(outcome.tally.n.labels["toxic"]) == set()
     assert labels_by_text(corpus) == EXPECTED
 
 
@@ -310,7 +310,7 @@ def test_the_language_of_a_text_needs_no_file_and_has_all_languages(corpus: Corp
     assert labels_by_text(corpus) == {"english": "en", "german": "de", "french": "fr", "none": None}
     rows = corpus.rows()
     assert rows["a-3"]["status"] == "empty" and len(rows["a-0"]["p"]) == 176
-    assert corpus.run().tally.created == 0
+    assert corpus.run().tally.n["created",] == 0
 
 
 def test_the_languages_of_a_spec_are_the_classes_of_the_model() -> None:

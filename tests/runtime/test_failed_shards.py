@@ -66,7 +66,7 @@ def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
     tries = fail_reads(monkeypatch, error)
     outcome = many.run()
     assert not outcome.complete and outcome.snapshot is None
-    assert outcome.missing_shards == 2 and outcome.tally.rows == 3 * (SHARDS - 2)
+    assert outcome.missing_shards == 2 and outcome.tally.n.total_of("rows") == 3 * (SHARDS - 2)
     assert tries["f17"] == 3 and many.asked.total() == 3 * (SHARDS - 2)
     reasons = [
         f"{many.input}/{name}.jsonl: rows 0 to 3: changed while the job ran"
@@ -167,7 +167,7 @@ def stub(folder: Path, deaths: int) -> type:
                 raise RuntimeError("no memory\nfor the model")
 
         def __call__(self, _row: pa.Table) -> pa.Table:
-            return graph._row_of(ShardCounts("s", 1, {}, {}, {}))
+            return graph._row_of(ShardCounts("s", ()))
 
     return Stub
 
@@ -196,4 +196,4 @@ def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run
 def test_on_ray_a_shard_whose_input_is_gone_is_named_and_the_others_are_read(many: Corpus) -> None:
     job, items = work_of(many)
     many.delete("f20")
-    assert sum(shard.rows for shard in read_items(items, job)) == 3 * (SHARDS - 1)
+    assert sum(shard.n.total_of("rows") for shard in read_items(items, job)) == 3 * (SHARDS - 1)

@@ -197,7 +197,7 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
         time.sleep(0.1)
         with entered:
             at_work.discard(threading.current_thread().name)
-        return ShardCounts(work.shard.id, 1, {}, {}, {})
+        return ShardCounts(work.shard.id, work.tasks)
 
     module = SimpleNamespace(load_readers=lambda *_of, **_how: [], label_shard=label)
     monkeypatch.setattr(graph, "_worker_module", lambda: module)

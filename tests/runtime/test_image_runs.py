@@ -112,11 +112,11 @@ def test_a_moved_file_and_another_text_ask_only_what_is_new(pictures: Corpus) ->
     moved = pictures.input / "b.parquet"
     (pictures.input / "a.parquet").rename(moved)
     tally = pictures.run().tally
-    assert (tally.rows, tally.asked_rows) == (len(ROWS), 0)
+    assert (tally.n.total_of("rows"), tally.n.asked) == (len(ROWS), 0)
     table = pq.read_table(moved).slice(0, 2)
     pq.write_table(table.set_column(2, "caption", [["Another.", "A picture."]]), moved)
     tally = pictures.run().tally
-    assert (tally.rows, tally.asked_rows) == (2, 1)
+    assert (tally.n.total_of("rows"), tally.n.asked) == (2, 1)
 
 
 def test_the_filter_keeps_rows_with_their_images(pictures: Corpus) -> None:
@@ -163,7 +163,7 @@ def test_a_readout_of_the_image_itself_is_fitted_and_run(pictures: Corpus) -> No
     del pictures.settings["input"]["text"]
     words = ["--gold", str(gold), "--task", "parity", "--to", str(readout)]
     assert main(["fit", str(pictures.spec_file), *words]) == 0
-    assert pictures.run().tally.asked_rows == 40
+    assert pictures.run().tally.n.asked == 40
 
 
 def test_a_model_without_a_vision_tower_is_named_before_anything_is_written(

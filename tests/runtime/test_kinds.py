@@ -146,15 +146,15 @@ def test_a_label_without_an_answer_fails_the_row_and_only_the_row_is_asked_again
     questions = [f"About {texts[0]}?" for texts in LABELS.values()]
     plain.broken.add((questions[1], "two"))
     tally = plain.run().tally
-    assert tally.answered == {"topic": 2, "toxic": 4}
-    assert sum(tally.status.values()) == 4 and tally.status["ok"] == 2
+    assert tally.n.by("answered") == {"topic": 2, "toxic": 4}
+    assert sum(tally.n.by("rows").values()) == 4 and tally.n.by("rows")["ok"] == 2
     rows = plain.rows()
     for row in (rows["a-1"], rows["a-2"]):
         assert row["status"].startswith("error:") and row["labels"] is row["p"] is None
     p = {label: 1 - p_of(own, "one") for label, own in zip(LABELS, questions, strict=True)}
     assert rows["a-0"]["p"] == pytest.approx(p, abs=1e-6)
     expected = {label: sum(label in (row["labels"] or ()) for row in rows.values()) for label in p}
-    assert tally.labels["topic"] == {label: n for label, n in expected.items() if n}
+    assert tally.n.labels["topic"] == {label: n for label, n in expected.items() if n}
     plain.broken.clear()
     assert plain.run(retry_failed=True).complete
     plain.assert_asked({(question, "two") for question in questions})
@@ -176,7 +176,7 @@ def test_a_slice_a_cascade_beside_it_and_a_new_kind(staged: Corpus) -> None:
         assert row["score"] == pytest.approx(p_of("How good?", staged.texts[name]), abs=1e-6)
     before = staged.rows("topic")
     staged.others = [MULTI]
-    assert staged.run().tally.asked_rows == 0  # — nothing new
+    assert staged.run().tally.n.asked == 0  # — nothing new
     assert staged.rows("topic") == before
     staged.verify()
 

@@ -44,10 +44,10 @@ def step(corpus: Corpus, asked: dict[str, Sequence[str]], *, creates: bool) -> O
     pairs = {(question, text[:limit]) for question, texts in asked.items() for text in texts}
     texts_read = {text for _, text in pairs}
     assert corpus.asked == Counter(pairs)
-    assert outcome.complete and outcome.tally.asked_rows == len(texts_read)
-    assert outcome.tally.cost.prefix_tokens_computed == sum(map(len, texts_read))
-    assert outcome.tally.created == objects() - before
-    assert bool(outcome.tally.created) == creates
+    assert outcome.complete and outcome.tally.n.asked == len(texts_read)
+    assert outcome.tally.n.total_of("prefix_tokens") == sum(map(len, texts_read))
+    assert outcome.tally.n["created",] == objects() - before
+    assert bool(outcome.tally.n["created",]) == creates
     assert outcome.snapshot is not None
     snapshot = read_snapshot(corpus.store, outcome.snapshot)
     assert snapshot["rows"] == outcome.rows == len(corpus.texts)
@@ -70,7 +70,7 @@ def test_each_change_of_the_input_costs_what_it_changes(plain: Corpus) -> None:
     new = [edited[3], edited[20], edited[-1]]
     plain.write("b", edited)
     outcome = step(plain, {"first": new, "topic": new}, creates=True)
-    assert outcome.tally.rows == len(edited)
+    assert outcome.tally.n.total_of("rows") == len(edited)
     plain.delete("a")
     step(plain, {}, creates=False)
     plain.write("a", numbered("a", 24))
@@ -83,7 +83,7 @@ def test_each_change_of_the_input_costs_what_it_changes(plain: Corpus) -> None:
     every = [*plain.texts.values()]
     asked = {"first": ["edited in c"], "topic": ["edited in c"], "mood": every}
     outcome = step(plain, asked, creates=True)
-    assert outcome.tally.rows == outcome.tally.status.total() == outcome.rows
+    assert outcome.tally.n.total_of("rows") == outcome.tally.n.by("rows").total() == outcome.rows
 
 
 def test_each_change_of_the_spec_costs_what_it_changes(
@@ -208,23 +208,23 @@ def test_equal_texts_are_read_once_in_a_shard_and_not_again_in_a_later_run(
     tally = corpus.run().tally
     corpus.check()
     corpus.assert_asked((question, text) for question in ("first", "topic") for text in known)
-    assert 20 < tally.asked_rows == planned.rows_for_model == corpus.asked.total() // 2 <= 100
-    assert tally.rows == 100 and tally.status == {"ok": 100}
-    assert tally.labels["toxic"].total() == tally.labels["topic"].total() == 100
+    assert 20 < tally.n.asked == planned.rows_for_model == corpus.asked.total() // 2 <= 100
+    assert tally.n.total_of("rows") == 100 and tally.n.by("rows") == {"ok": 100}
+    assert tally.n.labels["toxic"].total() == tally.n.labels["topic"].total() == 100
     for number in range(5, 10):
         corpus.write(str(number), [*known[number:], *known[:number]])
     planned = corpus.plan()
     outcome = corpus.run()
     corpus.check()
     tally = outcome.tally
-    assert (planned.rows_for_model, tally.asked_rows, corpus.asked.total()) == (0, 0, 0)
+    assert (planned.rows_for_model, tally.n.asked, corpus.asked.total()) == (0, 0, 0)
     counted = status(corpus.spec, cache_dir=corpus.cache)
     assert counted.tasks["toxic"].done == 200
-    assert counted.reused == dict.fromkeys(("toxic", "topic"), tally.reused)
+    assert counted.reused == dict.fromkeys(("toxic", "topic"), tally.n["reused",])
     sources = [taken_over(corpus, outcome, name) for name in ("toxic", "topic")]
-    assert sources[0] == sources[1] and sum(sources[0].values()) == tally.reused == 100
+    assert sources[0] == sources[1] and sum(sources[0].values()) == tally.n["reused",] == 100
     again = corpus.run()
-    assert (again.tally.created, again.snapshot) == (0, outcome.snapshot) and not corpus.asked
+    assert (again.tally.n["created",], again.snapshot) == (0, outcome.snapshot) and not corpus.asked
 
 
 def taken_over(corpus: Corpus, outcome: Outcome, task: str) -> Counter[str]:
@@ -259,7 +259,7 @@ def test_a_shard_whose_texts_are_in_many_others_reads_few_of_their_files(
     outcome = corpus.run()
     # — of the sources, of the shard itself, and in the checks of the run
     assert reads["labels"] <= LEAST_SOURCES + 2
-    assert outcome.tally.reused == LEAST_SOURCES
+    assert outcome.tally.n["reused",] == LEAST_SOURCES
     assert corpus.asked.total() == 31 - LEAST_SOURCES
     corpus.check()
 
@@ -306,7 +306,7 @@ def test_a_task_that_is_added_is_asked_about_new_texts_together_with_the_others(
     new = [(question, text) for question in ("first", "topic") for text in numbered("new", 3)]
     plain.assert_asked([*new, *(("topic", text) for text in numbered("old", 4))])
     # — each text was read once in a shard, whatever it was asked
-    assert outcome.tally.asked_rows == 4 + 3 + 2
+    assert outcome.tally.n.asked == 4 + 3 + 2
     plain.check()
 
 

@@ -91,7 +91,7 @@ def test_rows_out_equal_rows_in_in_order_with_a_status_each(base: Base) -> None:
     assert outcome.complete and outcome.shards >= 6 and outcome.snapshot == 1
     for task in ("toxic", "topic"):
         rows = base.corpus.rows(task)
-        assert len(rows) == outcome.rows == outcome.tally.rows == 22
+        assert len(rows) == outcome.rows == outcome.tally.n.total_of("rows") == 22
         assert [*rows][:10] == [f"d{i}" for i in range(10)]
         status = {name: row["status"] for name, row in rows.items()}
         assert status["d0"] == "ok" and status["d1"] == status["d2"] == "empty"
@@ -105,8 +105,8 @@ def test_rows_out_equal_rows_in_in_order_with_a_status_each(base: Base) -> None:
         for row in rows.values():
             if row["status"] != "ok":
                 assert row["label"] is row["p"] is row["mass"] is row["margin"] is None
-    assert outcome.tally.status.total() == 22
-    assert sum(outcome.tally.labels["topic"].values()) == 18
+    assert outcome.tally.n.by("rows").total() == 22
+    assert sum(outcome.tally.n.labels["topic"].values()) == 18
 
 
 def test_label_files_hold_what_independent_prompts_answer(base: Base, model_folder: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_run_with_8_bit_products_answers_beside_the_old_answers(again: Corpus)
     again.model = {**again.model, "dtype": "int8"}
     before = label_files(again)
     outcome = again.run()
-    assert outcome.complete and outcome.tally.rows == 22
+    assert outcome.complete and outcome.tally.n.total_of("rows") == 22
     after = label_files(again)
     assert before.items() < after.items() and len(after) == 2 * len(before)
     file = next(again.store.root / name for name in after.keys() - before.keys())
@@ -156,7 +156,7 @@ def test_a_second_run_reads_no_document_and_makes_no_snapshot(
     monkeypatch.setattr("pipeline.hashes.hashlib.file_digest", refuse)
     monkeypatch.setattr("pipeline.runtime.graph.label_items", refuse)
     outcome = again.run()
-    assert outcome.tally.rows == 0 and outcome.complete and outcome.snapshot == 1
+    assert outcome.tally.n.total_of("rows") == 0 and outcome.complete and outcome.snapshot == 1
     assert label_files(again) == before
 
 
@@ -169,7 +169,9 @@ def test_a_deleted_label_file_is_the_only_one_made_again(again: Corpus) -> None:
     after = label_files(again)
     assert set(after) == set(before)
     assert {name for name in before if after[name] != before[name]} == {gone}
-    assert outcome.tally.rows == whole.num_rows and set(outcome.tally.labels) == {"topic"}
+    assert outcome.tally.n.total_of("rows") == whole.num_rows and set(outcome.tally.n.labels) == {
+        "topic"
+    }
     remade = pq.read_table(again.store.root / gone)
     assert remade.column("doc_id") == whole.column("doc_id")
     assert remade.column("label") == whole.column("label")
@@ -218,14 +220,14 @@ def test_on_ray_a_shard_is_one_call_and_every_file_is_the_same(
     line = next(line for line in stats.splitlines() if "ShardWorker" in line)
     assert "->" not in line, "it is fused with another operator"
     assert label_files(corpus).keys() == label_files(base.corpus).keys()
-    assert outcome.tally.status == base.outcome.tally.status
+    assert outcome.tally.n.by("rows") == base.outcome.tally.n.by("rows")
     for task in ("toxic", "topic"):
         labels, others = (
             {name: row["label"] for name, row in each.rows(task).items()}
             for each in (corpus, base.corpus)
         )
         assert labels == others and [*labels] == [*others]
-    assert corpus.run().tally.rows == 0
+    assert corpus.run().tally.n.total_of("rows") == 0
 
 
 SIMILAR = {"name": "t", "question": "Q?", "labels": ["C", "C++"]}
@@ -272,12 +274,14 @@ def test_files_that_cannot_be_read_do_not_stop_the_others(again: Corpus, tmp_pat
     assert not outcome.complete and outcome.missing_shards == 0 and outcome.snapshot is None
     (reason,) = outcome.unreadable
     assert "b.jsonl.gz: cannot be read" in reason
-    assert outcome.rows == outcome.tally.rows == 100
-    assert outcome.tally.status["ok"] >= 60
-    failed = [status for status in outcome.tally.status if status.startswith("error:cannot be")]
-    assert failed and outcome.tally.status.total() == 100
+    assert outcome.rows == outcome.tally.n.total_of("rows") == 100
+    assert outcome.tally.n.by("rows")["ok"] >= 60
+    failed = [
+        status for status in outcome.tally.n.by("rows") if status.startswith("error:cannot be")
+    ]
+    assert failed and outcome.tally.n.by("rows").total() == 100
     part = again.run(publish_partial=True)
-    assert part.tally.rows == 0 and part.snapshot == 2
+    assert part.tally.n.total_of("rows") == 0 and part.snapshot == 2
     (corpus / "b.jsonl.gz").unlink()
     assert again.run().complete
 
@@ -301,7 +305,7 @@ def test_a_schema_that_drifts_between_files_loses_and_doubles_nothing(
     again.input = corpus
     outcome = again.run()
     assert outcome.complete and outcome.rows == 9 + 8 + 3 + 3
-    assert outcome.tally.status == {"ok": 9 + 7 + 3 + 2, "error:no text": 2}
+    assert outcome.tally.n.by("rows") == {"ok": 9 + 7 + 3 + 2, "error:no text": 2}
     ids = [*again.rows("topic")]
     expected = [*plain["id"], *map(str, range(8)), "c0", "c1", "c2", "d0"]
     assert ids[:21] == expected and len(ids) == 23 and ids[22] == "33"

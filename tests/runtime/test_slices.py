@@ -130,7 +130,7 @@ def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(
     plain.write("a", texts, year=[*(str(2000 + row % 10) for row in range(130)), *["n/a"] * 10])
     outcome = plain.run(where="cast(year as int) = 2003")
     assert outcome.complete and outcome.slice_rows == 13
-    assert summary_json(outcome).documents_undecided == outcome.tally.undecided == 10
+    assert summary_json(outcome).documents_undecided == outcome.tally.n["undecided",] == 10
     show_summary(outcome, Console())
     assert "a condition fails on 10 documents" in capsys.readouterr().out
 
@@ -163,7 +163,7 @@ def test_a_plan_counts_what_a_slice_has_left(plain: Corpus, share: str | None) -
     for sample in ("10%", "40%"):
         assert plain.run(sample=sample).complete
     planned = plain.plan(sample=share)
-    asked = plain.run(sample=share).tally.asked_rows
+    asked = plain.run(sample=share).tally.n.asked
     assert 0 < asked <= planned.rows_for_model <= 120 - 30
     assert share or asked == planned.rows_for_model
 

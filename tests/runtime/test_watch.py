@@ -17,7 +17,7 @@ import pytest
 
 from pipeline.errors import StalledError
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.counts import LabelCost, ShardCounts
+from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.runtime import progress as reports
 from pipeline.runtime.connection import without_core_greeting
 from pipeline.runtime.progress import (
@@ -55,7 +55,8 @@ BUSY = WorkerReport(
 
 def counts(sid: str, rows: int, failed: int = 0, read: int = 0) -> ShardCounts:
     status = {"ok": rows - failed, "error:no text": failed}
-    return ShardCounts(sid, rows, status, {"t": {}}, {"0": LabelCost(1.0, read)}, created=1)
+    own = {("rows", name): count for name, count in status.items()}
+    return ShardCounts(sid, ("t",), Counts({**own, ("asked", "0"): read}))
 
 
 @pytest.fixture

@@ -85,13 +85,13 @@ def test_a_question_is_asked_of_the_documents_that_its_condition_accepts(
     check(plain, wanted)
     readable = sum(map(bool, plain.texts.values()))
     skipped = readable - len(wanted)
-    assert outcome.tally.skipped["topic"] == skipped
+    assert outcome.tally.n.by("skipped")["topic"] == skipped
     assert summary_json(outcome).skipped == ({"topic": skipped} if skipped else {})
     words = sum(row % 3 < 2 for row in range(len(plain.texts)))
-    assert outcome.tally.undecided == (words if "cast" in when else 0)
+    assert outcome.tally.n["undecided",] == (words if "cast" in when else 0)
     counted = status(plain.spec, cache_dir=plain.cache)
     assert counted.tasks["topic"] == TaskStatus(len(plain.texts), 0, 0, skipped)
-    assert plain.run().tally.created == 0
+    assert plain.run().tally.n["created",] == 0
 
 
 def test_a_question_that_waits_for_a_classifier_shares_the_reading_of_the_others(

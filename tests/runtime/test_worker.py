@@ -143,7 +143,7 @@ def test_documents_that_cannot_be_tokenised_have_their_reason_and_load_no_model(
     (counts,) = label_and_commit(
         plan(job, LocalStore(tmp_path / "out")).work_items, job, readers=readers
     )
-    assert counts.status == {"error:more than 32,767 chunks": 1}
+    assert counts.n.by("rows") == {"error:more than 32,767 chunks": 1}
     assert "_engine" not in vars(readers[0])
 
 
