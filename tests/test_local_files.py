@@ -12,6 +12,7 @@ from pipeline.errors import AssayError, SpecError, StorageError
 from pipeline.gold import files
 from pipeline.gold.files import read_gold_rows
 from pipeline.local_files import check_regular, read_whole
+from pipeline.runtime.fitted_files import read_fitted
 from pipeline.sources.streams import opened
 from pipeline.spec import parse
 from pipeline.spec.parse import load_spec
@@ -34,6 +35,9 @@ def test_what_is_no_file_is_refused_wherever_a_file_is_named(kind: str, tmp_path
             read_gold_rows(str(gold), suffix, {})
         with pytest.raises(StorageError, match=f"it is {kind}"), opened(str(gold), {}):
             pass
+    MAKERS[kind](readout := tmp_path / "readout.safetensors")
+    with pytest.raises(SpecError, match=f"the file cannot be read: it is {kind} and not a file"):
+        read_fitted(str(readout), {}, place="tasks.0.readout", made_by="assay fit")
 
 
 def test_a_file_that_is_far_too_long_is_refused(

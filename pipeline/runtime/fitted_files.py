@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.errors import Problem, SpecError, StorageError, one_line
 from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
 from pipeline.fitted.readout import (
     Readout,
@@ -24,6 +24,7 @@ from pipeline.fitted.readout import (
     parse_readout,
 )
 from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
+from pipeline.local_files import check_regular
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
@@ -100,13 +101,16 @@ def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) 
         except (ValueError, ImportError) as error:  # no such protocol or package
             raise SpecError([Problem(place, f"cannot be opened: {error}", path)]) from error
         file_system.invalidate_cache()  # forgets what it listed before
+    local = isinstance(file_system, LocalFileSystem)
     try:
+        if local:
+            check_regular(key)
         return retry(partial(getattr(file_system, method), key), RetryPolicy())
     except REMOTE_ERRORS as error:
-        local = isinstance(file_system, LocalFileSystem)
         if not local and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, path, "read") from error
-        reason = getattr(error, "strerror", None) or "there is no such file"
+        unknown = one_line(error) if local else "there is no such file"
+        reason = getattr(error, "strerror", None) or unknown
         fix = f"the file cannot be read: {reason}; `{made_by}` makes one"
         raise SpecError([Problem(place, fix, path)]) from error
 
