@@ -33,7 +33,7 @@ from pipeline.ledger.keys import (
     snapshot_key,
     spec_key,
 )
-from pipeline.ledger.snapshots import contents, snapshot_numbers
+from pipeline.ledger.snapshots import read_snapshot, snapshot_numbers, table_of
 from pipeline.ledger.text_index import shards_of_objects
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
@@ -75,7 +75,6 @@ class _Snapshots:
     keys: set[str] = field(default_factory=set)  # named by kept snapshots, and their own
     versions: set[Version] = field(default_factory=set)  # of kept snapshots
     sids: set[str] = field(default_factory=set)  # of kept snapshots
-    former: set[str] = field(default_factory=set)  # sids of the others
     # For each version, when its last snapshot was published; kept or not.
     published_s: dict[Version, float] = field(default_factory=dict)
 
@@ -142,30 +141,28 @@ def _read(
     count: Counter[str] = Counter()
     read = _Snapshots()
     for number in snapshot_numbers(store):
-        snapshot = contents(store, number)
+        snapshot = read_snapshot(store, number)
         header = stored.get(snapshot_key(number))
         made_s = header.modified_s if header else inf
-        versions = {(name, task.fp) for name, task in snapshot.tasks.items()}
+        versions = {(name, str(task["fp"])) for name, task in snapshot["tasks"].items()}
         for version in versions:
             read.published_s[version] = max(made_s, read.published_s.get(version, -inf))
-        count[snapshot.spec] += 1
-        sids = {*snapshot.files["sid"].unique().to_pylist()}
-        if count[snapshot.spec] > keep and made_s <= oldest_s:
-            read.former |= sids
+        count[snapshot["spec"]] += 1
+        if count[snapshot["spec"]] > keep and made_s <= oldest_s:
             continue
+        files = table_of(store, snapshot)
         read.kept.append(number)
-        read.keys |= {snapshot_key(number), manifest_key(number)}
-        read.keys.update(snapshot.files["key"].to_pylist())
+        read.keys |= {snapshot_key(number), manifest_key(number), *files["key"].to_pylist()}
         read.versions |= versions
-        read.sids |= sids
+        read.sids |= {*files["sid"].unique().to_pylist()}
     return read
 
 
 def _made_of(store: Store, read: _Snapshots, known: Mapping[str, Key]) -> set[str]:
     """The answers that the kept versions are made of, such as those of a cascade's stages.
 
-    No snapshot names them, and other thresholds need them again. Those of shards that left the
-    input go with the last snapshot of the shard.
+    No snapshot names them, and other thresholds need them again. Those of shards that no kept
+    snapshot has go, unless they are young.
     """
     tasks = {task for task, _ in read.versions}
     stored: dict[Version, Fingerprint] = {}
@@ -176,8 +173,9 @@ def _made_of(store: Store, read: _Snapshots, known: Mapping[str, Key]) -> set[st
     stages = {(task, stage) for (task, _), version in kept.items() for stage in version.stages}
     sources = {(task, fp) for (task, fp), own in stored.items() if (task, own.raw.id) in stages}
     sources |= {(task, own.raw.id) for (task, fp), own in kept.items() if fp != own.raw.id}
-    gone = read.former - read.sids
-    versions = {name: (key.task, key.fp) for name, key in known.items() if key.sid not in gone}
+    # — an empty id is that of a file that belongs to no shard
+    sids = read.sids | {""}
+    versions = {name: (key.task, key.fp) for name, key in known.items() if key.sid in sids}
     return {name for name, version in versions.items() if version in sources}
 
 

@@ -74,13 +74,14 @@ def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
     return f"{sha256_hex(versions, 16)}/{work.shard.id}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempts:
     """The markers of one work item."""
 
     store: Store
     name: str  # see `attempt_name`; the same in every run
     run_id: str
+    _is_first: bool = False  # whether `run` found no marker of an earlier attempt
 
     def run(
         self,
@@ -152,16 +153,19 @@ class Attempts:
             self.store.delete(keys[: made + 1])
 
     def forget(self) -> None:
-        """Deletes the remaining markers of the finished work."""
-        self.store.delete([stored.key for stored in self.store.list(self._folder)])
+        """Deletes the remaining markers of the finished work; `run` left none of its own."""
+        if not self._is_first:
+            self.store.delete([stored.key for stored in self.store.list(self._folder)])
 
     def _markers(self) -> dict[RowRange, dict[str, str]]:
         """The remaining markers of each range: key -> id of the run."""
         markers: dict[RowRange, dict[str, str]] = {}
-        for stored in self.store.list(self._folder):
-            if match := _MARKER.fullmatch(stored.key.removeprefix(self._folder)):
+        found = [stored.key for stored in self.store.list(self._folder)]
+        self._is_first = not found
+        for key in found:
+            if match := _MARKER.fullmatch(key.removeprefix(self._folder)):
                 start, end, run_id = match.groups()
-                markers.setdefault((int(start), int(end)), {})[stored.key] = run_id
+                markers.setdefault((int(start), int(end)), {})[key] = run_id
         return markers
 
     @property

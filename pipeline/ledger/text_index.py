@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -23,11 +23,13 @@ from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import (
     METADATA_PREFIX,
+    metadata_at_end,
     read_source,
     table_in,
     to_parquet,
 )
-from pipeline.ledger.numbered import free_numbers, numbers
+from pipeline.ledger.numbered import free_numbers
+from pipeline.ledger.numbered import numbers as object_numbers
 from pipeline.sources.documents import OK
 from pipeline.stores.store import Store
 
@@ -125,9 +127,9 @@ def leading_bits(hashes: pa.StringArray) -> Hashes:
 def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
     """Adds objects for the shards that no object has; each shard has a documents file.
 
-    An object that cannot be read is logged; its shards are added again.
+    An object whose shards cannot be read is logged; its shards are added again.
     """
-    indexed = {sid for item in _objects(store, logger.warning) for sid in item.sids}
+    indexed = {sid for of_object in shards_of_objects(store).values() for sid in of_object}
     new: dict[str, Hashes] = {}
     entries = 0
     for sid, hashes in _read_texts(store, [sid for sid in sids if sid not in indexed]):
@@ -146,7 +148,8 @@ def hashes_of(store: Store, sids: Collection[str]) -> dict[str, Hashes]:
     A shard with a damaged documents file is left out.
     """
     texts: dict[str, Hashes] = {}
-    for item in _objects(store):
+    having = [key for key, own in shards_of_objects(store).items() if not own.isdisjoint(sids)]
+    for item in _objects(store, having):
         texts |= item.texts_of(sids)
     texts |= _read_texts(store, [sid for sid in sids if sid not in texts])
     return texts
@@ -169,7 +172,8 @@ def candidates(
     order = np.argsort(hashes, kind="stable")  # — sorted queries are found in far less time
     queries, by_query = hashes[order], np.full(len(hashes), -1, np.int32)
     more = [] if unstored is None else [unstored]
-    for index in chain(_objects(store), more) if numbers else ():
+    stored = map(index_key, object_numbers(store, index_key))
+    for index in chain(_objects(store, stored), more) if numbers else ():
         by_object = index.numbers_of(queries, numbers, asking[order])
         by_query = np.where(by_query < 0, by_object, by_query)
     by_hash = np.empty_like(by_query)
@@ -177,24 +181,37 @@ def candidates(
     return by_hash
 
 
-def shards_of_objects(store: Store) -> dict[str, tuple[str, ...]]:
-    """The shards of each object of the index, by key; a damaged object is not in it."""
-    return {item.key: item.sids for item in _objects(store)}
+def shards_of_objects(store: Store) -> dict[str, frozenset[str]]:
+    """The shards of each object of the index, by key, from the ends of the objects.
+
+    An object whose end is damaged is logged, and not in it.
+    """
+
+    def read(key: str) -> frozenset[str] | None:
+        try:
+            return frozenset(json.loads(metadata_at_end(store, key)["sids"]))
+        except (ValueError, KeyError, TypeError) as error:
+            _warn(store, key, error)
+            return None
+
+    keys = [*map(index_key, object_numbers(store, index_key))]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        found = zip(keys, pool.map(read, keys), strict=True)
+        return {key: sids for key, sids in found if sids is not None}
 
 
-def _objects(store: Store, log: Callable[..., None] = logger.debug) -> Iterator[IndexObject]:
-    """The objects of the index, in the order of their numbers; one is held at a time."""
-    for key in map(index_key, numbers(store, index_key)):
+def _objects(store: Store, keys: Iterable[str]) -> Iterator[IndexObject]:
+    """These objects of the index; one is held at a time."""
+    for key in keys:
         try:
             yield IndexObject.from_bytes(key, store.read(key))
         except ValueError as error:
-            log(
-                "%s/%s: is damaged: %s; what it had is read again from the documents files, and "
-                "`assay gc` deletes it",
-                store.url,
-                key,
-                error,
-            )
+            _warn(store, key, error)
+
+
+def _warn(store: Store, key: str, error: Exception) -> None:
+    text = "%s/%s: is damaged: %s; delete it: what it had is read again from the documents files"
+    logger.warning(text, store.url, key, error)
 
 
 def _append(store: Store, new: IndexObject) -> None:

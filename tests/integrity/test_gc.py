@@ -8,10 +8,19 @@ from collections import defaultdict
 
 import pytest
 from finished import FILES, LABELS, commit_all, finish, read_parquet, toy_fingerprints
+from memory_store import Recording
 from several_specs import DAY_S, FOREIGN, Everything
 
+from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify
-from pipeline.ledger.keys import documents_key, index_key, label_key, parse_key, spec_key
+from pipeline.ledger.keys import (
+    documents_key,
+    index_key,
+    label_key,
+    manifest_key,
+    parse_key,
+    spec_key,
+)
 from pipeline.ledger.snapshots import contents
 from pipeline.ledger.text_index import index_missing_shards
 from pipeline.spec.fingerprint import Fingerprint
@@ -96,6 +105,15 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
     for number in done.kept_snapshots:
         snapshot = contents(store, number)
         assert verify(store, snapshot, everything.corpus.cache_dir, {}).intact
+
+
+def test_of_snapshots_that_are_not_kept_only_the_headers_are_read(everything: Everything) -> None:
+    numbers = [everything.finish("a", version) for version in "123"]
+    reading = Recording(everything.store)
+    found = collect_garbage(everything.spec, keep=1, delete=False, older_than_days=0, store=reading)
+    assert found.kept_snapshots == (numbers[-1],)
+    tables = [key for key in reading.read_keys if key.endswith(".parquet")]
+    assert tables == [manifest_key(numbers[-1])]
 
 
 def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_other(

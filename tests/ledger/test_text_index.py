@@ -112,6 +112,32 @@ def test_a_damaged_object_is_named_and_its_shards_are_added_again(
     assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}, NOBODY).tolist() == [1]
 
 
+def test_of_old_objects_only_the_ends_are_read_to_learn_their_shards() -> None:
+    store, runs = Recording(MemoryStore()), 5
+    for number in range(runs):  # each run indexes one new shard
+        put(store, number, [f"text {number}"])
+        store.read_keys.clear()
+        index_missing_shards(store, [sid_of(n) for n in range(number + 1)])
+        found = hashes_of(store, {sid_of(number)})
+        assert sorted_lists(found)[sid_of(number)] == hashes_by_hand([f"text {number}"]).tolist()
+        assert store.read_keys == [documents_key(sid_of(number)), index_key(number + 1)]
+    shards = shards_of_objects(store)
+    assert shards == {index_key(n + 1): frozenset([sid_of(n)]) for n in range(runs)}
+
+
+@pytest.mark.parametrize("size", [16, 100_000])
+def test_the_end_of_an_object_has_its_shards_however_many_these_are(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.ledger.label_files.FOOTER_BYTES", size)
+    store = Recording(MemoryStore())
+    for number in range(200):
+        put(store, number, ["one"])
+    index_missing_shards(store, map(sid_of, range(200)))
+    assert shards_of_objects(store) == {index_key(1): frozenset(map(sid_of, range(200)))}
+    assert len(store.ends_read) == 1 + (size == 16)
+
+
 def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
     put(store, 1, ["one"])
     put(store, 2, ["two"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from changing_corpus import TOPIC, Corpus
 from stages import label_and_commit, read
 from transformers import PreTrainedTokenizerFast
 
@@ -29,6 +31,7 @@ from pipeline.runtime.worker import load_readers
 from pipeline.sources import documents, source
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
+from pipeline.stores.store import StoredObject
 
 LONG = "0123456789" * 2_000
 LINES = [
@@ -165,6 +168,42 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
         list(read(job, [work]))
     [shard] = read(replace(job, run=Run("another")), [work])
     assert shard.documents.num_rows == 1
+
+
+def test_a_new_shard_takes_six_requests_and_one_for_each_task(
+    plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two markers are made and deleted, one LIST looks for earlier ones, and the files are made."""
+    requests: Counter[str] = Counter()
+
+    class Counting(LocalStore):
+        def create(self, key: str, data: bytes) -> str | None:
+            requests["create"] += 1
+            return super().create(key, data)
+
+        def read(self, key: str) -> bytes:
+            requests["read"] += 1
+            return super().read(key)
+
+        def list(self, prefix: str) -> Iterator[StoredObject]:
+            requests["list"] += 1
+            return super().list(prefix)
+
+        def delete(self, keys: Sequence[str]) -> None:
+            requests["delete"] += 1
+            super().delete(keys)
+
+    plain.others = [TOPIC]
+    plain.write("a", ["One text.", "Another."])
+    planned = plain.plan()
+    monkeypatch.setattr("stages.open_store", lambda url, _: Counting(Path(url)))
+    monkeypatch.setattr("pipeline.runtime.reading.open_store", lambda url, _: Counting(Path(url)))
+    job = make_job(plain.spec, place(plain.spec.model, this_machine()), plain.cache)
+    (work,) = planned.work_items
+    (counts,) = label_and_commit([work], job)
+    assert counts.error is None and len(counts.files) == 1 + 2
+    assert requests == {"create": 2 + 1 + 2, "list": 1, "delete": 2}
+    assert requests.total() == 6 + 2
 
 
 @pytest.mark.parametrize("stage", [output_of, commit_documents])
