@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             (own.get("cascade"), "file"),
         ):
             if holder and (name := holder.get(key)):
-                holder[key] = _copied(Path(name).expanduser(), folder) or name
+                holder[key] = _copied(Path(os.path.expanduser(name)), folder) or name
     return changed
 
 

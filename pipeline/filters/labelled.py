@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -109,7 +110,7 @@ def _located(
     model: ModelSpec, cache_dir: Path, *, sees_images: bool, hashes: Mapping[str, Mapping[str, str]]
 ) -> ModelFiles:
     """The files of a local model; of another one those with which it answered, if it did."""
-    if model == NO_MODEL or Path(model.path).expanduser().exists():
+    if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
         return locate(model, cache_dir, sees_images=sees_images)
     return ModelFiles("remote", model.path, model.revision, hashes.get(model.name, {}), 0)
 

@@ -6,6 +6,7 @@ writes anything; and `TaskClassifier`, which answers on a worker.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -136,7 +137,7 @@ def _local_file(
             place = place.removesuffix("path") + "kind"
             raise SpecError([Problem(place, str(error), task.classifier.kind)]) from error
     if "://" not in path:
-        local = Path(path).expanduser()
+        local = Path(os.path.expanduser(path))
         if not local.is_file():
             raise SpecError([Problem(place, "there is no such file", path)])
         return local

@@ -87,7 +87,7 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
     """
     if model == NO_MODEL:
         return ModelFiles("none", "", None, {}, 0)
-    path = Path(model.path).expanduser()
+    path = Path(os.path.expanduser(model.path))
     if sees_images and (path.is_dir() or path.suffix == ".gguf") and not _has_vision_tower(path):
         fix = "this model has no vision tower, and input.image needs one; name a model that sees"
         raise SpecError([Problem("model.path", f"{fix} images, or remove input.image", str(path))])

@@ -37,7 +37,7 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
         key, place = ("path", f"{name}.path") if name else ("output", "output")
         path = str(holder[key])
         # — a model's path may also be a hub id
-        is_file = path.endswith(".gguf") or Path(path).expanduser().is_dir()
+        is_file = path.endswith(".gguf") or Path(os.path.expanduser(path)).is_dir()
         is_hub_id = name.endswith("model") and not is_file
         if "://" in path or os.path.isabs(path) or is_hub_id:
             continue

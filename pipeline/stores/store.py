@@ -83,7 +83,7 @@ def open_store(url: str, options: Mapping[str, Any], *, place: str = "output") -
         raise RefusedError(Problem(place, fix, url))
     from pipeline.stores.local import LocalStore
 
-    path = Path(rest) if separator else Path(os.path.abspath(Path(url).expanduser()))
+    path = Path(rest) if separator else Path(os.path.abspath(os.path.expanduser(url)))
     if not path.is_absolute():
         raise RefusedError(Problem(place, "write file:///absolute/path, three slashes", url))
     existing = next((folder for folder in (path, *path.parents) if os.path.exists(folder)), path)

@@ -12,7 +12,9 @@ from memory_store import MemoryStore
 
 from pipeline.errors import RefusedError, SpecError, StorageError
 from pipeline.runtime.fitted_files import read_fitted
+from pipeline.runtime.weights import locate
 from pipeline.sources.source import find_files
+from pipeline.spec.model import ModelSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.local import LocalStore
 from pipeline.stores.named_files import open_target
@@ -198,6 +200,18 @@ def test_a_bucket_that_is_not_there_is_one_line(
 def test_a_chained_or_unknown_url_is_refused_and_is_no_local_folder(url: str) -> None:
     with pytest.raises(RefusedError, match="is not a supported store"):
         open_store(url, {})
+
+
+def test_the_home_folder_of_an_unknown_user_is_a_plain_name(tmp_path: Path) -> None:
+    """As for a shell."""
+    path = "~nobody-has-this-name/x"
+    assert Path(open_store(path, {}).url).parts[-2:] == ("~nobody-has-this-name", "x")
+    with pytest.raises(SpecError, match=r"^model\.path: "):
+        locate(ModelSpec(path=path), tmp_path)
+    with pytest.raises(SpecError, match=r"^input\.path: "):
+        find_files(path)
+    with pytest.raises(SpecError, match=r"^tasks\.0\.readout: the file cannot be read: "):
+        read_fitted(path, {}, place="tasks.0.readout", made_by="assay fit")
 
 
 @pytest.mark.parametrize(
