@@ -42,7 +42,7 @@ _FIXES = {
 _WRITE = "no such key; write "
 # Keys that earlier versions had.
 _GONE = {
-    "kind": "kind was removed: tasks of labels alone are answered by the head of a sequence "
+    "model.kind": "kind was removed: tasks of labels alone are answered by the head of a sequence "
     "classifier, and others by a language model; remove it",
     "explain": "no such key: continuations are not stored any more; remove it",
     "exit": "exit was removed: a readout is read at the layer that its file names; fit it with "
@@ -134,18 +134,14 @@ def _other_key(loc: Sequence[int | str]) -> str:
     """The fix of an unknown key: the nearest key there, or the place where this key belongs."""
     *above, last = loc
     models: list[type[BaseModel]] = [JobSpec]
-    for part in above:  # — indices are not keys of a model
-        models = (
-            [model for model in models if model.__name__ == part]
-            or [inner for model in models for inner in _models(model, str(part))]
-            or models
-        )
+    for part in above:  # — indices and names of types are not keys of a model
+        models = [inner for model in models for inner in _models(model, str(part))] or models
     key, keys = str(last), [name for model in models for name in model.model_fields]
     for model in models:
-        if issubclass(model, Task) and key in model.refused:
+        if issubclass(model, Task) and model.__name__ in above and key in model.refused:
             return model.refused[key]
-    if key in _GONE:
-        return _GONE[key]
+    if gone := _GONE.get(key) or _GONE.get(f"{above[-1]}.{key}" if above else key):
+        return gone
     sections = [
         name
         for name in JobSpec.model_fields

@@ -199,14 +199,15 @@ class JobSpec(Frozen):
         read = [*_read(self.tasks)]
         asked = [each.model or self.model for _, each in read if isinstance(each, AskedTask)]
         for place, task in read:
+            model = task.model or self.model
             if task.model is not None and "cascade" not in place:
                 fix = "only a stage of a cascade has a model of its own; write it for all tasks"
                 mistakes.append(((*place, "model"), fix))
-            if task.classifier is None:
+            if task.classifier is None and "vllm" in (self.model.engine, model.engine):
                 mistakes += _not_by_vllm(self.model, task, place)
-            if isinstance(task, EncoderTask) and not mistakes:
-                mistakes += _not_by_encoders(self.model, task, place)
-                if (task.model or self.model) in asked:
+            elif isinstance(task, EncoderTask):
+                mistakes += _not_by_encoders(model, task, place)
+                if model in asked:
                     mistakes.append(((*place, "question"), task.refused["question"]))
         if mistakes:
             raise mistakes_error(mistakes)
@@ -324,10 +325,9 @@ def _read(tasks: Sequence[TaskSpec]) -> Iterator[tuple[Place, StageSpec]]:
 
 def _not_by_vllm(spec_model: ModelSpec, asked: StageSpec, place: Place) -> Iterator[Mistake]:
     """The keys of a task or a stage that vLLM does not read."""
-    model = asked.model or spec_model
-    if asked.model is not None and "vllm" in (model.engine, spec_model.engine):
+    if asked.model is not None:
         yield (*place, "model"), "with engine: vllm all stages have one model; remove this"
-    if model.engine != "vllm":
+    if (asked.model or spec_model).engine != "vllm":
         return
     for key in ("readout", "beam"):
         if getattr(asked, key, None) is not None:
@@ -337,10 +337,9 @@ def _not_by_vllm(spec_model: ModelSpec, asked: StageSpec, place: Place) -> Itera
         yield (*place, "question"), "vLLM answers questions; write one"
 
 
-def _not_by_encoders(spec_model: ModelSpec, asked: EncoderTask, place: Place) -> Iterator[Mistake]:
+def _not_by_encoders(model: ModelSpec, asked: EncoderTask, place: Place) -> Iterator[Mistake]:
     """The keys of its model that an encoder does not read."""
     above: Place = ("model",) if asked.model is None else (*place, "model")
-    model = asked.model or spec_model
     for key, is_set in {"dtype": model.is_int8, "kv": model.kv != "none"}.items():
         if is_set:
             yield (*above, key), "not supported for an encoder; remove it"

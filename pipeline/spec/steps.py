@@ -50,8 +50,6 @@ _FORMS = {
     "readout": "ReadoutTask",
     "question": "QuestionTask",
 }
-
-
 Text = Annotated[str, Field(min_length=1)]
 
 

@@ -48,6 +48,12 @@ KEYS = [
     ({"modle": 3}, "modle", "write model"),
     ({"documents": {"max_token": 3}}, "documents.max_token", "write max_tokens"),
     (task(label=1), "tasks.0.label", "write labels"),
+    (
+        {"tasks": [{"name": "a", "labels": ["x", "y"], "quesion": "?"}]},
+        "tasks.0.quesion",
+        "question",
+    ),
+    ({"documents": {"kind": "encoder"}}, "documents.kind", "kind belongs below tasks"),
     ({"documents": {"max_tokens": "9"}}, "documents.max_tokens", "a whole number"),
     ({"documents": {"max_tokens": 0}}, "documents.max_tokens", "above 0"),
     ({"documents": {"overlap_tokens": -1}}, "documents.overlap_tokens", "at least 0"),
