@@ -113,9 +113,7 @@ class MadeUpStore:
         # — as `S3Store` does: all keys of the prefix are in memory at once
         yield from [StoredObject(key, 4_000, etag_of(key), 0.0) for key in keys]
 
-    def label_items(
-        self, items: Sequence[WorkItem], job: Job, _post: object = None
-    ) -> Iterator[ShardCounts]:
+    def label_items(self, items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:
         """Commits every shard at once, as `graph.label_items` does with workers."""
         n = Counts({("rows", "ok"): ROWS, ("asked", "0"): ROWS, ("label_ms", "0"): 60_000})
         n.update({("label", task, label): ROWS // 2 for task in TASKS for label in ("yes", "no")})
@@ -128,9 +126,7 @@ class MadeUpStore:
             files = file_of(documents_key(sid)), *(file_of(key, 0, 0, 0, 0) for key in keys)
             yield ShardCounts(sid, TASKS, n, files)
 
-    def read_items(
-        self, items: Sequence[WorkItem], _job: object, _post: object = None
-    ) -> Iterator[ShardCounts]:
+    def read_items(self, items: Sequence[WorkItem], *_: object) -> Iterator[ShardCounts]:
         """Commits the documents files at once, as `graph.read_items` does with workers."""
         for work in items:
             self.documents.add(work.shard.id)

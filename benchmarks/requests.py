@@ -16,7 +16,6 @@ import os
 import re
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -26,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from moto.server import ThreadedMotoServer
 
-from pipeline.runtime.progress import Mailbox, WorkerReport
+from pipeline.runtime.mailbox import Letter, Mailbox
 from pipeline.runtime.run import run
 from pipeline.sources.shards import ROW_WEIGHT_BYTES
 from pipeline.spec.parse import spec_of
@@ -42,14 +41,13 @@ def counting_mailbox(file: Path) -> type[Mailbox]:
     class CountingMailbox(Mailbox):
         def __init__(self) -> None:
             super().__init__()
-            self._last: dict[str, WorkerReport] = {}
+            self._last: dict[str, Letter] = {}
             self._counts: Counter[str] = Counter()
 
-        def put(self, report: WorkerReport) -> None:
-            super().put(report)
-            same = replace(report, silent_s=0.0)
-            is_repeat = self._last.get(report.worker) == same
-            self._last[report.worker] = same
+        def put(self, letter: Letter) -> None:
+            super().put(letter)
+            is_repeat = self._last.get(letter.worker) == letter
+            self._last[letter.worker] = letter
             self._counts["messages, repeats" if is_repeat else "messages, new"] += 1
             file.write_text(json.dumps(self._counts))
 
@@ -115,7 +113,7 @@ def _measure(model: str, shards: int, requests: Requests) -> Counter[str]:
             "tasks": [{"name": n, "question": "?", "labels": ["yes", "no"]} for n in ("a", "b")],
         }
         mailbox = folder / "mailbox.json"
-        with patch("pipeline.runtime.watch.Mailbox", counting_mailbox(mailbox)):
+        with patch("pipeline.runtime.mailbox.Mailbox", counting_mailbox(mailbox)):
             outcome = run(spec_of(content), cache_dir=folder / "cache")
         assert outcome.complete and outcome.shards == shards, outcome
         counts = requests.counts + Counter(json.loads(mailbox.read_text()))

@@ -26,7 +26,6 @@ RESAMPLES = 1_000  # of a bootstrap
 MOST_RESAMPLES = 100_000
 FOLDS = 5  # of a cross-validation
 LARGEST_SEED = 2**63 - 1
-STALL_LIMIT_S = 600  # of a worker without a sign of life
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,6 @@ class RunOptions(WorkOptions):
     """Use the cluster even if anyone who reaches it can run programs on it."""
     publish_partial: bool = False
     """Publish what is labelled, even if documents are missing or the current snapshot has more."""
-    stall_limit: float = STALL_LIMIT_S
-    """Replace a worker without a sign of life for this many seconds, or for 10 times its slowest
-    batch if that is longer; end the run if no worker can go on."""
     max_hours: float | None = None
     """End the run, with exit code 3, when it has taken this many hours."""
     max_cost: float | None = None
@@ -94,7 +90,7 @@ class RunOptions(WorkOptions):
     """Price of one worker for one hour, in the currency of --max-cost."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "stall_limit", "max_hours", "max_cost", "price")
+        require_positive(self, "max_hours", "max_cost", "price")
         if self.max_cost is not None and self.price is None:
             fix = "missing; a limit of the cost needs it: the price of one worker for one hour"
             raise option_error("price", fix)

@@ -56,7 +56,7 @@ def test_one_module_uses_rays_private_names() -> None:
     users = [path for path in FILES if private.search(path.read_text(encoding="utf-8"))]
     library = REPOSITORY / "pipeline"
     assert [path for path in users if library in path.parents] == [
-        library / "runtime" / "connection.py"
+        library / "runtime" / "session.py"
     ]
 
 

@@ -91,7 +91,6 @@ _PLACEHOLDERS = {
     "PATH": ("dropped", "to"),
     "PRICE": ("price",),
     "RATE": ("rate",),
-    "SECONDS": ("stall_limit",),
     "SHARE": ("half_width", "hold_out", "sample"),
     "SQL": ("where",),
     "TASK": ("task", "tasks"),

@@ -26,7 +26,7 @@ from pipeline.cluster.bundle import (
     write_bundle,
 )
 from pipeline.errors import Option, Problem, RefusedError, UnavailableError
-from pipeline.runtime.connection import refused_token
+from pipeline.runtime.session import refused_token
 from pipeline.spec.portable import is_loopback, portable_content
 from pipeline.spec.schema import JobSpec
 

@@ -45,7 +45,6 @@ class Shown:
     done: int = 0
     verb: str = "done"  # what was done to the documents
     failed: int = 0  # of the documents that are done
-    read: int | None = None  # documents that the model read; None: all that are done
     work_done: float | None = None  # documents by their cost; None: all cost the same
 
 
@@ -122,8 +121,7 @@ class LogLines:
     def _line(self, shown: Shown, now_s: float) -> str:
         if not shown.documents:
             return f"{shown.doing}, {now_s - self._began_s:.0f} s so far"
-        read = "" if shown.read in (None, shown.done) else f" ({shown.read:,} read by the model)"
-        count = f"{shown.done:,} of {shown.documents:,} documents {shown.verb}{read}"
+        count = f"{shown.done:,} of {shown.documents:,} documents {shown.verb}"
         return ", ".join((count, *self._pace.figures(shown)))
 
 
@@ -264,7 +262,6 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
     """
     latest: RunProgress | None = None  # with a plan
     last_line = ""  # of the plan
-    reads_some = False  # the model reads some of the documents that are counted
     with ExitStack() as stack:
         own = stack.enter_context(_own_descriptor(stream))
         stack.enter_context(_log_to(own, instead_of=stream))
@@ -273,17 +270,15 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
         show(Shown("starting"))
 
         def announce(progress: RunProgress) -> None:
-            nonlocal latest, last_line, reads_some
+            nonlocal latest, last_line
             if (plan := progress.plan) is not None:
                 # — of a large job, a line takes long: once for each plan
                 is_new = latest is None or latest.plan is not plan
                 if is_new and (line := work_line(plan)) != last_line:
                     _print(console, line)
                     last_line = line
-                if is_new:
-                    reads_some = plan.reuses or plan.slice is not None
                 latest = progress
-            show(_shown(progress, reads_some=reads_some))
+            show(_shown(progress))
 
         try:
             yield announce
@@ -298,7 +293,7 @@ def _print(console: Console, line: str) -> None:
         logger.info("%s", line)
 
 
-def _shown(progress: RunProgress, *, reads_some: bool) -> Shown:
+def _shown(progress: RunProgress) -> Shown:
     if not progress.counts:
         return Shown(progress.phase)
     return Shown(
@@ -308,7 +303,6 @@ def _shown(progress: RunProgress, *, reads_some: bool) -> Shown:
         verb=progress.verb,
         failed=progress.failed,
         work_done=progress.work_done,
-        read=progress.read if reads_some and progress.verb == "labelled" else None,
     )
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import ray
@@ -31,14 +31,8 @@ from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
 from pipeline.runtime.job import Job
 from pipeline.runtime.left_out import end_worker, left_out, where_able
-from pipeline.runtime.progress import (
-    READING,
-    WAITING,
-    Post,
-    WorkerReport,
-    sender,
-    work_report,
-)
+from pipeline.runtime.mailbox import Post, sender
+from pipeline.runtime.progress import READING, WAITING, WorkerReport, ignore, work_report
 from pipeline.runtime.reading import commit_documents, output_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, cut
@@ -61,29 +55,41 @@ Graph = Callable[[Sequence[WorkItem], Job, Post | None], ray.data.Dataset]
 
 
 def label_items(
-    work_items: Sequence[WorkItem], job: Job, post: Post | None = None
+    work_items: Sequence[WorkItem],
+    job: Job,
+    post: Post | None = None,
+    check: Callable[[], None] = ignore,
 ) -> Iterator[ShardCounts]:
     """Labels and commits every work item; counts come as shards are committed, or have failed.
 
     The error of one shard is in its counts, and the others go on. The workers report to the post.
+    `check` is called several times a second, and ends the work by raising an error.
     """
-    return _counts(build, work_items, job, post)
+    return _counts(build, work_items, job, post, check)
 
 
 def read_items(
-    work_items: Sequence[WorkItem], job: Job, post: Post | None = None
+    work_items: Sequence[WorkItem],
+    job: Job,
+    post: Post | None = None,
+    check: Callable[[], None] = ignore,
 ) -> Iterator[ShardCounts]:
     """Commits the documents files of these shards; their counts, or why one could not be read.
 
     A shard that is begun after the job's end is not read.
     """
-    return _counts(build_reading, work_items, job, post)
+    return _counts(build_reading, work_items, job, post, check)
 
 
 def _counts(
-    graph: Graph, work_items: Sequence[WorkItem], job: Job, post: Post | None
+    graph: Graph,
+    work_items: Sequence[WorkItem],
+    job: Job,
+    post: Post | None,
+    check: Callable[[], None],
 ) -> Iterator[ShardCounts]:
     """The counts of each work item; the errors of workers are ours where they can be."""
+    Checked.check = staticmethod(check)
     for window in _windows(work_items, job):
         if job.run.is_over:
             return
@@ -118,6 +124,18 @@ def cut_on_a_node(
     return shards
 
 
+class Checked:
+    """Calls `check` at each step of a graph. Ray Data sends the class to workers, by its name."""
+
+    check: ClassVar[Callable[[], None]] = ignore
+
+    def on_execution_step(self, _executor: object) -> None:
+        Checked.check()
+
+    # — Ray Data calls these, too
+    before_execution_starts = after_execution_succeeds = after_execution_fails = ignore
+
+
 def _windows(work_items: Sequence[WorkItem], job: Job) -> Iterator[Sequence[WorkItem]]:
     """The work items in the parts that one graph has."""
     size = max(WINDOW_SHARDS, WINDOW_SHARDS_PER_ENGINE * job.placement.actors)
@@ -141,7 +159,7 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
     initial_size = min(placement.actors, len(work_items))
     engines = ray.data.ActorPoolStrategy(
         min_size=1,
-        max_size=placement.actors,
+        max_size=None if placement.grows else placement.actors,
         initial_size=initial_size,
         max_concurrent_calls_per_actor=shards_at_work(job),
         enable_true_multi_threading=True,
@@ -306,14 +324,18 @@ def _work(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
     context = ray.data.DataContext.get_current()
     # — a shard, a model or a machine may take hours to come; the watch looks for signs of life
     context.execution_no_progress_timeout_s = -1
-    context.max_consecutive_actor_init_deaths = max(START_DEATHS, job.placement.actors)
+    # — of a pool that may grow, Ray Data counts those for which no machine came
+    grows, engines = job.placement.grows, job.placement.actors
+    context.max_consecutive_actor_init_deaths = -1 if grows else max(START_DEATHS, engines)
     # — an engine that cannot load takes the shards along that wait for it
-    context.max_errored_blocks = WAITING_SHARDS * shards_at_work(job) * job.placement.actors
+    with_each = WAITING_SHARDS * shards_at_work(job)
+    context.max_errored_blocks = -1 if grows else with_each * engines
     context.target_max_block_size = None
     # — wrapped in Ray's own exception, a worker's error would lose its kind on the way here
     context.raise_original_map_exception = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+    context.custom_execution_callback_classes = [Checked]  # type: ignore[list-item]
     # — an error that ends a graph is also raised here; the caller reports it in one line
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     rows = [{WORK: pickle.dumps(item)} for item in work_items]

@@ -16,10 +16,11 @@ from ray.exceptions import RayError
 
 from pipeline.errors import AssayError, LoadError, ModelError, StorageError, WorkerError
 from pipeline.runtime.job import Job
-from pipeline.runtime.progress import WAITING, Post, Send, WorkerReport, sender
+from pipeline.runtime.mailbox import Post, sender
+from pipeline.runtime.progress import WAITING, Send, WorkerReport
 from pipeline.runtime.reading import output_of
+from pipeline.runtime.session import NODE_ID, nodes_with
 
-NODE_ID = "ray.io/node-id"  # the label of every node
 REPORT_TIMEOUT_S = 10.0
 
 
@@ -48,7 +49,7 @@ def where_able(job: Job, post: Post | None) -> dict[str, Any]:
     if post is not None and job.run.shown:
         # — also of the nodes that only read or commit
         look = ray.remote(num_cpus=0)(look_for_output)
-        selectors = [{NODE_ID: node} for node in _usable_nodes()]
+        selectors = [{NODE_ID: node["NodeID"]} for node in nodes_with("CPU")]
         looked = [look.options(label_selector=each).remote(job, post) for each in selectors]
         with suppress(RayError):  # — a worker that begins there later looks, too
             ray.get(looked, timeout=REPORT_TIMEOUT_S)
@@ -66,16 +67,12 @@ def look_for_output(job: Job, post: Post) -> None:
         ray.get(send(None, cause=error))
 
 
-def _usable_nodes() -> list[str]:
-    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
-    usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    return [node["NodeID"] for node in usable]
-
-
 def left_out(post: Post | None) -> tuple[dict[str, AssayError], bool]:
     """By the id of a node, why a worker could not load there; and whether that is every node."""
     left_out: dict[str, AssayError] = {}
     if post is not None:
         with suppress(RayError):
             left_out = ray.get(post.mailbox.left_out.remote(), timeout=REPORT_TIMEOUT_S)
-    return left_out, not left_out or left_out.keys() >= {*_usable_nodes()}
+    return left_out, not left_out or left_out.keys() >= {
+        node["NodeID"] for node in nodes_with("CPU")
+    }

@@ -5,21 +5,18 @@ Entry point: `RunMetrics`. Ray adds `ray_` before the names, and `_total` after 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
 from urllib.parse import quote
 
 from ray.util import metrics
 
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.plan import Plan
-from pipeline.runtime.progress import Progress
+from pipeline.runtime.progress import Display
 
 # A task with more labels has no counter for each of them.
 MAX_LABELS = 100
 
 COUNTERS = {
-    "assay_documents": ("Documents answered.", ()),
     "assay_rows": ("Rows of committed shards by status.", ("status",)),
     "assay_answers": ("Answers of committed shards by task and label.", ("task", "label")),
     "assay_tokens": ("Tokens that models read for committed shards.", ("kind",)),
@@ -37,12 +34,7 @@ _PLAIN = "".join(chr(code) for code in range(32, 127)).replace("%", "")
 
 
 class RunMetrics:
-    """The metrics of one run.
-
-    Args:
-        spec: The name of the spec.
-        plan: The shards of the input, and the work that is missing.
-    """
+    """The metrics of one run of the spec with this name, which has this plan."""
 
     def __init__(self, spec: str, plan: Plan) -> None:
         self._tags = {SPEC: tag(spec)}
@@ -53,51 +45,38 @@ class RunMetrics:
         self._gauges = {
             name: metrics.Gauge(name, text, (SPEC, *tags)) for name, (text, tags) in GAUGES.items()
         }
-        self._items = Counter(work.shard.id for work in plan.work_items)  # left, by shard
         self._shards = len(plan.shards)
-        self._missing = len(self._items)
-        self._answered = 0
-        self._seconds: defaultdict[str, float] = defaultdict(float)  # by phase
-        self._set_shards()
+        self._missing = {work.shard.id for work in plan.work_items}
+        self._show = Display("the metrics of Ray")
 
     def committed(self, counts: ShardCounts) -> None:
-        """Counts one committed shard. Only its cost, if it is not a shard of the plan."""
-        is_planned = counts.sid in self._items
-        for status, rows in counts.n.by("rows").items() if is_planned else ():
+        """Counts one committed shard."""
+        self._show(self._add_shard, counts)
+
+    def tick(self, phase: str, seconds: float, documents_missing: int) -> None:
+        """Counts seconds of a phase, and sets the numbers of what is missing."""
+        self._show(self._set, phase, seconds, documents_missing)
+
+    def _add_shard(self, counts: ShardCounts) -> None:
+        self._missing.discard(counts.sid)
+        for status, rows in counts.n.by("rows").items():
             # — only the kind of an error: its details would make a time series for each file
-            kind = ":".join(status.split(":")[:2])
-            self._add("assay_rows", rows, {"status": kind})
+            self._add("assay_rows", rows, status=":".join(status.split(":")[:2]))
         for task, by_label in counts.n.labels.items():
-            if is_planned and len(by_label) <= MAX_LABELS:
-                for label, rows in by_label.items():
-                    self._add("assay_answers", rows, {"task": task, "label": label})
-        self._add("assay_tokens", counts.n.total_of("prefix_tokens"), {"kind": "document"})
-        self._add("assay_tokens", counts.n.total_of("question_tokens"), {"kind": "question"})
-        self._add("assay_label_seconds", counts.n.total_of("label_ms") / 1_000, {})
-        if is_planned:
-            self._items[counts.sid] -= 1
-            if self._items[counts.sid] == 0:
-                self._missing -= 1
-                self._set_shards()
+            for label, rows in by_label.items() if len(by_label) <= MAX_LABELS else ():
+                self._add("assay_answers", rows, task=task, label=label)
+        self._add("assay_tokens", counts.n.total_of("prefix_tokens"), kind="document")
+        self._add("assay_tokens", counts.n.total_of("question_tokens"), kind="question")
+        self._add("assay_label_seconds", counts.n.total_of("label_ms") / 1_000)
 
-    def tick(self, progress: Progress, seconds: Mapping[str, float]) -> None:
-        """Counts what is new in the seconds of each phase, and in the documents answered."""
-        for phase, in_phase in seconds.items():
-            self._add("assay_phase_seconds", in_phase - self._seconds[phase], {"phase": phase})
-        self._seconds.update(seconds)
-        if progress.verb != "labelled":
-            return
-        # — a shard whose worker died is answered again: a counter must not fall
-        self._add("assay_documents", progress.answered - self._answered, {})
-        self._answered = max(self._answered, progress.answered)
-        missing = progress.documents - progress.answered
-        self._gauges["assay_documents_missing"].set(missing, self._tags)
+    def _set(self, phase: str, seconds: float, documents_missing: int) -> None:
+        self._add("assay_phase_seconds", seconds, phase=phase)
+        missing = len(self._missing)
+        self._gauges["assay_shards_missing"].set(missing, self._tags)
+        self._gauges["assay_shards_done"].set(self._shards - missing, self._tags)
+        self._gauges["assay_documents_missing"].set(documents_missing, self._tags)
 
-    def _set_shards(self) -> None:
-        self._gauges["assay_shards_missing"].set(self._missing, self._tags)
-        self._gauges["assay_shards_done"].set(self._shards - self._missing, self._tags)
-
-    def _add(self, name: str, value: float, tags: Mapping[str, str]) -> None:
+    def _add(self, name: str, value: float, **tags: str) -> None:
         if value > 0:
             escaped = {key: tag(text) for key, text in tags.items()}
             self._counters[name].inc(value, self._tags | escaped)

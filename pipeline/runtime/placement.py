@@ -34,12 +34,6 @@ _FAST_BFLOAT16 = {"GenuineIntel": {"amx_bf16"}, "AuthenticAMD": {"avx512_bf16", 
 # Ray's names for GPUs of before Ampere, as resources of a node.
 _WITHOUT_BFLOAT16 = {f"accelerator_type:{name}" for name in ("K80", "P4", "P100", "V100", "T4")}
 
-# The share of an engine's work that more threads do not make faster, so that N threads are
-# 1 / (_SERIAL + (1 - _SERIAL) / N) times as fast as one (Amdahl). On two cores, one engine of two
-# threads did 0.58 documents a second, and two engines of one thread 0.71 (docs/benchmarks.md).
-_SERIAL = 0.2
-# Engines of fewer threads may take this much longer: another process slows them less.
-MAX_SLOWDOWN = 1.1
 # A process with torch, Ray and a shard, without weights and batches.
 PROCESS_BYTES = 768 * 1024**2
 # Numbers of a token in a layer, of a model of this many weights that does not state its sizes.
@@ -61,14 +55,13 @@ class Machine:
     gpus: tuple[int, ...]  # the usable number of each node that has any
     cores: tuple[int, ...]  # the usable number of each node that has any
     memory_bytes: float = inf  # that the node with the least memory has free
-    cpu_flags: frozenset[str] = frozenset()
-    cpu_vendor: str = ""  # as /proc/cpuinfo names it
+    cpu_bfloat16: bool = False  # whether bfloat16 is the faster format on all processors
     gpu_bfloat16: bool = True  # whether all GPUs multiply in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How one labelling actor runs, and the largest number of actors."""
+    """How one labelling actor runs, and the number of actors."""
 
     device: str  # cpu | cuda
     dtype: str  # a torch dtype's name
@@ -76,6 +69,7 @@ class Placement:
     threads: int
     gpus: int = 0  # of one actor
     workers: int = 1  # what a price is for: machines, or actors with GPUs
+    grows: bool = False  # whether more actors may start, as many as Ray has room for
 
     @property
     def cores(self) -> int:
@@ -121,37 +115,34 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
 def this_machine() -> Machine:
     """The cores, the memory and the GPUs that this process may use."""
     gpus = usable_gpus()
-    return replace(
-        _without_gpus(),
+    return Machine(
         gpus=(gpus.count,) if gpus.count else (),
+        cores=(usable_cores(),),
+        memory_bytes=available_bytes(),
+        cpu_bfloat16=multiplies_bfloat16(),
         gpu_bfloat16=gpus.bfloat16,
     )
 
 
-def _without_gpus() -> Machine:
-    cpuinfo = Path("/proc/cpuinfo")  # of Linux alone
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this machine's processors multiply matrices of bfloat16 faster than of float32."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # — of Linux alone
     # — the last processor's; all have the same
     facts = {
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
     }
-    return Machine(
-        gpus=(),
-        cores=(usable_cores(),),
-        memory_bytes=available_bytes(),
-        cpu_flags=frozenset(facts.get("flags", "").split()),
-        cpu_vendor=facts.get("vendor_id", ""),
-    )
+    fast = _FAST_BFLOAT16.get(facts.get("vendor_id", ""), set())
+    return not fast.isdisjoint(facts.get("flags", "").split())
 
 
-def cluster(nodes: Sequence[Resources]) -> Machine:
-    """The hardware of a Ray cluster; its processors are assumed to equal this machine's."""
+def cluster(nodes: Sequence[Resources], *, cpu_bfloat16: bool) -> Machine:
+    """The hardware of a Ray cluster's nodes, of which at least one has a processor."""
     working = [node for node in nodes if node.get("CPU", 0) >= 1]
-    return replace(
-        _without_gpus(),
+    return Machine(
         gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
         cores=tuple(int(node["CPU"]) for node in working) or (1,),
         memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
+        cpu_bfloat16=cpu_bfloat16,
         gpu_bfloat16=_WITHOUT_BFLOAT16.isdisjoint(name for node in nodes for name in node),
     )
 
@@ -169,8 +160,7 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     if on_gpu:
         fastest = "bfloat16" if machine.gpu_bfloat16 else "float16"
     else:
-        flags = _FAST_BFLOAT16.get(machine.cpu_vendor, set())
-        fastest = "float32" if flags.isdisjoint(machine.cpu_flags) else "bfloat16"
+        fastest = "bfloat16" if machine.cpu_bfloat16 else "float32"
     dtype = fastest if model.chooses_dtype else model.dtype
     if not on_gpu:
         if model.tensor_parallel > 1:
@@ -190,9 +180,10 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
 def spread(
     placement: Placement, model: ModelSpec, machine: Machine, *, work_items: int, needs: EngineBytes
 ) -> Placement:
-    """A placement on CPUs with as many engines as a run of this many work items has use for.
+    """A placement on CPUs with as many engines as fit into the cores and the memory of each node.
 
-    SpecError if not even one engine fits into the memory. vLLM is one engine of all cores.
+    With fewer work items than cores, and with little memory, an engine has several threads, so that
+    all cores are at work. SpecError if not even one engine fits. vLLM is one engine of all cores.
     """
     if model.engine == "vllm":
         return placement
@@ -206,61 +197,14 @@ def spread(
             "smaller model or a larger machine"
         )
         raise SpecError([Problem("documents.max_tokens", fix, needs.max_tokens)])
-    engines, threads = cpu_engines(
-        machine.cores,
-        work_items,
-        threads=None if model.threads == "auto" else placement.threads,
-        in_memory=in_memory,
+    smallest, threads = min(machine.cores), placement.threads
+    fit = int(min(in_memory, smallest))
+    if model.threads == "auto":
+        threads = max(1, min(smallest, sum(machine.cores) // work_items), ceil(smallest / fit))
+    engines = sum(
+        max(1, min(cores // threads, int(min(in_memory, cores)))) for cores in machine.cores
     )
     return replace(placement, actors=engines, threads=threads)
-
-
-def cpu_engines(
-    cores: Sequence[int], work_items: int, *, threads: int | None = None, in_memory: float = inf
-) -> tuple[int, int]:
-    """The number of engines on nodes with these cores, and the threads of each.
-
-    Without `threads`, as many engines as the run has items for, if it takes at most a tenth longer
-    than with the best number. Equal items are assumed: the run ends with the last of the rounds in
-    which all engines work. So an engine has one thread where there is enough work: N of them do the
-    work of one engine with N threads, and where another process takes a core, no thread waits for
-    one that has no core. With fewer items than cores, more threads keep all cores at work.
-
-    At most `in_memory` engines fit into the memory of a node. Threads times engines exceed the
-    cores of no node.
-    """
-
-    def engines(threads: int) -> int:
-        return sum(int(min(max(1, node // threads), in_memory)) for node in cores)
-
-    def duration(threads: int) -> float:  # one thread does one item in a unit of time
-        return ceil(work_items / engines(threads)) * (_SERIAL + (1 - _SERIAL) / threads)
-
-    if threads is not None:
-        return engines(threads), threads
-    durations = {number: duration(number) for number in range(1, min(cores) + 1)}
-    limit = MAX_SLOWDOWN * min(durations.values())
-    near = [number for number, takes in durations.items() if takes <= limit]
-    best = max(near, key=lambda number: (min(engines(number), work_items), number))
-    return engines(best), best
-
-
-def nodes_at_largest(
-    alive: Sequence[Resources], promised: Sequence[tuple[Resources, int]]
-) -> list[Resources]:
-    """The alive nodes, and the nodes of each promised kind that may still start.
-
-    A node's kind is its number of CPUs and GPUs. A kind without a limit (-1) counts as one node.
-    """
-    nodes = list(alive)
-    for resources, limit in promised:
-        started = sum(_kind(node) == _kind(resources) for node in alive)
-        nodes += [resources] * max(0, (1 if limit < 0 else limit) - started)
-    return nodes
-
-
-def _kind(resources: Resources) -> tuple[float, float]:
-    return resources.get("CPU", 0), resources.get("GPU", 0)
 
 
 def shard_bytes(device: str, model_bytes: int) -> int:

@@ -25,12 +25,11 @@ from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import has_answers, newly_cut, plan_reuse
 from pipeline.runtime.classifier_files import check_classifiers
-from pipeline.runtime.connection import local_ray, remote_ray
 from pipeline.runtime.job import Job, Reader, make_job, model_at, reader_specs
+from pipeline.runtime.mailbox import Post
 from pipeline.runtime.outcome import Outcome, Tally, rows_in_slice
 from pipeline.runtime.placement import (
     Machine,
-    cluster,
     engine_bytes,
     place,
     spread,
@@ -46,12 +45,12 @@ from pipeline.runtime.progress import (
     STARTING_RAY,
     STARTING_WORKERS,
     Display,
-    Post,
     Progress,
     ignore,
 )
 from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.retries import with_retries
+from pipeline.runtime.session import cluster_machine, local_ray, remote_ray
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Shard, Slice
 from pipeline.spec.portable import shared_by_nodes
@@ -81,8 +80,7 @@ def run(
         cache_dir: Folder of models and file hashes, on every node (default: `$ASSAY_CACHE`, or
             `~/.cache/assay`).
         address: A Ray cluster, such as `auto` (default: a local Ray).
-        options: What is labelled and published, and when the run ends. Only a run in the main
-            thread can be ended by its stall limit.
+        options: What is labelled and published, and when the run ends.
         announce: Takes the progress at each change, and once a second.
 
     Returns:
@@ -96,7 +94,7 @@ def run(
             succeed later.
         ModelError: The model cannot be loaded, or is not supported exactly.
         FailedRowsError: The share of failed rows exceeds `max_error_rate`.
-        StalledError: No worker can go on, or a process of Ray ended.
+        StalledError: No worker can go on.
 
     Examples:
         >>> run(load_spec("my.yaml")).complete
@@ -146,15 +144,14 @@ def _labelled(
     started, began = time.monotonic(), time.time()
     part = Slice.parse(options.sample, options.where)
     failpoint("probed")
-    with Watch(announce, stall_limit_s=options.stall_limit) as watch:
+    with Watch(announce) as watch:
         if address is not None:
             watch.enter(CONNECTING)
-        with remote_ray(address, insecure=options.insecure_cluster) as nodes:
+        with remote_ray(address, insecure=options.insecure_cluster) as connected:
             watch.enter(LOCATING)
-            machine = cluster(nodes) if nodes else this_machine()
+            device = spec.model.device
+            machine = cluster_machine(device) if connected else this_machine()
             bound = options.bound(_most_workers(spec, machine))
-            if bound is not None:
-                watch.limit_planning(began + bound[0], bound[1])
             job = make_job(spec, place(spec.model, machine), cache_dir)
             ends, since = (
                 began + bound[0] if bound else None,
@@ -163,7 +160,7 @@ def _labelled(
             job = replace(job, run=replace(job.run, ends=ends, since=since))
             _check_tasks(job, store)
             watch.enter(LISTING)
-            whole = plan(job, store, by_nodes=_cut_by_nodes if nodes else None)
+            whole = plan(job, store, by_nodes=_cut_by_nodes if connected else None)
             job, planned = plan_slice(job, store, whole, part)
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
@@ -172,11 +169,13 @@ def _labelled(
             failpoint("planned")
             counts = Tally(input_rows=planned.rows, max_error_rate=spec.max_error_rate)
             if planned.work_items:
-                job = _spread(job, machine, len(planned.work_items))
+                # — a price is for the workers that are there now
+                grows = connected and options.max_cost is None
+                job = _spread(job, machine, len(planned.work_items), grows=grows)
                 watch.enter(STARTING_RAY, planned)
                 with (
                     local_ray([reader.placement for reader in job.readers]),
-                    shown_to_workers(store) if nodes else nullcontext("") as shown,
+                    shown_to_workers(store) if connected else nullcontext("") as shown,
                 ):
                     job = replace(job, run=replace(job.run, shown=shown))
                     planned = _label_missing(job, store, planned, counts, watch, options)
@@ -218,8 +217,8 @@ def _most_workers(spec: JobSpec, machine: Machine) -> int:
     return max(counts)
 
 
-def _spread(job: Job, machine: Machine, work_items: int) -> Job:
-    """The job with as many engines as it has work for."""
+def _spread(job: Job, machine: Machine, work_items: int, *, grows: bool) -> Job:
+    """The job with as many engines as fit; on a cluster their number may grow."""
 
     def spread_one(reader: Reader) -> Reader:
         with model_at(reader.places["model"]):
@@ -229,7 +228,7 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
                 placement = spread(
                     placement, reader.spec.model, machine, work_items=work_items, needs=needs
                 )
-        return replace(reader, placement=placement)
+        return replace(reader, placement=replace(placement, grows=grows))
 
     readers = tuple(map(spread_one, job.readers))
     # — an actor has all readers: it needs a GPU if one does, and the largest model's memory
@@ -241,10 +240,7 @@ def _label_missing(
     job: Job, store: Store, planned: Plan, counts: Tally, watch: Watch, options: RunOptions
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
-    placement = job.placement
-    # — on GPUs, each engine has a process that tokenises and one that commits
-    workers = placement.actors * (3 if placement.gpus else 1)
-    with watch.mailbox(job.spec.name, planned, workers) as mailbox:
+    with watch.mailbox(job.spec.name, planned, job.placement.actors) as mailbox:
         record_specs(store, job.versions)
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
@@ -282,7 +278,7 @@ def _label_rounds(
         if to_read.unread and not job.run.is_over:
             watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
             read = _read_small if to_read.reads_little else read_items
-            for shard in read(to_read.unread, job, mailbox):
+            for shard in read(to_read.unread, job, mailbox, watch.check):
                 watch.read(shard.n.total_of("rows"))
                 log.add(shard.files)
                 counts.add_read(shard, engines=job.placement.actors)
@@ -291,7 +287,7 @@ def _label_rounds(
         if may_reuse:
             planned = plan_reuse(job, store, planned, new)
         watch.enter(STARTING_WORKERS, planned)
-        for shard in label_items(planned.work_items, job, mailbox):
+        for shard in label_items(planned.work_items, job, mailbox, watch.check):
             watch.committed(shard)
             log.add(shard.files)
             counts.add(shard, engines=job.placement.actors)
@@ -304,9 +300,7 @@ def _label_rounds(
     return planned
 
 
-def _read_small(
-    work_items: Sequence[WorkItem], job: Job, _post: Post | None
-) -> Iterator[ShardCounts]:
+def _read_small(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:
     """What `read_items` does, in this process: faster for little text."""
     for work in work_items:
         with suppress(StorageError):  # the labelling reads it again, and names it

@@ -192,12 +192,12 @@ def test_the_same_spec_is_one_job_and_its_folder_holds_what_it_runs(
 def test_the_options_of_a_run_reach_the_job_as_they_were_written(
     submitted: Callable[..., Submitted],
 ) -> None:
-    options = RunOptions(sample="1%", where="lang = 'de'", retry_failed=True, stall_limit=60)
+    options = RunOptions(sample="1%", where="lang = 'de'", retry_failed=True, max_hours=60)
     jobs = Jobs()
     assert submitted(jobs, *words_of(options)).new
     words = shlex.split(jobs.asked[0]["entrypoint"])
     assert words[:7] == ["python", "-m", "pipeline", "run", "spec.yaml", "--address", "auto"]
-    assert words[7:] == ["--retry-failed", "--sample=1%", "--stall-limit=60", "--where=lang = 'de'"]
+    assert words[7:] == ["--max-hours=60", "--retry-failed", "--sample=1%", "--where=lang = 'de'"]
     assert not submitted(jobs, *words_of(options), "--json").new
     ids = {submitted(jobs, *flags).id for flags in (words_of(options), ["--sample=2%"], [])}
     assert len(ids) == 3  # other options are another job

@@ -72,7 +72,7 @@ def test_a_log_has_each_phase_the_first_documents_ten_seconds_and_the_last(
         (10, COUNTED),
         (12, replace(COUNTED, done=4)),
         (13, replace(COUNTED, done=6)),
-        (12 + LOG_INTERVAL_S, replace(COUNTED, done=11, failed=1, read=9)),
+        (12 + LOG_INTERVAL_S, replace(COUNTED, done=11, failed=1)),
         (30, replace(COUNTED, done=100)),
         (31, replace(COUNTED, done=100)),
         (32, Shown("publishing")),
@@ -84,7 +84,7 @@ def test_a_log_has_each_phase_the_first_documents_ten_seconds_and_the_last(
         "loading the model, 9 s so far",
         "labelling",
         "4 of 100 documents labelled, 1.3/s, 0:01:12 left",
-        "11 of 100 documents labelled (9 read by the model), 55.0/min, 0:01:37 left, 9.09% failed",
+        "11 of 100 documents labelled, 55.0/min, 0:01:37 left, 9.09% failed",
         "100 of 100 documents labelled, 4.8/s",
         "publishing",
     ]
@@ -285,16 +285,6 @@ def test_the_line_of_a_plan_is_computed_once(monkeypatch: pytest.MonkeyPatch) ->
         for planned in (first, first, first, second, second):
             announce(Progress(LABELLING, planned, documents=60))
     assert seen == [first, second]
-
-
-def test_texts_that_are_read_are_not_said_to_be_read_by_the_model(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    planned = plan(work(FIRST, rows_without_answer=3))
-    with run_progress(io.StringIO()) as announce:
-        announce(Progress(READING_TEXTS, planned, documents=60, answered=25))
-    assert messages(caplog)[-1] == "25 of 60 documents read"
 
 
 def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(

@@ -1,58 +1,100 @@
-"""A run on a cluster whose workers come with the work is planned for those workers."""
+"""A run on a cluster is planned for its nodes, of which one of each kind is asked."""
 
 from __future__ import annotations
 
-import pytest
-from ray._private.state import state
-from ray.core.generated import autoscaler_pb2
-from ray.exceptions import RaySystemError
-from ray.util.client import ray as client
+from types import SimpleNamespace
+from typing import Any
 
-from pipeline.runtime.connection import node_resources
-from pipeline.runtime.placement import Resources, cluster, nodes_at_largest, place
+import pytest
+from ray.exceptions import GetTimeoutError
+
+from pipeline.errors import UnavailableError
+from pipeline.runtime.placement import place
+from pipeline.runtime.session import NODE_ID, cluster_machine
 from pipeline.spec.model import ModelSpec
 
-HEAD: Resources = {"CPU": 0.0, "node:__internal_head__": 1.0}
-GPU: Resources = {"CPU": 4.0, "GPU": 1.0}
+HEAD = {"CPU": 0.0, "node:__internal_head__": 1.0}
+FAST, SLOW = {"CPU": 8.0}, {"CPU": 4.0}
+GPU = {"CPU": 4.0, "GPU": 1.0, "accelerator_type:T4": 1.0}
+
+
+class FakeRay:
+    """A cluster whose nodes answer as their resources say; the first request brings more nodes."""
+
+    def __init__(self, *alive: dict[str, float], brings: dict[str, float] | None = None) -> None:
+        self.alive = list(alive)
+        self.brings = brings
+        self.asked: list[dict[str, Any]] = []
+
+    def nodes(self) -> list[dict[str, Any]]:
+        gone = {"NodeID": "gone", "Resources": SLOW, "Alive": False}
+        named = enumerate(self.alive)
+        return [gone, *({"NodeID": f"n{n}", "Resources": r, "Alive": True} for n, r in named)]
+
+    def remote(self, **_: Any) -> Any:
+        def options(**needs: Any) -> Any:
+            self.asked.append(needs)
+            return SimpleNamespace(remote=lambda: needs)
+
+        return lambda _function: SimpleNamespace(options=options)
+
+    def get(self, asked: Any, timeout: float) -> Any:
+        if isinstance(asked, dict):
+            if self.brings is None:
+                raise GetTimeoutError("no answer")
+            self.alive.append(self.brings)
+            return None
+        nodes = [int(needs["label_selector"][NODE_ID].removeprefix("n")) for needs in asked]
+        return [self.alive[node] is FAST for node in nodes]
+
+
+def placed(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, device: str = "auto") -> tuple[str, str]:
+    for name in ("nodes", "remote", "get"):
+        monkeypatch.setattr(f"ray.{name}", getattr(fake, name))
+    placement = place(ModelSpec(path="m", device=device), cluster_machine(device))
+    return placement.device, placement.dtype
 
 
 @pytest.mark.parametrize(
-    ("alive", "promised", "gpus"),
+    ("nodes", "kinds", "dtype"),
     [
-        ([HEAD], [(HEAD, 0), (GPU, 8)], 8),
-        ([HEAD, {**GPU, "memory": 1.0}], [(HEAD, 0), (GPU, 8)], 8),
-        ([HEAD, GPU, GPU], [(GPU, 1)], 2),
-        ([HEAD], [(GPU, -1)], 1),
-        ([HEAD, GPU], [], 1),
+        ((HEAD, FAST, FAST), 1, "bfloat16"),
+        ((HEAD, FAST, SLOW, FAST), 2, "float32"),
+        ((HEAD, SLOW), 1, "float32"),
     ],
 )
-def test_nodes_that_may_come_count_like_those_that_are_there(
-    alive: list[Resources], promised: list[tuple[Resources, int]], gpus: int
+def test_a_node_of_each_kind_says_whether_its_processors_have_a_fast_bfloat16(
+    nodes: tuple[dict[str, float], ...],
+    kinds: int,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    placement = place(ModelSpec(path="m"), cluster(nodes_at_largest(alive, promised)))
-    assert placement.device == "cuda" and placement.actors == gpus
+    monkeypatch.setattr("pipeline.runtime.session.multiplies_bfloat16", pytest.fail)
+    fake = FakeRay(*nodes)
+    assert placed(fake, monkeypatch) == ("cpu", dtype)
+    assert len(fake.asked) == kinds and all("label_selector" in needs for needs in fake.asked)
 
 
-def test_what_ray_says_of_its_autoscaler_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = autoscaler_pb2.ClusterConfig()
-    config.node_group_configs.add(name="head", resources={"CPU": 0}, min_count=0, max_count=0)
-    config.node_group_configs.add(name="gpu", resources={"CPU": 4, "GPU": 1}, max_count=3)
-    head = {"Resources": HEAD, "Alive": True}
-    gone = {"Resources": GPU, "Alive": False}
-    monkeypatch.setattr("ray.nodes", lambda: [head, gone])
-    monkeypatch.setattr(state, "get_cluster_config", lambda: config)
-    assert node_resources() == [HEAD, GPU, GPU, GPU]
-    monkeypatch.setattr(state, "get_cluster_config", lambda: None)
-    assert node_resources() == [HEAD]
+@pytest.mark.parametrize(
+    ("device", "needs", "brings", "expected"),
+    [
+        ("auto", {"num_cpus": 1}, GPU, ("cuda", "float16")),
+        ("auto", {"num_cpus": 1}, FAST, ("cpu", "bfloat16")),
+        ("cuda", {"num_gpus": 1}, GPU, ("cuda", "float16")),
+    ],
+)
+def test_a_cluster_without_workers_is_asked_for_one(
+    device: str,
+    needs: dict[str, int],
+    brings: dict[str, float],
+    expected: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeRay(HEAD, brings=brings)
+    assert placed(fake, monkeypatch, device) == expected
+    assert fake.asked[0] == needs
 
 
-def test_through_rays_client_the_autoscaler_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise RaySystemError("Ray has not been started yet")
-
-    monkeypatch.setattr("ray.nodes", lambda: [{"Resources": GPU, "Alive": True}])
-    monkeypatch.setattr(state, "get_cluster_config", refuse)
-    monkeypatch.setattr("ray.util.client.RayAPIStub.is_connected", lambda self: True)
-    assert node_resources() == [GPU]
-    monkeypatch.undo()
-    assert client.is_connected() is False
+def test_a_machine_that_does_not_come_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnavailableError, match="no node of the cluster with a GPU answers"):
+        placed(FakeRay(HEAD, FAST), monkeypatch, "cuda")

@@ -17,7 +17,7 @@ from toy_assay import main_of_toy
 
 from pipeline.errors import SpecError
 from pipeline.options import RunOptions
-from pipeline.runtime.progress import Mailbox, Post
+from pipeline.runtime.mailbox import Mailbox, Post
 
 HOUR = 3600.0
 
@@ -48,7 +48,6 @@ def test_the_bound_is_the_smaller_of_time_and_workers_times_price(
         ({"max_cost": 1, "price": 0}, "price"),
         ({"max_cost": 1}, "price"),
         ({"price": 1}, "max_cost"),
-        ({"stall_limit": 0}, "stall_limit"),
     ],
 )
 def test_a_wrong_bound_names_the_option(options: dict[str, float], place: str) -> None:

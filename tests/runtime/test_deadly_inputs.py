@@ -20,7 +20,7 @@ from changing_corpus import TOPIC, Corpus
 from toy_assay import in_children
 
 from pipeline.errors import ModelError, SpecError, StorageError, WorkerError
-from pipeline.runtime import progress, worker
+from pipeline.runtime import mailbox, worker
 from pipeline.runtime.assembly import DocumentReader
 from pipeline.runtime.classifier_files import TaskClassifier
 from pipeline.runtime.readers import LoadedReader
@@ -135,16 +135,16 @@ def test_a_text_that_ends_the_model(
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each child reports to nobody, and ends itself after a second without a sign of life."""
-    node = SimpleNamespace(get_actor_id=lambda: "", get_node_id=lambda: "n1")
+    node = SimpleNamespace(get_node_id=lambda: "n1")
     monkeypatch.setattr("ray.get_runtime_context", lambda: node)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr("ray.get", lambda _sent, timeout: None)
-    monkeypatch.setattr(progress, "REPEAT_S", 0.2)
-    post = progress.Post(NoMailbox(), stall_limit_s=1.0)
+    monkeypatch.setattr(mailbox, "REPEAT_S", 0.2)
+    post = mailbox.Post(NoMailbox(), stall_limit_s=1.0)
     monkeypatch.setattr(
         stages,
         "load_readers",
-        lambda job, asks: load_readers(job, asks=asks, send=progress.sender(post)),
+        lambda job, asks: load_readers(job, asks=asks, send=mailbox.sender(post)),
     )
 
 

@@ -109,7 +109,6 @@ def grown(plain: Corpus) -> Corpus:
         {"publish_partial": True},
         {"max_hours": 9.0},
         {"max_cost": 9.0, "price": 1.0},
-        {"stall_limit": 99.0},
         {"retry_failed": True, "publish_partial": True, "max_hours": 9.0},
         {"sample": "60%", "where": "year <= 2002", "retry_failed": True, "publish_partial": True},
     ],

@@ -88,7 +88,7 @@ def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
 def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
     kind: type[AssayError], good: int, many: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.runtime.graph.read_items", lambda _items, _job, _post: [])
+    monkeypatch.setattr("pipeline.runtime.graph.read_items", lambda *_: [])
     done: list[str] = []
 
     def error(name: str, _number: int) -> Exception | None:

@@ -33,7 +33,7 @@ from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime import graph
 from pipeline.runtime.graph import Places, ShardWorker, cut_on_a_node
-from pipeline.runtime.progress import Post
+from pipeline.runtime.mailbox import Post
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns

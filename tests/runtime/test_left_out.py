@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import two_nodes
@@ -15,22 +17,15 @@ from many_rows import assert_every_row_once, write_many
 
 import pipeline
 from pipeline.errors import ModelError, StorageError
-from pipeline.runtime.progress import (
-    LABELLING,
-    LOADING,
-    STARTING_WORKERS,
-    WAITING,
-    Mailbox,
-    WorkerReport,
-)
-from pipeline.runtime.stalls import MORE_ENDS, Watchdog
-from pipeline.runtime.watch import Watch
+from pipeline.runtime.mailbox import Letter, Mailbox
+from pipeline.runtime.progress import LABELLING, LOADING, STARTING_WORKERS, WAITING, WorkerReport
+from pipeline.runtime.watch import MORE_ENDS, Watch, Workers
 
 FULL = StorageError("/cache/models/m: the model cannot be written: the disk is full")
 
 
-def report(worker: str, phase: str, node: str = "n1", **changes: object) -> WorkerReport:
-    return WorkerReport(phase, worker, node_id=node, loads=True, **changes)  # type: ignore[arg-type]
+def letter(worker: str, phase: str, node: str = "n1", **changes: Any) -> Letter:
+    return Letter(WorkerReport(phase), worker, node, loads=True, **changes)
 
 
 @pytest.mark.parametrize(
@@ -38,20 +33,20 @@ def report(worker: str, phase: str, node: str = "n1", **changes: object) -> Work
     [
         ([], 1, False),  # it is alone
         ([], 2, None),  # another may still start
-        ([report("b", STARTING_WORKERS)], 2, None),
-        ([report("b", LOADING)], 2, None),
-        ([report("b", WAITING)], 2, True),
-        ([report("b", LABELLING), report("c", LOADING)], 3, True),
-        ([report("b", WAITING), report("b", LOADING, cause=FULL)], 2, False),
-        ([report("b", LABELLING, cause=ModelError("x"), ended=True)], 2, False),
-        ([WorkerReport(WAITING, "reader")], 1, False),  # it loads no model
+        ([letter("b", STARTING_WORKERS)], 2, None),
+        ([letter("b", LOADING)], 2, None),
+        ([letter("b", WAITING)], 2, True),
+        ([letter("b", LABELLING), letter("c", LOADING)], 3, True),
+        ([letter("b", WAITING), letter("b", LOADING, cause=FULL)], 2, False),
+        ([letter("b", LABELLING, cause=ModelError("x"), ended=True)], 2, False),
+        ([Letter(WorkerReport(WAITING), "reader")], 1, False),  # it loads no model
     ],
 )
 def test_whether_another_worker_can_label(
-    others: list[WorkerReport], engines: int, able: bool | None
+    others: list[Letter], engines: int, able: bool | None
 ) -> None:
     mailbox = Mailbox()
-    for each in [report("a", LOADING, cause=FULL), *others]:
+    for each in [letter("a", LOADING, cause=FULL), *others]:
         mailbox.put(each)
     assert mailbox.others_can_label(engines, alive_s=60.0) is able
     assert mailbox.others_can_label(engines, alive_s=0.0) is False  # nobody reported since
@@ -59,17 +54,16 @@ def test_whether_another_worker_can_label(
 
 def test_a_failure_is_not_replaced_by_the_report_that_follows_it() -> None:
     mailbox = Mailbox()
-    mailbox.put(report("a", LOADING, cause=FULL))
-    mailbox.put(report("a", LOADING))
+    mailbox.put(letter("a", LOADING, cause=FULL))
+    mailbox.put(letter("a", LOADING))
     assert [each.cause for each in mailbox.take(0.0)] == [FULL]
-    mailbox.put(report("a", LOADING))
+    mailbox.put(letter("a", LOADING))
     assert [each.cause for each in mailbox.take(0.0)] == [None]
     assert mailbox.left_out() == {"n1": FULL}
 
 
-def test_each_node_and_cause_is_named_once() -> None:
-    watchdog = Watchdog(100.0)
-    named = []
+def test_each_node_and_cause_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    workers = Workers(100.0)
     for worker, node, cause in [
         ("process 1 on a", "n1", FULL),
         ("process 2 on a", "n1", FULL),
@@ -77,9 +71,8 @@ def test_each_node_and_cause_is_named_once() -> None:
         ("process 4 on a", "n1", ModelError("torn")),
         ("process 5 on a", "n1", FULL),
     ]:
-        watchdog.hear(report(worker, LOADING, node, cause=cause), 0.0)
-        named += [f"{stall}; {stall.then}" for stall in watchdog.stalls(0.0, lambda _: True)]
-    assert named == [
+        workers.hear(letter(worker, LOADING, node, cause=cause), 0.0)
+    assert caplog.messages == [
         f"process 1 on a cannot load: {FULL}; it is left out",
         f"process 3 on b cannot load: {FULL}; it is left out",
         "process 4 on a cannot load: torn; it is left out",
@@ -88,24 +81,24 @@ def test_each_node_and_cause_is_named_once() -> None:
 
 @pytest.mark.parametrize("answered", [0, 3])
 def test_an_error_of_every_worker_ends_the_run_unless_documents_are_answered(answered: int) -> None:
-    watchdog, over = Watchdog(100.0), []
-    cause = ModelError("RuntimeError: CUDA error")
-    for number in range(3 * MORE_ENDS):
-        watchdog.hear(report(f"w{number}", LABELLING, answered=answered), number)
-        watchdog.hear(report(f"w{number}", LABELLING, cause=cause, ended=True), number)
-        over += [stall.ends for stall in watchdog.stalls(number, lambda _: True)]
-    assert len(over) == 3 * MORE_ENDS
-    assert any(over) == (answered == 0) and not any(over[:MORE_ENDS])
-
-
-def test_the_run_that_every_worker_fails_ends_with_the_cause() -> None:
     watch = Watch(lambda _: None, stall_limit_s=100.0)
     cause = ModelError("RuntimeError: CUDA error")
-    text = r"every worker fails with: RuntimeError: CUDA error\."
-    with pytest.raises(ModelError, match=text), watch:
-        for number in range(2 * MORE_ENDS):
-            watch.take_in([report(f"w{number}", LABELLING, cause=cause, ended=True)], 0.0)
-        watch._closed.wait(30)
+
+    def fail(number: int) -> None:
+        report = WorkerReport(LABELLING, answered=answered)
+        ended = Letter(WorkerReport(LABELLING), f"w{number}", cause=cause, ended=True)
+        watch.take_in([Letter(report, f"w{number}"), ended], time.monotonic())
+
+    for number in range(MORE_ENDS):
+        fail(number)
+        watch.check()
+    for number in range(MORE_ENDS, 3 * MORE_ENDS):
+        fail(number)
+    if answered:
+        watch.check()
+        return
+    with pytest.raises(ModelError, match=r"every worker fails with: RuntimeError: CUDA error\."):
+        watch.check()
 
 
 def run_on_two_nodes(*arguments: Path) -> subprocess.CompletedProcess[str]:

@@ -15,8 +15,8 @@ from pipeline.runtime.placement import (
     Machine,
     Placement,
     cluster,
-    cpu_engines,
     engine_bytes,
+    multiplies_bfloat16,
     place,
     spread,
 )
@@ -24,22 +24,17 @@ from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.schema import JobSpec
 
-OLD = Machine(gpus=(), cores=(8,), cpu_flags=frozenset({"avx2"}))
-INTEL: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "GenuineIntel"}
-AMD: dict[str, Any] = {"gpus": (), "cores": (8,), "cpu_vendor": "AuthenticAMD"}
-VECTORS = frozenset({"avx512_bf16"})
-AMX = VECTORS | {"amx_bf16"}
+OLD = Machine(gpus=(), cores=(8,))
+NEW = Machine(gpus=(), cores=(8,), cpu_bfloat16=True)
 GPUS = Machine(gpus=(3, 1), cores=(16, 16))
-OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_flags=AMX, gpu_bfloat16=False)
+OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_bfloat16=True, gpu_bfloat16=False)
 
 
 @pytest.mark.parametrize(
     ("model", "machine", "expected"),
     [
         ({}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
-        ({}, Machine(**INTEL, cpu_flags=AMX), Placement("cpu", "bfloat16", 1, threads=8)),
-        ({}, Machine(**INTEL, cpu_flags=VECTORS), Placement("cpu", "float32", 1, threads=8)),
-        ({}, Machine(**AMD, cpu_flags=VECTORS), Placement("cpu", "bfloat16", 1, threads=8)),
+        ({}, NEW, Placement("cpu", "bfloat16", actors=1, threads=8)),
         ({"dtype": "bfloat16"}, OLD, Placement("cpu", "bfloat16", actors=1, threads=8)),
         ({"threads": 3}, OLD, Placement("cpu", "float32", actors=1, threads=3)),
         ({"threads": 9}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
@@ -64,6 +59,23 @@ def test_auto_takes_the_faster_number_format(
     assert place(ModelSpec(path="m", **model), machine) == expected
 
 
+@pytest.mark.parametrize(
+    ("vendor", "flags", "fast"),
+    [
+        ("GenuineIntel", "avx2 avx512_bf16 amx_bf16", True),
+        ("GenuineIntel", "avx2 avx512_bf16", False),
+        ("AuthenticAMD", "avx2 avx512_bf16", True),
+        ("AuthenticAMD", "avx2", False),
+    ],
+)
+def test_a_processor_says_whether_bfloat16_is_fast(
+    vendor: str, flags: str, fast: bool, tmp_path: Path
+) -> None:
+    (file := tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\nflags\t\t: {flags}\n")
+    assert multiplies_bfloat16(file) is fast
+    assert multiplies_bfloat16(tmp_path / "none") is False
+
+
 def test_a_gpu_that_is_not_there_is_a_spec_error() -> None:
     with pytest.raises(SpecError, match=r"model\.device: there is no GPU here"):
         place(ModelSpec(path="m", device="cuda"), OLD)
@@ -80,55 +92,65 @@ def test_gpus_that_no_machine_has_together_are_a_spec_error(machine: Machine, fi
 
 
 def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
-    machine = cluster([{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}])
-    assert (machine.gpus, machine.cores, machine.gpu_bfloat16) == ((1, 2), (16, 8), True)
+    machine = cluster(
+        [{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}], cpu_bfloat16=True
+    )
+    assert (machine.gpus, machine.cores) == ((1, 2), (16, 8))
+    assert machine.gpu_bfloat16 and machine.cpu_bfloat16
     assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
 
 
 def test_one_node_with_a_card_without_bfloat16_makes_the_cluster_float16() -> None:
     nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4")]
-    assert place(ModelSpec(path="m"), cluster(nodes)).dtype == "float16"
-    assert place(ModelSpec(path="m"), cluster(nodes[:1])).dtype == "bfloat16"
+    assert place(ModelSpec(path="m"), cluster(nodes, cpu_bfloat16=True)).dtype == "float16"
+    assert place(ModelSpec(path="m"), cluster(nodes[:1], cpu_bfloat16=True)).dtype == "bfloat16"
+
+
+SMALL = EngineBytes(weights=0, own=1, max_tokens=1)
+
+
+def engines(
+    cores: tuple[int, ...], items: int, memory: float = 1e9, **model: Any
+) -> tuple[int, int]:
+    spec, machine = ModelSpec(path="m", **model), Machine((), cores, memory_bytes=memory)
+    placed = spread(place(spec, machine), spec, machine, work_items=items, needs=SMALL)
+    return placed.actors, placed.threads
 
 
 @pytest.mark.parametrize(
-    ("cores", "items", "engines", "threads"),
+    ("cores", "items", "expected"),
     [
         # — enough work: one thread each
-        ((1,), 1, 1, 1),
-        ((2,), 100, 2, 1),
-        ((16,), 1_000, 16, 1),
-        ((64,), 10_000, 64, 1),
-        ((16, 64), 10_000, 80, 1),
+        ((1,), 1, (1, 1)),
+        ((2,), 100, (2, 1)),
+        ((64,), 10_000, (64, 1)),
+        ((16, 64), 10_000, (80, 1)),
         # — fewer items than cores: more threads, so that no core idles
-        ((2,), 1, 1, 2),
-        ((2,), 2, 2, 1),
-        ((16,), 1, 1, 16),
-        ((16,), 4, 4, 4),
-        ((64,), 8, 8, 8),
-        ((16, 16), 2, 2, 16),
-        # — the second round of all cores would have one item
-        ((2,), 3, 1, 2),
-        ((16,), 17, 8, 2),
-        ((64,), 65, 32, 2),
+        ((2,), 1, (1, 2)),
+        ((16,), 1, (1, 16)),
+        ((16,), 4, (4, 4)),
+        ((64,), 8, (8, 8)),
+        ((16, 16), 2, (2, 16)),
     ],
 )
 def test_engines_have_the_fewest_threads_that_keep_all_cores_at_work(
-    cores: tuple[int, ...], items: int, engines: int, threads: int
+    cores: tuple[int, ...], items: int, expected: tuple[int, int]
 ) -> None:
-    assert cpu_engines(cores, items) == (engines, threads)
+    assert engines(cores, items) == expected
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 7, 16, 64])
 @pytest.mark.parametrize("items", [1, 2, 5, 17, 300])
-@pytest.mark.parametrize("in_memory", [1, 3, 100])
+@pytest.mark.parametrize("memory", [1, 3, 100])
 def test_threads_times_engines_exceed_neither_the_cores_nor_the_memory(
-    cores: int, items: int, in_memory: int
+    cores: int, items: int, memory: int
 ) -> None:
-    for threads in (None, *range(1, cores + 1)):
-        engines, each = cpu_engines((cores,), items, threads=threads, in_memory=in_memory)
-        assert 1 <= engines * each <= cores and engines <= in_memory
-        assert threads in (None, each)
+    for threads in ("auto", *range(1, cores + 1)):
+        count, each = engines((cores,), items, memory, threads=threads)
+        assert 1 <= count * each <= cores and count <= memory
+        assert threads in ("auto", each)
+        # — Ray starts as many on a node that comes later
+        assert threads != "auto" or cores // each <= memory
 
 
 GIB = 1024**3
@@ -164,7 +186,7 @@ def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any
     ("model", "gib", "expected"),
     [
         ({}, 100, (16, 1)),
-        ({}, 7.5, (5, 3)),  # 2 GiB of weights, which all engines share
+        ({}, 7.5, (4, 4)),  # 2 GiB of weights, which all engines share
         ({"dtype": "int8"}, 7.5, (2, 8)),  # rounded weights are not shared
         ({"threads": 4}, 100, (4, 4)),
         ({"threads": 4}, 4.5, (2, 4)),

@@ -11,11 +11,10 @@ from pipeline.errors import LoadError, WorkerError
 from pipeline.ledger.attempts import Attempts, attempt_name
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
-from pipeline.runtime.connection import remote_ray
 from pipeline.runtime.job import Job
-from pipeline.runtime.placement import Resources
 from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import ReadShard, commit_documents, read_shard
+from pipeline.runtime.session import remote_ray
 from pipeline.runtime.worker import label_shard, load_readers
 from pipeline.stores.store import open_store
 
@@ -30,7 +29,7 @@ def read(job: Job, work_items: Sequence[WorkItem]) -> Iterator[ReadShard]:
 def label_and_commit(
     work_items: Sequence[WorkItem],
     job: Job,
-    _post: None = None,
+    *_: object,
     readers: Sequence[LoadedReader] | None = None,
 ) -> Iterator[ShardCounts]:
     """What `graph.label_items` does; the error of a worker that would end is raised."""
@@ -49,9 +48,7 @@ def label_and_commit(
             yield ShardCounts.of_failed(work, error)
 
 
-def read_and_commit(
-    work_items: Sequence[WorkItem], job: Job, _post: None = None
-) -> Iterator[ShardCounts]:
+def read_and_commit(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:
     """What `graph.read_items` does."""
     for work in work_items:
         try:
@@ -60,10 +57,8 @@ def read_and_commit(
             yield ShardCounts.of_failed(work, error)
 
 
-def _this_machine_or(
-    address: str | None, *, insecure: bool
-) -> AbstractContextManager[list[Resources]]:
-    return nullcontext([]) if address is None else remote_ray(address, insecure=insecure)
+def _this_machine_or(address: str | None, *, insecure: bool) -> AbstractContextManager[bool]:
+    return nullcontext(False) if address is None else remote_ray(address, insecure=insecure)
 
 
 def run_without_ray(patch: pytest.MonkeyPatch) -> None:

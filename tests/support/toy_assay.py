@@ -30,9 +30,7 @@ from pipeline.stores.retries import retry
 CHILDREN = multiprocessing.get_context("fork")
 
 
-def in_children(
-    work_items: Sequence[WorkItem], job: Job, _mailbox: None = None
-) -> Iterator[ShardCounts]:
+def in_children(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:
     """Labels and commits each work item in a child, until one is not killed."""
     for work in work_items:
         answer: Any = None
@@ -58,9 +56,7 @@ def _label(work: WorkItem, job: Job, answer: Connection) -> None:
         answer.send(error)
 
 
-def label_items(
-    work_items: Sequence[WorkItem], job: Job, _mailbox: None = None
-) -> Iterator[ShardCounts]:
+def label_items(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:
     label = label_and_commit if "://" in job.spec.output else in_children
     yield from label(work_items, job)
 

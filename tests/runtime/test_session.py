@@ -17,31 +17,29 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RefusedError, SpecError
-from pipeline.runtime.connection import remote_ray, token_mode
 from pipeline.runtime.run import run
+from pipeline.runtime.session import remote_ray, token_mode
 from pipeline.spec.parse import load_spec
 
 # One process has all tests that start Ray.
 on_ray = pytest.mark.xdist_group("ray")
 
 # Ray reads its environment when it is imported: here before everything else, without a token.
-# Three of Ray's starts in one process: in the main thread; in a thread, in a loop; and plainly.
+# Three of Ray's starts in one process: in the main thread; in a thread, in a loop; and again.
 PROBE = """
 import ray, torch
 import asyncio, json, os, subprocess, sys, tempfile, threading
 from pathlib import Path
 import psutil
-from ray._private.node import Node
 from pipeline.errors import SpecError
-from pipeline.runtime import connection
+from pipeline.runtime import session
 from pipeline.runtime.placement import Placement
 
 CLIENT = "import sys, ray; print(len(ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()))"
-STARTS = Node.start_monitor, Node.start_api_server, Node.start_log_monitor
 variables, report = dict(os.environ), {"clients": []}
 
 def local_ray():
-    return connection.local_ray([Placement("cpu", "float32", actors=1, threads=1)])
+    return session.local_ray([Placement("cpu", "float32", actors=1, threads=1)])
 
 def ask_as_others():
     address = ray.get_runtime_context().gcs_address
@@ -67,7 +65,6 @@ with local_ray():
     report["mode"] = oct(Path(session).parents[1].stat().st_mode & 0o777)
 report["removed"] = not Path(session).parent.exists()
 report["left"] = len(psutil.wait_procs(family, timeout=20)[1])
-report["restored"] = STARTS == (Node.start_monitor, Node.start_api_server, Node.start_log_monitor)
 
 async def in_a_loop():
     with local_ray():
@@ -89,11 +86,8 @@ except SpecError as error:
     report["long folder"] = str(error)
 os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
-print("plainly:", file=sys.stderr, flush=True)
-connection._STARTS = (*connection._STARTS, "start_of_another_version")
-connection._import_graph = threading.Event().wait
+session._import_graph = threading.Event().wait
 with local_ray():
-    report["plainly"] = ray.get(ray.remote(lambda: 3).remote())
     print(json.dumps(report), flush=True)
     sys.exit(3)
 """
@@ -129,7 +123,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Probed:
 
 
 @on_ray
-def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_others(
+def test_a_local_ray_ends_with_all_its_processes_and_is_closed_to_others(
     probed: Probed,
 ) -> None:
     report = probed.report
@@ -137,7 +131,7 @@ def test_a_local_ray_has_no_process_that_a_run_does_not_use_and_is_closed_to_oth
     assert {"gcs_server", "raylet"} <= {*report["words"]}
     assert "ray::DashboardAgent" in report["words"], "it exports the metrics"
     assert {"monitor.py", "dashboard.py", "log_monitor.py"}.isdisjoint(report["words"])
-    assert report["left"] == 0 and report["restored"]
+    assert report["left"] == 0
     assert report["listening"] == ["127.0.0.1"]
     assert report["mode"] == "0o700" and report["removed"]
 
@@ -149,14 +143,7 @@ def test_after_an_import_of_ray_and_in_a_loop_of_a_thread_only_this_process_has_
     assert probed.report["clients"] == [["1", False], ["", True], "token"] * 2
     assert probed.report["changed"] == []
     assert not (probed.home / ".ray").exists(), "the token is in no file"
-    assert probed.errors.startswith("plainly:"), "nothing is printed"
-
-
-@on_ray
-def test_without_a_private_name_ray_starts_plainly_and_says_so(probed: Probed) -> None:
-    assert probed.report["plainly"] == 3
-    (line,) = probed.errors.partition("plainly:")[2].split("\n")[1:-1]
-    assert "start_of_another_version is unknown; Ray starts plainly" in line
+    assert probed.errors == "", "nothing is printed"
 
 
 @on_ray
@@ -215,9 +202,8 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     connected = SimpleNamespace(gcs_address=place)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.get_runtime_context", lambda: connected)
-    monkeypatch.setattr("pipeline.runtime.connection.token_mode", nullcontext)
-    monkeypatch.setattr("pipeline.runtime.connection._connect", nullcontext)
-    monkeypatch.setattr("pipeline.runtime.connection.node_resources", list)
+    monkeypatch.setattr("pipeline.runtime.session.token_mode", nullcontext)
+    monkeypatch.setattr("pipeline.runtime.session._connect", nullcontext)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     line = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs"
     if found == "refused":
@@ -226,8 +212,8 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
             pass
         assert raised.value.exit_code == 4
     else:
-        with remote_ray(address, insecure=insecure) as nodes:
-            assert nodes == []
+        with remote_ray(address, insecure=insecure) as connected:
+            assert connected
     assert [line in message for message in caplog.messages] == [True] * (found == "named")
 
 
@@ -238,7 +224,7 @@ def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RAY_ADDRESS", stale)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     # — it would end the token's mode of the Ray that the tests of this process share
-    monkeypatch.setattr("pipeline.runtime.connection.token_mode", nullcontext)
+    monkeypatch.setattr("pipeline.runtime.session.token_mode", nullcontext)
     reason = rf"answers at auto \({stale}\).*; RAY_ADDRESS names it; unset the variable"
     with pytest.raises(RefusedError, match=reason), remote_ray("auto"):
         pass

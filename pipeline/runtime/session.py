@@ -1,7 +1,8 @@
 """The Ray that a run uses: this process's own, a cluster's, or a new one on this machine.
 
-Entry points: `remote_ray` and `local_ray` for a run, `token_mode` for Ray's other clients. Only
-this module uses Ray's private names. A version of Ray that lacks one is used without it.
+Entry points: `remote_ray` and `local_ray` for a run, `token_mode` for Ray's other clients. Of Ray's
+private names those are used that read the token's mode again, that start services which a run on
+one machine leaves out, and that choose the address on which Ray listens.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import re
 import secrets
 import signal
 import socket
@@ -17,32 +17,35 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import ray
-from ray.exceptions import AuthenticationError, RayError
-from ray.util.client import ray as client
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
 
 from pipeline.errors import (
     Option,
     Problem,
     RefusedError,
     SpecError,
+    StalledError,
     UnavailableError,
     option_error,
 )
 from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
-from pipeline.runtime.placement import Placement, Resources, nodes_at_largest
-from pipeline.runtime.ray_processes import kill_all, own_folder, own_services, processes_of_ray
+from pipeline.runtime.placement import Machine, Placement, cluster, multiplies_bfloat16
+from pipeline.runtime.ray_folder import own_folder
 from pipeline.spec.portable import is_loopback
 
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+MACHINE_S = 600.0  # for a machine that an autoscaler starts
+NODE_ID = "ray.io/node-id"  # the label of every node
 LOOPBACK = "127.0.0.1"
 MIN_TOKEN_CHARACTERS = 16
 # What the processes of a Ray read from their environment.
@@ -56,24 +59,22 @@ _FOR_PROCESSES = {
     # Ray Data would start an actor and a thread to count its own use.
     "RAY_DATA_USAGE_DISABLED": "1",
 }
-# Functions of Ray that `local_ray` replaces: they start the autoscaler, the server of the dashboard
-# and the reader of the workers' logs, for which a run on one machine has no use. No option turns
-# them off. On two cores they take two seconds of the start, and one of the end.
+# They start the autoscaler, the server of the dashboard and the reader of the workers' logs, for
+# which a run on one machine has no use. No option turns them off, and on two cores they double the
+# five seconds of the start.
 _STARTS = ("start_monitor", "start_api_server", "start_log_monitor")
-# This one replaces the loopback address, on which Ray's processes are to listen, by one that other
-# machines reach.
-_RESOLVE = "resolve_ip_for_localhost"
-# A line of the log of Ray's core: [2026-11-25 10:18:02,731 W 14513 14513] gcs_client.cc:210: ...
-_OF_CORE = re.compile(rb"\[[\d:, -]*[DIWE] \d+( \d+)?\] |.*RAY_BACKEND_LOG_LEVEL")
+_SERVICES = ("gcs_server", "raylet")  # without one of these, a Ray answers nothing
+_OF_RAY = ("ray::", *_SERVICES)
 
 
 @contextmanager
-def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[list[Resources]]:
-    """The resources of the nodes of the cluster at `address`; without an address, of the Ray that
-    this process is connected to, or none. RefusedError for a cluster that accepts anyone.
+def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]:
+    """Whether this process is connected to a Ray in the block: to that at `address`, or before.
+
+    RefusedError for a cluster that accepts anyone.
     """
     if address is None:
-        yield node_resources() if ray.is_initialized() else []
+        yield ray.is_initialized()
         return
     if address.startswith("ray://"):
         fix = (
@@ -89,7 +90,36 @@ def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[list[
     with token_mode(), _variables(_FOR_PROCESSES), _connect(address):
         if not insecure:
             _refuse_open(address)
-        yield node_resources()
+        yield True
+
+
+def cluster_machine(device: str) -> Machine:
+    """The hardware of the connected cluster. A node of each kind is asked what its CPUs can do.
+
+    Where no node has what the device needs, one is requested, which an autoscaler starts.
+    UnavailableError if none comes.
+    """
+    resource = "GPU" if device == "cuda" else "CPU"
+    ask = ray.remote(num_cpus=0)(multiplies_bfloat16)
+    try:
+        if not nodes_with(resource):
+            needs = {"num_gpus": 1} if resource == "GPU" else {"num_cpus": 1}
+            ray.get(ask.options(**needs).remote(), timeout=MACHINE_S)
+        nodes = {node["NodeID"]: node["Resources"] for node in nodes_with("CPU", "GPU")}
+        kinds = {(has.get("CPU"), has.get("GPU")): node for node, has in nodes.items()}
+        asked = [ask.options(label_selector={NODE_ID: node}).remote() for node in kinds.values()]
+        answers = ray.get(asked, timeout=MACHINE_S)
+    except (GetTimeoutError, RayError) as error:
+        reason = f"no node of the cluster with a {resource} answers: {error}; run again, or write "
+        raise UnavailableError(f"{reason}another device into the spec") from error
+    return cluster(list(nodes.values()), cpu_bfloat16=all(answers))
+
+
+def nodes_with(*resources: str) -> list[Any]:
+    """The alive nodes of the cluster that have one or more of some of the resources."""
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = [node for node in nodes if node["Alive"]]
+    return [node for node in alive if any(node["Resources"].get(r, 0) >= 1 for r in resources)]
 
 
 def _refuse_open(address: str) -> None:
@@ -109,26 +139,18 @@ def _refuse_open(address: str) -> None:
 
 def _connect(address: str) -> Any:
     """A context manager that ends the connection; RefusedError if no cluster accepts it."""
-    # — Ray uses these for `auto`, even after the cluster has ended
-    place: str | None = address
-    if address == "auto" and not (place := os.environ.get("RAY_ADDRESS")):
-        # — that of the cluster that was started last on this machine, as Ray has noted it
-        read = _private("_private.services:get_ray_address_from_environment")
-        place = read("auto", None) if read else None
+    # — Ray uses this for `auto`, even after the cluster has ended
+    place = os.environ.get("RAY_ADDRESS") if address == "auto" else address
     named = address if place in (None, address) else f"{address} ({place})"
     try:
         if place:
             _check_listening(place)
-        with without_core_greeting(), _sigterm_handler_kept():
-            check_token = _private("_raylet:GcsClient")
-            if place and check_token:
-                check_token(place)  # — a wrong token fails here at once, and below in 20 s
-            return ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-    except (OSError, ValueError, RayError) as error:
+        return _init(address=address, logging_level=logging.WARNING)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
         if _refuses_token(error):
             raise refused_token(named) from error
         fix = "correct the address, or start a cluster with `ray start --head`"
-        if address == "auto" and place == os.environ.get("RAY_ADDRESS"):
+        if address == "auto" and place:
             fix = "RAY_ADDRESS names it; unset the variable, or correct it"
         reason = f"no Ray cluster answers at {named}: {error}; {fix}"
         raise RefusedError(Problem(Option("address"), reason)) from error
@@ -155,32 +177,6 @@ def _check_listening(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
-def node_resources() -> list[Resources]:
-    """The resources of each node of the connected cluster, with those that it may still start."""
-    alive = [
-        dict(node["Resources"])
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    ]
-    state = _private("_private.state:state")
-    # — through Ray's client (ray://) only the head can read the autoscaler's configuration
-    if state is None or client.is_connected():  # type: ignore[no-untyped-call]
-        return alive
-    config = state.get_cluster_config()  # None for a cluster that does not scale
-    groups = [] if config is None else config.node_group_configs
-    promised = [(dict(group.resources), int(group.max_count)) for group in groups]
-    return nodes_at_largest(alive, promised)
-
-
-def is_alive(actor_id: str, pid: int) -> bool:
-    """Whether this process of the actor runs, or is stopped, as far as Ray knows."""
-    state = _private("_private.state:state")
-    if state is None:
-        return True
-    actor = state.actor_table(actor_id)
-    return bool(actor) and (actor["State"], actor["Pid"]) == ("ALIVE", pid)
-
-
 @contextmanager
 def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
     """The Ray that this process is connected to, or a new one that ends with the run.
@@ -196,45 +192,39 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
     threading.Thread(target=_import_graph, name="import", daemon=True).start()
     passive = PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
     with own_folder() as folder, token_mode(starts=True), _variables(_FOR_PROCESSES | passive):
-        # — on GPUs, documents are read and committed beside the engines. Ray starts this many
-        # workers at once, and the mailbox and Ray Data take two before an engine does
+        # — documents are committed beside the engines. Ray starts this many workers at once, and
+        # the mailbox and Ray Data take two before an engine does
         started = _start(
             num_cpus=1 + max(2, *(placement.cores for placement in placements)),
             # — by its own count Ray misses what torch sees, such as MIG devices
             num_gpus=max(placement.actors * placement.gpus for placement in placements),
             folder=str(folder),
         )
-        services, orphans = own_services(), list[psutil.Process]()
-        try:
-            with started:
-                try:
-                    yield
-                finally:
-                    if services.stopped:  # Ray would wait for its answer without an end
-                        kill_all(processes_of_ray())
-                    elif services.ended:  # the others would wait for it, for half a minute
-                        orphans = processes_of_ray()
-        finally:
-            kill_all(orphans)
+        with started, _ended_with_services():
+            yield
 
 
 def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
     """A context manager that ends the Ray that it has started; an AssayError in one line."""
+    unused: dict[str, Any] = {name: lambda *_, **__: None for name in _STARTS}
     try:
-        with without_core_greeting(), _sigterm_handler_kept(), _replaced() as listening:
-            return ray.init(
+        with (
+            patch.multiple("ray._private.node.Node", create=True, **unused),
+            # — Ray would replace the address by one that other machines reach, and listen there
+            patch("ray._private.services.resolve_ip_for_localhost", lambda host: host),
+        ):
+            return _init(
                 address="local",
                 num_cpus=num_cpus,
                 num_gpus=num_gpus,
                 include_dashboard=False,
+                _node_ip_address=LOOPBACK,
                 _temp_dir=folder,
-                log_to_driver=False,
                 # — in a thread Ray warns that it sets no handler of SIGTERM, which nobody wants
                 logging_level=logging.ERROR,
-                **listening,
             )
     except Exception as error:
-        kill_all(processes_of_ray())  # those that have started
+        _kill_all(_processes_of_ray())  # those that have started
         if "AF_UNIX path length" in str(error):
             fix = "Ray's sockets need paths of at most 107 bytes; name a folder with a shorter path"
             raise SpecError([Problem("TMPDIR", fix, tempfile.gettempdir())]) from error
@@ -242,6 +232,56 @@ def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
             raise
         message = "Ray did not start within its 30 s: the machine is busy; run again"
         raise UnavailableError(message) from error
+
+
+def _init(**options: Any) -> Any:
+    """`ray.init`, which replaces the handler of SIGTERM by one that prints a stack."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with _no_greeting():
+            return ray.init(log_to_driver=False, **options)
+    finally:
+        # — only the main thread may set a handler; in another, Ray sets none
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _no_greeting() -> Iterator[None]:
+    """Drops what Ray's core prints before it reads that only fatal errors are asked for."""
+    sys.stderr.flush()
+    error = os.dup(2)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(error, 2)
+            os.close(error)
+
+
+@contextmanager
+def _ended_with_services() -> Iterator[None]:
+    """Ends this process when a service of its Ray ends, as Ray does a minute later."""
+    # — psutil keeps a name that it has read
+    services = {each.name(): each for each in _processes_of_ray() if each.name() in _SERVICES}
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            if ended := [name for name, each in services.items() if not _runs(each)]:
+                why = "the system may have killed it for its memory"
+                again = "run the same command again: finished shards are kept"
+                logger.error("Ray's %s has ended (%s); %s", ended[0], why, again)
+                _kill_all(_processes_of_ray())
+                os._exit(StalledError.exit_code)
+
+    threading.Thread(target=watch, name="services", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 @contextmanager
@@ -298,12 +338,11 @@ def _check_token(place: str, token: str, *, starts: bool) -> None:
 
 def _read_variables_again() -> None:
     """Lets Ray's core read its environment again: it does so once, when it is imported."""
-    config, loader = _private("_raylet:Config"), _private("_raylet:AuthenticationTokenLoader")
-    if config and loader:
-        # — in this order: a thread of Ray that still asks for the token ends the process if the
-        # mode asks for one and there is none
-        config.initialize("")
-        loader.instance().reset_cache()
+    # — in this order: a thread of Ray that still asks for the token ends the process if the mode
+    # asks for one and there is none
+    core: Any = ray._raylet
+    core.Config.initialize("")
+    core.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
@@ -318,80 +357,29 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-@contextmanager
-def _replaced() -> Iterator[dict[str, Any]]:
-    """Replaces functions of Ray for a run on one machine; the options that go with that.
-
-    Where this version of Ray lacks one of them, none is replaced, and Ray starts plainly.
-    """
-    node, services = _private("_private.node:Node"), _private("_private.services")
-    places: dict[tuple[Any, str], Any] = {(node, name): lambda *_, **__: None for name in _STARTS}
-    places[services, _RESOLVE] = lambda host: host
-    if lacking := [name for owner, name in places if not hasattr(owner, name)]:
-        logger.warning("%s: %s is unknown; Ray starts plainly", _version(), ", ".join(lacking))
-        yield {}
-        return
-    own = {place: getattr(*place) for place in places}
-    for place, replacement in places.items():
-        setattr(*place, replacement)
-    try:
-        # — with this address Ray's processes listen on the loopback interface alone
-        yield {"_node_ip_address": LOOPBACK}
-    finally:
-        for place, function in own.items():
-            setattr(*place, function)
-
-
-def _private(name: str) -> Any:
-    """What `module:name` below `ray` is; None, and a warning, where this version lacks it."""
-    module, _, attribute = name.partition(":")
-    try:
-        imported = importlib.import_module(f"ray.{module}")
-        return getattr(imported, attribute) if attribute else imported
-    except (ImportError, AttributeError):
-        logger.warning("%s: ray.%s is unknown; the run goes on without it", _version(), name)
-        return None
-
-
-def _version() -> str:
-    return f"Ray {ray.__version__}, which assay was not tested with"
-
-
-@contextmanager
-def _sigterm_handler_kept() -> Iterator[None]:
-    """Ray's start replaces the handler by one that exits with code 15 and prints a stack."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        # — only the main thread may set a handler; in another, Ray sets none
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
-
-
 def _import_graph() -> None:
     """Imports Ray Data, which a run without work does not need."""
     with quick_imports():
         importlib.import_module("pipeline.runtime.graph")
 
 
-@contextmanager
-def without_core_greeting() -> Iterator[None]:
-    """Holds standard error back while Ray starts, and drops the lines of its core's log.
+def _processes_of_ray() -> list[psutil.Process]:
+    """The processes of the Ray that this process started, and of no other program."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith(_OF_RAY):
+                found.append(process)
+    return found
 
-    Only fatal errors are asked for, but the core prints others before it reads that, and a line
-    that says where it read it.
-    """
-    sys.stderr.flush()
-    error = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(error, 2)
-            os.close(error)
-            held.seek(0)
-            lines = held.read().splitlines(keepends=True)
-            os.write(2, b"".join(line for line in lines if not _OF_CORE.match(line)))
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
