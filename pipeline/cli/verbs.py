@@ -204,30 +204,29 @@ def _submit(spec_file: str, address: str, flags: Sequence[str], *, insecure: boo
 
 
 def _submit_and_follow(spec: JobSpec, address: str, flags: Sequence[str]) -> int:
-    from pipeline.cluster.submission import connect, follow, submit
+    from pipeline.cluster.submission import connect, end_line, exit_code, follow, submit
     from pipeline.report.console import JobLog, escape_controls, wants_stop
 
     client = connect(address)
-    job = submit(client, spec, address, flags)
-    state = "submitted" if job.new else "is already running; following it"
-    print(f"assay: {job.id} {state}", file=sys.stderr)
+    id, is_new = submit(client, spec, address, flags)
+    state = "submitted" if is_new else "is already running; following it"
+    print(f"assay: {id} {state}", file=sys.stderr)
     log = JobLog(sys.stdout, sys.stderr, results="--json" in flags)
     try:
-        ended = follow(client, job.id, log.show)
+        job = follow(client, id, log.show)
     except KeyboardInterrupt:
         next_step = "continues; the same command follows it again, "
-        next_step += f"`ray job stop {job.id} --address {address}` ends it"
-        if wants_stop(job.id, sys.stderr, sys.stdin):
-            client.stop_job(job.id)  # committed files stay
+        next_step += f"`ray job stop {id} --address {address}` ends it"
+        if wants_stop(id, sys.stderr, sys.stdin):
+            client.stop_job(id)  # committed files stay
             next_step = "is being stopped; run the same command to continue"
-        print(f"assay: {job.id} {next_step}", file=sys.stderr)
+        print(f"assay: {id} {next_step}", file=sys.stderr)
         return EXIT_INCOMPLETE
     finally:
         log.close()
-    if ended.exit_code:
-        line = f"assay: {job.id} {ended.status}: {ended.message}"
-        print(escape_controls(line), file=sys.stderr)
-    return ended.exit_code
+    if code := exit_code(job):
+        print(escape_controls(f"assay: {end_line(job)}"), file=sys.stderr)
+    return code
 
 
 @verb(LABEL, 2)

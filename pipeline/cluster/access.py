@@ -5,11 +5,9 @@ Sends one request without credentials. Must not import Ray, which would read the
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
-from http.client import HTTPException
-from typing import Any
 from urllib.parse import urlsplit
+
+import requests
 
 from pipeline.errors import Option, Problem, RefusedError
 from pipeline.spec.portable import is_loopback
@@ -32,11 +30,20 @@ def requires_token(address: str, *, insecure: bool = False) -> bool:
             "a name or password in it would be written to logs; remove it; Ray takes its token "
             "from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         )
-    status = _status(address.rstrip("/") + _JOBS, address)
-    if status in _CLOSED:
+    try:
+        # — no redirect is followed, and with an `auth` of its own no password of ~/.netrc is sent
+        answer = requests.get(
+            address.rstrip("/") + _JOBS,
+            timeout=_TIMEOUT_S,
+            allow_redirects=False,
+            auth=lambda request: request,
+        )
+    except (requests.RequestException, ValueError) as error:
+        raise _refused(f"no Ray cluster answers at {address}: {error}") from error
+    if answer.status_code in _CLOSED:
         return True
-    if status != _OPEN:
-        raise _refused(f"no Ray Job API answers at {address}: status {status}")
+    if answer.status_code != _OPEN:
+        raise _refused(f"no Ray Job API answers at {address}: status {answer.status_code}")
     if not insecure and not is_loopback(address):
         raise _refused(
             f"{address} accepts jobs without a token from anyone who reaches it; start the cluster "
@@ -47,22 +54,3 @@ def requires_token(address: str, *, insecure: bool = False) -> bool:
 
 def _refused(reason: str) -> RefusedError:
     return RefusedError(Problem(Option("address"), reason))
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: only the given address is asked."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-def _status(url: str, address: str) -> int:
-    """The status of the answer to a request without credentials."""
-    try:
-        with urllib.request.build_opener(_NoRedirect).open(url, timeout=_TIMEOUT_S) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return int(error.code)
-    except (OSError, HTTPException, ValueError) as error:
-        raise _refused(f"no Ray cluster answers at {address}: {error}") from error

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pipeline.cluster.bundle import (
-    SPEC_FILE,
-    content_id,
-    write_bundle,
-)
+from pipeline.cluster.bundle import SPEC_FILE, content_id, write_bundle
 from pipeline.errors import Option, Problem, RefusedError, UnavailableError
 from pipeline.runtime.session import refused_token
 from pipeline.spec.portable import is_loopback, portable_content
@@ -35,31 +29,12 @@ _TRIES, _PAUSE_S = 12, 5.0
 _POLL_S = 0.5
 # A lost connection may raise nothing: after this long without a line the job's state is read.
 _SILENCE_S = 120.0
-_INCOMPLETE, _FAILED = 3, 1
+_COMPLETE, _FAILED, _INCOMPLETE = 0, 1, 3
 # Ray's client logs each upload, and the token's file, to standard error.
 for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private"):
     logging.getLogger(f"ray.{_name}").setLevel(logging.WARNING)
 # Errors from outside the job: another run resumes it.
 _INTERRUPTED = {"JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}
-
-Show = Callable[[str], None]  # called with pieces of the job's log, as they come
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """A job on a cluster."""
-
-    id: str
-    new: bool  # False: it was running already
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnd:
-    """How a job ended."""
-
-    status: str
-    exit_code: int  # as `assay run` gives it
-    message: str
 
 
 def connect(address: str) -> JobSubmissionClient:
@@ -75,52 +50,47 @@ def connect(address: str) -> JobSubmissionClient:
 
 def submit(
     client: JobSubmissionClient, spec: JobSpec, address: str, flags: Sequence[str] = ()
-) -> Submitted:
-    """Starts `assay run` with these flags on the cluster, unless it is running there already.
+) -> tuple[str, bool]:
+    """The id of the job that runs `assay run` with these flags there, and whether it is new.
 
-    Equal specs with equal flags have equal ids, so two submissions run once. After a job has ended,
-    the next id of the same run ends in a number.
+    Equal specs with equal flags are one job while it runs, whoever submits them.
     """
     content = portable_content(spec, same_machine=is_loopback(address))
     words = ["python", "-m", "pipeline", "run", SPEC_FILE, "--address", "auto", *sorted(flags)]
     asked = sorted({*flags} - {"--json"})
     with tempfile.TemporaryDirectory() as folder:
-        id = f"assay-{spec.name}-{content_id(write_bundle(Path(folder), content), asked)}"
+        base = f"assay-{spec.name}-{content_id(write_bundle(Path(folder), content), asked)}"
         try:
-            job = choose_job(client.list_jobs(), id)
-            if job.new:
+            id, is_new = choose_job(client.list_jobs(), base)
+            if is_new:
+                # — no variables: Ray shows them in clear text
+                environment = {"working_dir": folder}
                 client.submit_job(
-                    entrypoint=shlex.join(words),
-                    submission_id=job.id,
-                    # — no variables: Ray shows them in clear text
-                    runtime_env={"working_dir": folder},
+                    entrypoint=shlex.join(words), submission_id=id, runtime_env=environment
                 )
         except (OSError, RuntimeError) as error:  # the former includes those of `requests`
             if "already exists" in str(error):  # another submission was faster
-                return Submitted(job.id, new=False)
+                return id, False
             if isinstance(error, OSError) or "try again later" in str(error):
                 fix = f"the cluster accepts no job yet: {_line(error)}; run the same command again"
                 raise UnavailableError(fix) from error
             raise RefusedError(f"the cluster refused the job: {_line(error)}") from error
-    return job
+    return id, is_new
 
 
-def choose_job(jobs: Sequence[JobDetails], base: str) -> Submitted:
-    """The running job of this id, or the id of a new job."""
-    pattern = re.compile(re.escape(base) + r"(?:-(\d+))?")
-    mine = [
-        (int(match[1] or 1), job)
-        for job in jobs
-        if (match := pattern.fullmatch(job.submission_id or ""))
-    ]
-    for _, job in mine:
-        if not job.status.is_terminal():
-            return Submitted(str(job.submission_id), new=False)
-    last = max((number for number, _ in mine), default=0)
-    return Submitted(base if not last else f"{base}-{last + 1}", new=True)
+def choose_job(jobs: Sequence[JobDetails], base: str) -> tuple[str, bool]:
+    """The id of the running job of this run, or the next one: `base-1`, `base-2`, ..."""
+    numbers = [0]
+    for job in jobs:
+        before, _, number = (job.submission_id or "").rpartition("-")
+        if before == base and number.isdecimal():
+            if not job.status.is_terminal():
+                return str(job.submission_id), False
+            numbers.append(int(number))
+    return f"{base}-{max(numbers) + 1}", True
 
 
-def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
+def follow(client: JobSubmissionClient, id: str, show: Callable[[str], None]) -> JobDetails:
     """Shows the job's log until it ends; UnavailableError if the cluster no longer answers."""
     shown = failures = 0
 
@@ -140,12 +110,12 @@ def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
     while True:
         try:
             asyncio.run(tail())
-            info = client.get_job_info(id)
+            job = client.get_job_info(id)
             failures = 0
-            if info.status.is_terminal():
+            if job.status.is_terminal():
                 log = client.get_job_logs(id)
                 show_new(log, len(log))
-                return job_end(info)
+                return job
         except (RuntimeError, OSError, aiohttp.ClientError) as error:
             failures += 1
             if failures == _TRIES:
@@ -157,17 +127,21 @@ def follow(client: JobSubmissionClient, id: str, show: Show) -> JobEnd:
         time.sleep(_POLL_S)
 
 
-def job_end(info: JobDetails) -> JobEnd:
-    """How the job ended: its own exit code, or 3 if something outside the job ended it."""
-    code = info.driver_exit_code
+def exit_code(job: JobDetails) -> int:
+    """The exit code of an ended job's own command, or 3 if something outside it ended it."""
+    code = job.driver_exit_code
     killed = code is not None and not 0 < code < 128  # a signal, by Python's or a shell's count
-    if info.status == JobStatus.SUCCEEDED:
-        code = 0
-    elif info.status == JobStatus.STOPPED or killed or str(info.error_type) in _INTERRUPTED:
-        code = _INCOMPLETE
-    return JobEnd(str(info.status), _FAILED if code is None else code, _line(info.message or ""))
+    if job.status == JobStatus.SUCCEEDED:
+        return _COMPLETE
+    if job.status == JobStatus.STOPPED or killed or str(job.error_type) in _INTERRUPTED:
+        return _INCOMPLETE
+    return _FAILED if code is None else code
+
+
+def end_line(job: JobDetails) -> str:
+    """How a job ended, in one line. Its message may have a traceback or a part of the log."""
+    return f"{job.submission_id} {job.status}: {_line(job.message or '')}"
 
 
 def _line(error: object) -> str:
-    """The first line of an error of Ray, which may contain a traceback or a part of the log."""
     return str(error).strip().partition("\n")[0].strip()

@@ -209,8 +209,8 @@ class Watch:
 
     def check(self) -> None:
         """StalledError or ModelError if the workers cannot go on; the graph calls it."""
-        with self._changing:
-            self._workers.check(time.monotonic())
+        # — without the lock: a terminal that is stopped may keep it
+        self._workers.check(time.monotonic())
 
     @contextmanager
     def mailbox(self, spec: str, plan: Plan, workers: int) -> Iterator[Post | None]:

@@ -23,7 +23,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipeline.cli.parameters import words_of
 from pipeline.cluster import submission
-from pipeline.cluster.submission import Submitted, choose_job, follow, job_end, submit
+from pipeline.cluster.submission import choose_job, end_line, exit_code, follow, submit
 from pipeline.errors import RefusedError, UnavailableError
 from pipeline.options import RunOptions
 from pipeline.spec.parse import load_spec
@@ -38,21 +38,20 @@ def job(id: str, status: str = "SUCCEEDED", **more: Any) -> JobDetails:
 @pytest.mark.parametrize(
     ("jobs", "chosen"),
     [
-        ([], Submitted("assay-a-1", True)),
-        ([job("assay-a-1")], Submitted("assay-a-1-2", True)),
-        ([job("assay-a-1"), job("assay-a-1-9", "FAILED")], Submitted("assay-a-1-10", True)),
-        ([job("assay-a-1", "STOPPED"), job("assay-a-1-2", "RUNNING")], ("assay-a-1-2", False)),
-        ([job("assay-a-1", "PENDING")], Submitted("assay-a-1", False)),
+        ([], ("assay-a-1", True)),
+        ([job("assay-a-1")], ("assay-a-2", True)),
+        ([job("assay-a-1"), job("assay-a-9", "FAILED")], ("assay-a-10", True)),
+        ([job("assay-a-1", "STOPPED"), job("assay-a-2", "RUNNING")], ("assay-a-2", False)),
+        ([job("assay-a-1", "PENDING")], ("assay-a-1", False)),
         # — of other jobs, though their names begin alike
-        ([job("assay-a-12", "RUNNING"), job("assay-a-1-x", "RUNNING")], ("assay-a-1", True)),
-        ([job("assay-a.1", "RUNNING"), job("my-assay-a-1", "RUNNING")], ("assay-a-1", True)),
+        ([job("assay-ab-1", "RUNNING"), job("assay-a-x", "RUNNING")], ("assay-a-1", True)),
+        ([job("my-assay-a-1", "RUNNING"), job("assay-a-1-1", "RUNNING")], ("assay-a-1", True)),
     ],
 )
 def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
-    jobs: list[JobDetails], chosen: Submitted | tuple[str, bool]
+    jobs: list[JobDetails], chosen: tuple[str, bool]
 ) -> None:
-    answer = choose_job(jobs, "assay-a-1")
-    assert answer == (chosen if isinstance(chosen, Submitted) else Submitted(*chosen))
+    assert choose_job(jobs, "assay-a") == chosen
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,12 @@ def test_a_job_under_way_is_followed_and_an_ended_one_gets_a_successor(
 def test_a_jobs_exit_code_is_passed_on_and_what_a_try_can_mend_is_3(
     details: dict[str, Any], code: int
 ) -> None:
-    assert job_end(job("a", **details)).exit_code == code
+    assert exit_code(job("a", **details)) == code
+
+
+def test_how_a_job_ended_is_one_line() -> None:
+    ended = job("assay-a-1", "FAILED", message="Job failed with exit code 1,\nlast lines: x")
+    assert end_line(ended) == "assay-a-1 FAILED: Job failed with exit code 1,"
 
 
 LOG = "first\nsecond\nthird\n"
@@ -133,7 +137,7 @@ def test_a_log_is_shown_once_to_its_end_whatever_the_connection_does(
     shown: list[str] = []
 
     def follow_it() -> int:
-        return follow(cluster, "a", shown.append).exit_code  # type: ignore[arg-type]
+        return exit_code(follow(cluster, "a", shown.append))  # type: ignore[arg-type]
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(follow_it).result(timeout=10) == 0
@@ -170,44 +174,44 @@ class Jobs:
 @pytest.fixture
 def submitted(
     write_spec: Callable[..., Path],
-) -> Callable[..., Submitted]:
+) -> Callable[..., tuple[str, bool]]:
     spec = load_spec(write_spec())
 
-    def submitted(jobs: Jobs, *flags: str) -> Submitted:
+    def submitted(jobs: Jobs, *flags: str) -> tuple[str, bool]:
         return submit(jobs, spec, "http://127.0.0.1:1", flags)  # type: ignore[arg-type]
 
     return submitted
 
 
 def test_the_same_spec_is_one_job_and_its_folder_holds_what_it_runs(
-    submitted: Callable[..., Submitted],
+    submitted: Callable[..., tuple[str, bool]],
 ) -> None:
     jobs = Jobs()
-    first, second = submitted(jobs), submitted(jobs, "--json")
-    assert first.new and second == Submitted(first.id, new=False) and len(jobs.asked) == 1
+    (id, is_new), second = submitted(jobs), submitted(jobs, "--json")
+    assert is_new and second == (id, False) and len(jobs.asked) == 1
     assert jobs.asked[0]["entrypoint"] == "python -m pipeline run spec.yaml --address auto"
     assert set(jobs.asked[0]["runtime_env"]) == {"working_dir"}
 
 
 def test_the_options_of_a_run_reach_the_job_as_they_were_written(
-    submitted: Callable[..., Submitted],
+    submitted: Callable[..., tuple[str, bool]],
 ) -> None:
     options = RunOptions(sample="1%", where="lang = 'de'", retry_failed=True, max_hours=60)
     jobs = Jobs()
-    assert submitted(jobs, *words_of(options)).new
+    assert submitted(jobs, *words_of(options))[1]
     words = shlex.split(jobs.asked[0]["entrypoint"])
     assert words[:7] == ["python", "-m", "pipeline", "run", "spec.yaml", "--address", "auto"]
     assert words[7:] == ["--max-hours=60", "--retry-failed", "--sample=1%", "--where=lang = 'de'"]
-    assert not submitted(jobs, *words_of(options), "--json").new
-    ids = {submitted(jobs, *flags).id for flags in (words_of(options), ["--sample=2%"], [])}
+    assert not submitted(jobs, *words_of(options), "--json")[1]
+    ids = {submitted(jobs, *flags)[0] for flags in (words_of(options), ["--sample=2%"], [])}
     assert len(ids) == 3  # other options are another job
 
 
 def test_a_job_of_another_submission_that_was_faster_is_followed(
-    submitted: Callable[..., Submitted],
+    submitted: Callable[..., tuple[str, bool]],
 ) -> None:
     jobs = Jobs("Job with submission_id x already exists.")
-    assert not submitted(jobs).new and len(jobs.asked) == 1
+    assert not submitted(jobs)[1] and len(jobs.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -218,14 +222,14 @@ def test_a_job_of_another_submission_that_was_faster_is_followed(
     ],
 )
 def test_a_head_that_takes_no_job_yet_is_incomplete(
-    failure: Exception, submitted: Callable[..., Submitted]
+    failure: Exception, submitted: Callable[..., tuple[str, bool]]
 ) -> None:
     with pytest.raises(UnavailableError, match=f"{failure}; run the same command again") as raised:
         submitted(Jobs(failure))
     assert raised.value.exit_code == 3
 
 
-def test_another_failure_is_refused_in_one_line(submitted: Callable[..., Submitted]) -> None:
+def test_another_failure_is_refused_in_one_line(submitted: Callable[..., tuple[str, bool]]) -> None:
     with pytest.raises(RefusedError, match=r"the cluster refused the job: status 500: no$"):
         submitted(Jobs("status 500: no\nTraceback ..."))
 
@@ -320,7 +324,8 @@ def assert_jobs_hold_no_secret(cluster: LocalCluster, shown: str) -> None:
     jobs = [job for job in client.list_jobs() if job.submission_id]
     jobs.sort(key=lambda job: str(job.submission_id))
     assert [job.status for job in jobs] == [JobStatus.FAILED, JobStatus.SUCCEEDED]
-    assert jobs[1].submission_id == f"{jobs[0].submission_id}-2"
+    names = [str(job.submission_id).rpartition("-") for job in jobs]
+    assert names[0][0] == names[1][0] and [name[2] for name in names] == ["1", "2"]
     for job in jobs:
         whole = job.model_dump_json() + client.get_job_logs(str(job.submission_id)) + shown
         assert "canary" not in whole and cluster.token not in whole

@@ -61,9 +61,9 @@ with local_ray():
     sockets = [socket for each in processes for socket in each.net_connections("inet")]
     listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
     report["listening"] = sorted({ip.removeprefix("::ffff:") for ip in listening})
-    session = ray._private.worker._global_node.get_session_dir_path()
-    report["mode"] = oct(Path(session).parents[1].stat().st_mode & 0o777)
-report["removed"] = not Path(session).parent.exists()
+    path = ray._private.worker._global_node.get_session_dir_path()
+    report["mode"] = oct(Path(path).parents[1].stat().st_mode & 0o777)
+report["removed"] = not Path(path).parent.exists()
 report["left"] = len(psutil.wait_procs(family, timeout=20)[1])
 
 async def in_a_loop():
