@@ -59,6 +59,7 @@ class ShardLabels:
         # By version: [docs] rows of label files, null without an answer.
         self._answers: dict[str, pa.StructArray] = dict(shard.answers)
         self._counts = Counts()
+        self._met: dict[str, Bools] = {}  # by task, [docs]: its condition with the answers so far
         self._unjudged: dict[str, int] = {}  # by task, the rows on which its condition fails
 
     @cached_property
@@ -84,6 +85,7 @@ class ShardLabels:
 
             for row in attempts.run(self._rows, ask, turn):
                 self._status[row] = QUARANTINED
+            self._met.clear()
         # — first what a later choice of thresholds reuses: it is of no use before the shard is done
         stages = [self._stage_file(step) for step in self._steps if step.thresholds is not None]
         files = [self._task_file(task) for task in self._tasks]
@@ -153,6 +155,7 @@ class ShardLabels:
     def _add(self, version: str, answers: pa.StructArray) -> None:
         known = self._answers.get(version)
         self._answers[version] = answers if known is None else overlaid(answers, known)
+        self._met.clear()  # — conditions that name this task may be met by more rows
 
     def _answered(self, version: str) -> Bools:
         return answered(self._answers.get(version), self._rows)
@@ -161,11 +164,13 @@ class ShardLabels:
         """[docs]: which readable documents of the slice the condition of a task accepts."""
         if task.when is None:
             return self._readable
-        named = {name: self._rows_of(name) for name in self._job.named_by(task.name)}
-        met, self._unjudged[task.name] = accepted_by(
-            self._job.spec, task, self._documents, named, self._input_values
-        )
-        return self._readable & met
+        if task.name not in self._met:
+            named = {name: self._rows_of(name) for name in self._job.named_by(task.name)}
+            met, self._unjudged[task.name] = accepted_by(
+                self._job.spec, task, self._documents, named, self._input_values
+            )
+            self._met[task.name] = self._readable & met
+        return self._met[task.name]
 
     @cached_property
     def _input_values(self) -> pa.Table | None:

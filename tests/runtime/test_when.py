@@ -14,6 +14,7 @@ from fake_engine import p_of
 from pipeline.errors import SpecError
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.report.run import summary_json
+from pipeline.runtime.conditions import accepted_by
 from pipeline.runtime.readers import LoadedReader
 from pipeline.sources.rule import Rule
 from pipeline.stores.store import PROBE_KEY
@@ -115,6 +116,25 @@ def test_a_question_that_waits_for_a_classifier_shares_the_reading_of_the_others
         "The weather is nice today",
         "Das Wetter ist heute schön",
     }
+
+
+def test_a_condition_on_the_input_alone_is_computed_few_times_a_shard(
+    plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each question that is answered, and each file."""
+    computed: list[str] = []
+
+    def counted(*arguments: Any) -> Any:
+        computed.append(arguments[1].name)
+        return accepted_by(*arguments)
+
+    monkeypatch.setattr("pipeline.runtime.shard_labels.accepted_by", counted)
+    write(plain)
+    plain.shard_bytes = 1_000_000
+    plain.others = [topic("doc.lang = 'en'")]
+    assert plain.run().complete
+    assert len(computed) <= 3  # before the first question, after each answer, with the statuses
+    check(plain, accepted(plain, lambda _, row: row % 3 == 0))
 
 
 def test_another_condition_asks_only_what_it_newly_accepts(plain: Corpus) -> None:
