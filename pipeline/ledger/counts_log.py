@@ -121,13 +121,16 @@ def log_counts(store: Store, files: Sequence[FileCounts]) -> None:
         return
     new = _table_of(files)
     for number in free_numbers(store, counts_key):
-        rows = pa.concat_tables([logged_counts(store), new]) if is_checkpoint(number) else new
+        rows = pa.concat_tables([new, logged_counts(store)]) if is_checkpoint(number) else new
         if store.create(counts_key(number), to_parquet(rows, {})):
             return
 
 
 def logged_counts(store: Store) -> pa.Table:
-    """All counts in the log; an object that is damaged is named in a warning and left out."""
+    """All counts in the log, of one key the newest first.
+
+    An object that is damaged is named in a warning and left out.
+    """
     tables = [SCHEMA.empty_table()]
     for number, table in read_numbered(
         store, counts_key, numbers_from_checkpoint(store, counts_key)
@@ -137,7 +140,7 @@ def logged_counts(store: Store) -> pa.Table:
             logger.warning(text, store.url, counts_key(number))
         else:
             tables.append(table.select(SCHEMA.names).cast(SCHEMA))
-    return pa.concat_tables(tables)
+    return pa.concat_tables(tables[::-1])
 
 
 def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = False) -> pa.Table:
@@ -149,14 +152,14 @@ def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = Fals
     Args:
         store: The output.
         files: [files] a table with the columns `key` and `etag`, and others.
-        known: Counts, with the columns of `FileCounts`.
+        known: Counts, with the columns of `FileCounts`; of one key the newest first.
         keep: Whether the output may be written.
     """
     at = _places(files, known)
     unknown = files.filter(at.is_null())
     if unknown.num_rows:
         read = _read(store, unknown)
-        known = pa.concat_tables([known.select(SCHEMA.names), _table_of(read)])
+        known = pa.concat_tables([_table_of(read), known.select(SCHEMA.names)])
         at = _places(files, known)
         if keep:
             log_counts(store, read)
@@ -180,11 +183,9 @@ def refuse(lines: Sequence[str]) -> None:
 
 def _places(files: pa.Table, known: pa.Table) -> pa.Array:
     """[files] the row of `known` that is of the same object, or null."""
-    of_files, of_known = (
-        pc.binary_join_element_wise(table["key"], table["etag"], "\t").combine_chunks()
-        for table in (files, known)
-    )
-    return pc.index_in(of_files, value_set=of_known)
+    at = pc.index_in(files["key"], value_set=known["key"].combine_chunks()).combine_chunks()
+    is_same = pc.equal(known["etag"].combine_chunks().take(at), files["etag"].combine_chunks())
+    return pc.if_else(pc.fill_null(is_same, False), at, None)
 
 
 def _read(store: Store, files: pa.Table) -> list[FileCounts]:

@@ -220,7 +220,7 @@ def known_counts(store: Store, snapshot: Mapping[str, Any] | None) -> pa.Table:
     logged, columns = logged_counts(store), counts_log.SCHEMA.names
     if snapshot is None:
         return logged
-    return pa.concat_tables([table_of(store, snapshot).select(columns), logged])
+    return pa.concat_tables([logged, table_of(store, snapshot).select(columns)])
 
 
 def counted_files(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ FPS = {name: f"{n:016x}" for n, name in enumerate(("toxic", "quality", "mood", "
 TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 LABELS = [f"labels/{task}/{fp}/" for task, fp in FPS.items()]
 GONE = 7
+LOGGED = 10_000
 
 Result = TypeVar("Result")
 
@@ -112,15 +114,12 @@ def main() -> None:
     done = watch("committed", lambda: committed(store, FPS, store.sids))
     work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done))
 
-    # — as a run logs them: there are no label files that could be read
-    log_counts(
-        store,
-        [
-            FileCounts(item.key, item.etag, sha256_hex(item.key.encode(), 16), 0, *counts)
-            for kind, *counts in (("documents/",), *((f, 0, 0, 0, 0) for f in LABELS))
-            for item in store.list(kind)
-        ],
-    )
+    # — as runs log them: there are no label files that could be read
+    for kind, *counts in (("documents/",), *((prefix, 0, 0, 0, 0) for prefix in LABELS)):
+        listed = store.list(kind)
+        while items := list(islice(listed, LOGGED)):
+            own = [(item.key, item.etag, sha256_hex(item.key.encode(), 16)) for item in items]
+            log_counts(store, [FileCounts(*file, 0, *counts) for file in own])
 
     def published(stamp: str) -> int:
         return publish(store, "large", TASKS, cuts.shards, done, created_at=stamp, partial=True)
