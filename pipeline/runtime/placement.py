@@ -57,6 +57,7 @@ class Machine:
     memory_bytes: float = inf  # that the node with the least memory has free
     cpu_bfloat16: bool = False  # whether bfloat16 is the faster format on all processors
     gpu_bfloat16: bool = True  # whether all GPUs multiply in bfloat16
+    grows: bool = False  # whether more machines come with the work
 
 
 @dataclass(frozen=True, slots=True)

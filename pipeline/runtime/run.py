@@ -170,7 +170,7 @@ def _labelled(
             counts = Tally(input_rows=planned.rows, max_error_rate=spec.max_error_rate)
             if planned.work_items:
                 # — a price is for the workers that are there now
-                grows = connected and options.max_cost is None
+                grows = machine.grows and options.max_cost is None
                 job = _spread(job, machine, len(planned.work_items), grows=grows)
                 watch.enter(STARTING_RAY, planned)
                 with (

@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -102,7 +103,7 @@ def cluster_machine(device: str) -> Machine:
     resource = "GPU" if device == "cuda" else "CPU"
     ask = ray.remote(num_cpus=0)(multiplies_bfloat16)
     try:
-        if not nodes_with(resource):
+        if grows := not nodes_with(resource):
             needs = {"num_gpus": 1} if resource == "GPU" else {"num_cpus": 1}
             ray.get(ask.options(**needs).remote(), timeout=MACHINE_S)
         nodes = {node["NodeID"]: node["Resources"] for node in nodes_with("CPU", "GPU")}
@@ -112,7 +113,8 @@ def cluster_machine(device: str) -> Machine:
     except (GetTimeoutError, RayError) as error:
         reason = f"no node of the cluster with a {resource} answers: {error}; run again, or write "
         raise UnavailableError(f"{reason}another device into the spec") from error
-    return cluster(list(nodes.values()), cpu_bfloat16=all(answers))
+    machine = cluster(list(nodes.values()), cpu_bfloat16=all(answers))
+    return replace(machine, grows=grows)
 
 
 def nodes_with(*resources: str) -> list[Any]:

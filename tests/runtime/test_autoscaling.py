@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import GetTimeoutError
 
 from pipeline.errors import UnavailableError
-from pipeline.runtime.placement import place
+from pipeline.runtime.placement import Machine, place
 from pipeline.runtime.session import NODE_ID, cluster_machine
 from pipeline.spec.model import ModelSpec
 
@@ -48,10 +48,14 @@ class FakeRay:
         return [self.alive[node] is FAST for node in nodes]
 
 
-def placed(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, device: str = "auto") -> tuple[str, str]:
+def machine_of(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, device: str = "auto") -> Machine:
     for name in ("nodes", "remote", "get"):
         monkeypatch.setattr(f"ray.{name}", getattr(fake, name))
-    placement = place(ModelSpec(path="m", device=device), cluster_machine(device))
+    return cluster_machine(device)
+
+
+def placed(machine: Machine, device: str = "auto") -> tuple[str, str]:
+    placement = place(ModelSpec(path="m", device=device), machine)
     return placement.device, placement.dtype
 
 
@@ -71,7 +75,8 @@ def test_a_node_of_each_kind_says_whether_its_processors_have_a_fast_bfloat16(
 ) -> None:
     monkeypatch.setattr("pipeline.runtime.session.multiplies_bfloat16", pytest.fail)
     fake = FakeRay(*nodes)
-    assert placed(fake, monkeypatch) == ("cpu", dtype)
+    machine = machine_of(fake, monkeypatch)
+    assert placed(machine) == ("cpu", dtype) and not machine.grows
     assert len(fake.asked) == kinds and all("label_selector" in needs for needs in fake.asked)
 
 
@@ -91,10 +96,11 @@ def test_a_cluster_without_workers_is_asked_for_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = FakeRay(HEAD, brings=brings)
-    assert placed(fake, monkeypatch, device) == expected
+    machine = machine_of(fake, monkeypatch, device)
+    assert placed(machine, device) == expected and machine.grows
     assert fake.asked[0] == needs
 
 
 def test_a_machine_that_does_not_come_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match="no node of the cluster with a GPU answers"):
-        placed(FakeRay(HEAD, FAST), monkeypatch, "cuda")
+        machine_of(FakeRay(HEAD, FAST), monkeypatch, "cuda")
