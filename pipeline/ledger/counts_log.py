@@ -1,12 +1,13 @@
 """Counts of the files of results, and their log in `counts/`, so that no file is read for a count.
 
 Entry points: `CountsLog`, in which a run logs the counts of what its workers commit, and `counted`,
-which reads only the files that no known count is of. A count is of one object, of its key and its
-etag, so a file that was changed or replaced is read.
+which reads only the files that no known count is of. A count is of one object, and is found by a
+hash of its key and its etag, so a file that was changed or replaced is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,7 @@ READ_THREADS = 32
 # A run logs its counts this often. A driver that is killed loses those of fewer shards.
 SHARDS_A_LOG = 1_000
 _SHOWN = 20  # damaged files
+_HASHED_ROWS = 10_000  # that are Python objects at once
 
 
 class FileCounts(NamedTuple):
@@ -57,11 +59,16 @@ class FileCounts(NamedTuple):
     taken_over: int | None = None  # rows with the answers of other shards
 
 
-_INTEGERS = FileCounts._fields[3:]
+COUNTED = FileCounts._fields[2:]  # what `counted` adds
+OBJECT = "object"  # 128 bits of the SHA-256 of a key and an etag
+# Of a large output, all counts are in memory: 70 bytes a file.
 SCHEMA = pa.schema(
-    [(name, pa.int64() if name in _INTEGERS else pa.string()) for name in FileCounts._fields]
+    [
+        (OBJECT, pa.binary(16)),
+        (COUNTED[0], pa.string()),
+        *((name, pa.int32()) for name in COUNTED[1:]),
+    ]
 )
-COUNTED = tuple(SCHEMA.names[2:])  # what `counted` adds
 
 
 def with_counts(
@@ -127,9 +134,9 @@ def log_counts(store: Store, files: Sequence[FileCounts]) -> None:
 
 
 def logged_counts(store: Store) -> pa.Table:
-    """All counts in the log, of one key the newest first.
+    """All counts in the log.
 
-    An object that is damaged is named in a warning and left out.
+    An object of the log that is damaged is named in a warning and left out.
     """
     tables = [SCHEMA.empty_table()]
     for number, table in read_numbered(
@@ -152,20 +159,34 @@ def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = Fals
     Args:
         store: The output.
         files: [files] a table with the columns `key` and `etag`, and others.
-        known: Counts, with the columns of `FileCounts`; of one key the newest first.
+        known: Counts, with the columns of `SCHEMA`.
         keep: Whether the output may be written.
     """
-    at = _places(files, known)
+    objects = object_hashes(files)
+    at = pc.index_in(objects, value_set=known[OBJECT].combine_chunks())
     unknown = files.filter(at.is_null())
     if unknown.num_rows:
         read = _read(store, unknown)
-        known = pa.concat_tables([_table_of(read), known.select(SCHEMA.names)])
-        at = _places(files, known)
+        known = pa.concat_tables([known, _table_of(read)])
+        at = pc.index_in(objects, value_set=known[OBJECT].combine_chunks())
         if keep:
             log_counts(store, read)
     for name in COUNTED:
         files = files.append_column(name, known[name].combine_chunks().take(at))
     return files
+
+
+def object_hashes(files: pa.Table) -> pa.Array:  # [files]
+    """What finds the counts of each object, from its key and its etag."""
+    parts = [
+        pa.array(map(_object_hash, *batch.to_pydict().values()), pa.binary(16))
+        for batch in files.select(["key", "etag"]).to_batches(max_chunksize=_HASHED_ROWS)
+    ]
+    return pa.concat_arrays([pa.array([], pa.binary(16)), *parts])
+
+
+def _object_hash(key: str, etag: str) -> bytes:
+    return hashlib.sha256(f"{key}\t{etag}".encode()).digest()[:16]
 
 
 def of_shards(files: pa.Table, name: str, how: str) -> int:
@@ -179,13 +200,6 @@ def refuse(lines: Sequence[str]) -> None:
     if lines:
         more = [f"and {len(lines) - _SHOWN:,} more files"] if len(lines) > _SHOWN else []
         raise StorageError("\n".join([*lines[:_SHOWN], *more]))
-
-
-def _places(files: pa.Table, known: pa.Table) -> pa.Array:
-    """[files] the row of `known` that is of the same object, or null."""
-    at = pc.index_in(files["key"], value_set=known["key"].combine_chunks()).combine_chunks()
-    is_same = pc.equal(known["etag"].combine_chunks().take(at), files["etag"].combine_chunks())
-    return pc.if_else(pc.fill_null(is_same, False), at, None)
 
 
 def _read(store: Store, files: pa.Table) -> list[FileCounts]:
@@ -212,6 +226,9 @@ def _read(store: Store, files: pa.Table) -> list[FileCounts]:
 
 
 def _table_of(files: Sequence[FileCounts]) -> pa.Table:
-    columns = zip(*files, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    rows = ((_object_hash(file.key, file.etag), *file[2:]) for file in files)
+    arrays = [
+        pa.array(column, of.type)
+        for column, of in zip(zip(*rows, strict=True), SCHEMA, strict=True)
+    ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)

@@ -22,7 +22,7 @@ from pipeline.hashes import canonical_json, parse_sealed_json, sealed_json, shor
 from pipeline.ledger import counts_log
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.counts_log import counted, logged_counts, of_shards
+from pipeline.ledger.counts_log import counted, logged_counts, object_hashes, of_shards
 from pipeline.ledger.keys import RETRIES, manifest_key, parse_key, snapshot_key
 from pipeline.ledger.label_files import remedy
 from pipeline.ledger.numbered import free_numbers, numbers
@@ -217,10 +217,14 @@ def published_sids(store: Store, spec_name: str) -> frozenset[str] | None:
 
 def known_counts(store: Store, snapshot: Mapping[str, Any] | None) -> pa.Table:
     """The counts that need no file of results: of the log, and of a snapshot."""
-    logged, columns = logged_counts(store), counts_log.SCHEMA.names
+    logged = logged_counts(store)
     if snapshot is None:
         return logged
-    return pa.concat_tables([logged, table_of(store, snapshot).select(columns)])
+    files = table_of(store, snapshot)
+    of_snapshot = files.select(counts_log.COUNTED).add_column(
+        0, counts_log.OBJECT, object_hashes(files)
+    )
+    return pa.concat_tables([logged, of_snapshot.cast(counts_log.SCHEMA)])
 
 
 def counted_files(
