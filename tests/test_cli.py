@@ -315,15 +315,6 @@ def test_check_gives_prompts_that_a_plain_forward_agrees_with(
             assert 0 < logits.softmax(-1)[first].sum() < 1
 
 
-def test_check_names_labels_that_begin_alike(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    tasks = [{"name": "t", "question": "Q?", "labels": ["same", "similar"]}]
-    tasks[0]["scoring"] = "first_token"
-    assert main(["check", str(write_spec(tasks=tasks))]) == 2
-    assert capsys.readouterr().err.startswith("tasks.0.labels: ")
-
-
 def test_check_shows_people_the_labels_tokens_and_the_prompts(
     write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -203,7 +203,11 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
     files = (own_folder / "out" / "documents").glob("*.parquet")
     origins = [json.loads(pq.read_schema(file).metadata[b"assay.shard"]) for file in files]
     hashes = {origin["path"]: origin["etag"] for origin in origins}
-    monkeypatch.setattr("pipeline.sources.source.content_hash", lambda path, _: hashes[str(path)])
+    source = "pipeline.sources.source"
+    monkeypatch.setattr(f"{source}.content_hash", lambda path, _: hashes[str(path)])
+    monkeypatch.setattr(
+        f"{source}.content_hashes", lambda paths, _: [hashes[str(p)] for p in paths]
+    )
     with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
         filtered_with(own_folder, keep=KEEP)
 

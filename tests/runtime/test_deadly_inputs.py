@@ -138,7 +138,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     node = SimpleNamespace(get_node_id=lambda: "n1")
     monkeypatch.setattr("ray.get_runtime_context", lambda: node)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("ray.get", lambda _sent, timeout: None)
+    monkeypatch.setattr("ray.get", lambda _sent, timeout: [])
     monkeypatch.setattr(mailbox, "REPEAT_S", 0.2)
     post = mailbox.Post(NoMailbox(), stall_limit_s=1.0)
     monkeypatch.setattr(

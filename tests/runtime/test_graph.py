@@ -155,8 +155,7 @@ def any_job(*, gpus: int = 0) -> Any:
     return SimpleNamespace(
         placement=SimpleNamespace(gpus=gpus, threads=1),
         spec=SimpleNamespace(output="", storage_options={}),
-        ends=None,
-        is_over=False,
+        run=SimpleNamespace(is_over=False, ends=None, shown=""),
     )
 
 
