@@ -44,6 +44,7 @@ _TOKEN_BYTES = 3
 # A crash costs at most a shard: about a minute of one worker at these rates.
 _SHARD_SECONDS = 60
 _FLOPS = {"cpu": 100e9, "cuda": 200e12}
+_LEAST_FLOPS = 5e9  # a second, of a thread of an old processor that others use, too
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
 
@@ -206,6 +207,17 @@ def spread(
         max(1, min(cores // threads, int(min(in_memory, cores)))) for cores in machine.cores
     )
     return replace(placement, actors=engines, threads=threads)
+
+
+def longest_batch_s(reader_bytes: int, max_tokens: int, placement: Placement) -> float:
+    """The seconds that a batch of an engine on CPUs may take with a model of this size; GPUs: 0.
+
+    An engine that labels for longer without a batch hangs.
+    """
+    if placement.gpus:
+        return 0.0
+    flops = reader_bytes * max(CPU_BATCH_TOKENS, max_tokens)  # two for each number of two bytes
+    return flops / (_LEAST_FLOPS * placement.threads)
 
 
 def shard_bytes(device: str, model_bytes: int) -> int:

@@ -31,6 +31,7 @@ from pipeline.runtime.outcome import Outcome, Tally, rows_in_slice
 from pipeline.runtime.placement import (
     Machine,
     engine_bytes,
+    longest_batch_s,
     place,
     spread,
     this_machine,
@@ -240,7 +241,11 @@ def _label_missing(
     job: Job, store: Store, planned: Plan, counts: Tally, watch: Watch, options: RunOptions
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
-    with watch.mailbox(job.spec.name, planned, job.placement.actors) as mailbox:
+    longest_s = max(
+        longest_batch_s(r.files.size_bytes, job.spec.documents.max_tokens, r.placement)
+        for r in job.readers
+    )
+    with watch.mailbox(job.spec.name, planned, job.placement.actors, longest_s) as mailbox:
         record_specs(store, job.versions)
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)

@@ -213,15 +213,19 @@ class Watch:
         self._workers.check(time.monotonic())
 
     @contextmanager
-    def mailbox(self, spec: str, plan: Plan, workers: int) -> Iterator[Post | None]:
+    def mailbox(
+        self, spec: str, plan: Plan, workers: int, longest_batch_s: float = 0.0
+    ) -> Iterator[Post | None]:
         """The post of the workers, which is read inside the block; None without Ray.
 
-        Inside the block, the run's metrics are counted, too, under the name of the spec.
+        Inside the block, the run's metrics are counted, too, under the name of the spec. No worker
+        is silent before `longest_batch_s`.
         """
         if not ray.is_initialized():
             yield None
             return
-        limit_s, inbox = self._workers.limit_s, Inbox()
+        before, inbox = self._workers, Inbox()
+        limit_s = max(before.limit_s, longest_batch_s)
         with self._changing:
             self._workers = Workers(limit_s, workers)
             self._inbox, self._metrics = inbox, RunMetrics(spec, plan)
@@ -232,7 +236,7 @@ class Watch:
             with self._changing:
                 self._show(0.0)
                 self._inbox = self._metrics = None
-                self._workers = Workers(limit_s)
+                self._workers = Workers(before.limit_s)
 
     def take_in(self, letters: Iterable[Letter], now_s: float) -> None:
         """Adds workers' reports to the progress, which is announced within a second."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import SpecError
+from pipeline.runtime.mailbox import STALL_LIMIT_S
 from pipeline.runtime.placement import (
     PROCESS_BYTES,
     EngineBytes,
@@ -16,6 +17,7 @@ from pipeline.runtime.placement import (
     Placement,
     cluster,
     engine_bytes,
+    longest_batch_s,
     multiplies_bfloat16,
     place,
     spread,
@@ -228,3 +230,12 @@ def test_a_model_that_does_not_state_its_sizes_is_planned_by_its_weights(
 ) -> None:
     stated, unknown = (needs_of(tmp_path, config, max_tokens).own for config in (QWEN, {}))
     assert 0.8 * stated < unknown < 2.5 * stated
+
+
+def test_a_batch_of_a_large_model_may_take_longer_than_the_usual_silence_of_a_worker() -> None:
+    on_cpu = Placement("cpu", "bfloat16", 1, 2)
+    small, large = (longest_batch_s(size, 512, on_cpu) for size in (138_000_000, 16_000_000_000))
+    assert small < STALL_LIMIT_S < large < 24 * 3_600
+    assert longest_batch_s(16_000_000_000, 8_192, on_cpu) > 3 * large
+    on_gpu = Placement("cuda", "bfloat16", 1, 1, gpus=1)
+    assert longest_batch_s(16_000_000_000, 8_192, on_gpu) == 0
