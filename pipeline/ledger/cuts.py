@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import pyarrow as pa
@@ -85,9 +86,8 @@ def load_or_cut(
 ) -> Cuts:
     """The shards of all objects in order. New objects are cut and, with `keep`, logged.
 
-    `by_nodes` does what `source.cut` does, on the nodes of a cluster. It cuts large text.
-
-    Objects in the log keep their shards; `target_bytes` applies to new ones. An object that cannot
+    Objects in the log keep their shards; `target_bytes` applies to new ones. Large text is cut by
+    `by_nodes`, which does what `source.cut` does, on the nodes of a cluster. An object that cannot
     be read is left out, listed in `unreadable`, and tried again by the next run. StorageError if
     none can be read, SpecError if none has a row or the columns.
     """
@@ -100,18 +100,12 @@ def load_or_cut(
     # — in a format without a schema, the columns of such an object are null if others have them
     lacking: dict[ObjectVersion, MissingColumnsError] = {}
     written_s = time.monotonic()
-    text_bytes = sum(version.size_bytes for version in new if version.format not in TABLES)
-    cut_text = by_nodes if by_nodes is not None and text_bytes > MOST_TEXT_BYTES else cut
-    threads = CUT_THREADS if cut_text is cut else NODE_THREADS
+    cut_text, threads = _text_cutter(new, by_nodes)
 
     def cut_or_error(version: ObjectVersion) -> Sequence[Shard] | AssayError:
         cut_one = cut if version.format in TABLES else cut_text
-        try:
-            return cut_one(versions[version], columns, target_bytes, lacking=version in lacking)
-        except (UnreadableError, MissingColumnsError) as error:
-            if version.format in TABLES and isinstance(error, MissingColumnsError):
-                raise
-            return error
+        own = partial(cut_one, versions[version], columns, target_bytes, lacking=version in lacking)
+        return _shards_or_error(own, version)
 
     def add(version: ObjectVersion, shards: Sequence[Shard] | AssayError) -> None:
         match shards:
@@ -141,6 +135,28 @@ def load_or_cut(
     cuts = log.cuts_of(versions, tuple(map(str, unreadable)))
     _require_rows(cuts, objects, unreadable)
     return cuts
+
+
+def _text_cutter(new: Iterable[ObjectVersion], by_nodes: Cut | None) -> tuple[Cut, int]:
+    """What cuts text, and in how many threads: the nodes, if there are nodes and much text."""
+    text_bytes = sum(version.size_bytes for version in new if version.format not in TABLES)
+    if by_nodes is None or text_bytes <= MOST_TEXT_BYTES:
+        return cut, CUT_THREADS
+    return by_nodes, NODE_THREADS
+
+
+def _shards_or_error(
+    cut_it: Callable[[], list[Shard]], version: ObjectVersion
+) -> Sequence[Shard] | AssayError:
+    """The shards of an object, or why it is left out; SpecError if a table lacks a column."""
+    try:
+        return cut_it()
+    except MissingColumnsError as error:
+        if version.format in TABLES:
+            raise
+        return error
+    except UnreadableError as error:
+        return error
 
 
 def _require_rows(

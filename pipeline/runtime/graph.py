@@ -23,9 +23,16 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import ray
 import ray.data
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from pipeline.errors import AssayError, LoadError, ModelError, SpecError, WorkerError
+from pipeline.errors import (
+    AssayError,
+    LoadError,
+    ModelError,
+    SpecError,
+    StorageError,
+    WorkerError,
+)
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.imports import UNUSED, quick_imports, wait_passively
@@ -121,6 +128,9 @@ def cut_on_a_node(
         shards: list[Shard] = ray.get(task.remote(source, columns, target_bytes, lacking=lacking))
     except RayTaskError as error:
         raise _cause(error) from error
+    except RayError as error:  # — the node was lost, and again each time that Ray tried it
+        reason = str(error).strip().partition("\n")[0]
+        raise StorageError(f"{source.path}: no node could cut it: {reason}; run again") from error
     return shards
 
 

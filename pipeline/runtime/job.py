@@ -178,10 +178,9 @@ def make_job(
             if not own.model.chooses_dtype:
                 where = replace(placement, dtype=own.model.dtype)
         reader = _reader(own, where, cache_dir, locate, places)
-        for task in own.tasks:
-            steps_before, version = raw[task.name], reader.fingerprints[task.name]
-            step = Step(task.name, len(steps_before), len(readers), task, version, None)
-            steps_before.append(step)
+        for task, content in zip(own.tasks, reader.fingerprints.values(), strict=True):
+            before = raw[task.name]
+            before.append(Step(task.name, len(before), len(readers), task, content, None))
         readers.append(reader)
     thresholds = load_thresholds(
         spec, {t.name: [step.fingerprint.id for step in raw[t.name]] for t in spec.cascades}

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from command import WITH_MODEL, assay
+from ray.exceptions import WorkerCrashedError
 
 from pipeline.errors import (
     AssayError,
@@ -222,3 +223,19 @@ def test_a_node_cuts_a_file_as_this_process_does_and_says_why_it_cannot(
     with pytest.raises(MissingColumnsError, match=f"{whole} has no such column"):
         cut_on_a_node(source, Columns("text", "id"), 100)
     assert cut_on_a_node(source, Columns("text", "id"), 100, lacking=True)
+
+
+def test_a_file_that_no_node_could_cut_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose nodes are lost each time that Ray tries it."""
+
+    def lost(*_: object) -> None:
+        raise WorkerCrashedError
+
+    task = SimpleNamespace(remote=lambda *_of, **_how: None)
+    monkeypatch.setattr("ray.remote", lambda **_how: lambda _function: task)
+    monkeypatch.setattr("ray.get", lost)
+    source = InputObject(str(tmp_path / "a.jsonl"), 1, "x", "jsonl")
+    with pytest.raises(StorageError, match=r"a\.jsonl: no node could cut it: .*; run again$"):
+        cut_on_a_node(source, Columns("text", None), 100)
