@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -102,21 +101,19 @@ def test_of_2_000_shards_only_those_are_read_that_a_killed_driver_did_not_log(
 
 
 def test_files_without_a_count_are_read_many_at_once(store: Recording) -> None:
-    reading, most, lock = 0, 0, threading.Lock()
+    """No read ends before as many have begun as there are threads for them."""
+    all_begun = threading.Barrier(counts_log.READ_THREADS)
 
-    class Slow(Recording):
+    class Waiting(Recording):
         def read(self, key: str) -> bytes:
-            nonlocal reading, most
-            with lock:
-                reading += 1
-                most = max(most, reading)
-            time.sleep(0.002)
-            with lock:
-                reading -= 1
+            if key.startswith("labels/"):
+                all_begun.wait(timeout=60)
             return super().read(key)
 
-    counted_files(Slow(store), "job", SHARDS[:200], committed_now(store))
-    assert most > counts_log.READ_THREADS / 2
+    shards = SHARDS[: 2 * counts_log.READ_THREADS]
+    counted_files(Waiting(store), "job", shards, committed_now(store))
+    labels = [key for key in opened(store) if key.startswith("labels/")]
+    assert len(labels) == len(FPS) * len(shards)
 
 
 def test_a_file_that_is_another_object_by_now_is_read_and_a_damaged_one_is_named(

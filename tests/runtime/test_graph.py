@@ -189,12 +189,14 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
 ) -> None:
     """Two calls at once on a GPU, and one on CPUs."""
     at_work, seen, entered = set[str](), list[int](), threading.Lock()
+    together = threading.Barrier(most)
 
     def label(_job: Any, _readers: Any, _store: Any, work: WorkItem, **_how: Any) -> Any:
         with entered:
             at_work.add(threading.current_thread().name)
             seen.append(len(at_work))
-        time.sleep(0.1)
+        together.wait(timeout=60)
+        time.sleep(0.05)  # — for one more, if one more could begin
         with entered:
             at_work.discard(threading.current_thread().name)
         return ShardCounts(work.shard.id, work.tasks)

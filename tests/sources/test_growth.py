@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import duckdb
@@ -51,11 +50,9 @@ LONG = "x" * 150
     ],
 )
 def test_what_can_make_a_long_value_is_refused_by_its_name(keep: str, function: str) -> None:
-    began = time.monotonic()
     with pytest.raises(SpecError, match=r"keep: \S* can make a value that is more than 100") as no:
         Rule(keep, SCHEMA, place="keep")
     assert no.value.problems[0].fix.startswith(function)
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize(

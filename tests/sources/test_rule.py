@@ -178,11 +178,9 @@ def test_a_string_that_looks_like_a_parse_tree_is_a_string() -> None:
 def test_a_function_that_makes_values_of_any_size_is_refused_at_once(
     keep: str, function: str
 ) -> None:
-    began = time.monotonic()
     for read in (make_rule, lambda text: probabilities_in(text, place="filter.keep")):
         with pytest.raises(SpecError, match=rf"filter\.keep: {function} can make a value that"):
             read(keep)
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize("keep", ["sleep_ms(1000000) > 1", "pg_sleep(1000) IS NULL"])
