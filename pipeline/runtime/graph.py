@@ -211,7 +211,7 @@ class ShardWorker:
     def __init__(self, job: Job, asks: bool, post: Post | None = None) -> None:
         # — of the pool in which a tokenizer encodes several texts
         os.environ.setdefault("RAYON_NUM_THREADS", str(job.placement.threads))
-        self._job, self._post, self._send = _on_this_clock(job, post), post, sender(post)
+        self._job, self._post, self._send = job, post, sender(post)
         shards = shards_at_work(job)
         self._places = Places(shards)
         self._at_work: set[str] = set()  # ids of shards
@@ -288,13 +288,6 @@ def _counted(work: WorkItem, label: Callable[[], ShardCounts]) -> ShardCounts:
         return ShardCounts.of_failed(work, error)
 
 
-def _on_this_clock(job: Job, post: Post | None) -> Job:
-    """The job with its end by this machine's clock, which may differ from the driver's."""
-    if post is None or job.run.ends is None:
-        return job
-    return replace(job, run=replace(job.run, ends=post.on_this_clock(job.run.ends)))
-
-
 def _worker_module() -> Any:
     """The module `worker`, which imports torch and transformers."""
     if (loaded := sys.modules.get("pipeline.runtime.worker")) is not None:
@@ -311,7 +304,7 @@ def _read(row: pa.Table, job: Job, post: Post | None = None) -> pa.Table:
     """Commits the documents file of a shard and gives its counts."""
     work, send = _work_in(row), sender(post)
     send(work_report(READING, work))
-    if _on_this_clock(job, post).run.is_over:
+    if job.run.is_over:
         return _row_of()
     counts = _counted(work, partial(commit_documents, job, work))
     send(WorkerReport(WAITING))

@@ -42,7 +42,7 @@ REPEAT_S = 1.0
 # The mailbox takes in about 3,600 reports a second (one core of a Xeon). More workers than this
 # send their last report less often, and nothing between.
 REPORTS_A_SECOND = 1_000
-CLOCK_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 # Outside of batches, a process is alive if it uses this share of a core, or moves as many bytes a
 # second.
 _ALIVE_SHARE, _ALIVE_BYTES = 0.05, 64 * 1024
@@ -67,7 +67,6 @@ class Mailbox:
         self._latest: dict[object, Letter] = {}
         # Of the workers that load or fail: the last report of each or its failure; when it came.
         self._loading: dict[str, tuple[Letter, float]] = {}
-        self._ahead_s: float | None = None  # the driver's clock, of this machine's
 
     def put(self, letter: Letter) -> None:
         """Keeps the report in place of the worker's earlier one about the same shard.
@@ -104,13 +103,8 @@ class Mailbox:
         failed = [letter for letter, _ in self._loading.values() if not letter.ended]
         return {letter.node_id: letter.cause for letter in failed if letter.cause is not None}
 
-    def driver_clock(self) -> float | None:
-        """The time by the driver's clock; None before the driver took reports."""
-        return None if self._ahead_s is None else time.time() + self._ahead_s
-
-    def take(self, now_s: float) -> list[Letter]:
-        """The reports since the last call, the oldest first; `now_s` is the driver's time."""
-        self._ahead_s = now_s - time.time()
+    def take(self) -> list[Letter]:
+        """The reports since the last call, the oldest first."""
         latest, self._latest = self._latest, {}
         return list(latest.values())
 
@@ -132,8 +126,8 @@ class Inbox:
 
         with self._taking, suppress(ray.exceptions.GetTimeoutError, ray.exceptions.RayError):
             if not self._closed:
-                asked = self.mailbox.take.remote(time.time())
-                letters: list[Letter] = ray.get(asked, timeout=CLOCK_TIMEOUT_S)
+                asked = self.mailbox.take.remote()
+                letters: list[Letter] = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
                 return letters
         return []
 
@@ -165,17 +159,8 @@ class Post:
         while able is None:
             time.sleep(0.1)
             asked = self.mailbox.others_can_label.remote(self.engines, alive_s)
-            able = ray.get(asked, timeout=CLOCK_TIMEOUT_S)
+            able = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
         return bool(able)
-
-    def on_this_clock(self, moment_s: float) -> float:
-        """A moment of the driver's clock, by this machine's; the same if that is not known."""
-        import ray
-
-        now_s = None
-        with suppress(ray.exceptions.RayError):
-            now_s = ray.get(self.mailbox.driver_clock.remote(), timeout=CLOCK_TIMEOUT_S)
-        return moment_s if now_s is None else moment_s + time.time() - now_s
 
 
 class Silence:

@@ -12,12 +12,10 @@ from types import SimpleNamespace
 import pytest
 from changing_corpus import Corpus, numbered
 from command import COMMANDS, assay
-from ray.exceptions import RayActorError
 from toy_assay import main_of_toy
 
 from pipeline.errors import SpecError
 from pipeline.options import RunOptions
-from pipeline.runtime.mailbox import Mailbox, Post
 
 HOUR = 3600.0
 
@@ -91,25 +89,6 @@ def test_a_run_whose_time_is_over_reads_no_texts(
     assert not plain.asked and written <= {"inputs", "specs"}
     monkeypatch.setattr("pipeline.runtime.job.time", time)
     assert plain.run(max_hours=1).complete and plain.asked.total() == 40
-
-
-def test_the_end_of_a_run_is_by_the_drivers_clock_wherever_the_worker_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    mailbox = Mailbox()
-    actor = SimpleNamespace(driver_clock=SimpleNamespace(remote=mailbox.driver_clock))
-    post = Post(actor, 1.0)
-    monkeypatch.setattr("ray.get", lambda answer, timeout: answer)
-    ends = time.time() + 60
-    assert post.on_this_clock(ends) == ends  # nobody has told the mailbox the time
-    mailbox.take(time.time() + HOUR)
-    assert ends - HOUR - 30 < post.on_this_clock(ends) < ends - HOUR + 30
-
-    def die(_answer: float, timeout: float) -> None:
-        raise RayActorError
-
-    monkeypatch.setattr("ray.get", die)
-    assert post.on_this_clock(ends) == ends
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -56,9 +56,9 @@ def test_a_failure_is_not_replaced_by_the_report_that_follows_it() -> None:
     mailbox = Mailbox()
     mailbox.put(letter("a", LOADING, cause=FULL))
     mailbox.put(letter("a", LOADING))
-    assert [each.cause for each in mailbox.take(0.0)] == [FULL]
+    assert [each.cause for each in mailbox.take()] == [FULL]
     mailbox.put(letter("a", LOADING))
-    assert [each.cause for each in mailbox.take(0.0)] == [None]
+    assert [each.cause for each in mailbox.take()] == [None]
     assert mailbox.left_out() == {"n1": FULL}
 
 

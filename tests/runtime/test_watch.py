@@ -156,8 +156,8 @@ def test_a_mailbox_keeps_the_latest_report_of_each_worker_and_shard() -> None:
     other, later = Letter(replace(BUSY, work=("s2", ("t",)))), Letter(replace(BUSY, answered=3))
     for letter in (Letter(BUSY), other, later):
         box.put(letter)
-    assert box.take(0.0) == [other, later]
-    assert box.take(0.0) == []
+    assert box.take() == [other, later]
+    assert box.take() == []
 
 
 def test_a_run_ends_if_no_worker_is_at_work_for_the_limit() -> None:
