@@ -54,7 +54,7 @@ class LoadedReader:
     def __init__(self, reader: Reader, send: Send, working: Lock | None = None) -> None:
         self.reader = reader
         self._send = send
-        self._working = working or Lock()
+        self._working, self._classifying = working or Lock(), Lock()
         self._classifiers = {
             task.name: TaskClassifier(
                 reader.spec, task, Path(reader.cache_dir), reader.classifiers[task.name]
@@ -65,17 +65,21 @@ class LoadedReader:
 
     def load(self) -> None:
         """Loads the model."""
-        with self._working:
-            _ = self._engine
+        self._load("_engine")
 
     def load_tokenizer(self) -> None:
         """Loads what reads documents for the model."""
-        with self._working:
-            _ = self.document_reader
+        self._load("document_reader")
+
+    def _load(self, name: str) -> None:
+        # — what is loaded waits for no other shard: one is tokenised while another is labelled
+        if name not in vars(self):
+            with self._working:
+                getattr(self, name)
 
     def load_classifier(self, task: TaskSpec) -> None:
         """Loads the classifier of a task."""
-        with self._working:
+        with self._classifying:
             self._classifiers[task.name].load()
 
     @cached_property
@@ -132,7 +136,7 @@ class LoadedReader:
         # — documents of which none is asked about may be without their texts
         texts = documents.column("text").take(pa.array(rows)).to_pylist() if len(rows) else []
         log_probs = np.full((documents.num_rows, len(task.labels)), np.nan, np.float32)
-        with self._working:
+        with self._classifying:
             log_probs[rows] = self._classifiers[task.name].log_probs(texts, on_batch)
         answers = ShardAnswers([()] * documents.num_rows, [task])
         answers.add_classified({task.name: log_probs}, rows.tolist())

@@ -7,10 +7,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -224,3 +227,22 @@ def test_a_worker_whose_output_is_another_folder_names_it_and_writes_nothing(
         assert not (tmp_path / "out").exists()
         (tmp_path / "of the driver").rename(tmp_path / "out")
     assert not list(store.list("attempts/shown"))
+
+
+def test_a_shard_is_tokenised_while_another_is_labelled(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = load_spec(write_spec())
+    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    documents, asked = pa.table({"status": ["ok"], "text": ["One text."]}), np.array([True])
+    working = Lock()
+    reader = LoadedReader(job.readers[0], ignore, working)
+    reader.load_tokenizer()
+    with working, ThreadPoolExecutor(1) as threads:  # — as while a model labels
+
+        def tokenise() -> Any:
+            reader.load_tokenizer()
+            return reader.tokenise(documents, asked)
+
+        chunks, status = threads.submit(tokenise).result(timeout=60)
+    assert len(chunks[0]) == 1 and status == ["ok"]
