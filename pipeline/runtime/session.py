@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -72,7 +73,7 @@ _OF_RAY = ("ray::", *_SERVICES)
 def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]:
     """Whether this process is connected to a Ray in the block: to that at `address`, or before.
 
-    RefusedError for a cluster that accepts anyone.
+    RefusedError for a cluster that accepts anyone, unless that is meant by `insecure`.
     """
     if address is None:
         yield ray.is_initialized()
@@ -89,8 +90,7 @@ def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]
         )
         raise option_error("address", fix, address)
     with token_mode(), _variables(_FOR_PROCESSES), _connect(address):
-        if not insecure:
-            _refuse_open(address)
+        _refuse_open(address, insecure=insecure)
         yield True
 
 
@@ -124,19 +124,34 @@ def nodes_with(*resources: str) -> list[Any]:
     return [node for node in alive if any(node["Resources"].get(r, 0) >= 1 for r in resources)]
 
 
-def _refuse_open(address: str) -> None:
-    """RefusedError for a cluster that accepted this process without a token, and so anyone.
+def _refuse_open(address: str, *, insecure: bool) -> None:
+    """RefusedError for a connected cluster that accepts a process without a token, and so anyone.
 
-    Of `auto`, a warning: this process runs on one of the cluster's machines.
+    Of `auto`, a warning: this process runs on one of the cluster's machines. A process with a token
+    is refused in any case, because it refuses the cluster's own requests, which have none.
     """
     place = ray.get_runtime_context().gcs_address
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" or is_loopback(f"//{place}"):
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        if _answers_without_token(place):
+            text = f"the Ray cluster at {place} asks for no token, and no worker starts there for "
+            text += "a process that has one; set RAY_AUTH_MODE=disabled, or start it with "
+            raise RefusedError(Problem(Option("address"), f"{text}RAY_AUTH_MODE=token"))
+        return
+    if insecure or is_loopback(f"//{place}"):
         return
     text = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs "
     text += "there; start it with RAY_AUTH_MODE=token, or accept the risk with --insecure-cluster"
     if address != "auto":
         raise RefusedError(Problem(Option("address"), text))
     logger.warning("%s", text)
+
+
+def _answers_without_token(place: str) -> bool:
+    """Whether the cluster tells a process without a token what nodes it has."""
+    ask = "import sys, ray; ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()"
+    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", ask, place]
+    return subprocess.run(command, env=stranger, capture_output=True).returncode == 0
 
 
 def _connect(address: str) -> Any:

@@ -12,8 +12,8 @@ import ray
 from many_rows import assert_every_row_once, has_begun, write_many
 from ray.cluster_utils import Cluster
 
-from pipeline.options import RunOptions
 from pipeline.runtime.run import run
+from pipeline.runtime.session import token_mode
 from pipeline.spec.parse import load_spec
 
 DOCUMENTS = 400
@@ -23,13 +23,14 @@ DOCUMENTS = 400
 def cluster() -> Iterator[Cluster]:
     """Three nodes on this machine; the first, where the driver is, has no room for an actor."""
     ray.shutdown()  # of the tests that share one Ray
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(2):
-        made.add_node(num_cpus=2)
-    made.wait_for_nodes()
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    with token_mode(starts=True):
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        for _ in range(2):
+            made.add_node(num_cpus=2)
+        made.wait_for_nodes()
+        yield made
+        ray.shutdown()
+        made.shutdown()
 
 
 @pytest.mark.slow
@@ -56,8 +57,7 @@ def test_a_node_removed_without_warning(
 
     thread = threading.Thread(target=remove_busy_node)
     thread.start()
-    options = RunOptions(insecure_cluster=True)  # — it has no token
-    outcome = run(spec, cache_dir=tmp_path / "cache", address=cluster.address, options=options)
+    outcome = run(spec, cache_dir=tmp_path / "cache", address=cluster.address)
     thread.join()
     assert len(removed) == 1, "the run ended before the node was removed"
     assert outcome.complete and outcome.snapshot == 1

@@ -185,7 +185,7 @@ def test_a_token_that_ray_cannot_use_is_an_error_that_does_not_print_it(
         ("head:6379", "10.0.0.7:6379", "", False, "refused"),
         ("head:6379", "10.0.0.7:6379", "disabled", False, "refused"),
         ("head:6379", "10.0.0.7:6379", "", True, "accepted"),
-        ("head:6379", "10.0.0.7:6379", "token", False, "accepted"),
+        ("head:6379", "10.0.0.7:6379", "token", False, "accepted"),  # and it asks for the token
         ("head:6379", "127.0.0.1:6379", "", False, "accepted"),
         ("auto", "10.0.0.7:6379", "", False, "named"),
     ],
@@ -204,6 +204,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     monkeypatch.setattr("ray.get_runtime_context", lambda: connected)
     monkeypatch.setattr("pipeline.runtime.session.token_mode", nullcontext)
     monkeypatch.setattr("pipeline.runtime.session._connect", nullcontext)
+    monkeypatch.setattr("pipeline.runtime.session._answers_without_token", lambda _: False)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     line = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs"
     if found == "refused":
