@@ -235,7 +235,9 @@ def test_rays_client_is_refused_with_what_to_write(
 def test_a_missing_spec_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, errors = failing("/nowhere/spec.yaml", capsys)
     assert code == 2 and len(errors) == 1
-    assert errors[0].startswith("/nowhere/spec.yaml: there is no such file; write ")
+    assert errors[0].startswith(
+        "/nowhere/spec.yaml: cannot be read: No such file or directory; write "
+    )
 
 
 def test_a_missing_column_is_named_with_those_there_are(

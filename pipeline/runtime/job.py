@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
+from typing import cast
 
 from pipeline.errors import Problem, SpecError
 from pipeline.fitted.cascade_file import Thresholds
@@ -31,8 +33,7 @@ from pipeline.sources.shards import Slice
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.steps import EncoderTask
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import EncoderTask, StageSpec, TaskSpec
 
 Locate = Callable[..., ModelFiles]  # as `weights.locate`
 # The number formats that `dtype: auto` may become.
@@ -255,18 +256,27 @@ def make_reader(
 
 
 def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
-    """For each reader of a spec: what it is asked, and the places of its tasks and its model."""
-    for number, of_stage in enumerate(spec.stage_specs()):
-        for own in of_stage:
-            places = {"model": "model"}
-            names = {task.name for task in own.tasks}
-            for index, task in enumerate(spec.tasks):
-                places[task.name] = f"tasks.{index}"
-                if task.stages:
-                    places[task.name] += f".cascade.stages.{number}"
-                    if task.name in names and task.stages[number].model is not None:
-                        places["model"] = f"{places[task.name]}.model"
-            yield own, places
+    """For each reader of a spec: what it is asked, without conditions, and the places of that.
+
+    Stages of one number and one model are answered together: the first ones with the other tasks
+    of this model. The places are those of the tasks, by name, and of the `model`.
+    """
+    readers = [(0, spec.model, list[StageSpec](), {"model": "model"})]
+    for index, task in enumerate(spec.tasks):
+        plain = cast(StageSpec, task.model_copy(update={"when": None}))
+        for number, stage in enumerate(task.stages or (plain,)):
+            place = f"tasks.{index}" + (f".cascade.stages.{number}" if task.stages else "")
+            model = stage.model or spec.model
+            same = next((each for each in readers if each[:2] == (number, model)), None)
+            if same is None:
+                of_model = "model" if stage.model is None else f"{place}.model"
+                readers.append(same := (number, model, [], {"model": of_model}))
+            _, _, stages, places = same
+            stages.append(stage)
+            places[task.name] = place
+    for _, model, tasks, places in sorted(readers, key=itemgetter(0)):
+        if tasks:
+            yield spec.model_copy(update={"model": model, "tasks": tuple(tasks)}), places
 
 
 def _reader(

@@ -35,9 +35,9 @@ class ThresholdsSpec(Frozen):
     """Score, as in `drop_top`."""
     by: Group | None = None
     """Groups, as in `drop_top`. Default: `otherwise` is for all documents."""
-    at: dict[str, FiniteFloat] = Field(default={}, strict=False)
+    at: dict[str, FiniteFloat] = Field(default={})
     """Threshold of each group."""
-    otherwise: FiniteFloat = Field(strict=False)
+    otherwise: FiniteFloat = Field()
     """Threshold of other groups."""
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.steps import ClassifierTask, EncoderTask
-from pipeline.spec.tasks import CascadeTask, TaskSpec
+from pipeline.spec.tasks import CascadeTask, ClassifierTask, EncoderTask, TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1

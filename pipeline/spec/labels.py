@@ -5,10 +5,11 @@ Entry point: `Labels`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -39,56 +40,30 @@ def _as_verbalizers(labels: object) -> object:
         return labels
     if not isinstance(labels, list | tuple):
         raise ValueError("write a list of labels, or each label with its texts: {name: [text]}")
-    odd = [label for label in labels if isinstance(label, dict | list)]
+    odd = [label for label in labels if not isinstance(label, str | int | float)]
     if odd:
-        raise ValueError(f"a list holds names of labels; write {{name: [text]}} for texts: {odd}")
-    if any(not isinstance(label, str) for label in labels):
-        texts = ["null" if label is None else str(label) for label in labels]
-        raise ValueError(f"write each label as a text, in quotes: {texts}")
-    repeated = sorted({label for label in labels if labels.count(label) > 1})
-    if repeated:
+        fix = "a list holds names of labels; write null in quotes, and {name: [text]} for texts"
+        raise ValueError(f"{fix}: {odd}")
+    names = list(map(str, labels))
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{repeated} listed more than once; list each label once")
-    return {label: (label,) for label in labels}
+    return {name: (name,) for name in names}
 
 
 def _distinct(labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    texts: set[str] = set()
-    for label, verbalizers in labels.items():
-        if not label:
-            raise ValueError("a label needs a name")
-        if not verbalizers:
-            raise ValueError(f"label {label!r} needs at least one text")
-        for verbalizer in verbalizers:
-            if verbalizer in texts:
-                raise ValueError(f"{verbalizer!r} occurs twice; write each text once")
-            texts.add(verbalizer)
+    texts = Counter(text for verbalizers in labels.values() for text in verbalizers)
+    if repeated := [text for text, count in texts.items() if count > 1]:
+        raise ValueError(f"{repeated} occurs more than once; write each text once")
     return labels
 
 
-Verbalizers = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
+_Text = Annotated[str, Field(min_length=1)]
 Labels = Annotated[
-    dict[str, Verbalizers],
+    dict[_Text, Annotated[tuple[_Text, ...], Field(min_length=1)]],
     BeforeValidator(_as_verbalizers),
     Field(min_length=2),
     AfterValidator(_distinct),
 ]
-
-
-def with_numbers_as_texts(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A task as it was written, with the numbers among its labels as texts: YAML reads 3 as one."""
-    labels = content.get("labels")
-    if isinstance(labels, Mapping):
-        named = {_as_text(label): texts for label, texts in labels.items()}
-        return {**content, "labels": named} if len(named) == len(labels) else content
-    if isinstance(labels, list | tuple):
-        return {**content, "labels": [_as_text(label) for label in labels]}
-    return content
-
-
-def _as_text(label: object) -> object:
-    if isinstance(label, int | float) and not isinstance(label, bool):
-        return str(label + 0)  # — 1.5, also for what was written as 1.50
-    return label
 
 
 def scores_fix(labels: Sequence[str]) -> str | None:

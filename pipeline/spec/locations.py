@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
@@ -23,12 +24,29 @@ _SIGNED = re.compile(
 )
 
 
+class Number(str):
+    """A number of a YAML file as it is written, such as 007 or 2.10: it may be meant as a text."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def value(self) -> object:
+        """The number, or the text if it is in a form that Python does not read."""
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(self)
+        return str(self)
+
+
 def _as_options(value: object) -> object:
-    """The options as fsspec takes them: `true` and `false` are strings in a spec's YAML."""
+    """The options as fsspec takes them, with the numbers and booleans of a spec's YAML."""
     if isinstance(value, Mapping):
         return {key: _as_options(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_as_options(inner) for inner in value]
+    if isinstance(value, Number):
+        return value.value
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
@@ -67,7 +85,7 @@ def masked(value: object) -> object:
         return {key: _masked_option(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [masked(inner) for inner in value]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or isinstance(value, Number):
         return value
     shown = _USER.sub("***", value)
     return shown.partition("?")[0] + "?***" if _SIGNED.search(shown) else shown
@@ -75,7 +93,7 @@ def masked(value: object) -> object:
 
 def _masked_option(name: str, value: object) -> object:
     secret = _SECRET.search(name.lower().replace("tokens", ""))  # `max_tokens` is not one
-    return "***" if secret and not isinstance(value, int | float | None) else masked(value)
+    return "***" if secret and not isinstance(value, Number | int | float | None) else masked(value)
 
 
 # A path or URL of documents, of a model or of labels.

@@ -14,8 +14,6 @@ from pydantic import (
     Field,
     PositiveInt,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -26,10 +24,10 @@ KeptFormat = Literal["none", "int8", "fp8"]
 
 
 class Frozen(BaseModel):
-    """Immutable, strict about types, and a misspelt key is an error."""
+    """Immutable; a misspelt key is an error. A number is also read from its text, and as a text."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+        frozen=True, extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True
     )
 
 
@@ -82,13 +80,6 @@ class ModelSpec(Frozen):
         """The path, with the revision of a model on the Hub."""
         return "@".join(filter(None, (self.path, self.revision)))
 
-    @field_validator("tensor_parallel")
-    @classmethod
-    def _is_of_vllm(cls, gpus: int, other: ValidationInfo) -> int:
-        if gpus > 1 and other.data.get("engine") != "vllm":
-            raise ValueError("only engine: vllm shares a model between GPUs; write it, or write 1")
-        return gpus
-
     @property
     def is_int8(self) -> bool:
         """Whether its linear layers multiply 8-bit integers."""
@@ -99,12 +90,15 @@ class ModelSpec(Frozen):
         """Whether the machine chooses the number format of what is not in 8 bits."""
         return self.dtype in ("auto", "int8")
 
-    @field_validator("dtype", "kv")
-    @classmethod
-    def _suits_the_model(cls, value: object, other: ValidationInfo) -> object:
-        if value in ("int8", "fp8") and other.data.get("engine") == "vllm":
-            raise ValueError("not supported with engine: vllm; remove it")
-        return value
+    @model_validator(mode="after")
+    def _suits_the_engine(self) -> ModelSpec:
+        of_vllm = {"tensor_parallel": self.tensor_parallel > 1}
+        of_assay = {"dtype": self.is_int8, "kv": self.kv != "none"}
+        keys = of_assay if self.engine == "vllm" else of_vllm
+        if wrong := [key for key, is_set in keys.items() if is_set]:
+            fix = f"not supported with engine: {self.engine}; remove it"
+            raise mistakes_error([((key,), fix) for key in wrong])
+        return self
 
 
 class ClassifierSpec(Frozen):

@@ -18,10 +18,14 @@ from pydantic import ValidationError
 
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.local_files import read_whole
+from pipeline.spec.locations import Number
 from pipeline.spec.problems import problems_of
 from pipeline.spec.schema import JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
+_TAG = "tag:yaml.org,2002:"
+# The types of nodes that are read, as PyYAML names them.
+_TAGS = ("map", "seq", "str", "null", "int", "float", "bool", "timestamp", "merge", "value")
 # Where neither an input nor an output is used, a spec in Python may leave these keys out.
 _UNUSED: Mapping[str, Any] = {"name": "labeller", "input": {"path": "unused"}, "output": "unused"}
 
@@ -49,21 +53,13 @@ def load_spec(path: str | Path) -> JobSpec:
         raise SpecError([Problem(str(path), fix)])
     try:
         text = read_whole(path, MAX_SPEC_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(str(path), _unreadable(error))]) from error
+    except UnicodeDecodeError as error:
+        raise SpecError([Problem(str(path), "is not UTF-8; save the file as UTF-8")]) from error
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        fix = f"{reason}; write the path of the spec, a YAML file"
+        raise SpecError([Problem(str(path), fix)]) from error
     return parse_spec(text, place=str(path))
-
-
-def _unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Why a spec's file cannot be read, and what to do."""
-    match error:
-        case FileNotFoundError():
-            return "there is no such file; write the path of the spec, a YAML file"
-        case IsADirectoryError():
-            return "is a folder; write the path of the spec, a YAML file"
-        case UnicodeDecodeError():
-            return "is not UTF-8; save the file as UTF-8"
-    return f"cannot be read: {error.strerror or error}"
 
 
 def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
@@ -108,19 +104,59 @@ def located(path: str | Path) -> Iterator[None]:
 
 def _read(text: str, place: str) -> tuple[Any, dict[str, int]]:
     """The content of a YAML text, and the line of each key and list item."""
+    lines: dict[str, int] = {}
     try:
-        loader = PlainLoader(text)
-        root = loader.get_single_node()
-        if root is None:
-            return None, {}
-        return loader.construct_document(root), dict(_lines(root, ""))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a malformed number, such as `0x_`
+        root = _Loader(text).get_single_node()
+        return None if root is None else _content(root, "", lines), lines
+    except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError):  # its text would repeat lines of the YAML
             reason = _malformed(error)
         raise SpecError([Problem(place, f"is not plain YAML: {reason}")]) from None
     except RecursionError:
         raise SpecError([Problem(place, "is nested too deeply to be a spec")]) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """The nodes of YAML without anchors."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            line = event.start_mark.line + 1
+            raise yaml.YAMLError(f"write the value out: anchors are not read, line {line}")
+        return super().compose_node(parent, index)
+
+
+def _content(node: yaml.Node, place: str, lines: dict[str, int]) -> Any:
+    """The value of a node: a mapping, a list, a text, a `Number` or None.
+
+    YAML 1.1 reads yes, no, on and off as booleans and 2026-11-01 as a date: in a spec they are
+    texts. The line of each key and list item below the node is added to `lines`.
+    """
+    tag = node.tag.removeprefix(_TAG)
+    if tag not in _TAGS:
+        raise yaml.YAMLError(f"no type {tag!r} in a spec, line {node.start_mark.line + 1}")
+
+    def below(name: str, key: yaml.Node, value: yaml.Node) -> Any:
+        own = f"{place}.{name}" if place else name
+        lines[own] = key.start_mark.line + 1
+        return _content(value, own, lines)
+
+    if isinstance(node, yaml.SequenceNode):
+        return [below(str(index), item, item) for index, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        number = tag in ("int", "float")
+        return None if tag == "null" else Number(node.value) if number else node.value
+    content: dict[str, Any] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.YAMLError(f"a key is one word, line {line}")
+        if key.value in content:
+            raise yaml.YAMLError(f"{key.value!r} occurs twice, line {line}; keep one")
+        content[key.value] = below(key.value, key, value)
+    return content
 
 
 def _malformed(error: yaml.MarkedYAMLError) -> str:
@@ -138,19 +174,6 @@ def _malformed(error: yaml.MarkedYAMLError) -> str:
     elif parser_says == "mapping values are not allowed here":
         reason = "a second `: `; put a text with a colon in quotes"
     return f"{reason}, line {mark.line + 1}" if mark else reason
-
-
-def _lines(node: yaml.Node, place: str) -> Iterator[tuple[str, int]]:
-    """The place and the line of each key and list item below a node."""
-    below: list[tuple[str, yaml.Node, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        below = [(str(key.value), key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        below = [(str(index), item, item) for index, item in enumerate(node.value)]
-    for name, key, value in below:
-        own = f"{place}.{name}" if place else name
-        yield own, key.start_mark.line + 1
-        yield from _lines(value, own)
 
 
 def _with_lines(
@@ -198,65 +221,3 @@ def spec_of(content: Mapping[str, Any]) -> JobSpec:
         return JobSpec.model_validate(dict(content))
     except ValidationError as error:
         raise SpecError(problems_of(error, content)) from error
-
-
-class PlainLoader(yaml.SafeLoader):
-    """YAML without surprises: `yes` is a string, a key occurs once, anchors are refused."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            line = event.start_mark.line + 1
-            raise yaml.YAMLError(f"write the value out: anchors are not read, line {line}")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.YAMLError(f"a key is one word, line {key_node.start_mark.line + 1}")
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                mark = key_node.start_mark
-                raise yaml.YAMLError(f"{key!r} occurs twice, line {mark.line + 1}; keep one")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-class _Written:
-    """A number that an error shows as it was written, such as 007 or 2.10."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-class _Int(_Written, int): ...
-
-
-class _Float(_Written, float): ...
-
-
-def _number(loader: PlainLoader, node: yaml.ScalarNode) -> _Written:
-    """The number in a node, with its text."""
-    number: _Written
-    if node.tag.endswith(":int"):
-        number = _Int(loader.construct_yaml_int(node))
-    else:
-        number = _Float(loader.construct_yaml_float(node))
-    number.text = node.value
-    return number
-
-
-PlainLoader.add_constructor("tag:yaml.org,2002:int", _number)
-PlainLoader.add_constructor("tag:yaml.org,2002:float", _number)
-# YAML 1.1 reads yes, no, on, off as booleans and 2026-11-01 as a date. In a spec they are labels.
-PlainLoader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag in ("tag:yaml.org,2002:null", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import Problem, SpecError
-from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import spec_of
 from pipeline.spec.schema import JobSpec
 
@@ -24,8 +23,6 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     SpecError for a relative path, unless the job runs on the same machine.
     """
     content: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
-    if spec.model == NO_MODEL:
-        del content["model"]
     holders = {"model": content.get("model"), "input": content["input"], "": content}
     for index, task in enumerate(content["tasks"]):
         for number, stage in enumerate(stages_of(task)):

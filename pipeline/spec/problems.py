@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -17,30 +15,31 @@ from pydantic_core import ErrorDetails
 from pipeline.errors import Problem
 from pipeline.spec.locations import masked
 from pipeline.spec.schema import IN_WORDS, JobSpec
-from pipeline.spec.steps import Task
-from pipeline.spec.tasks import INHERITED
 
+_MISSING = "missing; add it"
 # By pydantic's type of error; the names in braces are those of its context.
 _FIXES = {
-    "missing": "missing; add it",
+    "missing": _MISSING,
     "tuple_type": "write a list, as in [a, b]",
     "dict_type": "write a mapping of keys to values",
     "model_type": "write a mapping of keys to values",
     "model_attributes_type": "write a mapping of keys to values",
     "too_short": "write at least {min_length}",
     "string_too_short": "write a text; this one is empty",
-    "int_type": "write a whole number",
-    "float_type": "write a number",
-    "finite_number": "write a number",
+    "string_type": "write a text",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "write a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "write a number"),
+    "bool_parsing": "write true or false",
     "greater_than": "write a number above {gt}",
     "greater_than_equal": "write a number of at least {ge}",
     "less_than_equal": "write a number of at most {le}",
     "literal_error": "write {expected}",
+    "union_tag_invalid": "a stage has no cascade of its own; remove it",
 }
 
 
 _WRITE = "no such key; write "
-# Keys that earlier versions had.
+# Keys that went, and what to write.
 _GONE = {
     "model.kind": "kind was removed: tasks of labels alone are answered by the head of a sequence "
     "classifier, and others by a language model; remove it",
@@ -58,29 +57,32 @@ _GONE = {
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
     """One problem for each mistake that pydantic reports for this content of a spec."""
-    of_tasks = [each for each in error.errors() if not _is_inherited(each["loc"], content)]
-    written = [(*_written(detail["loc"], content), detail) for detail in of_tasks or error.errors()]
-    places = [place for place, _, _ in written]
-    mistakes = [
-        (place, value, detail)
-        for place, value, detail in written
-        # A wrong element also makes its list "too short": report the cause, not this consequence.
-        if not (detail["type"] == "too_short" and any(p.startswith(f"{place}.") for p in places))
+    found: dict[str, tuple[object, dict[str, None]]] = {}  # the value at a place, and the fixes
+    for detail in error.errors():
+        place, value = _written(detail["loc"], content)
+        if not _follows(detail, value):
+            _, fixes = found.setdefault(place or "spec", (_shown(detail["loc"], value), {}))
+            fixes[_fix(detail)] = None
+    problems = [
+        # — a value that may be of two types has a fix for each of them
+        Problem(place, " or ".join(fixes), value)
+        for place, (value, fixes) in found.items()
     ]
-    problems = []
-    # — a value that may be of two types has an error for each of them
-    for place, same in groupby(mistakes, key=itemgetter(0)):
-        values, details = zip(*((value, detail) for _, value, detail in same), strict=True)
-        fix = " or ".join(dict.fromkeys(_fix(detail) for detail in details))
-        problems.append(Problem(place or "spec", fix, _shown(details[0]["loc"], values[0])))
     # — a misspelt key is also missing
     meant = {
         ".".join([*problem.place.split(".")[:-1], problem.fix.removeprefix(_WRITE)])
         for problem in problems
         if problem.fix.startswith(_WRITE)
     }
-    missing = _FIXES["missing"]
-    return [problem for problem in problems if problem.place not in meant or problem.fix != missing]
+    return [each for each in problems if each.place not in meant or each.fix != _MISSING]
+
+
+def _follows(detail: ErrorDetails, value: Any) -> bool:
+    """Whether it is no mistake, but follows from one: a list without its wrong elements is short,
+    and a default that depends on a wrong key is not computed."""
+    kind = detail["type"]
+    is_long = kind == "too_short" and len(value) >= detail["ctx"]["min_length"]
+    return is_long or kind == "default_factory_not_called"
 
 
 def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str, Any]:
@@ -103,28 +105,12 @@ def _written(loc: Sequence[int | str], content: Mapping[str, Any]) -> tuple[str,
     return ".".join(place), value
 
 
-def _is_inherited(loc: Sequence[int | str], content: Mapping[str, Any]) -> bool:
-    """Whether it is a mistake in what a stage of a cascade has of its task."""
-    if "stages" not in loc:
-        return False
-    at = loc.index("stages")
-    _, stage = _written(loc[: at + 2], content)
-    key = loc[at + 3] if len(loc) > at + 3 else None  # — after the name of the stage's class
-    return isinstance(stage, Mapping) and key in INHERITED and key not in stage
-
-
 def _fix(detail: ErrorDetails) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _other_key(detail["loc"])
     if kind == "string_pattern_mismatch":
         return IN_WORDS[context["pattern"]]
-    if kind == "string_type":
-        value = detail["input"]
-        if value is None and "labels" in detail["loc"]:
-            value = "null"
-        is_scalar = isinstance(value, int | float | str)
-        return f"write a text: '{value}'" if is_scalar else "write a text"
     if kind in _FIXES:
         return _FIXES[kind].format(**context)
     return detail["msg"].removeprefix("Value error, ")
@@ -136,12 +122,11 @@ def _other_key(loc: Sequence[int | str]) -> str:
     models: list[type[BaseModel]] = [JobSpec]
     for part in above:  # — indices and names of types are not keys of a model
         models = [inner for model in models for inner in _models(model, str(part))] or models
-    key, keys = str(last), [name for model in models for name in model.model_fields]
-    for model in models:
-        if issubclass(model, Task) and model.__name__ in above and key in model.refused:
-            return model.refused[key]
+    key, keys = str(last), dict.fromkeys(name for model in models for name in model.model_fields)
     if gone := _GONE.get(key) or _GONE.get(f"{above[-1]}.{key}" if above else key):
         return gone
+    if key in keys:  # — of another kind of task; the tag of this kind is the part before
+        return f"{above[-1]} takes no {key}; remove one of the two"
     sections = [
         name
         for name in JobSpec.model_fields
@@ -151,7 +136,7 @@ def _other_key(loc: Sequence[int | str]) -> str:
         return f"no such key; {key} belongs below {sections[0]}"
     if nearest := get_close_matches(key.lower(), keys, n=1):
         return f"{_WRITE}{nearest[0]}"
-    shown = ", ".join(dict.fromkeys(keys))
+    shown = ", ".join(keys)
     return f"no such key; remove it or correct its spelling: the keys are {shown}"
 
 

@@ -25,8 +25,14 @@ from pipeline.spec.model import (
     ModelSpec,
     mistakes_error,
 )
-from pipeline.spec.steps import TASK_NAME, AskedTask, EncoderTask, StageSpec
-from pipeline.spec.tasks import CascadeTask, TaskSpec
+from pipeline.spec.tasks import (
+    TASK_NAME,
+    AskedTask,
+    CascadeTask,
+    EncoderTask,
+    StageSpec,
+    TaskSpec,
+)
 
 Place = tuple[int | str, ...]
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
@@ -63,11 +69,15 @@ class InputSpec(Frozen):
     a folder or a glob."""
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
-    text: str | None = Field(default="text", min_length=1)
-    """Column with the text of a document. With `image`, the default is to read no text."""
     image: str | None = Field(default=None, min_length=1)
     """Column with the image of a document, which comes before its text: the image file's bytes, or
     its path, from the folder of the input file or absolute, and below that folder or bucket."""
+    text: str | None = Field(
+        default_factory=lambda source: None if source["image"] else "text",
+        min_length=1,
+        json_schema_extra={"default": "text"},
+    )
+    """Column with the text of a document. With `image`, the default is to read no text."""
     id: str | None = Field(default=None, min_length=1)
     """Column with the id of a document. Default: the hash of the text. Text files have the columns
     `text` and `id`, which is the file's path below the folder. A whole number is its digits (1.0 is
@@ -83,13 +93,6 @@ class InputSpec(Frozen):
     @property
     def columns(self) -> Columns:
         return Columns(self.text, self.id, self.image, self.quoted)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _image_needs_no_text(cls, content: Any) -> Any:
-        if isinstance(content, Mapping) and content.get("image") and "text" not in content:
-            return {**content, "text": None}
-        return content
 
     @model_validator(mode="after")
     def _has_content(self) -> InputSpec:
@@ -116,7 +119,7 @@ class PromptSpec(Frozen):
     """System prompt. Default: no system message."""
     instruction: str = "Read the text, then answer the question."
     """Text before the document."""
-    examples: tuple[Example, ...] = Field(default=(), strict=False)
+    examples: tuple[Example, ...] = Field(default=())
     """Few-shot examples, shown before the document. They are computed once."""
     document: str = "Text:\n{document}"
     """Template of the document. `{document}` occurs exactly once."""
@@ -152,8 +155,8 @@ class JobSpec(Frozen):
 
     name: str = Field(pattern=JOB_NAME)
     """Name of the job. Snapshots belong to a name."""
-    model: ModelSpec
-    """The model that answers."""
+    model: ModelSpec = NO_MODEL
+    """The model that answers. Tasks with classifiers need none."""
     input: InputSpec
     """The documents."""
     output: Location = Field(min_length=1)
@@ -166,7 +169,7 @@ class JobSpec(Frozen):
     """How much of a document the model reads."""
     max_error_rate: float | None = Field(default=None, ge=0, le=1)
     """Largest share of rows without an answer. A run above it fails. Default: none."""
-    tasks: tuple[TaskSpec, ...] = Field(min_length=1, strict=False)
+    tasks: tuple[TaskSpec, ...] = Field(min_length=1)
     """The questions. All are asked of every document."""
     filter: FilterSpec | None = None
     """The rule of `assay filter`. A run ignores it."""
@@ -183,35 +186,38 @@ class JobSpec(Frozen):
             return {**content, "prompt": {**_IMAGE_PROMPT, **prompt}}
         return content
 
-    @model_validator(mode="before")
-    @classmethod
-    def _may_need_no_model(cls, content: Any) -> Any:
-        if not isinstance(content, Mapping) or "model" in content:
-            return content
-        tasks = content.get("tasks")
-        if not isinstance(tasks, list | tuple) or not tasks:
-            return content
-        return {**content, "model": NO_MODEL} if all(map(_needs_no_model, tasks)) else content
-
     @model_validator(mode="after")
     def _can_be_answered(self) -> JobSpec:
-        mistakes: list[Mistake] = []
         read = [*_read(self.tasks)]
+        needs_model = any(task.classifier is None and task.model is None for _, task in read)
+        if needs_model and self.model == NO_MODEL:
+            raise mistakes_error([(("model",), "missing; add it")])
         asked = [each.model or self.model for _, each in read if isinstance(each, AskedTask)]
+        mistakes: list[Mistake] = []
         for place, task in read:
-            model = task.model or self.model
-            if task.model is not None and "cascade" not in place:
-                fix = "only a stage of a cascade has a model of its own; write it for all tasks"
-                mistakes.append(((*place, "model"), fix))
-            if task.classifier is None and "vllm" in (self.model.engine, model.engine):
-                mistakes += _not_by_vllm(self.model, task, place)
-            elif isinstance(task, EncoderTask):
-                mistakes += _not_by_encoders(model, task, place)
-                if model in asked:
-                    mistakes.append(((*place, "question"), task.refused["question"]))
+            mistakes += self._not_read(task, place)
+            if isinstance(task, EncoderTask) and (task.model or self.model) in asked:
+                mistakes.append(((*place, "question"), "missing; other tasks ask the same model"))
         if mistakes:
             raise mistakes_error(mistakes)
         return self
+
+    def _not_read(self, task: StageSpec, place: Place) -> Iterator[Mistake]:
+        """The keys of a task or a stage, or of its model, that are not read, with the fix."""
+        model = task.model or self.model
+        above: Place = ("model",) if task.model is None else (*place, "model")
+        if task.model is not None and "cascade" not in place:
+            yield above, "only a stage of a cascade has a model of its own; write it for all tasks"
+        elif task.classifier is None and "vllm" in (self.model.engine, model.engine):
+            for key in ("model", "readout", "beam"):
+                if getattr(task, key) is not None:
+                    yield (*place, key), "not supported with engine: vllm; remove it"
+            if isinstance(task, EncoderTask):
+                yield (*place, "question"), "missing; with engine: vllm each task has a question"
+        elif isinstance(task, EncoderTask):
+            for key, is_set in {"dtype": model.is_int8, "kv": model.kv != "none"}.items():
+                if is_set:
+                    yield (*above, key), "not supported for a sequence classifier; remove it"
 
     @model_validator(mode="after")
     def _images_are_read(self) -> JobSpec:
@@ -265,35 +271,6 @@ class JobSpec(Frozen):
         """The tasks with a cascade."""
         return tuple(task for task in self.tasks if isinstance(task, CascadeTask))
 
-    def stage_specs(self) -> tuple[tuple[JobSpec, ...], ...]:
-        """The specs that answer the tasks, without conditions, by stage of a cascade.
-
-        Stages of one model are answered together. The first stages come with the other tasks.
-        """
-        rounds = max((len(task.stages) for task in self.cascades), default=1)
-        return tuple(self._round_specs(number) for number in range(rounds))
-
-    def _round_specs(self, number: int) -> tuple[JobSpec, ...]:
-        """The specs that answer the stages with this number, one for each model."""
-        # — the conditions are those of the whole spec
-        tasks = (task.model_copy(update={"when": None}) for task in self.tasks)
-        plain = [task for task in tasks if not isinstance(task, CascadeTask)]
-        groups: list[tuple[ModelSpec, list[StageSpec]]] = [
-            (self.model, plain if number == 0 else [])
-        ]
-        for task in self.tasks:
-            if number < len(task.stages):
-                model = task.stages[number].model or self.model
-                tasks_of = next((tasks for other, tasks in groups if other == model), None)
-                if tasks_of is None:
-                    groups.append((model, tasks_of := []))
-                tasks_of.append(task.stages[number])
-        return tuple(
-            self.model_copy(update={"model": model, "tasks": tuple(of_model)})
-            for model, of_model in groups
-            if of_model
-        )
-
     @field_validator("tasks")
     @classmethod
     def _names_are_unique(cls, tasks: tuple[TaskSpec, ...]) -> tuple[TaskSpec, ...]:
@@ -304,16 +281,6 @@ class JobSpec(Frozen):
         return tasks
 
 
-def _needs_no_model(task: object) -> bool:
-    """Whether a task as it was written needs no model of the spec."""
-    if not isinstance(task, Mapping):
-        return False
-    if "cascade" not in task:
-        return "classifier" in task or "model" in task
-    stages = task["cascade"].get("stages") if isinstance(task["cascade"], Mapping) else None
-    return isinstance(stages, list | tuple) and all(map(_needs_no_model, stages))
-
-
 def _read(tasks: Sequence[TaskSpec]) -> Iterator[tuple[Place, StageSpec]]:
     """The tasks and the stages of cascades, each with its place in a spec."""
     for number, task in enumerate(tasks):
@@ -321,25 +288,3 @@ def _read(tasks: Sequence[TaskSpec]) -> Iterator[tuple[Place, StageSpec]]:
             yield ("tasks", number), task
         for place, stage in enumerate(task.stages):
             yield ("tasks", number, "cascade", "stages", place), stage
-
-
-def _not_by_vllm(spec_model: ModelSpec, asked: StageSpec, place: Place) -> Iterator[Mistake]:
-    """The keys of a task or a stage that vLLM does not read."""
-    if asked.model is not None:
-        yield (*place, "model"), "with engine: vllm all stages have one model; remove this"
-    if (asked.model or spec_model).engine != "vllm":
-        return
-    for key in ("readout", "beam"):
-        if getattr(asked, key, None) is not None:
-            fix = "not supported with engine: vllm; remove this, or write engine: assay"
-            yield (*place, key), fix
-    if isinstance(asked, EncoderTask):
-        yield (*place, "question"), "vLLM answers questions; write one"
-
-
-def _not_by_encoders(model: ModelSpec, asked: EncoderTask, place: Place) -> Iterator[Mistake]:
-    """The keys of its model that an encoder does not read."""
-    above: Place = ("model",) if asked.model is None else (*place, "model")
-    for key, is_set in {"dtype": model.is_int8, "kv": model.kv != "none"}.items():
-        if is_set:
-            yield (*above, key), "not supported for an encoder; remove it"

@@ -1,37 +1,292 @@
 """The tasks of a spec: what one reader answers, or a cascade of such stages.
 
-Entry point: `TaskSpec`, the union of these. The keys of a task say which one it is.
+Entry points: `TaskSpec` and `StageSpec`, unions of classes. The keys of a task say which one it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, PositiveInt, Tag, model_validator
-
-from pipeline.spec.model import Frozen, mistakes_error
-from pipeline.spec.steps import (
-    SCORING,
-    ClassifierTask,
-    EncoderTask,
-    QuestionTask,
-    ReadoutTask,
-    StageSpec,
-    Task,
-    form_of,
-    scoring_keys,
+from pydantic import (
+    Discriminator,
+    Field,
+    PositiveInt,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
 
-# What the stages of a cascade have of their task, and what they cannot have.
-INHERITED = ("name", "kind", "labels", "chunks", *SCORING)
-_OF_THE_TASK = ("when", "top_k", "separator")
+from pipeline.spec.labels import (
+    ANSWER,
+    LANGUAGES,
+    MOST_COLUMNS,
+    SLOT,
+    YES_OR_NO,
+    Labels,
+    equal_in_sql,
+    part_file,
+    scores_fix,
+    with_slot,
+)
+from pipeline.spec.model import ClassifierSpec, Frozen, Mistake, ModelSpec, mistakes_error
+
+TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+# Columns of `open_labels` that every document has, beside one column a task.
+DOCUMENT_COLUMNS = ("doc_id", "path", "row", "content_hash", "n_chars", "status")
+_TAKEN = (*DOCUMENT_COLUMNS, "doc")  # in SQL, the columns of the input are in `doc`
+
+# What answers a task, by the key that says so; without one of these it is a `_HEAD`.
+_READERS = {
+    "cascade": "a cascade",
+    "classifier": "a classifier",
+    "readout": "a readout",
+    "question": "a question",
+}
+_HEAD = "a sequence classifier"
+_OF_THE_TASK = ("name", "kind", "labels", "chunks")  # what a stage has of its task
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _combination(task: Mapping[str, Any]) -> Literal["max", "mean"]:
+    """How a task combines the answers to chunks, unless it says so itself."""
+    return "max" if len(task["labels"]) == 2 or task["kind"] == "multi" else "mean"
+
+
+class Task(Frozen):
+    """What every task has."""
+
+    name: str = Field(pattern=TASK_NAME)
+    """Name of the task and of its column: lower case letters, digits and `_`."""
+    kind: Literal["choice", "multi", "score"] = "choice"
+    """`choice`: one of the labels applies; their probabilities add up to 1. `multi`: each label
+    applies or not, independently; each has a probability of its own. `score`: the labels are
+    numbers in rising order, such as 0 to 5; the answer also has their expected value."""
+    when: Text | None = None
+    """Boolean SQL expression: the question is asked of the documents that it accepts, such as
+    `language.label = 'English'`. It may name `doc_id`, `n_chars`, `sample` (a number from 0 to 1
+    that follows from the text), the input's columns as `doc.COLUMN`, and the tasks before this one.
+    The other documents have the status `skipped`. Default: all documents are asked about."""
+    labels: Labels
+    """Two labels or more: a list of names, or a mapping from each name to the texts that mean this
+    label. Default of a classifier of kind `language`: all its languages, by their ISO 639 code."""
+    chunks: Literal["max", "mean"] = Field(default_factory=_combination)
+    """How the answers to the chunks of a long document become one. `max`, for two labels: the
+    answer of the chunk in which the label that is named first is the most probable. `mean`: the
+    mean probability of each label. Default: `max` for two labels and for the kind `multi`, `mean`
+    for others."""
+    top_k: PositiveInt | None = None
+    """Store the probabilities of this many likeliest labels instead of all. Required above 1,000
+    labels."""
+    separator: str | None = Field(default=None, min_length=1)
+    """Text between the levels of hierarchical labels, such as `/`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, content: Any) -> Any:
+        """A key that is null is not set."""
+        if not isinstance(content, Mapping):
+            return content
+        return {key: value for key, value in content.items() if value is not None}
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The numbers that the labels of a task of kind `score` are; () of another kind."""
+        return tuple(map(float, self.labels)) if self.kind == "score" else ()
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_column_of_its_own(cls, name: str) -> str:
+        if name in _TAKEN:
+            raise ValueError(
+                "every document has a column of this name; choose a name other than "
+                f"{', '.join(_TAKEN)}"
+            )
+        return name
+
+    @property
+    def parts(self) -> tuple[TaskSpec, ...]:
+        """What is asked for its answer: a task of yes or no for each label of the kind `multi`, in
+        their order, named `TASK.LABEL`; of another kind the task itself.
+        """
+        return (cast("TaskSpec", self),)
+
+    @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """The stages of its cascade, each a task of this name; () without one."""
+        return ()
+
+    @model_validator(mode="after")
+    def _does_not_contradict_itself(self) -> Task:
+        if mistakes := [((key,), fix) for key, fix in self._contradictions()]:
+            raise mistakes_error(mistakes)
+        return self
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """The keys of the task that contradict another of its keys, and the fix of each."""
+        if self.chunks == "max" and _combination(dict(self)) != "max":
+            yield "chunks", "max follows the label that is named first alone; write mean"
+        if self.top_k is None and len(self.labels) > MOST_COLUMNS:
+            fix = "labels are too many for a column each; keep the likeliest: top_k: 10"
+            yield "top_k", f"{len(self.labels):,} {fix}"
+        elif self.top_k is None and (alike := equal_in_sql(self.labels)):
+            yield (
+                "labels",
+                f"SQL does not tell {alike[0]!r} from {alike[1]!r}, which differ only in case; "
+                "give one of them another name",
+            )
+        if self.separator is not None and not any(self.separator in label for label in self.labels):
+            yield "separator", "no label contains it; write the text between the levels of a label"
+        if self.kind == "score" and (wrong := scores_fix(list(self.labels))):
+            yield "labels", wrong
+        of_kind = {
+            "score": "a score is computed from all its labels; remove this",
+            "multi": "not supported with kind: multi; remove this, or write a task for each label",
+        }
+        for key in ("top_k", "separator") if self.kind in of_kind else ():
+            if getattr(self, key) is not None:
+                yield key, of_kind[self.kind]
+        if self.kind == "multi" and not isinstance(self, AskedTask):
+            yield "kind", "takes a question or a readout; write one, or a task for each label"
+
+
+class AskedTask(Task):
+    """A task that reads a language model after a question, or after the document."""
+
+    model: ModelSpec | None = None
+    """Model of a stage of a cascade. Default: the spec's. Its `dtype: auto` is that of the spec's
+    model."""
+    classifier: ClassVar[None] = None
+
+    @property
+    def parts(self) -> tuple[TaskSpec, ...]:
+        """A task of yes or no for each label of the kind `multi`, or the task itself."""
+        if self.kind != "multi":
+            return super().parts
+        return tuple(self._part(label, texts[0]) for label, texts in self.labels.items())
+
+    def _part(self, label: str, text: str) -> TaskSpec:
+        asked = cast("QuestionTask | ReadoutTask", self).question
+        own: dict[str, Any] = {
+            "name": f"{self.name}.{label}",
+            "kind": "choice",
+            "labels": YES_OR_NO,
+            "question": asked and with_slot(asked).replace(SLOT, text),
+        }
+        return cast("TaskSpec", self.model_copy(update=own))
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        yield from super()._contradictions()
+        if (cast("QuestionTask | ReadoutTask", self).question or "").count(ANSWER) > 1:
+            yield "question", f"has one answer; write {ANSWER} once"
+        if self.kind == "multi" and any(len(texts) > 1 for texts in self.labels.values()):
+            yield "labels", f"{SLOT} stands for one text; write one text for each label"
+
+
+class QuestionTask(AskedTask):
+    """A closed question about every document."""
+
+    question: Text
+    """Question about the document. Of a task of kind `multi`: a question of yes or no, in which
+    `{label}` stands for the text of a label. Without it, ` {label}: yes or no` is added. What
+    follows `{answer}` is not asked but begins the answer. So all labels share one question in
+    `Which topics is it about? Answer yes or no.{answer}{label}:`."""
+    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False)
+    """Exponent of the number of tokens that divides a label's log probability, of which all tokens
+    are then scored. 0: no penalty; 1: mean of the tokens."""
+    beam: PositiveInt | None = None
+    """Number of label prefixes that are kept at each token, for very many labels, of which all
+    tokens are then scored. Default: score every label exactly."""
+    readout: ClassVar[None] = None
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        yield from super()._contradictions()
+        set_keys = {"length_penalty": self.length_penalty != 0, "beam": self.beam is not None}
+        for key, is_set in set_keys.items():
+            if is_set and self.kind == "multi":
+                yield key, "each label is answered with yes or no; remove this"
+
+
+class ReadoutTask(AskedTask):
+    """A trained readout of the state after a question, or of the document itself."""
+
+    readout: Text
+    """Path or URL of a trained readout (`assay fit`). Of a task of kind `multi`: a folder with a
+    file for each label."""
+    question: Text | None = None
+    """Question about the document, as without a readout. `null`: read the state after the document
+    itself, which takes no additional tokens."""
+    length_penalty: ClassVar[float] = 0
+    beam: ClassVar[None] = None
+
+    def _part(self, label: str, text: str) -> TaskSpec:
+        readout = self.readout and part_file(self.readout, label)
+        return super()._part(label, text).model_copy(update={"readout": readout})
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        yield from super()._contradictions()
+        if self.kind == "multi" and self.readout.endswith(".safetensors"):
+            yield "readout", "is one file; name a folder, which has a file for each label"
+
+
+class ClassifierTask(Task):
+    """The answer of a classifier, from the whole text. A spec of such tasks needs no `model`."""
+
+    classifier: ClassifierSpec
+    """A classifier that answers instead of the model. The texts of a label are the names of its
+    classes."""
+    model: ClassVar[None] = None
+    question: ClassVar[None] = None
+    readout: ClassVar[None] = None
+    length_penalty: ClassVar[float] = 0
+    beam: ClassVar[None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_the_languages(cls, content: Any) -> Any:
+        if isinstance(content, Mapping) and "labels" not in content:
+            classifier = content.get("classifier")
+            if isinstance(classifier, Mapping) and classifier.get("kind") == "language":
+                return {**content, "labels": list(LANGUAGES)}
+        return content
+
+
+class EncoderTask(Task):
+    """Labels alone: classes of the head of a sequence classifier, such as BERT, DeBERTa, XLM-R or
+    ModernBERT."""
+
+    model: ModelSpec | None = None
+    """Model of a stage of a cascade. Default: the spec's."""
+    question: ClassVar[None] = None
+    readout: ClassVar[None] = None
+    classifier: ClassVar[None] = None
+    length_penalty: ClassVar[float] = 0
+    beam: ClassVar[None] = None
+
+
+def _reader_of(content: Any) -> str:
+    """What answers a task with these keys, or a valid task."""
+    for key, reader in _READERS.items():
+        is_mapping = isinstance(content, Mapping)
+        if (content.get(key) if is_mapping else getattr(content, key, None)) is not None:
+            return reader
+    return _HEAD
+
+
+StageSpec = Annotated[
+    Annotated[QuestionTask, Tag(_READERS["question"])]
+    | Annotated[ReadoutTask, Tag(_READERS["readout"])]
+    | Annotated[ClassifierTask, Tag(_READERS["classifier"])]
+    | Annotated[EncoderTask, Tag(_HEAD)],
+    Discriminator(_reader_of),
+]
 
 
 class CascadeSpec(Frozen):
     """Stages that answer one after the other: each only what those before it did not decide."""
 
-    stages: tuple[StageSpec, ...] = Field(min_length=2, strict=False)
+    stages: tuple[StageSpec, ...] = Field(min_length=2)
     """The stages, the cheapest first: each has a question, a readout, a classifier, or a `model` of
     its own, and maybe `labels`, with the texts or classes that mean the task's labels there. A
     stage before the last decides a document if its probability is outside the thresholds. The last
@@ -45,47 +300,43 @@ class CascadeTask(Task):
 
     cascade: CascadeSpec
     """Answers in stages, which have the questions, the readouts or the classifiers."""
-    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False, strict=False)
-    """As in a task with a question, of all stages with one."""
-    beam: PositiveInt | None = None
-    """As in a task with a question, of all stages with one."""
     question: ClassVar[None] = None
     readout: ClassVar[None] = None
     classifier: ClassVar[None] = None
-    refused: ClassVar = {
-        key: f"its stages answer; remove the task's {key}"
-        for key in ("question", "readout", "classifier", "model")
-    }
+    length_penalty: ClassVar[float] = 0
+    beam: ClassVar[None] = None
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
         """The stages of its cascade, each a task of this name."""
         return self.cascade.stages
 
-    @model_validator(mode="before")
+    @field_validator("cascade", mode="before")
     @classmethod
-    def _stages_inherit(cls, content: Any) -> Any:
-        """Each stage has the task's name, labels, chunks and scoring."""
-        cascade = content.get("cascade") if isinstance(content, Mapping) else None
-        if not isinstance(cascade, Mapping):
-            return content
-        stages = cascade.get("stages")
+    def _stages_are_of_the_task(cls, cascade: Any, other: ValidationInfo) -> Any:
+        """Each stage has the keys that every task has from the task, and may have other labels."""
+        stages = cascade.get("stages") if isinstance(cascade, Mapping) else None
         if not isinstance(stages, list | tuple):
-            return content
-        own = {key: content[key] for key in INHERITED if content.get(key) is not None}
-        filled = []
+            return cascade
+        # — where the task's own keys are wrong, its stages are judged by right ones
+        of_task = {"name": "task", "labels": ("a", "b")}
+        of_task |= {key: other.data[key] for key in _OF_THE_TASK if key in other.data}
+        whole = []
         for number, stage in enumerate(stages):
             if not isinstance(stage, Mapping):
-                filled.append(stage)
+                whole.append(stage)
                 continue
-            for key in (*INHERITED, *_OF_THE_TASK):
-                if key != "labels" and stage.get(key) not in (None, own.get(key)):
-                    fix = "is set in the task, for all stages; remove it"
-                    raise mistakes_error([(("cascade", "stages", number, key), fix)])
-            scored = form_of(stage) == "QuestionTask"
-            of_task = {k: v for k, v in own.items() if scored or k not in SCORING}
-            filled.append({**of_task, **{k: v for k, v in stage.items() if v is not None}})
-        return {**content, "cascade": {**cascade, "stages": filled}}
+            fix = "is set in the task, for all stages; remove it"
+            wrong: list[Mistake] = [
+                (("stages", number, key), fix)
+                for key in Task.model_fields
+                if key != "labels" and stage.get(key) not in (None, other.data.get(key))
+            ]
+            if wrong:
+                raise mistakes_error(wrong)
+            set_keys = {key: value for key, value in stage.items() if value is not None}
+            whole.append({**of_task, **set_keys})
+        return {**cascade, "stages": whole}
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         yield from super()._contradictions()
@@ -103,15 +354,13 @@ class CascadeTask(Task):
                     f"stage {number} has the labels {list(stage.labels)}; write those of the task "
                     f"in the same order, {labels}",
                 )
-            for key in () if isinstance(stage, QuestionTask) else scoring_keys(self):
-                yield key, f"stage {number} reads no label's tokens; remove this, or the stage"
 
 
 TaskSpec = Annotated[
-    Annotated[QuestionTask, Tag("QuestionTask")]
-    | Annotated[ReadoutTask, Tag("ReadoutTask")]
-    | Annotated[ClassifierTask, Tag("ClassifierTask")]
-    | Annotated[EncoderTask, Tag("EncoderTask")]
-    | Annotated[CascadeTask, Tag("CascadeTask")],
-    Discriminator(form_of),
+    Annotated[QuestionTask, Tag(_READERS["question"])]
+    | Annotated[ReadoutTask, Tag(_READERS["readout"])]
+    | Annotated[ClassifierTask, Tag(_READERS["classifier"])]
+    | Annotated[EncoderTask, Tag(_HEAD)]
+    | Annotated[CascadeTask, Tag(_READERS["cascade"])],
+    Discriminator(_reader_of),
 ]

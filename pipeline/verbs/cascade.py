@@ -29,7 +29,7 @@ from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import CascadeOptions, GoldColumns, RunOptions
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.fitted_files import options_for
-from pipeline.runtime.job import in_format
+from pipeline.runtime.job import in_format, reader_specs
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import Progress, ignore
@@ -172,7 +172,7 @@ def _stages(spec: JobSpec, options: CascadeOptions) -> tuple[str, tuple[str, str
         raise option_error("positive", fix, options.positive)
     alone = spec.model_copy(update={"tasks": (task,)})
     dtype = place(spec.model, this_machine()).dtype
-    return task.name, (first, second), [in_format(own, dtype) for (own,) in alone.stage_specs()]
+    return task.name, (first, second), [in_format(own, dtype) for own, _ in reader_specs(alone)]
 
 
 def _sample(

@@ -21,7 +21,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.products import LIBRARIES
-from pipeline.spec.steps import QuestionTask, ReadoutTask
+from pipeline.spec.tasks import QuestionTask, ReadoutTask
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n in "xy"))
 STREAM = [10, 11, 12]

@@ -16,7 +16,7 @@ from pipeline.filters.ideal_answers import (
 )
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.ledger.columns import ANSWER_COLUMNS, answers_type
-from pipeline.spec.steps import QuestionTask
+from pipeline.spec.tasks import QuestionTask
 
 TASKS = {
     "toxic": QuestionTask(name="toxic", question="?", labels=["toxic", "clean"]),

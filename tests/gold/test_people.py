@@ -22,8 +22,7 @@ from pipeline.gold.labels import read_gold
 from pipeline.gold.people import GoldFile, GoldLine, Shown
 from pipeline.options import GoldOptions
 from pipeline.spec.parse import load_spec
-from pipeline.spec.steps import QuestionTask
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import QuestionTask, TaskSpec
 
 WriteSpec = Callable[..., Path]
 

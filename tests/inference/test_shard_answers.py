@@ -8,8 +8,7 @@ import pytest
 from pipeline.inference.engine import Labelled
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers, level_names
-from pipeline.spec.steps import QuestionTask
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import QuestionTask, TaskSpec
 
 LABELS = ["a/x/1", "a/x/2", "a/y", "b/x", "b/y/1", "c"]
 

@@ -25,7 +25,7 @@ from pipeline.fitted.cascade_file import Thresholds
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import PlanOptions
-from pipeline.runtime.job import Run, make_job
+from pipeline.runtime.job import Run, make_job, reader_specs
 from pipeline.runtime.placement import Placement
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
@@ -179,7 +179,7 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
     cascade = {"stages": stages, "file": str(tmp_path / "thresholds")}
     spec = write("whole", decoder, {"cascade": cascade})
     place, cache = Placement("cpu", "float32", 1, 1), tmp_path / "cache"
-    jobs = [make_job(each, place, cache) for of in load_spec(spec).stage_specs() for each in of]
+    jobs = [make_job(own, place, cache) for own, _ in reader_specs(load_spec(spec))]
     fps = tuple(job.fp["language"] for job in jobs)
     file = Thresholds("language", ("english", "other"), "other", fps, 0.2, 0.9)
     (tmp_path / "thresholds").write_bytes(file.json())

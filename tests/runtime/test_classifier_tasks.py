@@ -267,14 +267,8 @@ def test_a_file_that_changes_while_the_job_runs_is_an_error(
 @pytest.mark.parametrize(
     ("task", "place"),
     [
-        ({"question": "?"}, "tasks.0.question: "),
-        ({"readout": "r"}, "tasks.0.readout: "),
-        ({"beam": 4}, "tasks.0.beam: "),
         ({"labels": ["en", "zz"]}, "tasks.0.classifier: has no class 'zz'"),
         ({"classifier": {"kind": "fasttext", "path": "no"}}, "tasks.0.classifier.path: "),
-        ({"classifier": {"kind": "trees", "path": "no"}}, "tasks.0.classifier.kind: "),
-        ({"classifier": {"kind": "language", "path": "a"}}, "tasks.0.classifier.*remove path"),
-        ({"classifier": {"kind": "onnx"}}, "tasks.0.classifier.*needs a path"),
     ],
 )
 def test_a_wrong_task_is_one_line_and_writes_nothing(

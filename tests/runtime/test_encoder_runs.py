@@ -19,7 +19,6 @@ from pipeline.inference.loading import load_tokenizer
 from pipeline.labeller import Labeller
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
-from pipeline.spec.parse import load_spec
 
 TONE = {"name": "tone", "labels": {"good": ["good"], "bad": ["bad", "ugly"]}}
 TEXTS = [" ".join(WORDS[start : start + 7 * n + 1]) for n in range(8) for start in (0, 20, 30)]
@@ -90,25 +89,6 @@ def test_a_labeller_gives_the_answers_of_a_run(encoded: Corpus) -> None:
     answers = Labeller(encoded.spec_file, cache_dir=encoded.cache).label(TEXTS).to_pylist()
     for row, answer in zip(stored, answers, strict=True):
         assert answer["tone"]["p"] == pytest.approx(row["p"], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("task", "model", "place"),
-    [
-        ({"kind": "multi"}, {}, "tasks.0.kind"),
-        ({"beam": 2}, {}, "tasks.0.beam"),
-        ({}, {"dtype": "int8"}, "model.dtype"),
-        ({}, {"kv": "int8"}, "model.kv"),
-    ],
-)
-def test_a_key_that_an_encoder_does_not_read_is_one_line(
-    task: dict[str, Any], model: dict[str, Any], place: str, encoded: Corpus
-) -> None:
-    encoded.task = {**TONE, **task}
-    encoded.model |= model
-    with pytest.raises(SpecError) as raised:
-        load_spec(encoded.spec_file)
-    assert [problem.place for problem in raised.value.problems] == [place]
 
 
 def test_a_language_model_is_asked(encoded: Corpus, model_folder: Path) -> None:

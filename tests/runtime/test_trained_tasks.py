@@ -21,7 +21,7 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.forward import PackedStates
-from pipeline.runtime.job import make_job
+from pipeline.runtime.job import make_job, reader_specs
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.weights import locate
 from pipeline.spec.schema import JobSpec
@@ -131,7 +131,7 @@ def test_a_cascade_over_two_layers_reads_the_deeper_one_where_the_first_is_uncer
     trained.task = {"name": "form", "labels": LABELS["form"], "cascade": cascade}
     trained.others = []
     spec = trained.spec
-    jobs = (make_job(own, place(own.model, this_machine()), cache) for [own] in spec.stage_specs())
+    jobs = (make_job(own, place(own.model, this_machine()), cache) for own, _ in reader_specs(spec))
     p_of_x = {text: float(expected(plain, "form", text, 1)[0]) for text in TEXTS if text}
     least, second, _ = sorted(p_of_x.values())
     fps = tuple(job.fp["form"] for job in jobs)

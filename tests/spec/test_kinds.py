@@ -9,7 +9,6 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import SpecError
 from pipeline.spec.fingerprint import fingerprints
 from pipeline.spec.labels import equal_in_sql
 from pipeline.spec.parse import parse_spec
@@ -63,35 +62,6 @@ def test_the_labels_of_a_score_are_numbers_as_texts() -> None:
     assert spec(SCORE).tasks[0].values == (0, 1.5, 3)
     named = spec({**SCORE, "labels": {"1": ["one"], "2": ["two"]}})
     assert named.tasks[0].values == (1, 2) and spec(CHOICE).tasks[0].values == ()
-
-
-@pytest.mark.parametrize(
-    "task, key, fix",
-    [
-        ({**MULTI, "readout": "r.safetensors"}, "readout", "a folder"),
-        ({**MULTI, "top_k": 1}, "top_k", "not supported with kind: multi"),
-        ({**MULTI, "beam": 2}, "beam", "yes or no"),
-        ({**MULTI, "labels": {"a": ["x", "z"], "b": ["y"]}}, "labels", "one text"),
-        ({**CHOICE, "labels": ["Yes", "no", "yes"]}, "labels", "'Yes' from 'yes'"),
-        ({**CHOICE, "labels": {"a": ["x"], "b": ["y"], "A": ["z"]}}, "labels", "'a' from 'A'"),
-        ({**CHOICE, "labels": ["C++", "c++"]}, "labels", "another name"),
-        ({**CHOICE, "labels": ["ÉTÉ", "ÉtÉ"]}, "labels", "'ÉTÉ' from 'ÉtÉ'"),
-        ({**MULTI, "labels": ["Law", "law"]}, "labels", "differ only in case"),
-        ({**CHOICE, "name": "doc"}, "name", "every document has a column"),
-        ({**SCORE, "labels": ["1e1", "1E1"]}, "labels", "rise"),
-        ({**SCORE, "labels": ["low", "high"]}, "labels", "'low' is not a number"),
-        ({**SCORE, "labels": [1, 3, 2]}, "labels", "rise"),
-        ({**SCORE, "top_k": 2}, "top_k", "all its labels"),
-        ({**CHOICE, "question": "?{answer}It is{answer}"}, "question", "write {answer} once"),
-    ],
-)
-def test_what_contradicts_a_kind_is_named_with_its_fix(
-    task: dict[str, Any], key: str, fix: str
-) -> None:
-    with pytest.raises(SpecError) as caught:
-        spec(task)
-    problems = {problem.place: problem.fix for problem in caught.value.problems}
-    assert fix in problems[f"tasks.0.{key}"]
 
 
 @pytest.mark.parametrize(

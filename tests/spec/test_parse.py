@@ -43,8 +43,8 @@ def test_a_spec_that_is_no_mapping_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "fix"),
     [
-        ("no.yaml", None, "there is no such file; write the path of the spec"),
-        ("", None, "is a folder; write the path of the spec"),
+        ("no.yaml", None, "cannot be read: No such file or directory; write the path of the spec"),
+        ("", None, "cannot be read: Is a directory; write the path of the spec"),
         ("latin.yaml", "name: é\n".encode("latin-1"), "is not UTF-8; save the file as UTF-8"),
     ],
 )
@@ -84,7 +84,10 @@ def test_of_another_file_only_the_start_is_shown(tmp_path: Path) -> None:
         (SMALLEST + "prompt: {examples: &e []}\n", "anchors are not read"),
         (SMALLEST + "filter: [\n", "expected the node content"),
         (SMALLEST + "---\nname: second\n", "expected a single document"),
-        (SMALLEST + "filter: !!python/object/apply:os.getcwd []\n", "could not determine"),
+        (
+            SMALLEST + "filter: !!python/object/apply:os.getcwd []\n",
+            "no type 'python/object/apply:os.getcwd' in a spec, line 8",
+        ),
         (SMALLEST + "filter: \x00\n", "special characters are not allowed"),
         (
             SMALLEST + "prompt:x\n",
@@ -94,8 +97,7 @@ def test_of_another_file_only_the_start_is_shown(tmp_path: Path) -> None:
         (SMALLEST + "prompt:\n\tdocument: a\n", "a tab; indent with spaces, line 9"),
         (SMALLEST + "prompt: a: b\n", "a second `: `; put a text with a colon in quotes, line 8"),
         (SMALLEST + "? [a, b]\n: c\n", "a key is one word, line 8"),
-        (SMALLEST + "filter: 0x_\n", "invalid literal for int()"),
-        (SMALLEST + "filter: !!int x\n", "invalid literal for int()"),
+        (SMALLEST + "filter: !!binary x\n", "no type 'binary' in a spec, line 8"),
     ],
 )
 def test_yaml_that_is_not_plain_is_one_line_that_names_the_file(text: str, reason: str) -> None:

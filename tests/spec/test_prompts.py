@@ -9,8 +9,7 @@ import pytest
 from pipeline.errors import ModelError
 from pipeline.spec.prompts import Message, PromptText, Render, prompt_text
 from pipeline.spec.schema import Example, PromptSpec
-from pipeline.spec.steps import QuestionTask
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import QuestionTask, TaskSpec
 
 EXAMPLES = (
     Example(document="It rains.", question="Wet?", answer="Yes"),

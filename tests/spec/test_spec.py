@@ -9,7 +9,8 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.errors import SpecError
-from pipeline.spec import schema, steps, tasks
+from pipeline.runtime.job import reader_specs
+from pipeline.spec import schema, tasks
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import parse_spec, spec_of
 from pipeline.spec.schema import JobSpec
@@ -143,7 +144,7 @@ def test_a_spec_survives_its_own_json() -> None:
 def test_every_key_has_a_description_for_the_manual() -> None:
     models = [
         model
-        for module in (schema, steps, tasks)
+        for module in (schema, tasks)
         for model in vars(module).values()
         if isinstance(model, type) and issubclass(model, schema.Frozen)
     ]
@@ -157,14 +158,13 @@ def test_a_spec_whose_stages_bring_their_own_models_needs_none() -> None:
     asked = {"question": "one", "model": {"path": "m"}}
     task = {"name": "a", "labels": ["yes", "no"]}
     content = {"name": "job", "input": {"path": "i"}, "output": "o"}
-    cascade = {"stages": [classifier, asked], "file": "f"}
+    cascade: dict[str, Any] = {"stages": [classifier, asked], "file": "f"}
     spec = spec_of({**content, "tasks": [{**task, "cascade": cascade}]})
     assert spec.model == NO_MODEL
-    rounds = [[spec.model.path for spec in specs] for specs in spec.stage_specs()]
-    assert rounds == [[""], ["m"]]
-    for stages in ([classifier, {"question": "one"}], "none"):
-        with pytest.raises(SpecError, match="model: missing; add it"):
-            spec_of({**content, "tasks": [{**task, "cascade": {**cascade, "stages": stages}}]})
+    assert [own.model.path for own, _ in reader_specs(spec)] == ["", "m"]
+    cascade |= {"stages": [classifier, {"question": "one"}]}
+    with pytest.raises(SpecError, match="model: missing; add it"):
+        spec_of({**content, "tasks": [{**task, "cascade": cascade}]})
 
 
 def test_stages_of_one_model_are_answered_together_and_the_first_with_the_other_tasks() -> None:
@@ -180,12 +180,22 @@ def test_stages_of_one_model_are_answered_together_and_the_first_with_the_other_
         tasks.append({"name": name, "cascade": {"stages": stages, "file": "f"}})
     labelled = [{"labels": ["yes", "no"], **task} for task in tasks]
     spec = spec_of({**yaml.safe_load(SMALLEST), "model": {"path": "m"}, "tasks": labelled})
-    rounds = [
-        [(s.model.path, [task.name for task in s.tasks]) for s in specs]
-        for specs in spec.stage_specs()
+    readers = [
+        (own.model.path, [task.name for task in own.tasks], places)
+        for own, places in reader_specs(spec)
     ]
-    assert rounds == [
-        [("m", ["plain", "a", "b", "c"])],
-        [("m", ["b", "c"]), ("own", ["a"])],
-        [("own", ["c"])],
+    stage = "tasks.{}.cascade.stages.{}".format
+    assert readers == [
+        (
+            "m",
+            ["plain", "a", "b", "c"],
+            {
+                "model": "model",
+                "plain": "tasks.0",
+                **{name: stage(i, 0) for i, name in enumerate("abc", 1)},
+            },
+        ),
+        ("own", ["a"], {"model": stage(1, 1) + ".model", "a": stage(1, 1)}),
+        ("m", ["b", "c"], {"model": "model", "b": stage(2, 1), "c": stage(3, 1)}),
+        ("own", ["c"], {"model": stage(3, 2) + ".model", "c": stage(3, 2)}),
     ]

@@ -28,7 +28,7 @@ from pipeline.ledger.keys import documents_key, parse_key, spec_key
 from pipeline.ledger.label_files import read_file
 from pipeline.options import RunOptions
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import make_reader
+from pipeline.runtime.job import make_reader, reader_specs
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import Plan
@@ -136,8 +136,8 @@ class Corpus:
     def decide(self, low: float, high: float, *, task: str = "toxic", file: str = "") -> None:
         """Writes the thresholds of a task's stages as they are now."""
         place = Placement("cpu", "float32", 1, 1)
-        stages = [own for of_stage in self.spec.stage_specs() for own in of_stage]
-        raw = [make_reader(stage, place, self.cache).fingerprints for stage in stages]
+        readers = reader_specs(self.spec)
+        raw = [make_reader(own, place, self.cache).fingerprints for own, _ in readers]
         fps = tuple(versions[task].id for versions in raw if task in versions)
         chosen = Thresholds(task, LABELS, "toxic", fps, low, high)
         (self.folder / (file or "thresholds")).write_bytes(chosen.json())

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.gold.people import GoldFile, GoldLine, Shown
-from pipeline.spec.steps import QuestionTask
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import QuestionTask, TaskSpec
 
 TOPIC = QuestionTask(name="topic", question="Which?", labels=["art", "law"])
 THEMES = QuestionTask(name="themes", kind="multi", question="Of {label}?", labels=["art", "law"])

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from pipeline.gold.people import GoldFile, Label
 from pipeline.review.choice import Order, features
 from pipeline.review.session import Pool, Rules, Session
-from pipeline.spec.steps import QuestionTask
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import QuestionTask, TaskSpec
 
 LABELS = {"choice": ["toxic", "clean"], "multi": ["law", "art"], "score": ["0", "1", "2"]}
 

@@ -20,7 +20,7 @@ from pipeline.gold.fitted_texts import LEAST_ROWS, is_held_out
 from pipeline.gold.labels import Gold
 from pipeline.gold.values import GoldTask
 from pipeline.options import EvalOptions
-from pipeline.spec.steps import QuestionTask
+from pipeline.spec.tasks import QuestionTask
 from pipeline.verbs.evaluate import TaskEvaluation, _evaluate_task
 
 DOCUMENTS = 120

@@ -11,14 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.options import InitOptions
-from pipeline.spec.parse import PlainLoader, load_spec
+from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.verbs.init import _yaml, init
 
 PROSE = [f"This is sentence {n} of a longer text, and it has words." for n in range(30)]
@@ -167,7 +166,11 @@ def test_the_output_is_outside_the_documents(tmp_path: Path) -> None:
 
 @given(st.text(min_size=1, max_size=30))
 def test_any_string_is_the_same_in_the_spec(text: str) -> None:
-    assert yaml.load(f"{{path: {_yaml(text)}}}", Loader=PlainLoader) == {"path": text}
+    spec = (
+        "{name: a, model: {path: m}, input: {path: i}, output: o, tasks: [{name: a, question: q, "
+        f"labels: [x, y]}}], prompt: {{system: {_yaml(text)}}}}}"
+    )
+    assert parse_spec(spec).prompt.system == text
 
 
 def test_check_accepts_the_spec(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
