@@ -84,30 +84,9 @@ class RunOptions(WorkOptions):
     """Publish what is labelled, even if documents are missing or the current snapshot has more."""
     max_hours: float | None = None
     """End the run, with exit code 3, when it has taken this many hours."""
-    max_cost: float | None = None
-    """End the run, with exit code 3, when its workers have cost this much; needs --price."""
-    price: float | None = None
-    """Price of one worker for one hour, in the currency of --max-cost."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "max_hours", "max_cost", "price")
-        if self.max_cost is not None and self.price is None:
-            fix = "missing; a limit of the cost needs it: the price of one worker for one hour"
-            raise option_error("price", fix)
-        if self.price is not None and self.max_cost is None:
-            fix = "missing; a price limits nothing alone: write the most that the run may cost"
-            raise option_error("max_cost", fix)
-
-    def bound(self, workers: int) -> tuple[float, str] | None:
-        """The seconds that a run of this many workers may take, and the option that says so."""
-        bounds = []
-        if self.max_hours is not None:
-            bounds.append((self.max_hours * 3600, f"--max-hours {self.max_hours:g}"))
-        if self.max_cost is not None and self.price is not None:
-            seconds = self.max_cost / (workers * self.price) * 3600
-            name = f"--max-cost {self.max_cost:g} (for {workers} workers)"
-            bounds.append((seconds, name.replace("(for 1 workers)", "(for 1 worker)")))
-        return min(bounds, default=None)
+        require_positive(self, "max_hours")
 
 
 @dataclass(frozen=True, slots=True)

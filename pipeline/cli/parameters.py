@@ -76,7 +76,6 @@ _TITLES = {
 _PLACEHOLDERS = {
     "ADDRESS": ("address",),
     "COLUMN": ("id", "text"),
-    "COST": ("max_cost",),
     "DAYS": ("older_than_days",),
     "FILE": ("gold",),
     "GATE": ("gates",),

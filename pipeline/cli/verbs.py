@@ -182,7 +182,7 @@ def _dry_run(spec_file: str, options: RunOptions, *, as_json: bool) -> int:
     with spec_in(spec_file) as spec:
         planned = dry_run(spec, options, cache_dir=cache_dir())
     words = words_of(options)
-    bounds = [word for word in words if word.startswith(("--max-hours", "--max-cost"))]
+    bounds = [word for word in words if word.startswith("--max-hours")]
     show = partial(show_plan, bounds=bounds)
     return print_result(planned, show, lambda planned: planned.counts, as_json=as_json)
 

@@ -152,12 +152,10 @@ def _labelled(
             watch.enter(LOCATING)
             device = spec.model.device
             machine = cluster_machine(device) if connected else this_machine()
-            bound = options.bound(_most_workers(spec, machine))
+            _check_models(spec, machine)
             job = make_job(spec, place(spec.model, machine), cache_dir)
-            ends, since = (
-                began + bound[0] if bound else None,
-                max(snapshot_numbers(store), default=0),
-            )
+            ends = None if options.max_hours is None else began + options.max_hours * 3600
+            since = max(snapshot_numbers(store), default=0)
             job = replace(job, run=replace(job.run, ends=ends, since=since))
             _check_tasks(job, store)
             watch.enter(LISTING)
@@ -170,9 +168,7 @@ def _labelled(
             failpoint("planned")
             counts = Tally(input_rows=planned.rows, max_error_rate=spec.max_error_rate)
             if planned.work_items:
-                # — a price is for the workers that are there now
-                grows = machine.grows and options.max_cost is None
-                job = _spread(job, machine, len(planned.work_items), grows=grows)
+                job = _spread(job, machine, len(planned.work_items))
                 watch.enter(STARTING_RAY, planned)
                 with (
                     local_ray([reader.placement for reader in job.readers]),
@@ -186,7 +182,8 @@ def _labelled(
     if not planned.work_items:
         counts.check_shards(store, spec.name, planned.shards, planned.done)
     failpoint("labelled")
-    stopped = bound[1] if bound and planned.work_items and job.run.is_over else None
+    is_over = planned.work_items and job.run.is_over
+    stopped = f"--max-hours {options.max_hours:g}" if is_over else None
     return Outcome(job, store, planned, counts, time.monotonic() - started, slice_rows, stopped)
 
 
@@ -195,6 +192,13 @@ def _cut_by_nodes(*of_object: Any, **options: Any) -> list[Shard]:
     from pipeline.runtime.graph import cut_on_a_node  # — imports Ray Data
 
     return cut_on_a_node(*of_object, **options)
+
+
+def _check_models(spec: JobSpec, machine: Machine) -> None:
+    """SpecError unless each model of the spec and of its stages can run on the machine."""
+    for own, places in reader_specs(spec):
+        with model_at(places["model"]):
+            place(own.model, machine)
 
 
 def _check_tasks(job: Job, store: Store) -> None:
@@ -209,16 +213,7 @@ def _check_tasks(job: Job, store: Store) -> None:
         check_classifiers(*own, is_known, Path(job.cache_dir))
 
 
-def _most_workers(spec: JobSpec, machine: Machine) -> int:
-    """The workers of the model of the spec, or of a stage if that has more."""
-    counts = [place(spec.model, machine).workers]
-    for own, places in reader_specs(spec):
-        with model_at(places["model"]):
-            counts.append(place(own.model, machine).workers)
-    return max(counts)
-
-
-def _spread(job: Job, machine: Machine, work_items: int, *, grows: bool) -> Job:
+def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     """The job with as many engines as fit; on a cluster their number may grow."""
 
     def spread_one(reader: Reader) -> Reader:
@@ -229,7 +224,7 @@ def _spread(job: Job, machine: Machine, work_items: int, *, grows: bool) -> Job:
                 placement = spread(
                     placement, reader.spec.model, machine, work_items=work_items, needs=needs
                 )
-        return replace(reader, placement=replace(placement, grows=grows))
+        return replace(reader, placement=replace(placement, grows=machine.grows))
 
     readers = tuple(map(spread_one, job.readers))
     # — an actor has all readers: it needs a GPU if one does, and the largest model's memory

@@ -108,7 +108,6 @@ def grown(plain: Corpus) -> Corpus:
         {"retry_failed": True},
         {"publish_partial": True},
         {"max_hours": 9.0},
-        {"max_cost": 9.0, "price": 1.0},
         {"retry_failed": True, "publish_partial": True, "max_hours": 9.0},
         {"sample": "60%", "where": "year <= 2002", "retry_failed": True, "publish_partial": True},
     ],
