@@ -20,7 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.spec.locations import Location, StorageOptions
 
-KeptFormat = Literal["none", "int8", "fp8"]
+KeptFormat = Literal["none", "int8"]
 
 
 class Frozen(BaseModel):

@@ -38,9 +38,9 @@ class PrefixKV:
         kept = self.layers[layer]
         return kept if isinstance(kept, LayerKV) else kept.widened()
 
-    def rounded(self, kind: str) -> PrefixKV:
-        """The same span in a number format of `model.kv`, int8 or fp8."""
-        rounded = {layer: RoundedKV.of(self.layer(layer), kind) for layer in self.layers}
+    def rounded(self) -> PrefixKV:
+        """The same span in 8 bits."""
+        rounded = {layer: RoundedKV.of(self.layer(layer)) for layer in self.layers}
         return replace(self, layers=rounded)
 
     def followed_by(self, other: PrefixKV) -> PrefixKV:

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from pipeline.inference.attention.kernels import LayerKV
 from pipeline.inference.memory import KV_BLOCK_TOKENS
 
-_FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
+_LARGEST = 127.0  # steps
 _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # of a block of zeros
 
 
@@ -24,25 +24,21 @@ _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # of a block of zeros
 class _Span:
     """The keys, or the values, of consecutive tokens of one layer."""
 
-    quantized: Tensor  # [tokens, kv_heads, dim]: int8 or float8
+    quantized: Tensor  # [tokens, kv_heads, dim] int8
     scale: Tensor  # [blocks, kv_heads] fp32: what one step is
 
     @classmethod
     def of(
         cls,
         x: Tensor,  # [tokens, kv_heads, dim]
-        kind: str,
     ) -> _Span:
         tokens, heads, dim = x.shape
-        number_format, largest = _FORMATS[kind]
         padded = pad(x.float(), (0, 0, 0, 0, 0, -tokens % KV_BLOCK_TOKENS))
         blocks = padded.view(-1, KV_BLOCK_TOKENS, heads, dim)
-        scale = (blocks.abs().amax(dim=(1, 3)) / largest).clamp_(min=_SMALLEST_STEP)
+        scale = (blocks.abs().amax(dim=(1, 3)) / _LARGEST).clamp_(min=_SMALLEST_STEP)
         assert scale.shape == (-(-tokens // KV_BLOCK_TOKENS), heads), scale.shape
         scaled = (blocks / scale[:, None, :, None]).flatten(0, 1)[:tokens]
-        if kind == "int8":
-            scaled = scaled.round_()
-        return cls(scaled.clamp_(-largest, largest).to(number_format), scale)
+        return cls(scaled.round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8), scale)
 
     def widened(self, dtype: torch.dtype) -> Tensor:  # [tokens, kv_heads, dim]
         scale = self.scale.repeat_interleave(KV_BLOCK_TOKENS, dim=0)[: len(self.quantized), :, None]
@@ -58,9 +54,9 @@ class RoundedKV:
     dtype: torch.dtype  # that a layer reads them in
 
     @classmethod
-    def of(cls, kv: LayerKV, kind: str) -> RoundedKV:
-        """The keys and values in a number format of `model.kv`, int8 or fp8."""
-        return cls((_Span.of(kv.k, kind),), (_Span.of(kv.v, kind),), kv.k.dtype)
+    def of(cls, kv: LayerKV) -> RoundedKV:
+        """The keys and values in 8 bits."""
+        return cls((_Span.of(kv.k),), (_Span.of(kv.v),), kv.k.dtype)
 
     def followed_by(self, other: RoundedKV) -> RoundedKV:
         """Both spans; nothing is rounded again, or copied."""

@@ -73,7 +73,7 @@ def prefill(
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
     own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
     if model.kv != "none":
-        own = own.rounded(model.kv)
+        own = own.rounded()
     return prefix.followed_by(own) if prefix else own
 
 
