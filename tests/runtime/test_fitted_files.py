@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,21 +34,6 @@ def test_a_file_in_the_home_folder_is_found(
     monkeypatch.setenv("HOME", str(tmp_path))
     open_target("~/c.json", {}).write(b"{}")
     assert (tmp_path / "c.json").read_bytes() == read("~/c.json") == b"{}"
-
-
-def test_a_write_that_fails_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "c.json"
-    path.write_bytes(b"before")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(StorageError, match=f"{path}: cannot be written: .*No space left"):
-        open_target(str(path), {}).write(b"after")
-    assert os.listdir(tmp_path) == ["c.json"] and path.read_bytes() == b"before"
 
 
 @pytest.mark.parametrize(

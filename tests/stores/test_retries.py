@@ -10,8 +10,7 @@ from aiohttp import ClientPayloadError, ServerDisconnectedError
 from gcsfs.retry import HttpError
 from s3fs.errors import translate_boto_error
 
-from pipeline.errors import RefusedError, StorageError, UnavailableError
-from pipeline.stores.retries import Cause, as_storage_error, cause_of, storage_errors
+from pipeline.stores.retries import Cause, cause_of, storage_errors
 
 
 def answer(code: str, status: int) -> OSError:
@@ -65,24 +64,6 @@ def answer(code: str, status: int) -> OSError:
 )
 def test_an_error_means_what_is_done_about_it(error: Exception, cause: Cause) -> None:
     assert cause_of(error) is cause
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "exit_code"),
-    [
-        (answer("SlowDown", 503), UnavailableError, 3),
-        (answer("ExpiredToken", 400), UnavailableError, 3),
-        (answer("NotImplemented", 501), RefusedError, 4),
-        (answer("AccessDenied", 403), StorageError, 1),
-        (OSError(28, "No space left on device"), StorageError, 1),
-    ],
-)
-def test_who_acts_follows_from_the_kind_of_error_and_its_exit_code(
-    error: Exception, kind: type[Exception], exit_code: int
-) -> None:
-    raised = as_storage_error(error, "s3://bucket/key", "written")
-    assert type(raised) is kind and raised.exit_code == exit_code
-    assert str(raised).startswith("s3://bucket/key: cannot be written: ")
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_storages() -> None:

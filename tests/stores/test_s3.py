@@ -175,16 +175,6 @@ def test_endpoint_and_login_may_come_from_the_environment_alone(
     assert f"{BUCKET}/" in store.url
 
 
-def test_a_clock_an_hour_off_changes_nothing_where_the_server_lets_it_in(
-    moto: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turn_the_clock(monkeypatch)
-    store = open_store(moto.new_url(), moto.options)
-    check_create_only(store)
-    assert store.create("key", b"first") and not store.create("key", b"second")
-    assert store.read("key") == b"first"
-
-
 def test_a_server_that_minds_the_clock_says_so_and_the_run_can_go_on(
     seaweedfs: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
