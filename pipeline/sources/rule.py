@@ -1,16 +1,14 @@
 """SQL expressions over the columns of one document: a rule that chooses documents, or a value.
 
 Entry points: `Rule`, `Score` and `Group`; `conjuncts` and `probabilities_in` for what a rule
-says. DuckDB evaluates them without access to files, networks, settings or the clock, and in
-UTC: they give the same values on every machine and day.
+says. They call only the functions of `functions`. DuckDB evaluates them without access to files,
+networks, settings or the clock, and in UTC: they give the same values on every machine and day.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, listed
 from pipeline.hashes import parse_json
-from pipeline.sources.growth import MOST, TooLongError, check_sizes
+from pipeline.sources.functions import nodes_of, refusal
 
 SEALED = {
     "enable_external_access": "false",
@@ -31,32 +29,12 @@ SEALED = {
     "allow_community_extensions": "false",
     "threads": "1",
 }
-# Classes in DuckDB's parse tree of what reads other documents.
-REFUSED = ("SUBQUERY", "WINDOW")
-# What reads the clock or a setting, and DuckDB's catalog does not say so. `age` does with one
-# argument. The first line is functions; the others are written like columns.
-_READS_MORE = frozenset(
-    {"json_serialize_plan", "json_execute_serialized_sql"}
-    | {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
-    | {"current_catalog", "current_role", "current_schema", "current_user", "session_user", "user"}
-)
-# Functions whose value may differ from one call or query to the next. Of functions of times, the
-# variants with a time zone differ only by the setting `TimeZone`.
-_UNSTABLE = """bool_and(stability <> 'CONSISTENT') OR bool_or(stability = 'VOLATILE')
-    OR bool_or(macro_definition ILIKE '%current_%' OR macro_definition ILIKE '%sleep%')"""
-# Functions that give a number, a date or a boolean, whatever their arguments.
-_SCALAR = """bool_and(regexp_matches(return_type, '^(U?[A-Z]*INT|DOUBLE|FLOAT|BOOL|DATE|TIME)')
-    AND NOT contains(return_type, '['))"""
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
 # The group of documents without a value.
 NO_GROUP = "null"
 # What may not be inside a sentence; also found in a string, where it does no harm.
 _COMMENT_OR_LINE = re.compile(r"--|/\*|\n")
-# A rule is tried on this number of empty documents before it sees a real one.
-PROBE_ROWS = 256
-# Of one query, which has the documents of a shard at most. DuckDB looks each 2,048 rows.
-LIMIT_S = 300.0
 
 
 class Expression:
@@ -68,23 +46,21 @@ class Expression:
     def __init__(self, text: str, schema: pa.Schema, *, place: str) -> None:
         self.text = text
         self._place = place
-        self._expression, tree = _parsed(text, place)
-        if (name := _changing(tree, schema.names)) is not None:
-            raise self._wrong(
-                f"{name} reads the clock, a setting or a random number, so the verdicts could not "
-                f"be repeated; write a constant"
-            )
+        tree = _parsed(text, place)
         structs = [field.type.names for field in schema if pa.types.is_struct(field.type)]
         for names in (schema.names, *structs):
             if twins := [n for n in names if [*map(str.lower, names)].count(n.lower()) > 1]:
                 raise self._wrong(f"SQL does not tell {listed(twins)} apart; name one of them")
-        nulls = [pa.nulls(PROBE_ROWS, field.type) for field in schema]
+        nulls = [pa.nulls(1, field.type) for field in schema]
         self._check(self._evaluated(pa.RecordBatch.from_arrays(nulls, schema=schema), text).type)
-        named = _names(tree)
-        # — without a column `user`, the name is a keyword
-        self.columns = tuple(
-            name for name in schema.names if name in named or self._reads(name, schema)
-        )
+        columns = {name.lower(): name for name in schema.names}
+        for name in _names(tree):
+            # — SQL writes what reads the clock or a setting like a column, as `current_date`
+            if name.lower() not in columns:
+                fix = f"{name} is not a column; write a constant; the columns are "
+                raise self._wrong(fix + listed(schema.names))
+        named = {name.lower() for name in _names(tree)}
+        self.columns = tuple(own for name, own in columns.items() if name in named)
 
     def values(self, rows: pa.RecordBatch, kind: str | None = None) -> pa.Array:  # [rows]
         """The value for each row, also as another SQL type; null where it cannot be computed.
@@ -106,38 +82,16 @@ class Expression:
     def _evaluated(self, rows: pa.RecordBatch, sql: str) -> pa.Array:  # [rows]
         # — each call has its own cursor, because several threads share the rule
         with _sealed().cursor() as cursor:
-            timer = threading.Timer(LIMIT_S, cursor.interrupt)
-            timer.start()
             try:
                 documents = cursor.from_arrow(pa.Table.from_batches([rows])).set_alias(ALIAS)
                 values = documents.select(duckdb.SQLExpression(sql)).to_arrow_table()
-            except duckdb.InterruptException as error:
-                took = f"takes more than {LIMIT_S:g} s for {rows.num_rows:,} documents"
-                raise self._wrong(f"{took}; write a simpler condition") from error
             except duckdb.Error as error:
                 columns = listed(rows.schema.names)
                 raise self._wrong(f"{_reason(error)}; the columns are {columns}") from error
-            finally:
-                timer.cancel()
-        if values.shape != (rows.num_rows, 1):
-            raise self._wrong(
-                f"gives {values.num_rows} x {values.num_columns} values for {rows.num_rows} "
-                f"documents; write a condition on the columns of one document"
-            )
         return values.column(0).combine_chunks()
 
     def _check(self, kind: pa.DataType) -> None:
         """SpecError unless the expression may have values of this type."""
-
-    def _reads(self, column: str, schema: pa.Schema) -> bool:
-        """Whether the rule cannot be bound without the column."""
-        others = pa.schema([field for field in schema if field.name != column])
-        with _sealed().cursor() as cursor:
-            try:
-                cursor.from_arrow(others.empty_table()).select(self._expression)
-            except duckdb.Error:
-                return True
-        return False
 
     def _wrong(self, fix: str) -> SpecError:
         return SpecError([Problem(self._place, fix, self.text)])
@@ -197,37 +151,15 @@ def _sealed() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _changing(tree: Any, columns: list[str]) -> str | None:
-    """The first function or keyword whose value depends on more than its arguments, if any."""
-    for node in _nodes(tree):
-        name = str(node.get("function_name", "")).lower()
-        if node.get("class") == "COLUMN_REF":
-            first = node["column_names"][0]
-            # — of a column and a keyword with one name, DuckDB takes the column
-            name = "" if first in columns else first.lower()
-        is_age_until_now = name == "age" and len(node["arguments"]) == 1
-        if name in _READS_MORE | _functions(_UNSTABLE) or is_age_until_now:
-            return name
-    return None
-
-
-@cache
-def _functions(condition: str) -> frozenset[str]:
-    """The names of DuckDB's functions for whose variants together the condition holds."""
-    query = f"SELECT lower(function_name) FROM duckdb_functions() GROUP BY 1 HAVING {condition}"
-    with _sealed().cursor() as cursor:
-        return frozenset(name for (name,) in cursor.execute(query).fetchall())
-
-
 def fields_in(text: str, column: str, *, place: str) -> tuple[str, ...]:
     """The fields of a column that an expression names; SpecError as of `Rule`."""
-    named = (names for names in _references(_parsed(text, place)[1]) if names[0] == column)
+    named = (names for names in _references(_parsed(text, place)) if names[0] == column)
     return tuple(dict.fromkeys(names[1] for names in named if names[1:]))
 
 
 def names_in(keep: str, *, place: str) -> tuple[str, ...]:
     """The columns that a rule names, whether or not a file has them; SpecError as of `Rule`."""
-    return _names(_parsed(keep, place)[1])
+    return _names(_parsed(keep, place))
 
 
 def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
@@ -236,24 +168,25 @@ def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
     The rule is true where all of them are, false where one is false, and null elsewhere: the logic
     of SQL. SpecError as of `Rule`.
     """
-    _, tree = _parsed(text, place)
-    parts = _conditions(tree)
-    if len(parts) == 1 and not _COMMENT_OR_LINE.search(text):
+    tree = _parsed(text, place)
+    node = _whole(tree)
+    parts = node["children"] if node["type"] == "CONJUNCTION_AND" else []
+    if not parts and not _COMMENT_OR_LINE.search(text):
         return (text,)
-    return tuple(_sql(text, tree, part) for part in parts)
+    return tuple(_sql(text, tree, part) for part in parts or [node])
 
 
 def one_line(text: str, *, place: str) -> str:
     """The expression without comments and line breaks; SpecError as of `Rule`."""
     if not _COMMENT_OR_LINE.search(text):
         return text
-    _, tree = _parsed(text, place)
+    tree = _parsed(text, place)
     return _sql(text, tree, _whole(tree))
 
 
 def probabilities_in(text: str, *, place: str) -> list[tuple[str, str]]:
     """The probabilities that an expression names, by task and label; SpecError as of `Rule`."""
-    named = _references(_parsed(text, place)[1])
+    named = _references(_parsed(text, place))
     return [(names[0], names[2]) for names in named if len(names) == 3 and names[1] == "p"]
 
 
@@ -263,34 +196,19 @@ def _whole(tree: Any) -> Any:
     return node
 
 
-def _conditions(tree: Any) -> list[Any]:
-    """The nodes that the expression joins with AND."""
-    node = _whole(tree)
-    return list(node["children"]) if node["type"] == "CONJUNCTION_AND" else [node]
-
-
 def _sql(text: str, tree: Any, part: Any) -> str:
     """A part of a parse tree as SQL: as the text has it, or as DuckDB writes it."""
     start = part["query_location"] - len("SELECT ")
-    # — earlier versions of DuckDB do not say how long a part is
     length = part.get("query_location_length", 0)
     own = text.encode()[start : start + length].decode(errors="replace")
     with suppress(SpecError):  # of a piece of the text that is not SQL
-        again = _without_places(_whole(_parsed(own, "")[1]))
-        if again == _without_places(part) and not _COMMENT_OR_LINE.search(own):
+        same = _without_places(_whole(_parsed(own, ""))) == _without_places(part)
+        if same and not _COMMENT_OR_LINE.search(own):
             return own
     [statement] = tree["statements"]
     alone = {**statement, "node": {**statement["node"], "select_list": [part]}}
     query = json.dumps({**tree, "statements": [alone]})
     return str(_query("SELECT json_deserialize_sql(?::JSON)", query)).removeprefix("SELECT ")
-
-
-def _query(sql: str, *parameters: str) -> Any:
-    """The one value of the query's first row."""
-    with _sealed().cursor() as cursor:
-        row = cursor.execute(sql, parameters).fetchone()
-    assert row is not None, sql
-    return row[0]
 
 
 def _without_places(node: Any) -> Any:
@@ -302,30 +220,30 @@ def _without_places(node: Any) -> Any:
     return node
 
 
-def _parsed(text: str, place: str) -> tuple[duckdb.Expression, Any]:
-    """The rule as an expression, and its parse tree."""
+def _query(sql: str, *parameters: str) -> Any:
+    """The one value of the query's first row."""
+    with _sealed().cursor() as cursor:
+        row = cursor.execute(sql, parameters).fetchone()
+    assert row is not None, sql
+    return row[0]
+
+
+def _parsed(text: str, place: str) -> Any:
+    """The parse tree of one expression; SpecError unless a condition may have it."""
     try:
-        expression = duckdb.SQLExpression(text)
+        duckdb.SQLExpression(text)
         parsed = str(_query("SELECT json_serialize_sql(?)", f"SELECT {text}"))
     except duckdb.Error as error:
         fix = f"is not one SQL expression: {_reason(error)}"
         raise SpecError([Problem(place, fix, text)]) from error
-    for kind in REFUSED:
-        # — a quote inside a string of the tree is escaped, so only a node's class matches
-        if f'"class":"{kind}"' in parsed:
-            fix = f"has a {kind.lower()}; write a condition on the columns of one document"
-            raise SpecError([Problem(place, fix, text)])
     try:
         tree = parse_json(parsed)
-        check_sizes(tree, _functions(_SCALAR))
-    except TooLongError as error:
-        fix = f"{error} can make a value that is more than {MOST} times as long as a document; "
-        fix += f"shorten its arguments, as in left(text, 50), or write a condition without {error}"
-        raise SpecError([Problem(place, fix, text)]) from error
     except (ValueError, RecursionError) as error:
         fix = "is nested too deeply; write it with fewer levels of parentheses"
         raise SpecError([Problem(place, fix, text)]) from error
-    return expression, tree
+    if (refused := refusal(tree)) is not None:
+        raise SpecError([Problem(place, refused, text)])
+    return tree
 
 
 def _names(tree: Any) -> tuple[str, ...]:
@@ -335,18 +253,7 @@ def _names(tree: Any) -> tuple[str, ...]:
 
 def _references(tree: Any) -> list[list[str]]:
     """The parts of the name of each column in a parse tree, in their order."""
-    return [node["column_names"] for node in _nodes(tree) if node.get("class") == "COLUMN_REF"]
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All objects of a parse tree, an object before those inside it, in their order."""
-    left = [tree]  # — no recursion, because a rule may be a thousand levels deep
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            yield part
-        if isinstance(part, dict | list):
-            left += reversed([*part.values()] if isinstance(part, dict) else part)
+    return [node["column_names"] for node in nodes_of(tree) if node.get("class") == "COLUMN_REF"]
 
 
 def _reason(error: duckdb.Error) -> str:

