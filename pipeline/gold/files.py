@@ -21,10 +21,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import Option, Problem, StorageError, UnreadableError, one_line, option_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.flat import restore_formulas
-from pipeline.sources.delimited import doubted
 from pipeline.sources.id_text import plain_values
-from pipeline.sources.records import file_segments
-from pipeline.sources.shards import ObjectVersion
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, opened
 from pipeline.stores.retries import option_errors
 
@@ -107,16 +104,19 @@ def _delimited_columns(path: str, format: str, data: bytes) -> dict[str, list[ob
     The apostrophes are removed that assay writes before formulas. TSV has no quotes.
     """
     is_csv = format.startswith("csv")
-    version = ObjectVersion(path, len(data), "", format, None, None)
-    for _ in doubted(file_segments(io.BytesIO(data), format), version):
-        pass  # — for its warning
+    csv.field_size_limit(MAX_BLOCK_BYTES)  # of the process; its default is less than many texts
     lines = csv.reader(
         io.StringIO(data.decode("utf-8"), newline=""),
         delimiter="," if is_csv else "\t",
         quoting=csv.QUOTE_MINIMAL if is_csv else csv.QUOTE_NONE,
+        strict=True,
     )
-    names = next((line for line in lines if line), None)
-    if names is None:
+    try:
+        rows = [line for line in lines if line]
+    except csv.Error as error:
+        reason = f"line {lines.line_num}: a quote seems not to be closed: {error}"
+        raise UnreadableError(f"{path}, {reason}; close the quotes") from error
+    if not rows:
         return {}
     table = pa.csv.read_csv(
         pa.BufferReader(data),
@@ -130,7 +130,7 @@ def _delimited_columns(path: str, format: str, data: bytes) -> dict[str, list[ob
             newlines_in_values=is_csv,
         ),
         convert_options=pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+            column_types=dict.fromkeys(rows[0], pa.string()), strings_can_be_null=False
         ),
     )
     texts = [restore_formulas(column) for column in table.columns]

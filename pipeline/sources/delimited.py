@@ -8,17 +8,16 @@ with or without a byte order mark.
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import codecs
+import csv
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 
 from pipeline.errors import Problem, SpecError
-from pipeline.sources.documents import Names, Row, TooLong, too_long
+from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong, too_long
 from pipeline.sources.records import (
     DELIMITERS,
-    StreamPart,
     file_segments,
     is_quoted,
     records_of,
@@ -28,17 +27,8 @@ from pipeline.sources.records import (
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, decompressed
 
-logger = logging.getLogger(__name__)
-
+csv.field_size_limit(MAX_ROW_BYTES)  # of the process; a record is no longer than that
 _OTHER_DELIMITERS = (";", "|", "\t", ",")
-# A field: what is in its quotes and what follows them, or what is there without quotes.
-_FIELDS = {
-    family: re.compile(rb'"((?:[^"]++|"")*+)(?:"([^%b\r\n]*+))?|([^%b\r\n]*+)' % (sign, sign))
-    for family, sign in DELIMITERS.items()
-}
-_BREAK = re.compile(rb"\r\n?|\n")
-_DOUBT_BYTES = 64 * 1024  # of a record that are looked at
-_DIGITS = re.compile(rb"\d+")
 
 
 def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
@@ -55,50 +45,11 @@ def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     check_columns(version, names)
     with decompressed(version.path, version.format, options) as stream:
         segments = file_segments(stream, version.format, version.quoted)
-        # — without the header
-        yield from islice(units_of(doubted(segments, version)), 1, None)
-
-
-def doubted(segments: Iterable[StreamPart], version: ObjectVersion) -> Iterator[StreamPart]:
-    """The segments of a whole file; after the last, a warning of quotes that may merge lines."""
-    lines, record_lines, record, doubts = 0, 0, b"", []
-    for segment in chain(segments, [StreamPart(b"", ends=True, blank=True)]):
-        yield segment
-        record += segment.data[: _DOUBT_BYTES - len(record)]
-        record_lines += segment.data.count(b"\n") or segment.data.count(b"\r")
-        if segment.ends:
-            if b'"' in record and _is_doubtful(record, record_lines, version):
-                doubts.append(lines + 1)
-            record, lines, record_lines = b"", lines + record_lines, 0
-    if doubts:
-        text = (
-            "%s, line %d: a quote seems not to be closed, so that lines are merged into one row; "
-        )
-        text += "%d rows of the file are like this; close the quotes, or set input.quoted: false"
-        logger.warning(text, version.path, doubts[0], len(doubts))
-
-
-def _is_doubtful(record: bytes, lines: int, version: ObjectVersion) -> bool:
-    """Whether a quote is not closed, or is closed by one that seems to open another field.
-
-    Of a record with several lines it seems so if text follows, or if each line begins as the first
-    does, but for its digits.
-    """
-    if not is_quoted(version.format, version.quoted):
-        return False
-    fields, is_closed, has_rest = _fields_of(record, version)
-    if not is_closed or lines < 2:
-        return not is_closed and (lines > 1 or len(record) < _DOUBT_BYTES)
-    begins = _DIGITS.sub(b"0", fields[0] + DELIMITERS[version.format.partition(".")[0]])
-    starts = [_DIGITS.sub(b"0", line) for line in _BREAK.split(record.rstrip(b"\r\n"))]
-    return has_rest or all(start.startswith(begins) for start in starts)
+        yield from islice(units_of(segments), 1, None)  # without the header
 
 
 def delimited_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
-    """The shard's rows; one record is held at a time, and none that is too long.
-
-    A row of another length has the values of its first fields, and its problem.
-    """
+    """The shard's rows; one record is held at a time, and none that is too long."""
     version = shard.version
     header = columns_of(version, options)
     if names is None:
@@ -113,23 +64,22 @@ def _row(
 ) -> Row:
     if isinstance(record, TooLong):
         return Row(problem=too_long())
-    fields, is_closed, _ = _fields_of(record, version)
-    values = {name: fields[place] for name, place in places.items() if place < len(fields)}
-    if not is_closed:
-        return Row(values, "a quote is not closed")
+    fields = _fields_of(record, version)
+    if fields is None:
+        return Row(problem="a quote is not closed")
     if len(fields) < columns or any(fields[columns:]):
-        return Row(values, f"{len(fields)} fields, and the header has {columns}")
-    return Row(values)
+        return Row(problem=f"{len(fields)} fields, and the header has {columns}")
+    return Row({name: fields[place] for name, place in places.items()})
 
 
 def header_of(version: ObjectVersion, options: Options) -> bytes:
-    """The first record as it is in the stream; empty for a file without records."""
+    """The first record, without a byte order mark; empty for a file without records."""
     with decompressed(version.path, version.format, options) as stream:
         segments = file_segments(stream, version.format, version.quoted)
         header = next(records_of(segments), b"")
     if isinstance(header, TooLong):
         raise OSError(f"its header is {too_long()}")
-    return header
+    return header.removeprefix(codecs.BOM_UTF8)
 
 
 def columns_of(version: ObjectVersion, options: Options) -> list[str]:
@@ -139,8 +89,8 @@ def columns_of(version: ObjectVersion, options: Options) -> list[str]:
 
 def _names_of(header: bytes, version: ObjectVersion) -> list[str]:
     """The columns; OSError if the header is not UTF-8."""
-    fields, is_closed, _ = _fields_of(header, version)
-    if not is_closed:
+    fields = _fields_of(header, version)
+    if fields is None:
         raise OSError("a quote in its header is not closed")
     try:
         return [field.decode("utf-8") for field in fields]
@@ -148,25 +98,25 @@ def _names_of(header: bytes, version: ObjectVersion) -> list[str]:
         raise OSError("its header is not UTF-8; save the file as UTF-8") from None
 
 
-def _fields_of(record: bytes, version: ObjectVersion) -> tuple[list[bytes], bool, bool]:
-    """The record's fields, whether its last quote is closed, and whether text follows a quote."""
-    family = version.format.partition(".")[0]
-    if not is_quoted(version.format, version.quoted):
-        return record.rstrip(b"\r\n").split(DELIMITERS[family]), True, False
-    pattern, delimiter = _FIELDS[family], DELIMITERS[family]
-    fields, position, has_rest = [], 0, False
-    while True:
-        field = pattern.match(record, position)
-        assert field is not None, position
-        quoted, behind, plain = field.groups()
-        has_rest = has_rest or bool(behind)
-        fields.append(plain if quoted is None else quoted.replace(b'""', b'"') + (behind or b""))
-        if quoted is not None and behind is None:
-            return fields, False, has_rest
-        position = field.end()
-        if not record.startswith(delimiter, position):
-            return fields, True, has_rest
-        position += 1
+def _fields_of(record: bytes, version: ObjectVersion) -> list[bytes] | None:
+    """The record's fields; None if a quote is not closed.
+
+    Of a record with several lines, text behind a closing quote says so too: a quote that is not
+    closed merges lines up to the next one.
+    """
+    lines = csv.reader(
+        # — bytes that are not UTF-8 stay as they are; what is not closed continues on a second line
+        [record.decode("utf-8", "surrogateescape"), ""],
+        delimiter=DELIMITERS[version.format.partition(".")[0]].decode(),
+        quoting=csv.QUOTE_MINIMAL if is_quoted(version.format, version.quoted) else csv.QUOTE_NONE,
+        strict=b"\n" in record.rstrip(b"\r\n"),
+    )
+    try:
+        fields = next(lines)
+    except csv.Error:
+        return None
+    is_closed = lines.line_num == 1
+    return [field.encode("utf-8", "surrogateescape") for field in fields] if is_closed else None
 
 
 def wrong_delimiter(names: Sequence[str]) -> str | None:

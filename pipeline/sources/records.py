@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -32,19 +31,25 @@ class StreamPart(NamedTuple):
     blank: bool  # whether the bytes are no part of a record
 
 
-def file_segments(stream: Stream, format: str, quoted: bool | None = None) -> Iterator[StreamPart]:
-    """The records of the whole stream; OSError where they are not of the format."""
-    scan_file, _ = _scanners(format, quoted)
-    return scan_file(stream)
+def file_segments(
+    stream: Stream, format: str, quoted: bool | None = None, size_bytes: int | None = None
+) -> Iterator[StreamPart]:
+    """The records of the stream, or of its next `size_bytes`."""
+    family = format.partition(".")[0]
+    if family not in DELIMITERS:  # a record is a line; one of white space is none
+        return _segments(_blocks(stream, size_bytes), re.compile(rb"\n"), None)
+    quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
+    end = re.compile(rb"\r\n?|\n" + quote)
+    return _segments(_blocks(stream, size_bytes), end, b"\r\n" + codecs.BOM_UTF8)
 
 
 def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
     """The records of the shard's rows, as they are in the decompressed stream."""
-    _, scan_piece = _scanners(shard.version.format, shard.version.quoted)
-    piece = shard.piece
+    version, piece = shard.version, shard.piece
     assert piece.start_byte is not None and piece.end_byte is not None, shard
-    with stream_at(shard.version, options, piece.start_byte) as stream:
-        yield from records_of(scan_piece(_blocks(stream, piece.end_byte - piece.start_byte)))
+    with stream_at(version, options, piece.start_byte) as stream:
+        size_bytes = piece.end_byte - piece.start_byte
+        yield from records_of(file_segments(stream, version.format, version.quoted, size_bytes))
 
 
 def units_of(segments: Iterable[StreamPart]) -> Iterator[Unit]:
@@ -88,32 +93,14 @@ def _taken(parts: list[bytes]) -> bytes:
     return record
 
 
-def _line_segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
-    """The lines in the blocks, which begin at the start of a line."""
-    for block in blocks:
-        start = 0
-        while newline := block.find(b"\n", start) + 1:
-            line = block[start:newline]
-            yield StreamPart(line, ends=True, blank=line.isspace())
-            start = newline
-        if start < len(block):
-            yield StreamPart(block[start:], ends=False, blank=block[start:].isspace())
-
-
-def _delimited_file(stream: Stream, sign: re.Pattern[bytes]) -> Iterator[StreamPart]:
-    """The records of the whole stream, without its byte order mark."""
-    head = stream.read(len(codecs.BOM_UTF8))
-    if head == codecs.BOM_UTF8:
-        yield StreamPart(head, ends=True, blank=True)
-        head = b""
-    yield from _delimited_segments(chain([head], _blocks(stream)), sign)
-
-
-def _delimited_segments(blocks: Iterator[bytes], sign: re.Pattern[bytes]) -> Iterator[StreamPart]:
+def _segments(
+    blocks: Iterator[bytes], sign: re.Pattern[bytes], white: bytes | None
+) -> Iterator[StreamPart]:
     """The records in the blocks, which begin at the start of a record.
 
     `sign` matches the end of a record, or a quote at the start of a field: elsewhere, a quote is
-    like any character. Law: each record is what `csv.reader` reads as one row.
+    like any character. A record of bytes of `white` is blank. Law: each record of CSV is what
+    `csv.reader` reads as one row.
     """
     before, held, in_quotes = b"\n", b"", False
     for block in chain(filter(None, blocks), [b""]):
@@ -133,13 +120,14 @@ def _delimited_segments(blocks: Iterator[bytes], sign: re.Pattern[bytes]) -> Ite
                 in_quotes = match[0] == b'"'
                 if not in_quotes:
                     record = data[start:position]
-                    yield StreamPart(record, ends=True, blank=not record.strip(b"\r\n"))
+                    yield StreamPart(record, ends=True, blank=not record.strip(white))
                     start = position
             else:
                 break
         end = max(position, end)
         if start < end:
-            yield StreamPart(data[start:end], ends=False, blank=False)
+            part = data[start:end]
+            yield StreamPart(part, ends=False, blank=not part.strip(white))
         before, held = data[end - 1 : end], data[end:]
 
 
@@ -157,20 +145,3 @@ DELIMITERS = {"csv": b",", "tsv": b"\t"}  # by the first part of a format
 def is_quoted(format: str, told: bool | None) -> bool:
     """Whether a field may be in quotes: as the spec says, or else in CSV alone."""
     return format.startswith("csv") if told is None else told
-
-
-# The scanner of a whole stream, and that of the bytes of a piece.
-_Scanners = tuple[
-    Callable[[Stream], Iterator[StreamPart]], Callable[[Iterator[bytes]], Iterator[StreamPart]]
-]
-# Of all formats but CSV and TSV: a record is a line.
-_LINES: _Scanners = (lambda stream: _line_segments(_blocks(stream)), _line_segments)
-
-
-def _scanners(format: str, quoted: bool | None) -> _Scanners:
-    family = format.partition(".")[0]
-    if family not in DELIMITERS:
-        return _LINES
-    quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
-    sign = re.compile(rb"\r\n?|\n" + quote)
-    return partial(_delimited_file, sign=sign), partial(_delimited_segments, sign=sign)
