@@ -37,10 +37,10 @@ def file_segments(
     """The records of the stream, or of its next `size_bytes`."""
     family = format.partition(".")[0]
     if family not in DELIMITERS:  # a record is a line; one of white space is none
-        return _segments(_blocks(stream, size_bytes), re.compile(rb"\n"), None)
+        return _segments(blocks_of(stream, size_bytes), re.compile(rb"\n"), None)
     quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
     end = re.compile(rb"\r\n?|\n" + quote)
-    return _segments(_blocks(stream, size_bytes), end, b"\r\n" + codecs.BOM_UTF8)
+    return _segments(blocks_of(stream, size_bytes), end, b"\r\n" + codecs.BOM_UTF8)
 
 
 def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
@@ -131,7 +131,7 @@ def _segments(
         before, held = data[end - 1 : end], data[end:]
 
 
-def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
+def blocks_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
     """The next `size_bytes` of the stream in blocks, or all of it."""
     left = size_bytes
     while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):

@@ -1,110 +1,89 @@
-"""WET files of web archives: the units of a stream in one pass, and the rows of one piece.
+"""WET files of web archives. Entry points: `wet_units`, `wet_rows`.
 
-Entry points: `wet_units`, `wet_rows`. A row is a conversion record, with the columns text, id, url
-and date.
+A row is a conversion record, with the columns text, id, url and date.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
-from warcio.archiveiterator import ArchiveIterator
-from warcio.exceptions import ArchiveLoadFailed
-from warcio.recordloader import ArcWarcRecord
-
-from pipeline.sources.documents import Names, Row, TooLong
-from pipeline.sources.records import StreamPart, records_of
-from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
+from pipeline.sources.documents import Names, Row, TooLong, too_long
+from pipeline.sources.records import StreamPart, blocks_of, records_of, units_of
+from pipeline.sources.shards import NAME_CHARS, ObjectVersion, Shard, Unit, check_columns
+from pipeline.sources.streams import Options, decompressed, stream_at
 
 # The largest headers of a record; without a limit, one endless line would be held in memory.
 MAX_HEADER_BYTES = 1024 * 1024
-_HEADERS = {"id": "WARC-Record-ID", "url": "WARC-Target-URI", "date": "WARC-Date"}
+_HEADERS = {"id": b"warc-record-id", "url": b"warc-target-uri", "date": b"warc-date"}
 COLUMNS = ["text", *_HEADERS]
+_MAGIC, _END = b"WARC/", b"\r\n\r\n"
 
 
 def wet_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each conversion record; no record is held."""
     check_columns(version, COLUMNS)
     with decompressed(version.path, version.format, options) as stream:
-        for archive, record in _records(stream):
-            text_bytes = sum(len(block) for block in _blocks(record))
-            start = archive.get_record_offset()
-            if record.rec_type == "conversion":
-                yield Unit(1, text_bytes, start, start + archive.get_record_length())
+        yield from units_of(_segments(blocks_of(stream)))
 
 
-def wet_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
+def wet_rows(shard: Shard, options: Options, _: Names) -> Iterator[Row]:
     """The shard's rows; one record is held at a time, and none that is too long.
 
     A text is bytes, and a header that is missing None.
     """
-    piece = shard.piece
-    assert piece.start_byte is not None, shard
-    size_bytes = None if piece.end_byte is None else piece.end_byte - piece.start_byte
-    headers = {key: _HEADERS[key] for key in _HEADERS if names is None or key in names}
-    with stream_at(shard.version, options, piece.start_byte) as stream:
-        records = _records(stream, size_bytes)
-        conversions = (record for _, record in records if record.rec_type == "conversion")
-        for record in islice(conversions, shard.rows):
-            values = {key: record.rec_headers.get_header(name) for key, name in headers.items()}
-            has_text = names is None or "text" in names
-            yield Row(values | ({"text": _text(record)} if has_text else {}))
+    start, end = shard.piece.start_byte, shard.piece.end_byte
+    assert start is not None and end is not None, shard
+    with stream_at(shard.version, options, start) as stream:
+        yield from map(_row, records_of(_segments(blocks_of(stream, end - start))))
 
 
-def _records(
-    stream: Stream, size_bytes: int | None = None
-) -> Iterator[tuple[ArchiveIterator, ArcWarcRecord]]:
-    """The records in the next bytes, each read to its end; OSError where the data is not WARC."""
-    forward = _Forward(stream, size_bytes)
-    archive = ArchiveIterator(forward, no_record_parse=True)
-    try:
-        for record in archive:
-            forward.left = None
-            yield archive, record
-            archive.read_to_end()
-            if archive.err_count:
-                raise OSError("a WARC record has a wrong Content-Length")
-            forward.left = MAX_HEADER_BYTES
-    except ArchiveLoadFailed as error:
-        raise OSError(f"not a WARC record: {error}") from error
+def _row(record: bytes | TooLong) -> Row:
+    if isinstance(record, TooLong):
+        return Row(problem=too_long())
+    head, _, text = record.partition(_END)
+    headers = _headers(head)
+    values = {key: headers.get(name) for key, name in _HEADERS.items()}
+    return Row({"text": text} | {k: v and v.decode("utf-8", "replace") for k, v in values.items()})
 
 
-def _text(record: ArcWarcRecord) -> bytes | TooLong:
-    segments = (StreamPart(block, ends=False, blank=False) for block in _blocks(record))
-    return next(records_of(segments), b"")
+def _headers(head: bytes) -> dict[bytes, bytes]:
+    parts = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    return {name.strip().lower(): value.strip() for name, _, value in parts}
 
 
-def _blocks(record: ArcWarcRecord) -> Iterator[bytes]:
-    """The record's content in blocks; OSError if it is shorter than its header says."""
-    declared = record.rec_headers.get_header("Content-Length")
-    position = 0
-    while block := record.raw_stream.read(BLOCK_BYTES):
-        position += len(block)
-        yield block
-    if declared != str(position):
-        raise OSError(f"a WARC record has {position} bytes, and its Content-Length is {declared}")
+def _segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
+    """The records in the blocks, which begin at the start of a record; other types are blank.
 
-
-class _Forward:
-    """A stream without tell(), so that warcio counts offsets from where it starts to read.
-
-    It ends after `size_bytes`: warcio reads ahead, and the next shard continues the stream.
+    OSError where the data is not WARC.
     """
+    held, left, blank = b"", 0, True  # left: the bytes of a record's content still to come
+    for block in blocks:
+        data, at, held = held + block, 0, b""
+        while at < len(data):
+            start = at
+            if left:
+                at = min(len(data), at + left)
+                left -= at - start
+            elif data[at] in b"\r\n":  # between two records
+                at, blank = at + 1, True
+            elif (head := data.find(_END, at)) >= 0:
+                at = head + len(_END)
+                left, blank = _content(data[start:head])
+            else:
+                held = data[at:]
+                break
+            yield StreamPart(data[start:at], ends=not left, blank=blank)
+        if len(held) > MAX_HEADER_BYTES:
+            raise OSError(f"a WARC record's headers are over {MAX_HEADER_BYTES:,} bytes")
+    if left or held:
+        raise OSError("a WARC record is not whole: its headers or its content end too early")
 
-    def __init__(self, stream: Stream, size_bytes: int | None) -> None:
-        self._stream = stream
-        self._size_bytes = size_bytes
-        self.left: int | None = MAX_HEADER_BYTES  # None while a record's content is read
 
-    def read(self, size: int, /) -> bytes:
-        if self._size_bytes is not None:
-            size = min(size, self._size_bytes)
-            self._size_bytes -= size
-        data = self._stream.read(size)
-        if self.left is not None:
-            self.left -= len(data)
-            if self.left < 0:
-                raise OSError(f"a WARC record's headers are over {MAX_HEADER_BYTES:,} bytes")
-        return data
+def _content(head: bytes) -> tuple[int, bool]:
+    """The length of a record's content, and whether the record is no row."""
+    headers = _headers(head)
+    length = headers.get(b"content-length", b"")
+    if not head.startswith(_MAGIC) or not length.isdigit():
+        shown = head[:NAME_CHARS].decode(errors="replace")
+        raise OSError(f"not a WARC record, or behind a wrong Content-Length: {shown!r}")
+    return int(length), headers.get(b"warc-type") != b"conversion"

@@ -228,7 +228,7 @@ def test_a_value_above_the_limit_is_a_row_that_says_so_in_every_format(
         if len(text) > MEGABYTE:
             assert document["status"] == "error:longer than 1,048,576 bytes"
             assert document["text"] is None
-            has_id = input_object.format in ("parquet", "arrow", "warc.wet.gz")
+            has_id = input_object.format in ("parquet", "arrow")
             assert document["doc_id"] == identifier or not has_id
         else:
             assert (document["doc_id"], document["text"]) == (identifier, text)
