@@ -75,7 +75,10 @@ def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     """
     with opened_table(shard, options) as table:
         count, version = table.schema.names.count, shard.version
-        of_column = {version.text_column: _strings, version.image_column: _images}
+        of_column = {
+            version.text_column: partial(map, _value),
+            version.image_column: partial(map, _image),
+        }
         read = [name for name in dict.fromkeys(names or ()) if count(name)]
         if names is None:
             read = [
@@ -272,42 +275,32 @@ def _codecs(footer: pq.FileMetaData) -> dict[str, str]:
 
 def _values(column: pa.Array) -> Iterator[object]:
     """The values, strings as bytes."""
-    return _strings(column) if _is_string(column.type) else iter(plain_values(column))
+    return map(_value, column) if _is_string(column.type) else iter(plain_values(column))
 
 
-def _strings(strings: pa.Array) -> Iterator[bytes | TooLong | None]:
-    """The values. Those of a dictionary come one by one: expanded, they may be very large."""
-    # — as bytes: Arrow does not check that a string column holds UTF-8, and its to_pylist() would
-    #   raise for the whole batch where one row does not
-    if not types.is_dictionary(strings.type):
-        binary = strings.cast(pa.large_binary())
-        yield from binary.to_pylist() if binary.nbytes <= BATCH_BYTES else map(_value, binary)
-        return
-    values = strings.dictionary.cast(pa.large_binary())
-    for index in strings.indices:
-        yield _value(values[index.as_py()]) if index.is_valid else None
+def _value(scalar: pa.Scalar) -> bytes | TooLong | None:
+    """The bytes of a string or of bytes.
+
+    One by one, because many rows may share one long value, and Arrow does not check that a string
+    is UTF-8.
+    """
+    while isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
+        scalar = scalar.value
+    if scalar is None or not scalar.is_valid:
+        return None
+    data = scalar.as_buffer()
+    return TooLong() if data.size > MAX_ROW_BYTES else data.to_pybytes()
 
 
-def _value(scalar: pa.LargeBinaryScalar) -> bytes | TooLong | None:
-    if scalar.is_valid and scalar.as_buffer().size > MAX_ROW_BYTES:
-        return TooLong()
-    value: bytes | None = scalar.as_py()
-    return value
-
-
-def _images(column: pa.Array) -> Iterator[object]:
-    """Bytes, paths as strings, or the structs of both that `datasets` writes."""
-    if types.is_struct(column.type):
-        names = [field.name for field in column.type]
-        parts = (column.field(names.index(n)) if n in names else None for n in ("bytes", "path"))
-        data, paths = (pa.nulls(len(column), pa.binary()) if p is None else p for p in parts)
-        pairs = zip(_images(data), _images(paths), strict=True)
-        yield from (path if own is None else own for own, path in pairs)
-    elif _is_string(column.type):
-        for value in _strings(column):
-            yield id_text(value) if isinstance(value, bytes) else value
-    else:
-        yield from map(_value, column.cast(pa.large_binary()))
+def _image(scalar: pa.Scalar) -> object:
+    """Bytes, a path as a string, or what the struct of both has that `datasets` writes."""
+    if isinstance(scalar, pa.StructScalar):
+        names = [field.name for field in scalar.type] if scalar.is_valid else ()
+        parts = (_image(scalar[name]) for name in ("bytes", "path") if name in names)
+        return next((part for part in parts if part is not None), None)
+    value = _value(scalar)
+    is_path = isinstance(value, bytes) and _is_string(scalar.type)
+    return id_text(value) if is_path else value
 
 
 def _may_be_image(kind: pa.DataType) -> bool:

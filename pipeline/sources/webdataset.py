@@ -51,17 +51,14 @@ def tar_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 def tar_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     """The shard's rows; the members of one key are held at a time.
 
-    Without names, a column is read up to its first value that is not UTF-8, such as an image.
+    Without names, values that are not UTF-8, such as images, are left out.
     """
-    binary: set[str] = set()
     with _archive(shard.path, options, shard.piece.start_byte or 0) as archive:
         for sample in islice(samples(archive), shard.rows):
-            asked = (KEY, *sample.members) if names is None else names
-            read = [name for name in asked if name not in binary]
+            read = (KEY, *sample.members) if names is None else names
             values = {name: _value(archive, sample, name) for name in read}
             if names is None:
-                binary.update(name for name in read if _is_binary(values[name]))
-                values = {name: values[name] for name in read if name not in binary}
+                values = {name: v for name, v in values.items() if not _is_binary(v)}
             yield Row(values)
             del values
 
