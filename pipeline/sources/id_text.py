@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -19,31 +18,26 @@ from pyarrow import types
 
 # Below this, each whole number has a float of its own.
 _EXACT = 2**53
-_UNITS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0+)?")
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d(?::?\d\d)?)?)?")
 
 
 def plain_values(column: pa.Array) -> list[object]:  # [rows]
     """The values of a column: texts, numbers, booleans, lists and objects; None for null.
 
     A float32 has its few digits. Times are ISO 8601 with a space before the hour, in UTC with `Z`
-    where the type has a zone, without zeros at the end. Durations are in seconds. Bytes are their
-    text in UTF-8, or hex digits.
+    where the type has a zone. Durations are counts of their unit. Bytes are their text in UTF-8, or
+    hex digits.
     """
     kind = column.type
     if types.is_dictionary(kind):
         return plain_values(column.dictionary_decode())
     if types.is_float16(kind) or types.is_float32(kind):
         return [None if text is None else float(text) for text in _cast(column, pa.string())]
-    if types.is_duration(kind):
-        per_s, counts = Decimal(_UNITS_PER_S[kind.unit]), _cast(column, pa.int64())
-        return [None if count is None else count / per_s for count in counts]
     if types.is_temporal(kind) and not types.is_interval(kind):
         zone = "Z" if types.is_timestamp(kind) and kind.tz is not None else ""
         column = column.cast(pa.timestamp(kind.unit)) if zone else column
         texts = _cast(column, pa.string())
-        return [None if text is None else _short(text) + zone for text in texts]
+        return [None if text is None else text + zone for text in texts]
     values: list[object] = column.to_pylist()
     return [_bytes_text(value) if isinstance(value, bytes) else value for value in values]
 
@@ -65,38 +59,19 @@ def id_text(value: object) -> str:
 
 
 def spellings(keys: Iterable[str]) -> dict[str, str]:
-    """The key of each text that may be the id of its document: itself and other spellings.
+    """The key of each text that may be the id of its document: itself, and a number as a float.
 
-    Programs write the id 1 of a column with a missing value as 1.0, and a time in several forms.
+    Programs write the id 1 of a column with a missing value as 1.0.
     """
     keys = list(keys)
-    others = {other: key for key in keys for other in _other_spellings(key)}
+    numbers = {key: whole[1] for key in keys if (whole := _WHOLE.fullmatch(key)) is not None}
+    others = {other: key for key, number in numbers.items() for other in (number, f"{number}.0")}
     return others | {key: key for key in keys}
-
-
-def _other_spellings(key: str) -> tuple[str, ...]:
-    if (whole := _WHOLE.fullmatch(key)) is not None:
-        return whole[1], f"{whole[1]}.0"
-    if (time := _TIME.fullmatch(key)) is None:
-        return ()
-    day, hour, fraction, zone = time.groups()
-    moment, end = f"{day} {hour or '00:00:00'}", ""
-    if zone is not None:
-        with suppress(ValueError, OverflowError):  # no such time
-            in_utc = datetime.fromisoformat(moment + zone).astimezone(UTC)
-            moment, end = f"{in_utc:%Y-%m-%d %H:%M:%S}", "Z"
-    text = _short(moment + (fraction or "")) + end
-    return text, text.removesuffix(" 00:00:00")
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> list[Any]:
     values: list[Any] = column.cast(kind).to_pylist()
     return values
-
-
-def _short(text: str) -> str:
-    """A number or a time without the zeros at the end of its fraction."""
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _bytes_text(data: bytes) -> str:

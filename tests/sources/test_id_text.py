@@ -36,16 +36,14 @@ IDS: list[tuple[pa.DataType, list[object], list[str]]] = [
     (pa.decimal128(38, -3), [Decimal("1e10")], ["10000000000"]),
     (pa.decimal256(60, 30), [Decimal("1e-30")], [f"0.{'0' * 29}1"]),
     (pa.timestamp("s"), [datetime(2026, 1, 2)], ["2026-01-02 00:00:00"]),
-    (pa.timestamp("ms"), [MOMENT], ["2026-01-02 03:04:05.5"]),
-    (pa.timestamp("ns"), [MOMENT], ["2026-01-02 03:04:05.5"]),
-    (pa.timestamp("us", "UTC"), [MOMENT], ["2026-01-02 03:04:05.5Z"]),
-    (pa.timestamp("us", "Asia/Tokyo"), [MOMENT], ["2026-01-02 03:04:05.5Z"]),
+    (pa.timestamp("ms"), [MOMENT], ["2026-01-02 03:04:05.500"]),
+    (pa.timestamp("ns"), [MOMENT], ["2026-01-02 03:04:05.500000000"]),
+    (pa.timestamp("us", "UTC"), [MOMENT], ["2026-01-02 03:04:05.500000Z"]),
+    (pa.timestamp("us", "Asia/Tokyo"), [MOMENT], ["2026-01-02 03:04:05.500000Z"]),
     (pa.date32(), [date(2026, 1, 2)], ["2026-01-02"]),
     (pa.date64(), [date(2026, 1, 2)], ["2026-01-02"]),
-    (pa.time64("us"), [time(3, 4, 5), time(3, 4, 5, 500)], ["03:04:05", "03:04:05.0005"]),
-    (pa.duration("s"), [90], ["90"]),
-    (pa.duration("ms"), [1500], ["1.5"]),
-    (pa.duration("ns"), [1], ["0.000000001"]),
+    (pa.time64("us"), [time(3, 4, 5, 500)], ["03:04:05.000500"]),
+    (pa.duration("ms"), [1500], ["1500"]),
     (pa.uuid(), [uuid.UUID(int=1).bytes], ["00000000-0000-0000-0000-000000000001"]),
     (pa.binary(), ["é".encode(), b"\xff\x01"], ["é", "ff01"]),
     (pa.binary(2), [b"\xff\x01"], ["ff01"]),
@@ -82,11 +80,6 @@ def test_a_missing_number_of_pandas_is_no_id() -> None:
 COLUMNS: list[tuple[pa.DataType, list[object]]] = [
     (pa.float64(), [0.0, 1.0, 2.5, 1e-7, 1e16, 1e300]),
     (pa.float32(), [0.5, 160.0]),
-    (pa.timestamp("s"), [datetime(2026, 1, 2)]),
-    (pa.timestamp("ms"), [MOMENT]),
-    (pa.timestamp("us", "UTC"), [MOMENT]),
-    (pa.timestamp("ns", "Asia/Tokyo"), [MOMENT]),
-    (pa.date32(), [date(2026, 1, 2)]),
 ]
 WRITERS = ["parquet", "duckdb.csv", "duckdb.jsonl", "pandas.csv", "pandas.jsonl"]
 
@@ -143,9 +136,9 @@ def test_numbers_that_pandas_made_floats_join_the_numbers_of_the_corpus(
     assert {"1", "2", "30"} <= set(joined)
 
 
-@pytest.mark.parametrize("key", ["007", "2.10", "1e3", "a 1.0", "2026-13-45T00:00:00Z", "-0.5"])
+@pytest.mark.parametrize("key", ["007", "2.10", "1e3", "a 1.0", "-0.5"])
 def test_a_text_that_no_program_writes_for_another_value_has_one_spelling(key: str) -> None:
-    assert set(spellings([key])) <= {key, "2026-13-45", "2026-13-45 00:00:00"}
+    assert set(spellings([key])) == {key}
 
 
 def test_the_key_itself_comes_before_another_one_that_may_be_spelled_so() -> None:
