@@ -62,15 +62,6 @@ class ObjectVersion:
     image_column: str | None = None
     quoted: bool | None = None  # of CSV and TSV, as in the spec
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields by name, without the last ones that are not set."""
-        own = fields_of(self)
-        for name in ("quoted", "image_column"):
-            if own[name] is not None:
-                break
-            del own[name]
-        return own
-
 
 @dataclass(frozen=True, slots=True)
 class Slice:
@@ -153,7 +144,7 @@ class Shard:
 
     def to_json(self) -> dict[str, object]:
         """The shard as a flat JSON object; `from_json` is the inverse."""
-        return self.version.to_json() | fields_of(self.piece)
+        return fields_of(self.version) | fields_of(self.piece)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Shard:
@@ -167,7 +158,7 @@ class Shard:
     @property
     def _identity(self) -> dict[str, Any]:
         rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
-        return self.version.to_json() | rows
+        return fields_of(self.version) | rows
 
 
 def fields_of(value: Any) -> dict[str, Any]:

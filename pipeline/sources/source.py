@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
@@ -91,23 +91,20 @@ def find_objects(
     file_system, place, infos = find_files(path_glob, options, output=output)
     objects: list[InputObject] = []
     texts: list[FileInfo] = []
-    hashed: list[FileInfo] = []
+    is_local = isinstance(file_system, LocalFileSystem)
+    hashed: list[InputObject] = []
     for info in infos:
-        name, format = info["name"], str(format_of(info["name"]))
+        path, format = file_path(file_system, info["name"]), str(format_of(info["name"]))
         if (irregular := irregularity(file_system, info)) is not None:
-            objects.append(InputObject(name, 0, "", format, options, irregular))
+            objects.append(InputObject(path, 0, "", format, options, irregular))
         elif format == "txt":
             texts.append(info)
-        elif isinstance(file_system, LocalFileSystem):
-            hashed.append(info)
         else:
-            path = file_path(file_system, name)
-            etag = remote_etag(path, info)
-            objects.append(InputObject(path, info["size"], etag, format, options))
-    etags = content_hashes([Path(info["name"]) for info in hashed], cache_dir)
-    for info, etag in zip(hashed, etags, strict=True):
-        name, format = info["name"], str(format_of(info["name"]))
-        objects.append(InputObject(name, info["size"], etag, format, options))
+            etag = "" if is_local else remote_etag(path, info)
+            of_kind = hashed if is_local else objects
+            of_kind.append(InputObject(path, info["size"], etag, format, options))
+    etags = content_hashes([Path(item.path) for item in hashed], cache_dir)
+    objects += [replace(item, etag=etag) for item, etag in zip(hashed, etags, strict=True)]
     if texts:
         state = text_state(file_system, texts, cache_dir)
         objects.append(InputObject(file_path(file_system, place), *state, "txt", options))
