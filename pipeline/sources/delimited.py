@@ -18,14 +18,13 @@ from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong, too_long
 from pipeline.sources.records import (
     DELIMITERS,
-    file_segments,
+    file_records,
+    file_units,
     is_quoted,
-    records_of,
     shard_records,
-    units_of,
 )
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, decompressed
+from pipeline.sources.streams import Options
 
 csv.field_size_limit(MAX_ROW_BYTES)  # of the process; a record is no longer than that
 _OTHER_DELIMITERS = (";", "|", "\t", ",")
@@ -43,9 +42,7 @@ def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     if text not in (*names, None) and fix is not None:
         raise SpecError([Problem("input.text", f"{version.path}: {fix}", text)])
     check_columns(version, names)
-    with decompressed(version.path, version.format, options) as stream:
-        segments = file_segments(stream, version.format, version.quoted)
-        yield from islice(units_of(segments), 1, None)  # without the header
+    yield from islice(file_units(version, options), 1, None)  # without the header
 
 
 def delimited_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
@@ -74,9 +71,7 @@ def _row(
 
 def header_of(version: ObjectVersion, options: Options) -> bytes:
     """The first record, without a byte order mark; empty for a file without records."""
-    with decompressed(version.path, version.format, options) as stream:
-        segments = file_segments(stream, version.format, version.quoted)
-        header = next(records_of(segments), b"")
+    header = next(file_records(version, options), b"")
     if isinstance(header, TooLong):
         raise OSError(f"its header is {too_long()}")
     return header.removeprefix(codecs.BOM_UTF8)

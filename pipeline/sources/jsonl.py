@@ -13,18 +13,15 @@ from itertools import islice
 from pipeline.errors import MissingColumnsError, Problem
 from pipeline.hashes import parse_json
 from pipeline.sources.documents import Names, Row, TooLong, too_long
-from pipeline.sources.records import SAMPLE_ROWS, file_segments, records_of, shard_records, units_of
+from pipeline.sources.records import SAMPLE_ROWS, file_records, file_units, shard_records
 from pipeline.sources.shards import NAME_CHARS, ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, decompressed
+from pipeline.sources.streams import Options
 
 
 def object_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each object of the stream; SpecError unless a first one has the keys."""
-    with decompressed(version.path, version.format, options) as stream:
-        # — no name keeps the first blocks
-        _check_keys(version, records_of(file_segments(stream, version.format)))
-    with decompressed(version.path, version.format, options) as stream:
-        yield from units_of(file_segments(stream, version.format))
+    _check_keys(version, file_records(version, options))
+    return file_units(version, options)
 
 
 def _check_keys(version: ObjectVersion, records: Iterable[bytes | TooLong]) -> None:

@@ -1,9 +1,9 @@
-"""Records of text formats: lines, and the records of CSV and TSV.
+"""Records of text formats: lines, the records of CSV and TSV, and those of web archives.
 
-Entry points: `file_segments` for a whole stream and `shard_records` for the rows of a shard. A
-record may be longer than memory, so a scanner yields it in segments: `units_of` measures records
+Entry points: `file_units`, `file_records` and `shard_records`; `file_segments` for an open stream.
+A record may be longer than memory, so a scanner yields it in segments: `units_of` measures records
 without holding one, and `records_of` holds one at a time. Only the ends of records are searched;
-`jsonl` and `delimited` parse what is in them.
+`jsonl`, `delimited` and `wet` parse what is in them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from itertools import chain
 from typing import NamedTuple
 
 from pipeline.sources.documents import MAX_ROW_BYTES, TooLong
-from pipeline.sources.shards import Shard, Unit
-from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, stream_at
+from pipeline.sources.shards import NAME_CHARS, ObjectVersion, Shard, Unit
+from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
 
 # A column that none of the first rows has is reported as a misspelling, and a condition is tried on
 # them before a run.
 SAMPLE_ROWS = 100
+# The largest headers of a WARC record; without a limit, one endless line would be held in memory.
+MAX_HEADER_BYTES = 1024 * 1024
+HEADERS_END = b"\r\n\r\n"
 
 
 class StreamPart(NamedTuple):
@@ -36,11 +39,25 @@ def file_segments(
 ) -> Iterator[StreamPart]:
     """The records of the stream, or of its next `size_bytes`."""
     family = format.partition(".")[0]
+    if family == "warc":
+        return _warc_segments(_blocks(stream, size_bytes))
     if family not in DELIMITERS:  # a record is a line; one of white space is none
-        return _segments(blocks_of(stream, size_bytes), re.compile(rb"\n"), None)
+        return _segments(_blocks(stream, size_bytes), re.compile(rb"\n"), None)
     quote = rb'|(?<=[%b\r\n])"' % DELIMITERS[family] if is_quoted(format, quoted) else b""
     end = re.compile(rb"\r\n?|\n" + quote)
-    return _segments(blocks_of(stream, size_bytes), end, b"\r\n" + codecs.BOM_UTF8)
+    return _segments(_blocks(stream, size_bytes), end, b"\r\n" + codecs.BOM_UTF8)
+
+
+def file_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
+    """One unit for each record of the file."""
+    with decompressed(version.path, version.format, options) as stream:
+        yield from units_of(file_segments(stream, version.format, version.quoted))
+
+
+def file_records(version: ObjectVersion, options: Options) -> Iterator[bytes | TooLong]:
+    """The records of the file."""
+    with decompressed(version.path, version.format, options) as stream:
+        yield from records_of(file_segments(stream, version.format, version.quoted))
 
 
 def shard_records(shard: Shard, options: Options) -> Iterator[bytes | TooLong]:
@@ -131,7 +148,51 @@ def _segments(
         before, held = data[end - 1 : end], data[end:]
 
 
-def blocks_of(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
+def _warc_segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
+    """The records in the blocks, which begin at the start of a record; other types are blank.
+
+    OSError where the data is not WARC.
+    """
+    held, left, blank = b"", 0, True  # left: the bytes of a record's content still to come
+    for block in blocks:
+        data, at, held = held + block, 0, b""
+        while at < len(data):
+            start = at
+            if left:
+                at = min(len(data), at + left)
+                left -= at - start
+            elif data[at] in b"\r\n":  # between two records
+                at, blank = at + 1, True
+            elif (head := data.find(HEADERS_END, at)) >= 0:
+                at = head + len(HEADERS_END)
+                left, blank = _content(data[start:head])
+            else:
+                held = data[at:]
+                break
+            yield StreamPart(data[start:at], ends=not left, blank=blank)
+        if len(held) > MAX_HEADER_BYTES:
+            raise OSError(f"a WARC record's headers are over {MAX_HEADER_BYTES:,} bytes")
+    if left or held:
+        raise OSError("a WARC record is not whole: its headers or its content end too early")
+
+
+def _content(head: bytes) -> tuple[int, bool]:
+    """The length of a record's content, and whether the record is no row."""
+    headers = warc_headers(head)
+    length = headers.get(b"content-length", b"")
+    if not head.startswith(b"WARC/") or not length.isdigit():
+        shown = head[:NAME_CHARS].decode(errors="replace")
+        raise OSError(f"not a WARC record, or behind a wrong Content-Length: {shown!r}")
+    return int(length), headers.get(b"warc-type") != b"conversion"
+
+
+def warc_headers(head: bytes) -> dict[bytes, bytes]:
+    """The values of the headers of a WARC record, by name in lower case."""
+    parts = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    return {name.strip().lower(): value.strip() for name, _, value in parts}
+
+
+def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
     """The next `size_bytes` of the stream in blocks, or all of it."""
     left = size_bytes
     while block := stream.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left)):
