@@ -251,7 +251,6 @@ def _raw_row(text: str | None, id: str | None, image: str | None, row: Row) -> R
 
 def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     """These columns of the shard's rows, one row at a time; raises as `read_documents` does."""
-    _check_unchanged(shard, options)
     broken: UnreadableError | None = None
     count = 0
     try:
@@ -262,7 +261,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
                 del row  # a text may be long: it is not held while the next one is read
     except UnreadableError as error:
         broken = error
-    # — checked again, because the object may have changed before it was opened
+    # — after it was read, because the object may change meanwhile
     _check_unchanged(shard, options)
     if broken is not None:
         reason = f"cannot be read: {one_line(broken.__cause__ or broken)[:REASON_CHARS]}"

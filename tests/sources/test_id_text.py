@@ -48,7 +48,9 @@ IDS: list[tuple[pa.DataType, list[object], list[str]]] = [
     (pa.binary(), ["é".encode(), b"\xff\x01"], ["é", "ff01"]),
     (pa.binary(2), [b"\xff\x01"], ["ff01"]),
     (pa.binary(2), [b"\x01\x02"], ["0102"]),
+    (pa.binary_view(), [b"x", b"\xff\x00"], ["x", "ff00"]),
     (pa.dictionary(pa.int32(), pa.int64()), [3], ["3"]),
+    (pa.dictionary(pa.int32(), pa.binary()), [b"x"], ["x"]),
 ]  # fmt: skip
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import uuid
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -165,32 +163,6 @@ def test_a_string_that_is_not_utf8_spoils_its_row_alone(write: Write) -> None:
     assert documents.column("status").to_pylist() == ["ok", "error:invalid UTF-8", "ok"]
 
 
-NUMBER = uuid.UUID("12345678-1234-5678-1234-567812345678")
-
-
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        (pa.array([Decimal(7), Decimal(8)], pa.decimal128(38, 0)), ["7", "8"]),
-        (pa.array([Decimal("7.50"), Decimal("8.00")], pa.decimal256(40, 2)), ["7.50", "8"]),
-        (pa.array([NUMBER.bytes, NUMBER.bytes], pa.uuid()), [str(NUMBER)] * 2),
-        (pa.array([b"caf\xc3\xa9", b"\xff\x00"]), ["café", "ff00"]),
-        (pa.array([b"ab", b"\xff\x00"], pa.binary(2)), ["ab", "ff00"]),
-        (pa.array([b"x", b"y"], pa.binary_view()), ["x", "y"]),
-        (pa.array([b"x", b"y"]).dictionary_encode(), ["x", "y"]),
-        (pa.array([1, 2]).dictionary_encode(), ["1", "2"]),
-    ],
-    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
-)
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_ids_of_every_plain_type_are_read(
-    write: Write, ids: pa.Array, expected: list[str], format: str
-) -> None:
-    data = encoded(pa.table({"text": ["a", "b"], "id": ids}), format)
-    documents = read_all(write(f"corpus.{format}", data), 10**6, id_column="id")
-    assert documents.column("doc_id").to_pylist() == expected
-
-
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 @pytest.mark.parametrize("null", ["text", "id", "both"])
 def test_a_column_of_the_type_null_is_one_of_nulls(write: Write, null: str, format: str) -> None:
@@ -203,13 +175,6 @@ def test_a_column_of_the_type_null_is_one_of_nulls(write: Write, null: str, form
     assert documents.column("status").to_pylist() == [status] * 2
     hashes = documents.column("content_hash").to_pylist()
     assert documents.column("doc_id").to_pylist() == (["1", "2"] if null == "text" else hashes)
-
-
-def test_bytes_of_a_text_that_are_not_utf8_spoil_their_row_alone(write: Write) -> None:
-    table = pa.table({"text": pa.array([b"fine", b"\xff\xfe", "é".encode()])})
-    documents = read_all(write("corpus.parquet", parquet_bytes(table)), 10**6)
-    assert documents.column("status").to_pylist() == ["ok", "error:invalid UTF-8", "ok"]
-    assert documents.column("text").to_pylist() == ["fine", None, "é"]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from pipeline.spec.schema import Columns
 ROWS = [(f"row-{n}", random.Random(n).randbytes(4000).hex()) for n in range(900)]  # above 5 MB
 
 
-NAMES = """corpus.jsonl corpus.jsonl.gz corpus.jsonl.zst corpus.json corpus.csv corpus.tsv.gz
-    corpus.parquet file.arrow stream.arrow"""
+NAMES = "corpus.jsonl corpus.jsonl.gz corpus.jsonl.zst corpus.parquet file.arrow stream.arrow"
 
 
 class Handler(BaseHTTPRequestHandler):
