@@ -1,13 +1,12 @@
 """The files that a path names, and an etag that changes with a file.
 
-Entry points: `files_at`, `irregularity`, `remote_etag`, `content_etag`.
+Entry points: `files_at`, `is_file`, `remote_etag`, `content_etag`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -210,22 +209,14 @@ def _matched(file_system: AbstractFileSystem, pattern: str) -> Collection[FileIn
     return entries.values()
 
 
-def irregularity(file_system: AbstractFileSystem, info: FileInfo) -> str | None:
-    """What a local entry is that is not a file, as `a FIFO`; None of a file, or a link to one.
-
-    Reading such an entry might never end.
-    """
-    if not isinstance(file_system, LocalFileSystem) or info["type"] == "file":
-        return None
-    try:
-        mode = os.stat(info["name"]).st_mode
-    except OSError as error:
-        return f"a link that leads nowhere ({error.strerror})"
-    return _IRREGULAR.get(stat.filemode(mode)[0], "no file") if not stat.S_ISREG(mode) else None
+# What a local entry is of which `is_file` is false; reading it might never end.
+NO_FILE = "is no file, but a FIFO, a device, or a link that leads nowhere"
 
 
-# By the first character of `ls -l`.
-_IRREGULAR = {"p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device", "d": "a folder"}
+def is_file(file_system: AbstractFileSystem, info: FileInfo) -> bool:
+    """Whether an entry is a file, or a link to one."""
+    is_local = isinstance(file_system, LocalFileSystem)
+    return not is_local or info["type"] == "file" or os.path.isfile(info["name"])
 
 
 def content_etag(info: FileInfo) -> str:

@@ -37,7 +37,7 @@ from pipeline.sources.formats import (
     supported,
 )
 from pipeline.sources.image_files import image_of
-from pipeline.sources.listing import FileInfo, LeftOut, files_at, irregularity, remote_etag
+from pipeline.sources.listing import NO_FILE, FileInfo, LeftOut, files_at, is_file, remote_etag
 from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import (
     Options,
@@ -72,7 +72,7 @@ class InputObject:
     etag: str
     format: str
     options: Options = field(default_factory=dict)  # to open it; not part of its identity
-    irregular: str | None = None  # what it is, if it is not a file
+    is_file: bool = True  # False of a FIFO and the like
 
     def version(self, columns: Columns) -> ObjectVersion:
         """The version under which its shards are recorded."""
@@ -95,8 +95,8 @@ def find_objects(
     hashed: list[InputObject] = []
     for info in infos:
         path, format = file_path(file_system, info["name"]), str(format_of(info["name"]))
-        if (irregular := irregularity(file_system, info)) is not None:
-            objects.append(InputObject(path, 0, "", format, options, irregular))
+        if not is_file(file_system, info):
+            objects.append(InputObject(path, 0, "", format, options, is_file=False))
         elif format == "txt":
             texts.append(info)
         else:
@@ -199,8 +199,8 @@ def cut(
         others = ", ".join(other.formats[0] for other in READERS if other.has_images)
         fix = f"{source.path}: .{reader.formats[0]} files have no images; use {others}"
         raise SpecError([Problem("input.image", fix, columns.image)])
-    if source.irregular is not None:
-        raise UnreadableError(f"{source.path}: is {source.irregular} and not a file; remove it")
+    if not source.is_file:
+        raise UnreadableError(f"{source.path}: {NO_FILE}; remove it")
     version = source.version(columns)
     try:
         with reading(source.path):

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.hashes import canonical_json, content_hashes, short_hash
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
-from pipeline.sources.listing import FileInfo, LeftOut, files_at, irregularity, remote_etag
+from pipeline.sources.listing import FileInfo, LeftOut, files_at, is_file, remote_etag
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, check_same, fetching, retry_transient
 from pipeline.stores.file_systems import file_system_at
@@ -79,7 +79,7 @@ def _listed(
 def text_infos(file_system: AbstractFileSystem, place: str) -> list[FileInfo]:
     """The descriptions of the regular text files, sorted by name."""
     infos = texts_of(files_at(file_system, place, texts_of, LeftOut()))
-    infos = (info for info in infos if irregularity(file_system, info) is None)
+    infos = (info for info in infos if is_file(file_system, info))
     return sorted(infos, key=lambda info: str(info["name"]))
 
 

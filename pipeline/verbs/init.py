@@ -17,7 +17,7 @@ from pipeline.options import InitOptions
 from pipeline.sources.delimited import wrong_delimiter
 from pipeline.sources.documents import TooLong
 from pipeline.sources.formats import foreign_content, format_of
-from pipeline.sources.listing import irregularity
+from pipeline.sources.listing import NO_FILE, is_file
 from pipeline.sources.source import find_files, first_rows
 from pipeline.sources.text_files import file_path
 from pipeline.spec.parse import parse_spec
@@ -120,10 +120,9 @@ def init(data: str, options: InitOptions) -> Proposal:
     """
     target = new_file(options.to, {}, overwrite=options.overwrite)
     file_system, place, listed = find_files(data, key=Option("data"))
-    infos = [info for info in listed if irregularity(file_system, info) is None]
+    infos = [info for info in listed if is_file(file_system, info)]
     if not infos:
-        kind = irregularity(file_system, listed[0])
-        raise option_error("data", f"is {kind} and not a file", str(listed[0]["name"]))
+        raise option_error("data", NO_FILE, str(listed[0]["name"]))
     formats = {str(format_of(info["name"])) for info in infos}
     first = min(str(info["name"]) for info in infos)
     format = str(format_of(first))
