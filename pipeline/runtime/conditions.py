@@ -15,8 +15,7 @@ import pyarrow as pa
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.columns import Bools, answer_columns, answers_type
 from pipeline.ledger.text_index import leading_bits
-from pipeline.sources.condition import accepted, check_values, input_columns
-from pipeline.sources.records import SAMPLE_ROWS
+from pipeline.sources.condition import accepted, check_values, first_values
 from pipeline.sources.rule import Rule, fields_in, names_in
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
@@ -49,12 +48,7 @@ def check_when(
     At least one of the first rows must have each column of the input that it names.
     """
     names = fields_in(when, DOC, place=place)
-    rows, parts = 0, []
-    for shard in shards if names else ():
-        if (count := min(shard.rows, SAMPLE_ROWS - rows)) <= 0:
-            break
-        rows += count
-        parts.append(input_columns(shard, names, options, count))
+    parts = first_values(shards if names else (), names, options)
     lacking = [name for name in names if not any(name in part.column_names for part in parts)]
     if shards and lacking:
         fix = f"{shards[0].path} has no column {lacking[0]}; name a column of the input"

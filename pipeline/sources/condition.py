@@ -6,7 +6,7 @@ a shard's rows that one names, and `check_where` before a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -62,7 +62,11 @@ def inside(
         is_chosen = pc.less(content_hashes, part.hash_limit)
         chosen &= np.asarray(is_chosen.to_numpy(zero_copy_only=False), np.bool_)
     if part is not None and part.where is not None:
-        met, failed = _where(shard, part.where, options, shard.rows)
+        names = names_in(part.where, place=PLACE)
+        values = input_columns(shard, names, options)
+        if values.num_columns < len(names):
+            return np.zeros(shard.rows, np.bool_), shard.rows
+        met, failed = _met(part.where, values)
         chosen[: len(met)] &= met
         chosen[len(met) :] = False
     return chosen, failed
@@ -71,33 +75,34 @@ def inside(
 def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
     """SpecError unless the condition can be evaluated on the first rows of the input.
 
-    In formats without a schema, a column that a row does not have is null. At least one of the
-    first rows must have it. The condition must be computable on at least one of them.
+    At least one of the first rows must have each column that it names, and the condition must be
+    computable on at least one of them.
     """
-    rows, failed, parts = 0, 0, []
     names = names_in(where, place=PLACE)
     if not names:
         fix = "names no column of the input, so it chooses all documents or none; name one"
         raise SpecError([Problem(PLACE, fix, where)])
+    parts = first_values(shards, names, options)
+    whole = [part for part in parts if part.num_columns == len(names)]
+    if parts and all(_met(where, part)[1] == part.num_rows for part in whole):
+        place = Option("where", part=f", on {shards[0].path}")
+        if lacking := [name for name in names if name not in parts[0].column_names]:
+            raise SpecError([Problem(place, f'"{lacking[0]}" not found in the columns', where)])
+        rule = Rule(where, parts[0].schema, place=place)
+        for batch in parts[0].to_batches():
+            rule.check_on(batch)
+    check_values(whole, where, shards, PLACE)
+
+
+def first_values(shards: Iterable[Shard], names: Sequence[str], options: Options) -> list[pa.Table]:
+    """These columns (`input_columns`) in the first rows of the input, shard by shard."""
+    parts, rows = list[pa.Table](), 0
     for shard in shards:
-        count = min(shard.rows, SAMPLE_ROWS - rows)
-        if count <= 0:
+        if (count := min(shard.rows, SAMPLE_ROWS - rows)) <= 0:
             break
         rows += count
-        met, unknown = _where(shard, where, options, count)
-        failed += unknown + count - len(met)
-        if shard.version.format not in TABLES:
-            parts.append(input_columns(shard, names, options, count))
-    if rows and failed == rows:  # — a misspelt column, or a cast of all values
-        first = shards[0]
-        values = input_columns(first, names, options, min(first.rows, SAMPLE_ROWS))
-        place = Option("where", part=f", on {first.path}")
-        if lacking := [name for name in names if name not in values.column_names]:
-            raise SpecError([Problem(place, f'"{lacking[0]}" not found in the columns', where)])
-        rule = Rule(where, values.schema, place=place)
-        for batch in values.to_batches():
-            rule.check_on(batch)
-    check_values(parts, where, shards, PLACE)
+        parts.append(input_columns(shard, names, options, count))
+    return parts
 
 
 def check_values(parts: Sequence[pa.Table], sql: str, shards: Sequence[Shard], place: str) -> None:
@@ -132,13 +137,9 @@ def input_columns(
         return pa.Table.from_batches(batches, schema).slice(0, count)
 
 
-def _where(shard: Shard, where: str, options: Options, count: int) -> tuple[Bools, int]:
-    """Which of the first rows satisfy the condition; fewer values if the last cannot be read."""
-    names = names_in(where, place=PLACE)
-    values = input_columns(shard, names, options, count)
-    if values.num_columns < len(names):
-        return np.zeros(count, np.bool_), count
-    columns = {name: values.column(name).combine_chunks() for name in names}
+def _met(where: str, values: pa.Table) -> tuple[Bools, int]:
+    """Which of the rows satisfy the condition, and on how many it cannot be computed."""
+    columns = {name: values.column(name).combine_chunks() for name in values.column_names}
     return accepted(where, columns, place=PLACE)
 
 
