@@ -99,19 +99,15 @@ def opened_table(shard: Shard, options: Options) -> Iterator[Table]:
     start, end = shard.piece.start_row, shard.piece.end_row
     if shard.version.format == "arrow":
         with continued(shard.version, options, start, _arrow_reader) as arrow:
-            yield Table(arrow.schema, partial(_arrow_batches, arrow, start, end))
+            yield Table(arrow.schema, partial(_selected, arrow.between(start, end)))
         return
     schema, footer = _footer(shard.version, options)
     batches = partial(_parquet_batches, shard, options, footer)
     yield Table(schema, batches, _codecs(footer))
 
 
-def _arrow_batches(
-    arrow: _BatchReader, start: int, end: int, columns: Names
-) -> Iterator[pa.RecordBatch]:
-    at = arrow.position
-    for batch in _batches_between(arrow.batches(), start - at, end - at):
-        yield batch if columns is None else batch.select(columns)
+def _selected(batches: Iterable[pa.RecordBatch], columns: Names) -> Iterator[pa.RecordBatch]:
+    return (batch if columns is None else batch.select(columns) for batch in batches)
 
 
 # The schemas and footers that were read last: each shard of a file needs those of the file.
@@ -143,8 +139,7 @@ def _parquet_batches(
     with continued(
         shard.version, options, start, make, columns=columns, ahead=False, first=first_row
     ) as reader:
-        at = reader.position
-        yield from _batches_between(reader.batches(), start - at, end - at)
+        yield from reader.between(start, end)
 
 
 def _group_of(footer: pq.FileMetaData, row: int) -> tuple[int, int]:
@@ -196,6 +191,15 @@ class _BatchReader:
             self._batch = batch
             yield batch
 
+    def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Rows `start` to before `end` of the file, in batches. No later batch is read."""
+        for batch in self.batches():
+            first, last = start - self.position, min(end - self.position, batch.num_rows)
+            if max(first, 0) < last:
+                yield batch.slice(max(first, 0), last - max(first, 0))
+            if self.position + batch.num_rows >= end:
+                return
+
 
 def _arrow_reader(file: Fetched) -> _BatchReader:
     """Reads an Arrow file or stream. Its first bytes show which it is."""
@@ -220,20 +224,6 @@ def _check_types(version: ObjectVersion, schema: pa.Schema) -> None:
             cast = f"SELECT * REPLACE (CAST({name!r} AS VARCHAR) AS {name!r})"
             fix = f"{version.path} has {kind} there; {fix}, or write a copy with it cast: {cast}"
             raise SpecError([Problem(f"input.{key}", fix, name)])
-
-
-def _batches_between(
-    batches: Iterable[pa.RecordBatch], start: int, end: int
-) -> Iterator[pa.RecordBatch]:
-    """Rows `start` to before `end` of the concatenated batches. No later batch is read."""
-    position = 0
-    for batch in batches:
-        first, last = max(start - position, 0), min(end - position, batch.num_rows)
-        if first < last:
-            yield batch.slice(first, last - first)
-        position += batch.num_rows
-        if position >= end:
-            return
 
 
 def _complete(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
