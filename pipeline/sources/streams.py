@@ -231,11 +231,7 @@ class Fetched:
     def _opened(self) -> BinaryIO:
         if self._file is None:
             file = retry_transient(self._open)
-            try:
-                file.seek(self._offset)
-            except ValueError:  # of a web server that gives no ranges
-                while (left := self._offset - file.tell()) and file.read(min(left, BLOCK_BYTES)):
-                    pass
+            file.seek(self._offset)
             self._file = file
         return self._file
 
