@@ -16,13 +16,13 @@ from pipeline.stores.store import open_store
 def test_an_id_finds_its_document_also_where_another_program_spelled_it(tmp_path: Path) -> None:
     corpus = Corpus(tmp_path / "in", tmp_path / "cache")
     corpus.folder.mkdir()
-    ids = [1, 2, 2.5, "3.0", "2026-01-02 00:00:00"]
+    ids = [1, 2, 2.5, "3.0"]
     rows = [{"id": own, "text": f"text {own}"} for own in ids]
     (corpus.folder / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     spec = spec_of(toy_spec(tmp_path))
     store = open_store(spec.output, {})
     number = finish(store, corpus.shards(store), toy_fingerprints())
-    gold = ["1.0", "2", "2.5", "3", "2026-01-02T00:00:00.000", "4.0"]
+    gold = ["1.0", "2", "2.5", "3", "4.0"]
     found = answers_for(spec, contents(store, number), "doc_id", gold, ["toxic"])
-    assert found.doc_ids.tolist() == ["1", "2", "2.5", "3.0", "2026-01-02 00:00:00", None]
-    assert found.in_corpus.tolist() == [True] * 5 + [False]
+    assert found.doc_ids.tolist() == ["1", "2", "2.5", "3.0", None]
+    assert found.in_corpus.tolist() == [True] * 4 + [False]
