@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from pipeline.errors import StorageError
 from pipeline.hashes import parse_json
@@ -47,9 +48,31 @@ class Committed:
         """The key of the shard's current label file."""
         return label_key(task, self.fp[task], sid, self.retry(task, sid))
 
+    def source(self, task: str, sid: str) -> Source | None:
+        """The shard's current label file as a source of answers; None without one."""
+        if sid not in self.labels[task]:
+            return None
+        return Source(task, self.fp[task], sid, self.retry(task, sid))
+
     def retry(self, task: str, sid: str) -> int:
         """The number of the latest retry of a shard; 0 without one."""
         return self.retries[task].get(sid, 0)
+
+
+class Source(NamedTuple):
+    """A label file with answers that can be reused; its key is made where it is read.
+
+    Work items share these strings: a job may have millions of sources.
+    """
+
+    task: str
+    fp: str
+    sid: str
+    retry: int = 0
+
+    @property
+    def key(self) -> str:
+        return label_key(*self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +82,8 @@ class WorkItem:
     shard: Shard
     tasks: tuple[str, ...]
     documents: bool
-    # By `version_name`, the keys of label files with answers that can be reused.
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # By `version_name`, label files with answers that can be reused; earlier ones count more.
+    sources: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
     retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
     # The current label files of other tasks, which conditions name, by task.
     known: Mapping[str, str] = field(default_factory=dict)

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
+from pipeline.ledger.cells import Source
 from pipeline.ledger.columns import STAGE, structs
-from pipeline.ledger.keys import documents_key, sid_of
+from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_source
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
 from pipeline.sources.shards import Shard
@@ -27,7 +28,6 @@ from pipeline.stores.store import Store
 READ_THREADS = 16
 # Other shards whose texts are kept: about a megabyte each.
 CACHED_SHARDS = 64
-_ANSWERED = (OK, TRUNCATED)
 
 
 class StoredAnswers:
@@ -43,52 +43,52 @@ class StoredAnswers:
         self,
         shard: Shard,
         documents: pa.Table,
-        sources: Sequence[str],
+        sources: Sequence[Source],
         *,
         is_retry: bool,
     ) -> tuple[pa.StructArray | None, Counter[str]]:
         """Rows of label files, null without an answer; and how many are of each other shard.
 
-        The documents are the shard's whole documents file, the sources are keys of label files of
-        any shard. Earlier sources count more. A failed row is not an answer; a quarantined one is,
-        in the same shard, unless this is a retry. The rows are without the column `stage`. The
-        first value is None if there is no answer.
+        The documents are the shard's whole documents file, the sources are of any shard. Earlier
+        sources count more. A failed row is not an answer; a quarantined one is, in the same shard,
+        unless this is a retry. The rows are without the column `stage`. The first value is None if
+        there is no answer.
         """
         texts = text_identities(documents)
         # — a document without text has no answer, but its hash may equal another's
         is_open = _mask(pc.equal(documents.column("status").cast(pa.string()), OK))  # [docs]
+        if not is_open.any():
+            return None, Counter()
         rows = np.full(len(texts), -1, np.int64)  # of the concatenated `answers`; -1: none
         answers: list[pa.StructArray] = []
         reused: Counter[str] = Counter()
         read = partial(self._read, shard=shard, texts=texts, is_retry=is_retry)
-        dropped = {"doc_id", STAGE}
         with ThreadPoolExecutor(READ_THREADS) as pool:
-            for start in range(0, len(sources), READ_THREADS):
-                batch = sources[start : start + READ_THREADS] if is_open.any() else ()
-                for key, (at, file) in zip(batch, pool.map(read, batch), strict=True):
-                    taken = np.flatnonzero(is_open & (at >= 0))
-                    if not len(taken):
-                        continue
-                    is_open[taken] = False
-                    rows[taken] = sum(map(len, answers)) + np.arange(len(taken))
-                    kept = [name for name in file.column_names if name not in dropped]
-                    answers.append(structs(file.select(kept).take(pa.array(at[taken]))))
-                    if sid_of(key) != shard.id:
-                        reused[sid_of(key)] += len(taken)
+            for source, (at, file) in zip(sources, pool.map(read, sources), strict=True):
+                taken = np.flatnonzero(is_open & (at >= 0))
+                if not len(taken):
+                    continue
+                is_open[taken] = False
+                rows[taken] = sum(map(len, answers)) + np.arange(len(taken))
+                kept = [name for name in file.column_names if name not in ("doc_id", STAGE)]
+                answers.append(structs(file.select(kept).take(pa.array(at[taken]))))
+                if source.sid != shard.id:
+                    reused[source.sid] += len(taken)
         if not answers:
             return None, reused
         # — a null index gives a null row
         return pa.concat_arrays(answers).take(pa.array(rows, mask=rows < 0)), reused
 
     def _read(
-        self, key: str, shard: Shard, texts: pa.StringArray, is_retry: bool
+        self, source: Source, *, shard: Shard, texts: pa.StringArray, is_retry: bool
     ) -> tuple[NDArray[np.int64], pa.Table]:
         """A label file, and [docs] the row with the answer to each document, -1 without one."""
-        file, sid = read_source(self._store, key, None), sid_of(key)
+        key, is_own = source.key, source.sid == shard.id
+        file = read_source(self._store, key, None)
         at = np.full(len(texts), -1, np.int64)
         if file is None:
             return at, pa.table({})
-        stored = texts if sid == shard.id else self._texts(sid)
+        stored = texts if is_own else self._texts(source.sid)
         if stored is None:
             return at, file
         if len(stored) != len(file):
@@ -96,10 +96,10 @@ class StoredAnswers:
                 f"{self._store.url}/{key}: has other rows than the {len(stored)} of its documents "
                 f"file; `assay verify` reports more"
             )
-        accepted = [*_ANSWERED] + [QUARANTINED] * (sid == shard.id and not is_retry)
+        accepted = [OK, TRUNCATED] + [QUARANTINED] * (is_own and not is_retry)
         status = file.column("status").cast(pa.string())
         is_answer = _mask(pc.is_in(status, value_set=pa.array(accepted)))
-        if sid == shard.id:
+        if is_own:
             return np.where(is_answer, np.arange(len(texts)), -1), file
         answers = np.flatnonzero(is_answer)
         places = pc.index_in(texts, value_set=stored.take(pa.array(answers)))
@@ -109,17 +109,6 @@ class StoredAnswers:
     def _read_texts(self, sid: str) -> pa.StringArray | None:
         documents = read_source(self._store, documents_key(sid), ["content_hash", "n_chars"])
         return None if documents is None else text_identities(documents)
-
-
-def answered_rows(store: Store, keys: Sequence[str], *more: str) -> int:
-    """How many rows of a shard these label files of it answer, or give one of `more` statuses."""
-    answered: NDArray[np.bool_] | None = None
-    for key in keys:
-        if (file := read_source(store, key, ["status"])) is not None:
-            status = file.column("status").cast(pa.string())
-            own = _mask(pc.is_in(status, value_set=pa.array([*_ANSWERED, *more])))
-            answered = own if answered is None else answered | own
-    return 0 if answered is None else int(answered.sum())
 
 
 def text_identities(documents: pa.Table) -> pa.StringArray:

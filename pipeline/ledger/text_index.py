@@ -1,24 +1,27 @@
 """Which shards have a text: `index/<number>.parquet`, from the hash of the text to the shard.
 
-Entry points: `index_missing_shards`, `hashes_of` and `candidates`. An entry says only where to
-look: what a documents file says counts. Without the index, or with a damaged one, documents files
-are read again; no answer depends on it.
+Entry points: `index_missing_shards`, and `shards_with_texts`, which joins the texts of new shards
+with the index. An entry says only where to look: what a documents file says counts. Without the
+index, or with a damaged one, documents files are read again; no answer depends on it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import islice
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.errors import StorageError
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import (
@@ -28,8 +31,7 @@ from pipeline.ledger.label_files import (
     table_in,
     to_parquet,
 )
-from pipeline.ledger.numbered import free_numbers
-from pipeline.ledger.numbered import numbers as object_numbers
+from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.documents import OK
 from pipeline.stores.store import Store
 
@@ -40,74 +42,47 @@ MAX_ENTRIES = 4_000_000
 # Documents files that are read at once, and before their entries become part of an object.
 READ_THREADS = 16
 READ_AHEAD = 64
+# Of the join; what is more is in a temporary file.
+JOIN_MEMORY = "250MB"
 
 Hashes = NDArray[np.uint64]
 
+# `asked` has a row for each different text of each shard that asks. `found` has, for each of these
+# texts that an object of the index has, the first and the last of the shards with answers. If both
+# are the shard that asks, no other has the text.
+_TABLES = """
+    create table asked (shard integer, hash ubigint);
+    create table found (hash ubigint, low integer, high integer);
+"""
+_ASK = "insert into asked select distinct shard, hash from entries semi join asking using (shard)"
+_FIND = """
+    insert into found select hash, min(shard), max(shard)
+    from entries semi join asked using (hash) where shard < {sources} group by hash
+"""
+_JOIN = """
+    with known as (select hash, min(low) as low, max(high) as high from found group by hash),
+    placed as (
+        select shard, nullif(if(low = shard, high, low), shard) as source
+        from asked left join known using (hash)
+    ),
+    counted as (
+        select shard, source, count(*) as texts,
+            sum(count(*)) over (partition by shard) as all_texts
+        from placed group by shard, source
+    )
+    select shard, all_texts, source, texts from counted join asking using (shard)
+    qualify row_number() over (partition by shard order by source is null, texts desc, source)
+        <= most
+    order by shard, texts desc, source
+"""
 
-@dataclass(frozen=True, slots=True)
-class IndexObject:
-    """The texts of some shards: `hashes` in rising order, and the number of each one's shard."""
 
-    key: str  # empty before the object is stored
-    sids: tuple[str, ...]
-    hashes: Hashes  # [entries]
-    shards: NDArray[np.uint32]  # [entries], of `sids`
+@dataclass(slots=True)
+class KnownTexts:
+    """How many different texts a shard has, and how many of these are in which other shards."""
 
-    @classmethod
-    def of(cls, texts: Mapping[str, Hashes]) -> IndexObject:
-        """The object of these shards with the hashes of their texts."""
-        hashes = np.concatenate([np.empty(0, np.uint64), *texts.values()])
-        shards = np.repeat(np.arange(len(texts), dtype=np.uint32), [*map(len, texts.values())])
-        order = np.argsort(hashes, kind="stable")
-        return cls("", tuple(texts), hashes[order], shards[order])
-
-    def to_bytes(self) -> bytes:
-        """The object as a Parquet file; `from_bytes` is the inverse."""
-        table = pa.table({"hash": self.hashes, "shard": self.shards})
-        return to_parquet(table, {"sids": json.dumps(self.sids)})
-
-    @classmethod
-    def from_bytes(cls, key: str, data: bytes) -> IndexObject:
-        """ValueError if the file is damaged."""
-        try:
-            table = table_in(data)
-            sids = json.loads(table.schema.metadata[f"{METADATA_PREFIX}sids".encode()])
-            hashes, shards = (table.column(name).to_numpy() for name in ("hash", "shard"))
-            if hashes.dtype != np.uint64 or (shards >= len(sids)).any():
-                raise ValueError("its columns are not those of an index")
-            if (hashes[1:] < hashes[:-1]).any():
-                raise ValueError("its hashes are not in order")
-        except (pa.ArrowException, KeyError, TypeError) as error:
-            raise ValueError(str(error)) from error
-        return cls(key, tuple(sids), hashes, shards)
-
-    def texts_of(self, sids: Collection[str]) -> dict[str, Hashes]:
-        """The hashes of the texts of those of the shards that the object has."""
-        numbers = [number for number, sid in enumerate(self.sids) if sid in sids]
-        if not numbers:
-            return {}
-        mine = np.isin(self.shards, numbers)
-        hashes, shards = self.hashes[mine], self.shards[mine]
-        order = np.argsort(shards, kind="stable")
-        edges = np.searchsorted(shards[order], [*numbers, len(self.sids)])
-        parts = zip(numbers, edges, edges[1:], strict=False)
-        return {self.sids[number]: hashes[order[start:end]] for number, start, end in parts}
-
-    def numbers_of(
-        self, queries: Hashes, numbers: Mapping[str, int], asking: NDArray[np.int32]
-    ) -> NDArray[np.int32]:
-        """[queries] the number of a shard with the text, except the one that asks; else -1."""
-        by_entry = np.array([numbers.get(sid, -1) for sid in self.sids], np.int32)[self.shards]
-        hashes, by_hash = self.hashes[by_entry >= 0], by_entry[by_entry >= 0]
-        if not len(hashes):
-            return np.full(len(queries), -1, np.int32)
-        # — entries of one text are in the order of their shards: if the first and the last one are
-        # of the shard that asks, all are
-        first = np.minimum(np.searchsorted(hashes, queries), len(hashes) - 1)
-        last = np.searchsorted(hashes, queries, side="right") - 1
-        at = np.where(by_hash[first] == asking, last, first)
-        is_other = (hashes[at] == queries) & (by_hash[at] != asking)
-        return np.where(is_other, by_hash[at], np.int32(-1))
+    texts: int
+    sources: dict[str, int] = field(default_factory=dict)  # by shard id, most texts first
 
 
 def text_hashes(documents: pa.Table) -> Hashes:
@@ -129,56 +104,86 @@ def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
 
     An object whose shards cannot be read is logged; its shards are added again.
     """
-    indexed = {sid for of_object in shards_of_objects(store).values() for sid in of_object}
     new: dict[str, Hashes] = {}
     entries = 0
-    for sid, hashes in _read_texts(store, [sid for sid in sids if sid not in indexed]):
+    for sid, hashes in read_texts(store, not_indexed(store, sids)):
         if new and entries + len(hashes) > MAX_ENTRIES:
-            _append(store, IndexObject.of(new))
+            _append(store, new)
             new, entries = {}, 0
         new[sid] = hashes
         entries += len(hashes)
     if new:
-        _append(store, IndexObject.of(new))
+        _append(store, new)
 
 
-def hashes_of(store: Store, sids: Collection[str]) -> dict[str, Hashes]:
-    """The hashes of the texts of these shards; documents files are read if no object has them.
-
-    A shard with a damaged documents file is left out.
-    """
-    texts: dict[str, Hashes] = {}
-    having = [key for key, own in shards_of_objects(store).items() if not own.isdisjoint(sids)]
-    for item in _objects(store, having):
-        texts |= item.texts_of(sids)
-    texts |= _read_texts(store, [sid for sid in sids if sid not in texts])
-    return texts
+def not_indexed(store: Store, sids: Iterable[str]) -> list[str]:
+    """Those of the shards that no object of the index has."""
+    indexed = frozenset[str]().union(*shards_of_objects(store).values())
+    return [sid for sid in sids if sid not in indexed]
 
 
-def candidates(
+def read_texts(store: Store, sids: Iterable[str]) -> Iterator[tuple[str, Hashes]]:
+    """The hashes of the texts of each shard, from documents files; a damaged one is left out."""
+
+    def read(sid: str) -> Hashes | None:
+        documents = read_source(store, documents_key(sid), ["content_hash", "status"])
+        return None if documents is None else text_hashes(documents)
+
+    waiting = iter(sids)
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        while batch := list(islice(waiting, READ_AHEAD)):
+            texts = zip(batch, pool.map(read, batch), strict=True)
+            yield from ((sid, hashes) for sid, hashes in texts if hashes is not None)
+
+
+def shards_with_texts(
     store: Store,
-    hashes: Hashes,
-    numbers: Mapping[str, int],
-    asking: NDArray[np.int32],
+    asking: Mapping[str, int],
+    sources: Sequence[str],
     *,
-    unstored: IndexObject | None = None,
-) -> NDArray[np.int32]:
-    """For each hash the number of a shard that probably has that text; -1 without one.
+    unstored: Mapping[str, Hashes] | None = None,
+) -> dict[str, KnownTexts]:
+    """For each asking shard, the other shards that probably have most of its texts.
 
-    Only shards with a number are considered, without the one that asks, whose number, or -1, is in
-    `asking`: of several the one that was indexed first. Holds one object of the index at a time;
-    `unstored` is one more.
+    Each text counts for one shard. Holds one object of the index at a time. StorageError if the
+    disk has no space for what the memory cannot hold.
+
+    Args:
+        store: The output.
+        asking: By shard id, from how many others it takes answers at most.
+        sources: The shards with answers. Of those with the same text, the first or the last counts.
+        unstored: The hashes of the texts of shards that the index lacks.
     """
-    order = np.argsort(hashes, kind="stable")  # — sorted queries are found in far less time
-    queries, by_query = hashes[order], np.full(len(hashes), -1, np.int32)
-    more = [] if unstored is None else [unstored]
-    stored = map(index_key, object_numbers(store, index_key))
-    for index in chain(_objects(store, stored), more) if numbers else ():
-        by_object = index.numbers_of(queries, numbers, asking[order])
-        by_query = np.where(by_query < 0, by_object, by_query)
-    by_hash = np.empty_like(by_query)
-    by_hash[order] = by_query
-    return by_hash
+    by_sid = {sid: number for number, sid in enumerate(dict.fromkeys((*sources, *asking)))}
+    objects = shards_of_objects(store)
+    limits = {"shard": [by_sid[sid] for sid in asking], "most": [*asking.values()]}
+    found: dict[str, KnownTexts] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
+        duckdb.connect(f"{folder}/texts.duckdb", config={"memory_limit": JOIN_MEMORY}) as database,
+    ):
+
+        def insert(query: str, entries: pa.Table) -> None:
+            database.register("entries", entries).execute(query)
+            database.unregister("entries")
+
+        try:
+            database.register("asking", pa.table(limits))
+            database.execute(_TABLES)
+            for query, sids in ((_ASK, asking), (_FIND.format(sources=len(sources)), sources)):
+                for key, own in objects.items():
+                    if not own.isdisjoint(sids):
+                        insert(query, _object(store, key, by_sid))
+                insert(query, _entries(unstored or {}, by_sid))
+            rows = database.execute(_JOIN).fetchall()
+        except duckdb.Error as error:
+            raise StorageError(f"the texts of new shards cannot be compared: {error}") from error
+    names = [*by_sid]
+    for shard, texts, source, count in rows:
+        known = found.setdefault(names[shard], KnownTexts(int(texts)))
+        if source is not None:
+            known.sources[names[source]] = count
+    return found
 
 
 def shards_of_objects(store: Store) -> dict[str, frozenset[str]]:
@@ -194,41 +199,44 @@ def shards_of_objects(store: Store) -> dict[str, frozenset[str]]:
             _warn(store, key, error)
             return None
 
-    keys = [*map(index_key, object_numbers(store, index_key))]
+    keys = [*map(index_key, numbers(store, index_key))]
     with ThreadPoolExecutor(READ_THREADS) as pool:
         found = zip(keys, pool.map(read, keys), strict=True)
         return {key: sids for key, sids in found if sids is not None}
 
 
-def _objects(store: Store, keys: Iterable[str]) -> Iterator[IndexObject]:
-    """These objects of the index; one is held at a time."""
-    for key in keys:
-        try:
-            yield IndexObject.from_bytes(key, store.read(key))
-        except ValueError as error:
-            _warn(store, key, error)
+def _object(store: Store, key: str, by_sid: Mapping[str, int]) -> pa.Table:
+    """The entries of an object of the index; of a damaged one, none."""
+    try:
+        table = table_in(store.read(key))
+    except ValueError as error:
+        _warn(store, key, error)
+        return _entries({}, by_sid)
+    sids = json.loads(table.schema.metadata[f"{METADATA_PREFIX}sids".encode()])
+    return table.set_column(1, "shard", _numbers(sids, by_sid).take(table["shard"]))
 
 
-def _warn(store: Store, key: str, error: Exception) -> None:
-    text = "%s/%s: is damaged: %s; delete it: what it had is read again from the documents files"
-    logger.warning(text, store.url, key, error)
+def _entries(texts: Mapping[str, Hashes], by_sid: Mapping[str, int]) -> pa.Table:
+    """The hashes of these texts, each with the number of its shard; null without a number."""
+    hashes = np.concatenate([np.empty(0, np.uint64), *texts.values()])
+    shards = np.repeat(np.arange(len(texts), dtype=np.uint32), [*map(len, texts.values())])
+    return pa.table({"hash": hashes, "shard": _numbers([*texts], by_sid).take(pa.array(shards))})
 
 
-def _append(store: Store, new: IndexObject) -> None:
-    data = new.to_bytes()
+def _numbers(sids: Sequence[str], by_sid: Mapping[str, int]) -> pa.Array:
+    return pa.array([by_sid.get(sid) for sid in sids], pa.int32())
+
+
+def _append(store: Store, texts: Mapping[str, Hashes]) -> None:
+    """Creates the object of these shards, with hashes in rising order: these take less space."""
+    entries = _entries(texts, {sid: number for number, sid in enumerate(texts)})
+    data = to_parquet(entries.sort_by("hash"), {"sids": json.dumps([*texts])})
     for number in free_numbers(store, index_key):
         if store.create(index_key(number), data):
             break
     failpoint("indexed")
 
 
-def _read_texts(store: Store, sids: Sequence[str]) -> Iterator[tuple[str, Hashes]]:
-    def read(sid: str) -> Hashes | None:
-        documents = read_source(store, documents_key(sid), ["content_hash", "status"])
-        return None if documents is None else text_hashes(documents)
-
-    waiting = iter(sids)
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        while batch := list(islice(waiting, READ_AHEAD)):
-            texts = zip(batch, pool.map(read, batch), strict=True)
-            yield from ((sid, hashes) for sid, hashes in texts if hashes is not None)
+def _warn(store: Store, key: str, error: Exception) -> None:
+    text = "%s/%s: is damaged: %s; delete it: what it had is read again from the documents files"
+    logger.warning(text, store.url, key, error)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.text_index import text_hashes
 from pipeline.options import WorkOptions
-from pipeline.runtime.answer_sources import newly_cut, plan_reuse
+from pipeline.runtime.answer_sources import answering, newly_cut, plan_reuse
 from pipeline.runtime.job import Job, jobs_for_each_dtype
 from pipeline.runtime.plan import Plan, list_missing, plan, plan_slice
 from pipeline.runtime.retries import with_retries
@@ -53,19 +54,27 @@ def dry_run(
     part = Slice.parse(options.sample, options.where)
     job, planned = least_work(spec, store, cache_dir or default_cache_dir(), part)
     read, chosen, of_input = {}, {}, spec.input.storage_options
-    # — of a slice, documents files do not say which documents are in it
-    whole = tuple(replace(work, documents=True) for work in planned.work_items)
-    to_read = planned if planned.slice is None else replace(planned, work_items=whole)
-    if to_read.reads_little:
-        for work in to_read.unread:
+    # — also of shards that were read before: a documents file does not say what is in a slice
+    whole = replace(
+        planned, work_items=tuple(replace(w, documents=True) for w in planned.work_items)
+    )
+    if whole.reads_little:
+        for work in whole.unread:
             documents = pa.concat_tables(read_documents(work.shard, of_input))
             rows, _ = inside(work.shard, planned.slice, documents["content_hash"], of_input)
-            read[work.shard.id] = text_hashes(documents.filter(pa.array(rows)))
+            read[work.shard.id] = np.unique(text_hashes(documents.filter(pa.array(rows))))
             chosen[work.shard.id] = int(rows.sum())
+        items = [
+            replace(work, rows_without_answer=min(work.asked_rows, len(read[work.shard.id])))
+            for work in planned.work_items
+        ]
+        distinct = len(np.unique(np.concatenate([*read.values()]))) if read else None
+        planned = replace(planned, work_items=tuple(items), distinct=distinct)
     if planned.slice is not None:
         planned = replace(planned, inside=chosen)
-    new = newly_cut(job, store, planned)
-    planned = plan_reuse(job, store, planned, new, read=read, keep=False)
+    if answers := answering(job, store, planned):
+        new = newly_cut(job, store, planned)
+        planned = plan_reuse(job, store, planned, answers, new, read=read)
     return with_retries(job, store, planned) if options.retry_failed else planned
 
 

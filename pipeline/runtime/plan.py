@@ -83,6 +83,13 @@ class Plan:
         items = tuple(work for work in self.work_items if work.shard.id in sids)
         return replace(self, work_items=items)
 
+    def with_documents(self, sids: Collection[str]) -> Plan:
+        """The plan, in which these shards have their documents files."""
+        items = [
+            replace(w, documents=w.documents and w.shard.id not in sids) for w in self.work_items
+        ]
+        return replace(self, work_items=tuple(items))
+
     @property
     def unread(self) -> tuple[WorkItem, ...]:
         """A work item for each shard whose texts are not in the output yet."""

@@ -57,9 +57,10 @@ def _retry_of(
         if task in failed or not {*retried}.isdisjoint(job.named_by(task)):
             retried.append(task)
     sources = {
-        step.version: (read[step.version].label_key(step.task, sid),)
+        step.version: (source,)
         for step in job.steps
-        if step.task in retried and sid in read[step.version].labels[step.task]
+        if step.task in retried
+        and (source := read[step.version].source(step.task, sid)) is not None
     }
     retry = max(done.retry(task, sid) for task in retried) + 1
     item = WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)

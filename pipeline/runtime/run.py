@@ -23,7 +23,7 @@ from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
-from pipeline.runtime.answer_sources import has_answers, newly_cut, plan_reuse
+from pipeline.runtime.answer_sources import answering, newly_cut, plan_reuse
 from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.job import Job, Reader, make_job, model_at, reader_specs
 from pipeline.runtime.mailbox import Post
@@ -267,25 +267,16 @@ def _label_rounds(
     FailedRowsError as soon as the share of failed rows exceeds `max_error_rate`.
     """
     # — imports Ray Data: `local_ray` has begun it
-    from pipeline.runtime.graph import label_items, read_items
+    from pipeline.runtime.graph import label_items
 
-    planned, may_reuse = initial, has_answers(job, store, initial)
-    new = newly_cut(job, store, initial) if may_reuse else frozenset()
+    planned = initial
     for round_number in range(1 + EXTRA_ROUNDS):
         if round_number:
             logger.warning("%d shards are still missing; they run again", len(planned.work_items))
-        to_read = planned.only(new)
-        if to_read.unread and not job.run.is_over:
-            watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
-            read = _read_small if to_read.reads_little else read_items
-            for shard in read(to_read.unread, job, mailbox, watch.check):
-                watch.read(shard.n.total_of("rows"))
-                log.add(shard.files)
-                counts.add_read(shard, engines=job.placement.actors)
+        if not job.run.is_over:
+            planned = _with_known_answers(job, store, planned, counts, log, watch, mailbox)
         if job.run.is_over:
             break
-        if may_reuse:
-            planned = plan_reuse(job, store, planned, new)
         watch.enter(STARTING_WORKERS, planned)
         for shard in label_items(planned.work_items, job, mailbox, watch.check):
             watch.committed(shard)
@@ -298,6 +289,35 @@ def _label_rounds(
         if not planned.work_items or job.run.is_over:
             break
     return planned
+
+
+def _with_known_answers(
+    job: Job,
+    store: Store,
+    planned: Plan,
+    counts: Tally,
+    log: CountsLog,
+    watch: Watch,
+    mailbox: Post | None,
+) -> Plan:
+    """The plan, with where the output answers its texts; those of new shards are read first."""
+    from pipeline.runtime.graph import read_items
+
+    answers = answering(job, store, planned)
+    new = newly_cut(job, store, planned) if answers else frozenset()
+    to_read, were_read = planned.only(new), set()
+    if to_read.unread:
+        watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
+        read = _read_small if to_read.reads_little else read_items
+        for shard in read(to_read.unread, job, mailbox, watch.check):
+            watch.read(shard.n.total_of("rows"))
+            log.add(shard.files)
+            counts.add_read(shard, engines=job.placement.actors)
+            if shard.error is None:
+                were_read.add(shard.sid)
+    if not answers or job.run.is_over:
+        return planned
+    return plan_reuse(job, store, planned.with_documents(were_read), answers, new)
 
 
 def _read_small(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:

@@ -30,6 +30,7 @@ from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError
 from pipeline.integrity.verify import verify
+from pipeline.ledger.cells import Source
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, snapshot_key
 from pipeline.ledger.label_files import metadata_of, to_parquet
@@ -317,10 +318,10 @@ def test_a_damaged_source_of_reuse_answers_nothing_and_fails_nothing(
     first, second, *_ = contents(output.store, 2).shards
     shard = next(s for s in output.corpus.shards(output.store) if s.id == first.sid)
     documents = read_parquet(output.store, first.documents.key)
-    sources = [first.labels["toxic"].key, second.labels["toxic"].key]
+    sources = [Source("toxic", FP["toxic"], of.sid) for of in (first, second)]
     found, _ = StoredAnswers(output.store).find(shard, documents, sources[:1], is_retry=False)
     assert found is not None
-    key = sources[0] if which == "labels" else second.documents.key
+    key = sources[0].key if which == "labels" else second.documents.key
     asked = sources[:1] if which == "labels" else sources[1:]
     data = damage(output, key, random.Random(2))
     assert data is not None

@@ -12,7 +12,7 @@ import pytest
 from answer_rules import broken_answers
 from label_tables import toy_shard
 
-from pipeline.ledger.cells import committed
+from pipeline.ledger.cells import Source, committed
 from pipeline.ledger.columns import (
     ANSWER_COLUMNS,
     answer_columns,
@@ -131,6 +131,7 @@ def test_ranked_answers_that_are_known_are_laid_over_rows_without_an_answer(
     rows = answer_rows(labelled(3), asked)
     file = LabelFile("topic", "f" * 16, SHARD.id, rows, {})
     commit_shard(store, SHARD, DOCUMENTS, [file])
-    known, _ = StoredAnswers(store).find(SHARD, DOCUMENTS, [file.key], is_retry=False)
+    source = Source(file.task, file.fp, file.sid)
+    known, _ = StoredAnswers(store).find(SHARD, DOCUMENTS, [source], is_retry=False)
     assert known is not None and known.is_valid().to_pylist() == [True, False, True]
     assert overlaid(known, unanswered_rows(["ok", "empty", "ok"], asked)).equals(rows)

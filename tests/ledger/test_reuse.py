@@ -18,12 +18,12 @@ from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError
 from pipeline.hashes import canonical_json
-from pipeline.ledger.cells import WorkItem, committed, unfinished
+from pipeline.ledger.cells import Source, WorkItem, committed, unfinished
 from pipeline.ledger.columns import STAGE, with_column
 from pipeline.ledger.cuts import Cuts
-from pipeline.ledger.keys import documents_key, label_key, sid_of
+from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table, to_parquet
-from pipeline.ledger.reuse import READ_THREADS, StoredAnswers
+from pipeline.ledger.reuse import StoredAnswers
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.plan import Plan
@@ -75,20 +75,20 @@ def commit(
     commit_shard(store, shard, documents(texts), files)
 
 
-def commit_some(store: Store, shard: Shard, texts: Sequence[str], rows: Collection[int]) -> str:
+def commit_some(store: Store, shard: Shard, texts: Sequence[str], rows: Collection[int]) -> Source:
     """Commits another version of task `a`, which is asked about these rows of the shard."""
     status = ["ok" if row in rows else "skipped" for row in range(len(texts))]
     file = LabelFile("a", SOME, shard.id, answers(status), {})
     commit_shard(store, shard, documents(texts), [file])
-    return file.key
+    return Source("a", SOME, shard.id)
 
 
-def source_of(shard: Shard, task: str = "a", retry: int = 0) -> str:
-    return label_key(task, FP[task], shard.id, retry)
+def source_of(shard: Shard, task: str = "a", retry: int = 0) -> Source:
+    return Source(task, FP[task], shard.id, retry)
 
 
 def found(
-    store: Store, shard: Shard, texts: Sequence[str], *sources: str, is_retry: bool = False
+    store: Store, shard: Shard, texts: Sequence[str], *sources: Source, is_retry: bool = False
 ) -> tuple[list[str | None], dict[str, int]]:
     """The status of the answer of each row, None without one; and the rows by other shard."""
     rows, reused = StoredAnswers(store).find(shard, documents(texts), sources, is_retry=is_retry)
@@ -190,7 +190,7 @@ def test_the_rows_of_a_part_are_found_by_text_in_another_shard(
         other, documents([texts[row] for row in asking]), [part], is_retry=False
     )
     assert numbers(answered) == [row if row in rows else None for row in asking]
-    assert reused == {sid_of(part): 2 * len(rows)}
+    assert reused == {part.sid: 2 * len(rows)}
 
 
 def test_of_several_sources_the_first_with_an_answer_counts(store: Store) -> None:
@@ -253,14 +253,6 @@ def test_a_file_with_one_new_text_has_each_earlier_file_read_once(store: Store, 
     assert sorted(reused.values()) == [SIZE - 1, *[SIZE] * (count - 1)]
 
 
-def test_no_more_sources_are_read_when_every_row_has_an_answer(store: Store) -> None:
-    """They are read at most `READ_THREADS` at a time."""
-    count = 2 * READ_THREADS + 1
-    reads, status, reused = rewritten(store, count, lambda _: "1")
-    assert set(status) == {"ok"} and list(reused.values()) == [count * SIZE]
-    assert reads == {"documents": READ_THREADS, "labels": READ_THREADS}
-
-
 def test_rows_without_text_have_no_answers_and_where_no_row_has_text_no_source_is_read(
     store: Store,
 ) -> None:
@@ -294,12 +286,12 @@ def test_a_part_with_rows_of_another_shard_is_named(store: Store, own: bool, shi
     shard = shard_at(10, "x")
     part = commit_some(store, shard, TEXTS, [0, 2])
     moved = shard_at(10 + shift, "x")
-    other = part.replace(shard.id, moved.id).replace(f"/{shard.id[:2]}/", f"/{moved.id[:2]}/")
+    other = part._replace(sid=moved.id)
     rows = with_column(answers(["ok"] * 2), "row", pa.array([10, 12], pa.int64()))
     table = pa.Table.from_struct_array(rows)
     data = to_parquet(table, {"shard": canonical_json(moved.to_json()).decode()})
     commit_shard(store, moved, documents(TEXTS), [])
-    store.create(other, data)
+    store.create(other.key, data)
     asking = moved if own else shard_at(50, "y")
     with pytest.raises(StorageError, match="`assay verify` reports more"):
         found(store, asking, TEXTS, other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +13,13 @@ from memory_store import MemoryStore, Recording
 
 from pipeline.hashes import short_hash
 from pipeline.ledger import text_index
-from pipeline.ledger.keys import documents_key, index_key, parse_key
+from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import documents_table, to_parquet
 from pipeline.ledger.text_index import (
-    candidates,
-    hashes_of,
     index_missing_shards,
     leading_bits,
     shards_of_objects,
+    shards_with_texts,
     text_hashes,
 )
 from pipeline.sources.documents import RawRow, documents_from
@@ -43,15 +41,8 @@ def put(store: LocalStore | MemoryStore, number: int, texts: list[str]) -> None:
     store.create(documents_key(sid_of(number)), to_parquet(documents_table(documents(texts)), {}))
 
 
-NOBODY = np.full(1, -1, np.int32)  # asks: the answer may be any shard
-
-
 def hashes_by_hand(texts: list[str]) -> np.ndarray:
     return leading_bits(pa.array([short_hash(text.encode()) for text in texts], pa.string()))
-
-
-def sorted_lists(texts: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
-    return {sid: sorted(hashes.tolist()) for sid, hashes in texts.items()}
 
 
 @given(digits=st.lists(st.text("0123456789abcdef", min_size=32, max_size=32), max_size=5))
@@ -66,63 +57,74 @@ def test_documents_without_a_text_are_not_in_the_index() -> None:
     ]
 
 
-@given(shards=SHARDS, asked=st.lists(st.sampled_from([*TEXTS, "unknown"])), data=st.data())
-def test_a_text_is_found_in_a_wanted_shard_that_has_it(
-    shards: list[list[str]], asked: list[str], data: st.DataObject
+@given(shards=SHARDS, data=st.data())
+def test_each_text_is_found_in_one_other_shard_with_answers_that_has_it(
+    shards: list[list[str]], data: st.DataObject
 ) -> None:
     store, numbers = MemoryStore(), list(range(len(shards)))
+    some = st.sets(st.sampled_from(numbers)) if numbers else st.just(set())
     for number, texts in enumerate(shards):
         put(store, number, texts)
+    unstored = data.draw(some)
+    indexed = [n for n in numbers if n not in unstored]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_index, "MAX_ENTRIES", data.draw(st.integers(1, 20)))
         # — in two runs, of which the second adds the rest
-        first = data.draw(st.sets(st.sampled_from(numbers))) if numbers else set()
-        index_missing_shards(store, [sid_of(n) for n in first])
-        texts = hashes_of(store, {sid_of(n) for n in numbers[::2]})
-        index_missing_shards(store, [sid_of(n) for n in numbers])
-    assert sorted_lists(hashes_of(store, texts.keys())) == sorted_lists(texts)
-    assert sorted_lists(texts) == {
-        sid_of(n): sorted(hashes_by_hand(shards[n]).tolist()) for n in numbers[::2]
-    }
+        index_missing_shards(store, [sid_of(n) for n in indexed[::2]])
+        index_missing_shards(store, [sid_of(n) for n in indexed])
     covered = [sid for sids in shards_of_objects(store).values() for sid in sids]
-    assert sorted(covered) == [sid_of(n) for n in numbers]
-    wanted = set(data.draw(st.lists(st.sampled_from(numbers)))) if numbers else set()
-    asking = data.draw(st.sampled_from([-1, *(100 + n for n in numbers)]))
-    found = candidates(
+    assert sorted(covered) == [sid_of(n) for n in indexed]
+    asking, sources, most = data.draw(some), data.draw(some), data.draw(st.integers(1, 3))
+    found = shards_with_texts(
         store,
-        hashes_by_hand(asked),
-        {sid_of(n): 100 + n for n in wanted},
-        np.full(len(asked), asking, np.int32),
+        {sid_of(n): most for n in asking},
+        [sid_of(n) for n in sorted(sources)],
+        unstored={sid_of(n): hashes_by_hand(shards[n]) for n in unstored},
     )
-    for text, number in zip(asked, found.tolist(), strict=True):
-        having = {100 + n for n in wanted if text in shards[n]} - {asking}
-        assert (number in having) if having else number == -1
+    assert found.keys() == {sid_of(n) for n in asking if shards[n]}
+    for number in (n for n in asking if shards[n]):
+        known, texts = found[sid_of(number)], {*shards[number]}
+        others = {sid_of(n): {*shards[n]} & texts for n in sources - {number}}
+        assert known.texts == len(texts)
+        counts = [*known.sources.values()]
+        assert counts == sorted(counts, reverse=True) and len(counts) <= most
+        assert all(0 < count <= len(others[sid]) for sid, count in known.sources.items())
+        shared = set[str]().union(*others.values())
+        assert sum(counts) <= len(shared)
+        if most >= len(sources):
+            assert sum(counts) == len(shared)
+
+
+def asked(store: LocalStore | MemoryStore, *numbers: int) -> dict[str, int]:
+    """In which of these shards the texts of shard 0 are, and how many."""
+    found = shards_with_texts(store, {sid_of(0): 16}, [sid_of(n) for n in numbers])
+    return found[sid_of(0)].sources
 
 
 def test_a_damaged_object_is_named_and_its_shards_are_added_again(
     store: LocalStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(store, 1, ["one"])
-    index_missing_shards(store, [sid_of(1)])
-    (store.root / index_key(1)).write_bytes(b"PAR1 and no more")
-    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}, NOBODY).tolist() == [-1]
+    for number in (0, 1):
+        put(store, number, ["one"])
+        index_missing_shards(store, [sid_of(number)])
+    (store.root / index_key(2)).write_bytes(b"PAR1 and no more")
+    assert asked(store, 1) == {}
     with caplog.at_level(logging.WARNING):
         index_missing_shards(store, [sid_of(1)])
-    assert index_key(1) in caplog.text and "damaged" in caplog.text
-    assert candidates(store, hashes_by_hand(["one"]), {sid_of(1): 1}, NOBODY).tolist() == [1]
+    assert index_key(2) in caplog.text and "damaged" in caplog.text
+    assert asked(store, 1) == {sid_of(1): 1}
 
 
-def test_of_old_objects_only_the_ends_are_read_to_learn_their_shards() -> None:
-    store, runs = Recording(MemoryStore()), 5
-    for number in range(runs):  # each run indexes one new shard
-        put(store, number, [f"text {number}"])
+def test_of_objects_without_a_shard_that_is_looked_for_only_the_ends_are_read() -> None:
+    store = Recording(MemoryStore())
+    for number in range(5):  # each run indexes one new shard
+        put(store, number, ["one"])
         store.read_keys.clear()
         index_missing_shards(store, [sid_of(n) for n in range(number + 1)])
-        found = hashes_of(store, {sid_of(number)})
-        assert sorted_lists(found)[sid_of(number)] == hashes_by_hand([f"text {number}"]).tolist()
-        assert store.read_keys == [documents_key(sid_of(number)), index_key(number + 1)]
-    shards = shards_of_objects(store)
-    assert shards == {index_key(n + 1): frozenset([sid_of(n)]) for n in range(runs)}
+        assert store.read_keys == [documents_key(sid_of(number))]
+    store.read_keys.clear()
+    assert asked(store, 3) == {sid_of(3): 1}
+    assert store.read_keys == [index_key(1), index_key(4)]
 
 
 @pytest.mark.parametrize("size", [16, 100_000])
@@ -139,18 +141,11 @@ def test_the_end_of_an_object_has_its_shards_however_many_these_are(
 
 
 def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
+    put(store, 0, ["one", "two"])
     put(store, 1, ["one"])
     put(store, 2, ["two"])
-    index_missing_shards(store, [sid_of(1)])
+    index_missing_shards(store, [sid_of(0), sid_of(1)])
     blind = Recording(store)
     blind.list = lambda _prefix: iter(())  # does not show yet what another run has created
     index_missing_shards(blind, [sid_of(2)])
-    numbers = {sid_of(1): 1, sid_of(2): 2}
-    assert candidates(
-        store, hashes_by_hand(["one", "two"]), numbers, NOBODY.repeat(2)
-    ).tolist() == [1, 2]
-
-
-def test_the_key_of_an_object_is_known() -> None:
-    key = parse_key(index_key(7))
-    assert key is not None and (key.folder, key.number) == ("index/", 7)
+    assert asked(store, 1, 2) == {sid_of(1): 1, sid_of(2): 1}

@@ -121,11 +121,7 @@ def test_each_change_of_the_spec_costs_what_it_changes(
     assert plain.rows("topic") == unlimited
 
 
-@pytest.mark.parametrize("part_rows", [1, 7, 1_000])
-def test_a_corpus_that_changes_its_form_is_asked_about_new_texts_alone(
-    plain: Corpus, part_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.runtime.answer_sources.PART_ROWS", part_rows)
+def test_a_corpus_that_changes_its_form_is_asked_about_new_texts_alone(plain: Corpus) -> None:
     corpus = plain
     corpus.others = [TOPIC]
     for number in range(8):
@@ -326,7 +322,7 @@ def test_a_resumed_first_run_reads_no_text_twice_and_compares_none(
         return read_documents(shard, options)
 
     monkeypatch.setattr("pipeline.runtime.reading.read_documents", counted)
-    monkeypatch.setattr("pipeline.runtime.answer_sources.candidates", None)
+    monkeypatch.setattr("pipeline.runtime.answer_sources.shards_with_texts", None)
     outcome = plain.run()
     assert outcome.complete and outcome.shards > len(finished)
     left = {shard.id for shard in outcome.plan.shards} - finished
