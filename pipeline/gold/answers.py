@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,10 @@ from pipeline.evaluation.resampling import Sampling
 from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, read_snapshot, snapshot_numbers
 from pipeline.runtime.job import jobs_for_each_dtype, sliced
 from pipeline.sources.id_text import spellings
+from pipeline.sources.shards import Slice
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -63,19 +65,19 @@ def matching_snapshot(
     names = list(dict.fromkeys(map(task_of, tasks)))
     jobs = jobs_for_each_dtype(spec, cache_dir)
 
-    def current(snapshot: Contents, task: str) -> set[str]:
+    def current(header: Mapping[str, Any], task: str) -> set[str]:
         """The fingerprints that the task may have in this snapshot."""
-        part = snapshot.slice
+        part = Slice(**header["slice"]) if "slice" in header else None
         return {(job if part is None else sliced(job, part)).fp[task] for job in jobs}
 
-    newest: Contents | None = None
+    newest: Mapping[str, Any] | None = None
     for number in snapshot_numbers(store):
-        snapshot = contents(store, number)
-        if snapshot.spec != spec.name:
+        header = read_snapshot(store, number)  # — of the others, no table of files is read
+        if header["spec"] != spec.name:
             continue
-        newest = newest or snapshot
-        if all(_fp(snapshot, task) in current(snapshot, task) for task in names):
-            return snapshot, newest.number
+        newest = newest or header
+        if all(_fp(header, task) in current(header, task) for task in names):
+            return contents(store, number), int(newest["number"])
     if newest is None:
         raise StorageError(
             f"{store.url}: has no snapshot of {spec.name} yet; `assay run` publishes one when "
@@ -86,7 +88,7 @@ def matching_snapshot(
         fp = _fp(newest, task)
         if fp not in (now := current(newest, task)):
             fix = f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
-            fix += f"{newest.number}, has {fp or 'no such task'}); run `assay run`"
+            fix += f"{newest['number']}, has {fp or 'no such task'}); run `assay run`"
             problems.append(Problem(f"tasks.{task}", fix, " or ".join(sorted(now))))
     fix = "no snapshot has the current fingerprints of all of them; run `assay run`"
     raise SpecError(problems or [Problem("tasks", fix, names)])
@@ -149,5 +151,5 @@ def sampling_of(gold: Gold, answers: GoldAnswers, rows: NDArray[np.int64]) -> Sa
     return gold.design.sampling(answers.hashes[rows].tolist(), answers.documents[rows])
 
 
-def _fp(snapshot: Contents, task: str) -> str | None:
-    return snapshot.tasks[task].fp if task in snapshot.tasks else None
+def _fp(header: Mapping[str, Any], task: str) -> str | None:
+    return header["tasks"][task]["fp"] if task in header["tasks"] else None

@@ -19,6 +19,7 @@ from pipeline.errors import option_error
 from pipeline.ledger.attempts import GC, in_use
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.keys import (
+    COUNTS,
     DOCUMENTS,
     INDEX,
     LABELS,
@@ -26,6 +27,7 @@ from pipeline.ledger.keys import (
     SNAPSHOTS,
     SPECS,
     Key,
+    counts_key,
     documents_key,
     label_key,
     manifest_key,
@@ -33,14 +35,16 @@ from pipeline.ledger.keys import (
     snapshot_key,
     spec_key,
 )
+from pipeline.ledger.numbered import numbers_from_checkpoint
 from pipeline.ledger.snapshots import read_snapshot, snapshot_numbers, table_of
 from pipeline.ledger.text_index import shards_of_objects
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
 
-# In this order, a reader never sees a snapshot whose files are already deleted. Input logs stay.
-DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, INDEX, SPECS, ATTEMPTS)
+# In this order, a reader never sees a snapshot whose files are already deleted. The log of cuts
+# stays.
+DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, INDEX, COUNTS, SPECS, ATTEMPTS)
 _DAY_S = 24 * 60 * 60.0
 
 Version = tuple[str, str]  # task and fingerprint
@@ -63,7 +67,7 @@ class GcResult:
     deleted: bool  # False: a dry run
     young: int  # objects that are kept for their age alone
     unknown: int  # keys that assay does not write, inside its own folders
-    prefixes: Mapping[str, Removed]  # the index only if an object of it is not needed
+    prefixes: Mapping[str, Removed]  # hints only if an object is not needed
     keys: tuple[str, ...]  # that nothing needs, in the order of deletion
 
 
@@ -116,7 +120,9 @@ def _unneeded(
     oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
     snapshots = _read(output, keep, stored, oldest_s)
     index = shards_of_objects(output)
-    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known), index)
+    # — the last checkpoint has all counts before it
+    counts = {*map(counts_key, numbers_from_checkpoint(output, counts_key))}
+    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known) | counts, index)
     kept = _with_needed(named | _young(stored, known, snapshots.published_s, oldest_s), index)
     # — all runs share the probe, and a run that starts now may be checking it
     objects = tuple(stored[name] for name in known if name not in kept and name != PROBE_KEY)
@@ -203,7 +209,7 @@ def _removed(objects: Collection[StoredObject]) -> Iterator[tuple[str, Removed]]
     """The number and the size of the objects of each prefix."""
     for prefix in DELETION_ORDER:
         sizes = [each.size_bytes for each in objects if each.key.startswith(prefix)]
-        if sizes or prefix != INDEX:
+        if sizes or prefix not in (INDEX, COUNTS):
             yield prefix, Removed(len(sizes), sum(sizes))
 
 

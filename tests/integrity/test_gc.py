@@ -13,7 +13,9 @@ from several_specs import DAY_S, FOREIGN, Everything
 
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify
+from pipeline.ledger.counts_log import FileCounts, log_counts, logged_counts
 from pipeline.ledger.keys import (
+    counts_key,
     documents_key,
     index_key,
     label_key,
@@ -21,6 +23,8 @@ from pipeline.ledger.keys import (
     parse_key,
     spec_key,
 )
+from pipeline.ledger.numbered import CHECKPOINT
+from pipeline.ledger.numbered import numbers as object_numbers
 from pipeline.ledger.snapshots import contents
 from pipeline.ledger.text_index import index_missing_shards
 from pipeline.spec.fingerprint import Fingerprint
@@ -184,3 +188,17 @@ def test_a_stages_answers_stay_until_their_shard_is_gone(everything: Everything)
     finish(store, everything.corpus.shards(store), {"toxic": cascade}, "job")
     removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
     assert removed & of_stage == {key for key in of_stage if key.split("/")[-1][:32] in gone}
+
+
+def test_counts_before_the_last_checkpoint_go(everything: Everything) -> None:
+    everything.begin("1", 0, 2)
+    for number in range(CHECKPOINT + 2):
+        log_counts(everything.store, [FileCounts(f"labels/{number}", "etag", "hash", 0)])
+    numbers = object_numbers(everything.store, counts_key)
+    checkpoint = max(number for number in numbers if number % CHECKPOINT == 0)
+    everything.clock.now_s += DAY_S
+    before = logged_counts(everything.store)
+    everything.gc(1, older_than_days=0)
+    left = object_numbers(everything.store, counts_key)
+    assert left == [number for number in numbers if number >= checkpoint]
+    assert logged_counts(everything.store).equals(before)
