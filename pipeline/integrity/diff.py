@@ -32,68 +32,43 @@ Connection = duckdb.DuckDBPyConnection
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What is counted of a task of any kind, before and after."""
+class TaskChange:
+    """One task, before and after. An answer is a set of labels; of most kinds, of one label."""
 
     task: str
     labels: tuple[str, ...]
     fps: tuple[str, str]
     before: Counts  # rows with the label, so that a repeated text counts each time
     after: Counts
+    answered: tuple[int, int]  # rows with an answer: before, after
     newly_failing: int  # rows that had an answer, matched by document id
     failing_ids: tuple[str, ...]  # the first of them
-
-
-@dataclass(frozen=True, slots=True)
-class TaskChange(Change):
-    """One task with one label a document, before and after."""
-
-    flips: Flips  # distinct texts that both answered
-
-    @property
-    def psi(self) -> float:
-        return psi(self.before, self.after)
-
-    @property
-    def jensen_shannon(self) -> float:
-        return jensen_shannon(self.before, self.after)
-
-    @property
-    def texts(self) -> int:
-        """The distinct texts that both answered."""
-        return int(self.flips.sum())
-
-    @property
-    def flip_rate(self) -> float:
-        return flip_rate(self.flips)
-
-
-@dataclass(frozen=True, slots=True)
-class MultiChange(Change):
-    """One task of kind `multi`, before and after: each label applies to a document or not."""
-
-    answered: tuple[int, int]  # rows with an answer: before, after
-    gained: Counts  # distinct texts that both answered, to which the label applies only after
-    lost: Counts  # only before
-    flipped: int  # distinct texts that both answered, with other labels
     texts: int  # distinct texts that both answered
+    flipped: int  # of these, texts with other labels
+    gained: Counts  # of these, texts that have the label only after
+    lost: Counts  # only before
+    flips: Flips | None  # of these, texts by both labels; None: a text may have several labels
 
     @property
     def psi(self) -> float:
-        """The largest of the labels, each against its absence."""
-        return max(psi(*sides) for sides in self._by_label())
+        """With several labels a text, the largest of the labels, each against its absence."""
+        return max(psi(*sides) for sides in self._distributions())
 
     @property
     def jensen_shannon(self) -> float:
-        """The largest of the labels, each against its absence."""
-        return max(jensen_shannon(*sides) for sides in self._by_label())
+        """With several labels a text, the largest of the labels, each against its absence."""
+        return max(jensen_shannon(*sides) for sides in self._distributions())
 
     @property
     def flip_rate(self) -> float:
+        """The share of the texts with two answers whose labels changed."""
         return self.flipped / self.texts if self.texts else 0.0
 
-    def _by_label(self) -> Iterator[tuple[Counts, Counts]]:
-        """Of each label: the rows with and without it, before and after."""
+    def _distributions(self) -> Iterator[tuple[Counts, Counts]]:
+        """Rows by label before and after; with several labels a text, with and without each."""
+        if self.flips is not None:
+            yield self.before, self.after
+            return
         rows_before, rows_after = self.answered
         for before, after in zip(self.before, self.after, strict=True):
             yield np.array([before, rows_before - before]), np.array([after, rows_after - after])
@@ -107,7 +82,7 @@ class Comparison:
     after: str
     rows: tuple[int, int]
     documents: tuple[int, int, int]  # distinct texts: only before, in both, only after
-    tasks: tuple[TaskChange | MultiChange, ...]
+    tasks: tuple[TaskChange, ...]
     only_before: tuple[str, ...]  # tasks
     only_after: tuple[str, ...]
 
@@ -136,7 +111,6 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             f"{_name(snapshot)} has {', '.join(snapshot.tasks)}" for snapshot in (before, after)
         )
         raise SpecError([Problem(place, "have no task in common", "; ".join(names))])
-    is_multi = {t: any("labels" in of.tasks[t].columns for of in (before, after)) for t in common}
     with (
         tempfile.TemporaryDirectory(prefix="assay-diff-") as folder,
         # — the tables are in a file, because they may be larger than the memory
@@ -145,8 +119,8 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
         for side, of in (("a", before), ("b", after)):
             # — a task may be called like a word of SQL or like another name here
             fields = (
-                f'{_answer_sql(t, of.tasks[t], multi)} as {t}_label, "{t}".status as {t}_status'
-                for t, multi in is_multi.items()
+                f'{_labels_sql(t, of.tasks[t])} as {t}_labels, "{t}".status as {t}_status'
+                for t in common
             )
             query = f"select {', '.join(('doc_id', 'content_hash', *fields))} from _rows"
             rows = LabelDataset(store, of, tuple(common))
@@ -169,10 +143,7 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             after=_name(after),
             rows=(before.rows, after.rows),
             documents=(only_a, both, only_b),
-            tasks=tuple(
-                (_multi_change if multi else _change)(connection, task, before, after)
-                for task, multi in is_multi.items()
-            ),
+            tasks=tuple(_change(connection, task, before, after) for task in common),
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
         )
@@ -185,84 +156,64 @@ def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
         raise StorageError(f"the two snapshots cannot be compared: {error}") from error
 
 
-def _answer_sql(task: str, version: SnapshotTask, multi: bool) -> str:
-    """The label, or with `multi` the labels, also of a version that has one label."""
+def _labels_sql(task: str, version: SnapshotTask) -> str:
+    """The labels of an answer as a list, also of a version that has one label."""
     if "labels" in version.columns:
         return f'"{task}".labels'
-    label = f'"{task}".label'
-    return f"if({label} is null, null, [{label}])" if multi else label
+    return f'if("{task}".label is null, null, ["{task}".label])'
 
 
 def _change(connection: Connection, task: str, before: Contents, after: Contents) -> TaskChange:
-    labels = _labels(task, before, after)
-    counted = [dict(_counts(connection, side, task)) for side in "ab"]
-    flips = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    for x, y, documents in _pairs(connection, task):
-        flips[labels.index(x), labels.index(y)] = documents
-    failing = _failing(connection, task)
-    return TaskChange(
-        task=task,
-        labels=labels,
-        fps=(before.tasks[task].fp, after.tasks[task].fp),
-        before=np.array([counted[0].get(label, 0) for label in labels], dtype=np.int64),
-        after=np.array([counted[1].get(label, 0) for label in labels], dtype=np.int64),
-        flips=flips,
-        newly_failing=len(failing),
-        failing_ids=failing[:SHOWN_FAILURES],
-    )
-
-
-def _multi_change(
-    connection: Connection, task: str, before: Contents, after: Contents
-) -> MultiChange:
-    labels = _labels(task, before, after)
-    counts = np.zeros((2, len(labels)), dtype=np.int64)
+    versions = before.tasks[task], after.tasks[task]
+    labels = tuple(dict.fromkeys((*versions[0].labels, *versions[1].labels)))
+    index = {label: number for number, label in enumerate(labels)}
+    counts = np.zeros((2, len(labels)), np.int64)
+    gained, lost = np.zeros_like(counts)
     rows = [0, 0]
     for side, name in enumerate("ab"):
         for own, documents in _counts(connection, name, task):
             rows[side] += documents
-            counts[side] += documents * np.isin(labels, own)
-    gained, lost = np.zeros((2, len(labels)), dtype=np.int64)
+            counts[side, [index[label] for label in own]] += documents
+    has_several = any("labels" in version.columns for version in versions)
+    flips = None if has_several else np.zeros((len(labels), len(labels)), np.int64)
     texts = flipped = 0
     for x, y, documents in _pairs(connection, task):
-        had, has = np.isin(labels, x), np.isin(labels, y)
-        gained += documents * (has & ~had)
-        lost += documents * (had & ~has)
         texts += documents
-        flipped += documents * bool((had != has).any())
+        flipped += documents * ({*x} != {*y})
+        gained[[index[label] for label in {*y}.difference(x)]] += documents
+        lost[[index[label] for label in {*x}.difference(y)]] += documents
+        if flips is not None:
+            flips[index[x[0]], index[y[0]]] += documents
     failing = _failing(connection, task)
-    return MultiChange(
+    return TaskChange(
         task=task,
         labels=labels,
-        fps=(before.tasks[task].fp, after.tasks[task].fp),
+        fps=(versions[0].fp, versions[1].fp),
         before=counts[0],
         after=counts[1],
         answered=(rows[0], rows[1]),
-        gained=gained,
-        lost=lost,
-        flipped=flipped,
-        texts=texts,
         newly_failing=len(failing),
         failing_ids=failing[:SHOWN_FAILURES],
+        texts=texts,
+        flipped=flipped,
+        gained=gained,
+        lost=lost,
+        flips=flips,
     )
 
 
-def _labels(task: str, before: Contents, after: Contents) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*before.tasks[task].labels, *after.tasks[task].labels)))
-
-
-def _counts(connection: Connection, side: str, task: str) -> list[tuple[Any, int]]:
-    """The rows of a side by their answer."""
-    label = f"{task}_label"
-    query = f"select {label}, count(*) from {side} where {label} is not null group by 1"
+def _counts(connection: Connection, side: str, task: str) -> list[tuple[list[str], int]]:
+    """The rows of a side by their labels."""
+    labels = f"{task}_labels"
+    query = f"select {labels}, count(*) from {side} where {labels} is not null group by 1"
     return [(answer, rows) for answer, rows in _rows(connection, query)]
 
 
-def _pairs(connection: Connection, task: str) -> list[tuple[Any, Any, int]]:
+def _pairs(connection: Connection, task: str) -> list[tuple[list[str], list[str], int]]:
     """The distinct texts that both sides answered, by both answers."""
-    label = f"{task}_label"
+    labels = f"{task}_labels"
     # — a text that occurs twice has the same answer each time, and min() takes one of them
-    one = f"select content_hash, min({label}) as l from {{}} where {label} is not null group by 1"
+    one = f"select content_hash, min({labels}) as l from {{}} where {labels} is not null group by 1"
     query = f"select a.l, b.l, count(*) from ({one.format('a')}) a join ({one.format('b')}) b "
     pairs = _rows(connection, query + "using (content_hash) group by all")
     return [(before, after, texts) for before, after, texts in pairs]
@@ -270,11 +221,11 @@ def _pairs(connection: Connection, task: str) -> list[tuple[Any, Any, int]]:
 
 def _failing(connection: Connection, task: str) -> tuple[str, ...]:
     """The ids of the rows that had an answer and fail now. An empty text does not fail."""
-    label = f"{task}_label"
+    labels = f"{task}_labels"
     failing = _rows(
         connection,
-        f"select doc_id from b where {label} is null and {task}_status not in ('empty', 'skipped') "
-        f"and doc_id in (select doc_id from a where {label} is not null) order by doc_id",
+        f"select doc_id from b where {labels} is null and {task}_status not in ('empty', 'skipped')"
+        f" and doc_id in (select doc_id from a where {labels} is not null) order by doc_id",
     )
     return tuple(doc_id for (doc_id,) in failing)
 
@@ -311,14 +262,6 @@ def jensen_shannon(before: Counts, after: Counts) -> float:
     divergence = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / (2 * np.log(2))
     # — of nearly equal shares it is below 0 by rounding, and scipy's `jensenshannon` NaN
     return float(max(divergence, 0.0))
-
-
-def flip_rate(flips: Flips) -> float:
-    """The share of the documents with two answers whose label changed."""
-    before, after = flips.shape
-    assert before == after, flips.shape
-    total = flips.sum()
-    return float(1 - np.trace(flips) / total) if total else 0.0
 
 
 def exceeded(comparison: Comparison, limits: Limits) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline.evaluation.gates import Decision
-from pipeline.integrity.diff import Comparison, MultiChange, TaskChange, exceeded, shares
+from pipeline.integrity.diff import Comparison, TaskChange, exceeded, shares
 from pipeline.options import USUAL_LIMITS, USUAL_PSI
 from pipeline.report.console import Grid, Part, printed
 from pipeline.report.run import SummaryJson, summary_facts, summary_json
@@ -103,9 +103,9 @@ def comparison_json(comparison: Comparison) -> ComparisonJson:
     )
 
 
-def task_grid(task: TaskChange | MultiChange) -> Grid:
+def task_grid(task: TaskChange) -> Grid:
     """The shares of the labels before and after, and how many answers went from one to another."""
-    if isinstance(task, MultiChange):
+    if task.flips is None:
         return _multi_grid(task)
     title = _title(task)
     columns, rows = list(task.labels), list(range(len(task.labels)))
@@ -129,7 +129,7 @@ def task_grid(task: TaskChange | MultiChange) -> Grid:
     )
 
 
-def _multi_grid(task: MultiChange) -> Grid:
+def _multi_grid(task: TaskChange) -> Grid:
     """The shares of the documents with each label, and how many texts gained or lost it."""
     before, after = (
         counts / max(1, rows)
@@ -156,11 +156,11 @@ def _multi_grid(task: MultiChange) -> Grid:
     )
 
 
-def _title(task: TaskChange | MultiChange) -> str:
+def _title(task: TaskChange) -> str:
     return task.task if task.fps[0] == task.fps[1] else f"{task.task} {' → '.join(task.fps)}"
 
 
-def drift_line(task: TaskChange | MultiChange, comparison: Comparison) -> str:
+def drift_line(task: TaskChange, comparison: Comparison) -> str:
     """Whether a task of the comparison changed, by how much, and documents that newly fail."""
     is_stable = not exceeded(replace(comparison, tasks=(task,)), USUAL_LIMITS)
     verdict = "stable" if is_stable else "shifted" if task.psi > USUAL_PSI else "changed"
@@ -176,7 +176,7 @@ def drift_line(task: TaskChange | MultiChange, comparison: Comparison) -> str:
 
 
 def _task_json(
-    task: TaskChange | MultiChange,
+    task: TaskChange,
 ) -> FlipMatrixJson | FlipsJson | MultiChangeJson:
     change = TaskChangeJson(
         fps=task.fps,
@@ -189,7 +189,7 @@ def _task_json(
         newly_failing=task.newly_failing,
         failing_ids=task.failing_ids,
     )
-    if isinstance(task, MultiChange):
+    if task.flips is None:
         gained, lost = task.gained.tolist(), task.lost.tolist()
         return MultiChangeJson(**asdict(change), answered=task.answered, gained=gained, lost=lost)
     if len(task.labels) <= SHOWN_LABELS:

@@ -12,10 +12,11 @@ import fsspec
 import numpy as np
 import pytest
 from reports import REPORT, printed, scores, shown, task
+from task_changes import change_of
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.filters.tally import BARS
-from pipeline.integrity.diff import Comparison, TaskChange
+from pipeline.integrity.diff import Comparison
 from pipeline.report.charts import LEAST_SHARE, histogram, histograms
 from pipeline.report.corpus_page import (
     corpus_report_json,
@@ -72,7 +73,7 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     assert list(report_doubts(REPORT)) == []
     constant = task("topic", {"ok": 98, "error:x": 2}, labels={"<art>": 98}, answered=98)
     before, after = np.array([90, 10]), np.array([10, 90])
-    change = TaskChange("spam", ("a", "b"), ("f", "f"), before, after, 0, (), np.eye(2, dtype=int))
+    change = change_of("spam", "ab", before, after, np.eye(2, dtype=int))
     drift = Comparison("snapshot 00000006", "now", (100, 100), (0, 100, 0), (change,), (), ())
     report = replace(REPORT, partial=True, tasks=(constant,), drift=drift)
     doubts = list(report_doubts(report))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from json_outputs import validator
 from rich.console import Console
+from task_changes import change_of
 
 from pipeline.integrity.diff import Comparison, TaskChange, exceeded
 from pipeline.options import USUAL_LIMITS
@@ -20,7 +21,7 @@ def compared(labels: int) -> Comparison:
     names = tuple(f"label-{index}" for index in range(labels))
     counts = np.arange(labels, dtype=np.int64)
     flips = np.diag(counts) + np.eye(labels, k=1, dtype=np.int64)
-    change = TaskChange("t", names, ("f", "f"), counts, counts, 0, (), flips)
+    change = change_of("t", names, counts, counts, flips)
     whole = int(counts.sum())
     return Comparison("1", "2", (whole, whole), (0, whole, 0), (change,), (), ())
 
@@ -57,7 +58,7 @@ def changed(flipped: int = 0, failing: int = 0, gained: int = 0) -> TaskChange:
     stay = 500 - flipped // 2
     flips = np.array([[stay, flipped // 2], [flipped // 2, stay]])
     before, after = np.array([500, 500]), np.array([500 + gained, 500 - gained])
-    return TaskChange("t", ("a", "b"), ("f", "g"), before, after, failing, (), flips)
+    return change_of("t", "ab", before, after, flips, failing=failing)
 
 
 @pytest.mark.parametrize(
