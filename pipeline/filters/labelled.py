@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def what_answered(store: Store, contents: Contents, task: str) -> dict[str, Any]
     `model` and `models` have the hashes of the weights, `models` by the name of each model; `spec`
     is the content of the fingerprint, and `versions` are those of the packages.
     """
-    for shard in contents.shards[:1]:
+    for shard in islice(contents.shards, 1):
         stored = pq.read_schema(io.BytesIO(store.read(shard.labels[task].key))).metadata or {}
         names = ("model", "models", "spec", "versions")
         keys = {name: f"{METADATA_PREFIX}{name}".encode() for name in names}

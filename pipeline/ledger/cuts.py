@@ -72,7 +72,6 @@ class Cuts:
 
     shards: tuple[Shard, ...]
     unreadable: tuple[str, ...] = ()  # the error of each object whose rows cannot be counted
-    uncut: int = 0  # the number of objects that are not in the log
 
 
 def load_or_cut(
@@ -217,7 +216,7 @@ class CutLog:
         """The shards of the current objects."""
         cut = [self.cuts[version] for version in current if version in self.cuts]
         shards = tuple(shard for of_object in cut for shard in of_object)
-        return Cuts(shards, unreadable, len(current) - len(cut))
+        return Cuts(shards, unreadable)
 
     def _read(self, numbers: Sequence[int]) -> None:
         """Takes in the entries with these numbers, which are in rising order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import pyarrow as pa
 
@@ -58,7 +58,7 @@ class NamedShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Shards(Sequence[NamedShard]):
+class Shards(Iterable[NamedShard]):
     """The shards of a table of files, in its order; a shard is an object while it is looked at."""
 
     files: pa.Table
@@ -66,16 +66,6 @@ class Shards(Sequence[NamedShard]):
 
     def __len__(self) -> int:
         return int(self.files.num_rows) // self.width
-
-    @overload
-    def __getitem__(self, index: int) -> NamedShard: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[NamedShard]: ...
-    def __getitem__(self, index: int | slice) -> NamedShard | list[NamedShard]:
-        places = range(len(self))[index]
-        if isinstance(places, range):
-            return [self[place] for place in places]
-        return self._shard(self.files.slice(places * self.width, self.width).to_pylist())
 
     def __iter__(self) -> Iterator[NamedShard]:
         size = GROUP_SHARDS * self.width

@@ -180,16 +180,17 @@ def last_snapshot(store: Store, spec_name: str) -> int | None:
 
 
 def last_published(
-    store: Store, spec_name: str, *, skip_damaged: bool = False
+    store: Store, spec_name: str | None, *, skip_damaged: bool = False
 ) -> dict[str, Any] | None:
-    """The header of the spec's last snapshot, or None; later ones are of other specs.
+    """The header of the spec's last snapshot, or None; for no spec, that of the last of any.
 
     StorageError if a later one is cut off, so that its spec is not known; or it is skipped.
     """
     for number in snapshot_numbers(store):
         data = store.read(snapshot_key(number))
         with suppress(StorageError) if skip_damaged else nullcontext():
-            if (snapshot := _parsed(store, number, data)).get("spec") == spec_name:
+            snapshot = _parsed(store, number, data)
+            if spec_name in (None, snapshot.get("spec")):
                 return snapshot
     return None
 
@@ -206,12 +207,8 @@ def snapshot_numbers(store: Store) -> list[int]:
 
 def published_sids(store: Store, spec_name: str) -> frozenset[str] | None:
     """The shards of the spec's last snapshot, or of the current one; None without a snapshot."""
-    numbers = snapshot_numbers(store)
     last = last_published(store, spec_name, skip_damaged=True)
-    for number in () if last is not None else numbers:
-        with suppress(StorageError):  # a later one that is damaged says nothing
-            last = read_snapshot(store, number)
-            break
+    last = last or last_published(store, None, skip_damaged=True)
     return None if last is None else frozenset(table_of(store, last)["sid"].unique().to_pylist())
 
 

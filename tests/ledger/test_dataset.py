@@ -157,7 +157,7 @@ def test_files_of_several_shards_are_read_at_once_and_come_in_order(finished: Lo
     assert rows.equals(open_labels(str(finished.root), [*LABELS]).to_table())
     # — also of one shard, as a filter and an export read them
     schema = labels.schema
-    one = read_shard(Meeting(finished, width), shown.shards[2], schema=schema, tasks=[*LABELS])
+    one = read_shard(Meeting(finished, width), [*shown.shards][2], schema=schema, tasks=[*LABELS])
     assert one.equals(list(aligned_batches(finished, shown, schema))[2])
 
 
