@@ -1,9 +1,9 @@
 """Plans reuse: which label files of the output already answer texts of the shards with work.
 
-Each shard takes over the answers in files of its own, such as those to a smaller sample. Answers of
-other shards are looked for by text, but only for shards that are newly cut since the spec's last
-snapshot: of new, edited or moved files. So a first run, and one that resumes it, reads and compares
-no text before it labels.
+Each shard takes over the answers in files of its own: to a smaller sample, or, in a retry, of the
+rows that did not fail. Answers of other shards are looked for by text, but only for shards that
+are newly cut since the spec's last snapshot: of new, edited or moved files. So a first run, and one
+that resumes it, reads and compares no text before it labels.
 
 Entry points: `answering`, `newly_cut` and `plan_reuse`. Must import neither torch nor Ray.
 """
@@ -63,7 +63,7 @@ def answering(job: Job, store: Store, planned: Plan) -> list[Answering]:
 
     Makes LISTs of all their files, of whatever shards.
     """
-    missing = {task for work in planned.work_items if not work.retry for task in work.tasks}
+    missing = {task for work in planned.work_items for task in work.tasks}
     found = []
     for step in job.steps:
         if step.task in missing:
@@ -137,8 +137,7 @@ def plan_reuse(
             return work
         return replace(work, sources=sources, rows_without_answer=max(asked))
 
-    items = [with_sources(w) if w.tasks and not w.retry else w for w in planned.work_items]
-    return replace(planned, work_items=tuple(items))
+    return replace(planned, work_items=tuple(map(with_sources, planned.work_items)))
 
 
 def _known_texts(
@@ -174,7 +173,7 @@ def _left_by_own_files(
         if _is_asked_first(own.step)
         for task in [own.step.task]
         for work in planned.work_items
-        if task in work.tasks and not work.retry and not work.documents
+        if task in work.tasks and not work.documents
         for done in own.files
         if (etag := done.labels[task].get(work.shard.id)) is not None
     ]

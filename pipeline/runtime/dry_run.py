@@ -72,10 +72,12 @@ def dry_run(
         planned = replace(planned, work_items=tuple(items), distinct=distinct)
     if planned.slice is not None:
         planned = replace(planned, inside=chosen)
+    if options.retry_failed:
+        planned = with_retries(job, store, planned)
     if answers := answering(job, store, planned):
         new = newly_cut(job, store, planned)
         planned = plan_reuse(job, store, planned, answers, new, read=read)
-    return with_retries(job, store, planned) if options.retry_failed else planned
+    return planned
 
 
 def least_work(

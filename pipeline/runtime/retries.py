@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 import pyarrow.compute as pc
 
-from pipeline.ledger.cells import Committed, WorkItem, committed
+from pipeline.ledger.cells import Committed, WorkItem
 from pipeline.ledger.snapshots import counted_files
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan, with_known
@@ -26,42 +26,20 @@ def with_retries(job: Job, store: Store, planned: Plan) -> Plan:
     tasks = defaultdict[str, set[str]](set)  # by shard
     for file in failed.to_pylist():
         tasks[file["sid"]].add(file["task"])
-    # — where several stages make the answers, those of the stages are stored
-    staged = [step for step in job.steps if step.thresholds is not None]
-    read = {
-        step.version: committed(store, {step.task: step.fingerprint.id}, None) for step in staged
-    }
-    read |= {step.version: planned.done for step in job.steps if step.thresholds is None}
     retries = [
-        _retry_of(job, planned.done, read, shard, tasks[shard.id])
+        _retry_of(job, planned.done, shard, tasks[shard.id])
         for shard in planned.shards
         if shard.id in tasks and shard.id in planned.done.documents
     ]
     return replace(planned, work_items=(*planned.work_items, *retries))
 
 
-def _retry_of(
-    job: Job,
-    done: Committed,
-    read: Mapping[str, Committed],
-    shard: Shard,
-    failed: Collection[str],
-) -> WorkItem:
-    """The retry of a shard, which takes the answers that are there from the files in `read`.
-
-    A task whose condition names one that is tried again is tried again, too.
-    """
+def _retry_of(job: Job, done: Committed, shard: Shard, failed: Collection[str]) -> WorkItem:
+    """The retry of a shard; a task whose condition names one that is tried again is, too."""
     sid = shard.id
     retried: list[str] = []
     for task in (task for task in done.fp if sid in done.labels[task]):
         if task in failed or not {*retried}.isdisjoint(job.named_by(task)):
             retried.append(task)
-    sources = {
-        step.version: (source,)
-        for step in job.steps
-        if step.task in retried
-        and (source := read[step.version].source(step.task, sid)) is not None
-    }
     retry = max(done.retry(task, sid) for task in retried) + 1
-    item = WorkItem(shard, tuple(retried), documents=False, sources=sources, retry=retry)
-    return with_known(job, item, done)
+    return with_known(job, WorkItem(shard, tuple(retried), documents=False, retry=retry), done)

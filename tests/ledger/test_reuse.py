@@ -103,9 +103,10 @@ def retried(
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
     (work,) = with_retries(job, store, Plan(Cuts((shard,), {}), done, ())).work_items
     asked = {}
-    for step in (step for step in job.steps if step.task in work.tasks):
-        task, sources = step.task, work.sources[step.version]
-        status, _ = found(store, shard, texts, *sources, is_retry=True)
+    for task in work.tasks:
+        source = done.source(task, shard.id)
+        assert source is not None
+        status, _ = found(store, shard, texts, source, is_retry=True)
         asked[task] = [row for row, each in enumerate(status) if each is None]
     return work, asked
 
