@@ -42,8 +42,8 @@ MAX_ENTRIES = 4_000_000
 # Documents files that are read at once, and before their entries become part of an object.
 READ_THREADS = 16
 READ_AHEAD = 64
-# Of the join; what is more is in a temporary file.
-JOIN_MEMORY = "250MB"
+# Of the join. What does not fit is in a temporary file; each thread needs some memory of its own.
+JOIN_MEMORY, JOIN_THREADS = "250MB", 4
 
 Hashes = NDArray[np.uint64]
 
@@ -160,7 +160,10 @@ def shards_with_texts(
     found: dict[str, KnownTexts] = {}
     with (
         tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
-        duckdb.connect(f"{folder}/texts.duckdb", config={"memory_limit": JOIN_MEMORY}) as database,
+        duckdb.connect(
+            f"{folder}/texts.duckdb",
+            config={"memory_limit": JOIN_MEMORY, "threads": JOIN_THREADS},
+        ) as database,
     ):
 
         def insert(query: str, entries: pa.Table) -> None:
