@@ -58,17 +58,18 @@ class Answering:
         return tuple(source for source in found if source is not None)
 
 
-def answering(job: Job, store: Store, planned: Plan) -> list[Answering]:
+def answering(job: Job, store: Store, planned: Plan, new: Collection[str]) -> list[Answering]:
     """For each step of a missing task the files with its answers; steps without any are left out.
 
-    Makes LISTs of all their files, of whatever shards.
+    These are files of the shards with work; with new shards, those of all shards of the output.
     """
+    sids = None if new else {work.shard.id for work in planned.work_items}
     missing = {task for work in planned.work_items for task in work.tasks}
     found = []
     for step in job.steps:
         if step.task in missing:
             fps = [step.fingerprint.id, *equal_versions(store, step.task, step.fingerprint)]
-            of_step = [committed(store, {step.task: fp}, None, documents={}) for fp in fps]
+            of_step = [committed(store, {step.task: fp}, sids, documents={}) for fp in fps]
             found.append(Answering(step, tuple(done for done in of_step if done.labels[step.task])))
     return [own for own in found if own.files]
 

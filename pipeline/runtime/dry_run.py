@@ -74,8 +74,8 @@ def dry_run(
         planned = replace(planned, inside=chosen)
     if options.retry_failed:
         planned = with_retries(job, store, planned)
-    if answers := answering(job, store, planned):
-        new = newly_cut(job, store, planned)
+    new = newly_cut(job, store, planned)
+    if answers := answering(job, store, planned, new):
         planned = plan_reuse(job, store, planned, answers, new, read=read)
     return planned
 

@@ -303,9 +303,9 @@ def _with_known_answers(
     """The plan, with where the output answers its texts; those of new shards are read first."""
     from pipeline.runtime.graph import read_items
 
-    answers = answering(job, store, planned)
-    new = newly_cut(job, store, planned) if answers else frozenset()
-    to_read, were_read = planned.only(new), set()
+    new = newly_cut(job, store, planned)
+    answers = answering(job, store, planned, new)
+    to_read, were_read = planned.only(new if answers else ()), set()
     if to_read.unread:
         watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
         read = _read_small if to_read.reads_little else read_items

@@ -30,11 +30,9 @@ from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError
 from pipeline.integrity.verify import verify
-from pipeline.ledger.cells import Source
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import label_key, snapshot_key
 from pipeline.ledger.label_files import metadata_of, to_parquet
-from pipeline.ledger.reuse import StoredAnswers
 from pipeline.ledger.snapshots import Contents, contents, last_contents, snapshot_numbers
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
@@ -305,27 +303,3 @@ def test_a_store_whose_etags_are_no_hashes_is_copied_all_the_same(
         copy.create(each.key, store.read(each.key))
     assert open_labels(copy.url).to_table().equals(output.rows())
     assert Output(copy, output.corpus).damages() == []
-
-
-@pytest.mark.parametrize("which", ["labels", "documents"])
-@pytest.mark.parametrize("damage", [flipped, cut_off])
-def test_a_damaged_source_of_reuse_answers_nothing_and_fails_nothing(
-    damage: Change,
-    which: str,
-    output: Output,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    first, second, *_ = contents(output.store, 2).shards
-    shard = next(s for s in output.corpus.shards(output.store) if s.id == first.sid)
-    documents = read_parquet(output.store, first.documents.key)
-    sources = [Source("toxic", FP["toxic"], of.sid) for of in (first, second)]
-    found, _ = StoredAnswers(output.store).find(shard, documents, sources[:1], is_retry=False)
-    assert found is not None
-    key = sources[0].key if which == "labels" else second.documents.key
-    asked = sources[:1] if which == "labels" else sources[1:]
-    data = damage(output, key, random.Random(2))
-    assert data is not None
-    rewrite(output.store, key, data)
-    found, _ = StoredAnswers(output.store).find(shard, documents, asked, is_retry=False)
-    assert found is None
-    assert f"{key}: its content was changed" in caplog.text

@@ -17,7 +17,6 @@ from label_tables import label_rows, toy_shard
 from memory_store import MemoryStore, Recording
 
 from pipeline.errors import StorageError
-from pipeline.hashes import canonical_json
 from pipeline.ledger.cells import Source, WorkItem, committed, unfinished
 from pipeline.ledger.columns import STAGE, with_column
 from pipeline.ledger.cuts import Cuts
@@ -172,7 +171,7 @@ def numbers(rows: pa.StructArray | None) -> list[int | None]:
 
 
 @given(rows=st.sets(st.integers(0, 5), min_size=1), start=st.integers(0, 10**6))
-def test_the_rows_of_a_part_are_found_by_row_in_their_own_shard(rows: set[int], start: int) -> None:
+def test_answers_are_found_by_row_in_their_own_shard(rows: set[int], start: int) -> None:
     """All texts are equal: a text says nothing about the row."""
     store, shard, texts = MemoryStore(), shard_at(start, "x", rows=6), ["same"] * 6
     part = commit_some(store, shard, texts, rows)
@@ -181,9 +180,7 @@ def test_the_rows_of_a_part_are_found_by_row_in_their_own_shard(rows: set[int], 
 
 
 @given(rows=st.sets(st.integers(0, 5), min_size=1), asking=st.permutations([*range(6)] * 2))
-def test_the_rows_of_a_part_are_found_by_text_in_another_shard(
-    rows: set[int], asking: list[int]
-) -> None:
+def test_answers_are_found_by_text_in_another_shard(rows: set[int], asking: list[int]) -> None:
     store, texts = MemoryStore(), [f"text {row}" for row in range(6)]
     part = commit_some(store, shard_at(600, "x", rows=6), texts, rows)
     other = shard_at(0, "y", rows=12)
@@ -278,21 +275,3 @@ def test_a_damaged_documents_file_is_named(store: Store, own: bool) -> None:
         StorageError, match="has other rows than the 4 of its documents file; `assay verify`"
     ):
         found(store, asking, longer, source_of(shard))
-
-
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_a_part_with_rows_of_another_shard_is_named(store: Store, own: bool, shift: int) -> None:
-    """Its metadata, or its key, are of a shard whose rows begin elsewhere."""
-    shard = shard_at(10, "x")
-    part = commit_some(store, shard, TEXTS, [0, 2])
-    moved = shard_at(10 + shift, "x")
-    other = part._replace(sid=moved.id)
-    rows = with_column(answers(["ok"] * 2), "row", pa.array([10, 12], pa.int64()))
-    table = pa.Table.from_struct_array(rows)
-    data = to_parquet(table, {"shard": canonical_json(moved.to_json()).decode()})
-    commit_shard(store, moved, documents(TEXTS), [])
-    store.create(other.key, data)
-    asking = moved if own else shard_at(50, "y")
-    with pytest.raises(StorageError, match="`assay verify` reports more"):
-        found(store, asking, TEXTS, other)

@@ -159,11 +159,7 @@ def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
     assert shown.files["key"].to_pylist() == [key for _, _, key, *_ in expected]
 
 
-@pytest.mark.parametrize("shards_in_json", [1, 2])
-def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_about(
-    shards_in_json: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.ledger.snapshots.GROUP_SHARDS", shards_in_json)
+def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_about() -> None:
     store, part = Recording(MemoryStore()), Slice(where="year = 2003")
     rows = sum(shard.rows for shard in SHARDS)
     fill(store)

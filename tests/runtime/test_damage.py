@@ -66,7 +66,7 @@ def test_a_damaged_label_file_is_named_not_published_and_asked_again_once_it_is_
 @pytest.mark.parametrize("damage", [flip, empty])
 @pytest.mark.parametrize("folder", ["documents/", "labels/toxic/"])
 def test_a_damaged_source_of_reuse_costs_time_and_fails_no_shard(
-    damage: Damage, folder: str, whole: Corpus
+    damage: Damage, folder: str, whole: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole.write("a", numbered("a", 6))
     whole.run()
@@ -76,7 +76,7 @@ def test_a_damaged_source_of_reuse_costs_time_and_fails_no_shard(
     damage(whole.store, key)
     outcome = whole.run()
     assert (outcome.complete, outcome.snapshot, outcome.tally.failures) == (True, 2, {})
-    # — of a damaged documents file the index of texts may know what it had, and the labels are good
+    assert f"{key}: its content was changed" in caplog.text
     assert {text for _, text in whole.asked} == {*numbered("a", 6)}
     whole.check()
     whole.verify()
