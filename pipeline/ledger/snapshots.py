@@ -111,9 +111,10 @@ def publish(
         if last is not None and last.get("content_hash") == header["content_hash"]:
             _table_bytes(store, last)  # — a damaged one is named
             return int(last["number"])
-        shown = counted(store, files, known_counts(store, last), keep=True)
-        if last is not None:
-            _check_unchanged(store, last, shown, done)
+        published = None if last is None else table_of(store, last)
+        shown = counted(store, files, known_counts(store, published), keep=True)
+        if last is not None and published is not None:
+            _check_unchanged(store, int(last["number"]), published, shown, done)
         content = header | {"created_at": created_at, "number": number}
         if slice is not None:
             content["asked"] = rows - of_shards(shown, "skipped", "min")
@@ -205,21 +206,19 @@ def snapshot_numbers(store: Store) -> list[int]:
     return numbers(store, snapshot_key)[::-1]
 
 
-def published_sids(store: Store, spec_name: str) -> frozenset[str] | None:
-    """The shards of the spec's last snapshot, or of the current one; None without a snapshot."""
+def last_files(store: Store, spec_name: str | None) -> pa.Table | None:
+    """The files of the spec's last snapshot, or, for no spec, of the last of any."""
     last = last_published(store, spec_name, skip_damaged=True)
-    last = last or last_published(store, None, skip_damaged=True)
-    return None if last is None else frozenset(table_of(store, last)["sid"].unique().to_pylist())
+    return None if last is None else table_of(store, last)
 
 
-def known_counts(store: Store, snapshot: Mapping[str, Any] | None) -> pa.Table:
-    """The counts that need no file of results: of the log, and of a snapshot."""
+def known_counts(store: Store, published: pa.Table | None) -> pa.Table:
+    """The counts that need no file of results: of the log, and of the files of a snapshot."""
     logged = logged_counts(store)
-    if snapshot is None:
+    if published is None:
         return logged
-    files = table_of(store, snapshot)
-    of_snapshot = files.select(counts_log.COUNTED).add_column(
-        0, counts_log.OBJECT, object_hashes(files)
+    of_snapshot = published.select(counts_log.COUNTED).add_column(
+        0, counts_log.OBJECT, object_hashes(published)
     )
     return pa.concat_tables([logged, of_snapshot.cast(counts_log.SCHEMA)])
 
@@ -228,9 +227,8 @@ def counted_files(
     store: Store, spec_name: str, shards: Sequence[Shard], done: Committed, *, keep: bool = False
 ) -> pa.Table:
     """The label files that these shards have, with their counts; see `counts_log.counted`."""
-    files = label_files_of(shards, done)
-    last = last_published(store, spec_name, skip_damaged=True)
-    return counted(store, files, known_counts(store, last), keep=keep)
+    known = known_counts(store, last_files(store, spec_name))
+    return counted(store, label_files_of(shards, done), known, keep=keep)
 
 
 def table_of(store: Store, snapshot: Mapping[str, Any]) -> pa.Table:
@@ -287,14 +285,13 @@ def _content_hash(header: Mapping[str, Any], files: pa.Table) -> str:
 
 
 def _check_unchanged(
-    store: Store, snapshot: Mapping[str, Any], now: pa.Table, done: Committed
+    store: Store, number: int, was: pa.Table, now: pa.Table, done: Committed
 ) -> None:
     """StorageError that names each of the files of a snapshot that is another file now.
 
     A file of a run that began after the snapshot replaces one that somebody deleted, and is not
     meant. `now` has the current files with their counts.
     """
-    was, number = table_of(store, snapshot), snapshot["number"]
     at = pc.index_in(was["key"], value_set=now["key"].combine_chunks())
     current = now.select(["hash", "since"]).take(at)
     other = pc.and_(pc.not_equal(was["hash"], current["hash"]), pc.less(current["since"], number))

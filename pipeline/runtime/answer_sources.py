@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pipeline.ledger.cells import Committed, Source, WorkItem, committed, equal_versions
 from pipeline.ledger.counts_log import OBJECT, object_hashes
-from pipeline.ledger.snapshots import known_counts, last_published, published_sids
+from pipeline.ledger.snapshots import known_counts, last_files
 from pipeline.ledger.text_index import (
     Hashes,
     KnownTexts,
@@ -75,11 +75,15 @@ def answering(job: Job, store: Store, planned: Plan, new: Collection[str]) -> li
 
 
 def newly_cut(job: Job, store: Store, planned: Plan) -> frozenset[str]:
-    """The shards with work that the spec's last snapshot does not show; none without a snapshot."""
-    published = published_sids(store, job.spec.name)
-    if published is None:
+    """The shards with work that the spec's last snapshot does not show; none without a snapshot.
+
+    Of a spec without one, the current snapshot counts.
+    """
+    published = last_files(store, job.spec.name)
+    if published is None and (published := last_files(store, None)) is None:
         return frozenset()
-    return frozenset(w.shard.id for w in planned.work_items if not w.retry) - published
+    asking = {work.shard.id for work in planned.work_items if not work.retry}
+    return frozenset(asking.difference(published["sid"].unique().to_pylist()))
 
 
 def plan_reuse(
@@ -182,7 +186,7 @@ def _left_by_own_files(
         return {}
     places, keys, etags = zip(*files, strict=True)
     objects = object_hashes(pa.table({"key": keys, "etag": etags}))
-    known = known_counts(store, last_published(store, job.spec.name, skip_damaged=True))
+    known = known_counts(store, last_files(store, job.spec.name))
     counts = known.take(pc.index_in(objects, value_set=known[OBJECT].combine_chunks()))
     left: dict[tuple[str, str], int] = {}
     for place, rows in zip(places, pc.add(counts["failed"], counts["skipped"]), strict=True):

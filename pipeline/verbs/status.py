@@ -20,7 +20,7 @@ from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
-from pipeline.ledger.snapshots import known_counts, last_published
+from pipeline.ledger.snapshots import known_counts, last_published, table_of
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
@@ -87,7 +87,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     store = open_store(spec.output, spec.storage_options)
     job, planned = least_work(spec, store, cache_dir)
     last = last_published(store, spec.name)
-    files = counted(store, _label_files(store, job, planned), known_counts(store, last))
+    known = known_counts(store, None if last is None else table_of(store, last))
+    files = counted(store, _label_files(store, job, planned), known)
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(

@@ -15,7 +15,7 @@ from changing_corpus import TOPIC, Corpus, Killed, asked_of, decided
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.ledger.snapshots import last_snapshot, published_sids, snapshot_numbers
+from pipeline.ledger.snapshots import last_files, last_snapshot, snapshot_numbers
 from pipeline.runtime.answer_sources import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 from pipeline.sources.shards import Slice
@@ -135,7 +135,10 @@ class History:
     def run(self, corpus: Corpus, kind: str, options: dict[str, Any], creates: int = 0) -> None:
         """One run or two at once; or one that is killed, and publishes nothing."""
         texts, before, runs = self.inside(options), corpus.stored(), 1
-        shard_texts, published = corpus.shard_texts(), published_sids(corpus.store, corpus.name)
+        shard_texts, published = corpus.shard_texts(), None
+        for name in (corpus.name, None):  # the spec's last snapshot, or else the current one
+            if published is None and (files := last_files(corpus.store, name)) is not None:
+                published = {*files["sid"].to_pylist()}
         if kind == "killed":
             outcome = corpus.run_until(creates, kill, **options)
         elif kind == "two runs":
