@@ -67,7 +67,7 @@ class FilterResult:
     missing_rows: int  # rows of the input that the snapshot does not have
     missing_files: int
     new_files: int  # files that the input has now and the snapshot does not know
-    slice: str | None = None  # the documents that the snapshot is limited to
+    limit: str | None = None  # the condition of the run that made the snapshot
 
     @computed_field
     @property
@@ -135,7 +135,7 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         missing_rows=contents.missing_rows,
         missing_files=contents.missing_files,
         new_files=new_files,
-        slice=None if contents.slice is None else str(contents.slice),
+        limit=contents.limit,
     )
     _point_to(result, job)
     return result
@@ -235,7 +235,7 @@ def _publish(job: _Filter) -> int:
     parts = [COUNTS.validate_json(job.kept.read(layout.counts_key(shard))) for shard in shards]
     counts = total(parts)
     rows = counts.all.documents
-    if contents.slice is None and rows != contents.rows:
+    if contents.limit is None and rows != contents.rows:
         raise StorageError(
             f"{job.kept.url}/{layout.counts_folder}: counts {rows} documents, and the snapshot has "
             f"{contents.rows}; delete this folder and filter again"

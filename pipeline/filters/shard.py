@@ -79,7 +79,7 @@ def filter_shard(
     tokens = pc.fill_null(answers.column(rule.counted_task(judge)).field("n_tokens"), 0)
     counts = np.ones(len(keep)), text_bytes, tokens.to_numpy()
     sizes = np.stack([np.asarray(column, np.int64) for column in counts], axis=1)  # [docs, 3]
-    kept_inside = np.zeros(shard.rows, np.bool_)  # a slice has some of these rows
+    kept_inside = np.zeros(shard.rows, np.bool_)  # a run with a condition has some of these rows
     kept_inside[answers.column("row").to_numpy() - shard.piece.start_row] = keep
     kept = kept_rows(shard, options, kept_inside)
     table = _with_reasons(answers, dropped_texts, decision.reasons)

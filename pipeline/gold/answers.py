@@ -21,9 +21,8 @@ from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, read_snapshot, snapshot_numbers
-from pipeline.runtime.job import jobs_for_each_dtype, sliced
+from pipeline.runtime.job import jobs_for_each_dtype, limited
 from pipeline.sources.id_text import spellings
-from pipeline.sources.shards import Slice
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -67,8 +66,7 @@ def matching_snapshot(
 
     def current(header: Mapping[str, Any], task: str) -> set[str]:
         """The fingerprints that the task may have in this snapshot."""
-        part = Slice(**header["slice"]) if "slice" in header else None
-        return {(job if part is None else sliced(job, part)).fp[task] for job in jobs}
+        return {limited(job, header.get("limit")).fp[task] for job in jobs}
 
     newest: Mapping[str, Any] | None = None
     for number in snapshot_numbers(store):

@@ -231,7 +231,7 @@ def _failing(connection: Connection, task: str) -> tuple[str, ...]:
 
 
 def _name(snapshot: Contents) -> str:
-    part = f" ({snapshot.slice})" if snapshot.slice else ""
+    part = f" ({snapshot.limit})" if snapshot.limit else ""
     return f"snapshot {snapshot.number:08d}{part}" if snapshot.number else "unpublished"
 
 

@@ -16,12 +16,12 @@ class Counts(Counter[tuple[str, ...]]):
     """Numbers by key; `update` adds, and `subtract` takes away.
 
     ("rows", STATUS)             rows that may be asked about, by status
-    ("outside",)                 rows that were read and are not in the slice
+    ("outside",)                 rows that were read, which the condition of the run leaves out
     ("undecided",)               rows on which a condition cannot be computed
     ("reused",)                  rows with the answers of other shards
     ("label", TASK, LABEL)       rows with this label; one may have several
     ("answered", TASK)           rows with an answer
-    ("skipped", TASK)            rows in the slice that the question is not asked about
+    ("skipped", TASK)            other rows that the question is not asked about
     ("decided", TASK, STAGE)     rows that this stage of a cascade decided
     ("asked", READER)            rows that a model was asked about
     ("label_ms", READER)         time in milliseconds, without loading

@@ -48,13 +48,13 @@ def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
 
 
 def asked_rows(snapshot: Contents, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows about which a task of them was asked, of a snapshot of a slice; else all rows."""
+    """The rows about which a task of them was asked, of a run with a condition; else all rows."""
     statuses = [
         pc.struct_field(column, "status")
         for name, column in zip(rows.schema.names, rows.columns, strict=True)
         if name in snapshot.tasks
     ]
-    if snapshot.slice is None or not statuses:
+    if snapshot.limit is None or not statuses:
         return rows
     return rows.filter(reduce(pc.or_, (pc.not_equal(status, SKIPPED) for status in statuses)))
 

@@ -27,7 +27,7 @@ from pipeline.ledger.keys import RETRIES, manifest_key, parse_key, snapshot_key
 from pipeline.ledger.label_files import remedy
 from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.ledger.snapshot_files import GROUP_SHARDS, PLACED, Shards, files_of, label_files_of
-from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
 
@@ -51,7 +51,7 @@ class Contents:
     missing_rows: int = 0  # of a partial snapshot: documents of the input without answers
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
-    slice: Slice | None = None  # the documents that were asked about; of the others, none
+    limit: str | None = None  # the condition of the run: the other documents have no answers
 
     @property
     def shards(self) -> Shards:
@@ -65,8 +65,8 @@ class Contents:
 
     @property
     def asked(self) -> int:
-        """The number of documents that were asked about; without a slice, all."""
-        return self.rows - (0 if self.slice is None else of_shards(self.files, "skipped", "min"))
+        """The number of documents that were asked about; without a condition, all."""
+        return self.rows - (0 if self.limit is None else of_shards(self.files, "skipped", "min"))
 
 
 def publish(
@@ -79,14 +79,15 @@ def publish(
     created_at: str,
     partial: bool = False,
     missing_files: int = 0,
-    slice: Slice | None = None,
+    limit: str | None = None,
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
     A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
-    number of input files whose rows cannot be counted. A snapshot of a slice is never complete. A
-    file is read if neither the log of counts nor the last snapshot has its counts. StorageError
-    if work is missing and the snapshot is not partial; also if a file is not as it was written, or
+    number of input files whose rows cannot be counted. With `limit`, the condition of a run, a
+    snapshot is never complete. A file is read if neither the log of counts nor the last snapshot
+    has its counts. StorageError if work is missing and the snapshot is not partial; also if a file
+    is not as it was written, or
     as the spec's last snapshot published it: each such file is named, with what to do.
     """
     complete = [shard for shard in shards if is_whole(shard, tasks, done)]
@@ -95,14 +96,13 @@ def publish(
         raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
     rows = sum(shard.rows for shard in complete)
     header: dict[str, Any] = {
-        "complete": has_all and slice is None,
+        "complete": has_all and limit is None,
         "missing_files": missing_files,
         "missing_rows": sum(shard.rows for shard in shards) - rows,
         "rows": rows,
         "spec": spec_name,
         "tasks": {name: asdict(task) for name, task in tasks.items()},
-        # — without a slice there is no such key
-        **({} if slice is None else {"slice": slice.to_json()}),
+        **({} if limit is None else {"limit": limit}),
     }
     files = files_of(complete, tasks, done)
     header["content_hash"] = _content_hash(header, files)
@@ -116,7 +116,7 @@ def publish(
         if last is not None and published is not None:
             _check_unchanged(store, int(last["number"]), published, shown, done)
         content = header | {"created_at": created_at, "number": number}
-        if slice is not None:
+        if limit is not None:
             content["asked"] = rows - of_shards(shown, "skipped", "min")
         if _create(store, content, shown, 1 + len(tasks)):
             break
@@ -141,11 +141,11 @@ def contents(store: Store, number: int | None = None) -> Contents:
             spec=str(content["spec"]),
             tasks=tasks,
             files=table_of(store, content),
-            # — of a slice, it shows no answers of the documents that were not asked about
+            # — it shows no answers of the documents that were not asked about
             missing_rows=content["missing_rows"] + content["rows"] - asked_of(content),
             missing_files=int(content["missing_files"]),
             created_at=str(content["created_at"]),
-            slice=Slice(**content["slice"]) if "slice" in content else None,
+            limit=content.get("limit"),
         )
 
 

@@ -66,7 +66,7 @@ class EvaluationJson:
     output: str
     snapshot: int
     newest_snapshot: int
-    slice: str | None
+    limit: str | None
     corpus_rows: int
     gold: GoldJson
     tasks: Mapping[str, TaskEvaluationJson]
@@ -84,7 +84,7 @@ def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
         output=evaluation.output,
         snapshot=evaluation.snapshot,
         newest_snapshot=evaluation.newest_snapshot,
-        slice=evaluation.slice,
+        limit=evaluation.limit,
         corpus_rows=evaluation.corpus_rows,
         gold=GoldJson(
             source=gold.source,

@@ -69,8 +69,8 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     """Where the answers and the gold are from: names and values."""
     gold = evaluation.gold
     yield "output", f"{evaluation.output}, snapshot {evaluation.snapshot:08d} of {evaluation.spec}"
-    if evaluation.slice is not None:
-        yield "slice", f"the snapshot has answers about these documents alone: {evaluation.slice}"
+    if evaluation.limit is not None:
+        yield "limit", f"the snapshot has answers about these documents alone: {evaluation.limit}"
     if evaluation.newest_snapshot != evaluation.snapshot:
         newest = f"snapshot {evaluation.newest_snapshot:08d}"
         yield "not the newest", f"{newest} has other questions or another model than this spec"

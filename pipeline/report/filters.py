@@ -126,7 +126,7 @@ def show_filtered(filtered: FilterResult) -> Iterator[Part]:
     facts["snapshot"] = f"{filtered.snapshot:08d}, {filtered.shards:,} shards"
     facts["created now"] = f"{filtered.created:,} objects" if filtered.created else "nothing"
     if not filtered.complete:
-        limited = "" if filtered.slice is None else f" ({filtered.slice})"
+        limited = "" if filtered.limit is None else f" ({filtered.limit})"
         facts["incomplete"] = (
             f"the snapshot{limited} leaves out {filtered.missing_rows:,} documents and "
             f"{filtered.missing_files:,} files; run again, then filter again"

@@ -20,7 +20,7 @@ SHOWN_DAMAGES = 50
 def show_status(status: Status) -> Iterator[Part]:
     """The counts, the rate and the time left."""
     snapshot = "none" if status.snapshot is None else f"{status.snapshot:08d}"
-    snapshot += f" ({status.slice})" if status.slice else ""
+    snapshot += f" ({status.limit})" if status.limit else ""
     rate, left = "unknown: too few shards were finished in the last 15 minutes", "unknown"
     if status.docs_per_s is not None:
         rate = f"{status.docs_per_s:,.2f} documents a second"

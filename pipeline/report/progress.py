@@ -319,8 +319,8 @@ def work_line(planned: Plan) -> str:
         f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
         f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
     )
-    if planned.slice is not None:
-        line += f"; only those of the slice ({planned.slice}) are labelled"
+    if planned.limit is not None:
+        line += f"; only those with {planned.limit} are labelled"
     if not planned.rows_for_model:
         return f"{line}; the model reads none of them"
     if planned.reuses:

@@ -39,8 +39,8 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     n = outcome.tally.n
     rows, seconds = n.total_of("rows"), n.total_of("label_ms") / 1_000
     documents = f"{outcome.rows:,} in {outcome.shards:,} shard{'s' * (outcome.shards != 1)}"
-    if outcome.slice is not None:
-        documents = f"{outcome.slice_rows:,} of {documents} ({outcome.slice})"
+    if outcome.limit is not None:
+        documents = f"{outcome.asked:,} of {documents} ({outcome.limit})"
     yield "documents", documents
     yield "labelled now", f"{rows:,}; the model read {n.asked:,} of them"
     if n["undecided",]:
@@ -71,8 +71,8 @@ def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         why = f"{len(outcome.unreadable):,} of the files cannot be read"
         yield "not published", f"{why}; --publish-partial publishes the others"
     if outcome.kept is not None:
-        why = f"snapshot {outcome.kept:08d} shows more documents than the slice and stays current"
-        yield "not published", f"{why}; --publish-partial publishes the slice"
+        why = f"snapshot {outcome.kept:08d} shows more documents than this run and stays current"
+        yield "not published", f"{why}; --publish-partial publishes this run"
 
 
 def _stages(decided: Counter[str]) -> str:
@@ -110,11 +110,11 @@ class SummaryJson:
     missing_shards: int
     missing_documents: int
     stopped: str | None  # the option that ended the run before it was complete
-    slice: Mapping[str, str] | None
-    documents_in_slice: int | None
+    limit: str | None
+    documents_asked: int | None
     documents_undecided: int  # not asked about, because a condition cannot be computed on them
     skipped: Mapping[str, int]  # by task: documents that its condition does not accept
-    kept_snapshot: int | None  # stays current, because it shows more documents than the slice
+    kept_snapshot: int | None  # stays current, because it shows more documents than this run asked
     unreadable: tuple[str, ...]
     failed_shards: tuple[str, ...]  # reasons
     documents_labelled: int
@@ -143,8 +143,8 @@ def summary_json(outcome: Outcome) -> SummaryJson:
         missing_shards=outcome.missing_shards,
         missing_documents=outcome.missing_rows,
         stopped=outcome.stopped,
-        slice=None if outcome.slice is None else outcome.slice.to_json(),
-        documents_in_slice=outcome.slice_rows,
+        limit=outcome.limit,
+        documents_asked=outcome.asked,
         documents_undecided=n["undecided",],
         skipped=n.by("skipped"),
         kept_snapshot=outcome.kept,
@@ -182,10 +182,10 @@ def _plan(planned: Plan) -> dict[str, str]:
     names["distinct_texts"] = "different texts in these"
     counts = asdict(planned.counts).items()
     rows = {names.get(name, name): f"{value:,}" for name, value in counts if value is not None}
-    # — shards whose documents in the slice are not known count with all of their rows
+    # — shards whose accepted documents are not known count with all of their rows
     unknown = {work.shard.id for work in planned.work_items} - planned.inside.keys()
-    if planned.slice is not None and unknown:
-        rows["slice"] = f"{planned.slice}: the run labels only its documents of those shards"
+    if planned.limit is not None and unknown:
+        rows["limit"] = f"{planned.limit}: the run labels only these documents of those shards"
     if planned.reuses:
         rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
     return rows

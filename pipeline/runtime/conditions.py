@@ -1,29 +1,112 @@
-"""The conditions of tasks: what a `when` may name, and which documents of a shard it accepts.
+"""The conditions of tasks and of a run: what they may name, and which documents they accept.
 
-Entry points: `tasks_named` and `check_when` before a run, `accepted_by` in a worker. Must import
-neither torch nor Ray.
+Entry points: `limit_of`, `check_limit` and `inside` for the condition of a run; `tasks_named`,
+`check_when` and `accepted_by` for those of tasks. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.ledger.columns import Bools, answer_columns, answers_type
 from pipeline.ledger.text_index import leading_bits
-from pipeline.sources.condition import accepted, check_values, first_values
-from pipeline.sources.rule import Rule, fields_in, names_in
+from pipeline.sources.condition import accepted, check_values, first_values, input_columns
+from pipeline.sources.rule import Rule, fields_in, names_in, one_line
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
 DOC = "doc"  # the struct with the columns of the input
+WHERE = Option("where")
 _COLUMNS = {"doc_id": pa.string(), "n_chars": pa.int64(), "sample": pa.float64()}
+
+
+def limit_of(sample: str | None, where: str | None) -> str | None:
+    """The condition of a run with these values of --sample and --where; None without either.
+
+    Raises:
+        SpecError: The sample is no share, or the condition is empty.
+
+    Examples:
+        >>> limit_of("0.50%", "year > 2000")
+        'sample < 0.005 AND (year > 2000)'
+    """
+    if where is not None and not where.strip():
+        fix = "write a condition on the input's columns, such as \"date >= '2026-11-01'\""
+        raise option_error("where", fix, where)
+    condition = None if where is None else one_line(where.strip(), place=WHERE)
+    if sample is None:
+        return condition
+    share = f"sample < {_share(sample)}"
+    return share if condition is None else f"{share} AND ({condition})"
+
+
+def _share(text: str) -> str:
+    """`1%` or `0.01` as the shortest decimal fraction; SpecError unless it is between 0 and 1."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(\s*%)?", text.strip(), re.ASCII)
+    share = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
+    if not 0 < share < 1:
+        fix = "write a share above 0 and below 1, such as 1% or 0.01; leave it out to label all"
+        raise option_error("sample", fix, text)
+    return format(share.normalize(), "f")
+
+
+def check_limit(limit: str, shards: Sequence[Shard], options: Options) -> None:
+    """SpecError unless the condition of a run can be evaluated on the first rows of the input.
+
+    At least one of the first rows must have each column of the input that it names, and it must be
+    computable on at least one of them.
+    """
+    names = _input_names(limit)
+    parts = first_values(shards if names else (), names, options)
+    whole = [part for part in parts if part.num_columns == len(names)]
+    scopes = [
+        _of_input(part, part.num_rows, bare=True)
+        | {name: pa.nulls(part.num_rows, kind) for name, kind in _COLUMNS.items()}
+        for part in whole
+    ]
+    met = [accepted(limit, scope, place=WHERE) for scope in scopes]
+    if parts and all(failed == len(chosen) for chosen, failed in met):
+        place = Option("where", part=f", on {shards[0].path}")
+        if lacking := [name for name in names if name not in parts[0].column_names]:
+            raise SpecError([Problem(place, f'"{lacking[0]}" not found in the columns', limit)])
+        rows = pa.record_batch(list(scopes[0].values()), names=list(scopes[0]))
+        Rule(limit, rows.schema, place=place).check_on(rows)
+    check_values(whole, limit, shards, WHERE)
+    if not names:
+        Rule(limit, pa.schema([*_COLUMNS.items()]), place=WHERE)
+
+
+def inside(
+    shard: Shard, limit: str | None, documents: pa.Table, options: Options
+) -> tuple[Bools, int]:
+    """[docs]: which documents of a shard the condition of a run accepts; how many it cannot judge.
+
+    `documents` has the columns of a documents file. A document that cannot be read has the hash of
+    the empty text, and no value in the columns of the input. None accepts all documents.
+    """
+    if limit is None:
+        return np.ones(shard.rows, np.bool_), 0
+    names = _input_names(limit)
+    values = input_columns(shard, names, options) if names else None
+    if values is not None and values.num_columns < len(names):
+        return np.zeros(shard.rows, np.bool_), shard.rows
+    columns = _of_input(values, shard.rows, bare=True) | _of_documents(documents)
+    return accepted(limit, columns, place=WHERE)
+
+
+def _input_names(limit: str) -> list[str]:
+    """The columns of the input that the condition of a run names, with or without `doc.`."""
+    bare = [name for name in names_in(limit, place=WHERE) if name not in (*_COLUMNS, DOC)]
+    return list(dict.fromkeys([*bare, *fields_in(limit, DOC, place=WHERE)]))
 
 
 def tasks_named(when: str, before: Sequence[TaskSpec], *, place: str) -> list[str]:
@@ -86,22 +169,35 @@ def accepted_by(
     """
     assert task.when is not None, task.name
     place = spec.tasks.index(task)
+    types = _types(spec.tasks[:place])
+    known = {name: rows.cast(types[name]) for name, rows in answers.items()}
+    columns = _of_documents(documents) | _of_input(values, documents.num_rows) | known
+    return accepted(task.when, columns, place=f"tasks.{place}.when")
+
+
+def _of_documents(documents: pa.Table) -> dict[str, pa.Array]:
+    """[docs]: the columns that every condition may name."""
     hashes = documents.column("content_hash").combine_chunks().cast(pa.string())
-    columns: dict[str, pa.Array] = {
+    return {
         "doc_id": documents.column("doc_id").combine_chunks(),
         "n_chars": documents.column("n_chars").combine_chunks().cast(pa.int64()),
         "sample": pa.array(leading_bits(hashes) / np.float64(2**64)),
     }
-    types = _types(spec.tasks[:place])
-    columns |= {name: rows.cast(types[name]) for name, rows in answers.items()}
-    if values is not None and values.num_columns:
-        missing = documents.num_rows - values.num_rows  # — rows that cannot be read have none
-        fields = [
-            pa.concat_arrays([column.combine_chunks(), pa.nulls(missing, column.type)])
-            for column in values.columns
-        ]
-        columns[DOC] = pa.StructArray.from_arrays(fields, names=values.column_names)
-    return accepted(task.when, columns, place=f"tasks.{place}.when")
+
+
+def _of_input(values: pa.Table | None, rows: int, *, bare: bool = False) -> dict[str, pa.Array]:
+    """[rows]: columns of the input as the struct `doc`; with `bare` also by their own names."""
+    if values is None or not values.num_columns:
+        return {}
+    # — rows that cannot be read have no values
+    fields = {
+        name: pa.concat_arrays(
+            [column.combine_chunks(), pa.nulls(rows - values.num_rows, column.type)]
+        )
+        for name, column in zip(values.column_names, values.columns, strict=True)
+    }
+    struct = pa.StructArray.from_arrays([*fields.values()], names=[*fields])
+    return {**(fields if bare else {}), DOC: struct}
 
 
 def _types(tasks: Sequence[TaskSpec]) -> dict[str, pa.StructType]:

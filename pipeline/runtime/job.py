@@ -29,7 +29,6 @@ from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate, locate_known, model_config
-from pipeline.sources.shards import Slice
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.schema import JobSpec
@@ -91,7 +90,7 @@ class Run:
     """What is said of one run of a job."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    slice: Slice | None = None  # the documents to which the run is limited
+    limit: str | None = None  # the condition of the run: SQL, as `conditions.limit_of` makes it
     since: int = 0  # the number of the output's last snapshot when the run began
     shown: str = ""  # the key of an object of the output that each worker must see; "": of none
     began: float = field(default_factory=time.time)  # seconds since the epoch
@@ -235,14 +234,13 @@ def _under_conditions(
     return steps
 
 
-def sliced(job: Job, part: Slice) -> Job:
-    """The job of the documents in a slice alone; other documents are skipped."""
-    limits = part.to_json()
+def limited(job: Job, limit: str | None) -> Job:
+    """The job under the condition of a run, which skips all other documents."""
     return replace(
         job,
-        fingerprints={name: own.under(**limits) for name, own in job.fingerprints.items()},
-        steps=tuple(replace(s, fingerprint=s.fingerprint.under(**limits)) for s in job.steps),
-        run=replace(job.run, slice=part),
+        fingerprints={name: own.under(limit=limit) for name, own in job.fingerprints.items()},
+        steps=tuple(replace(s, fingerprint=s.fingerprint.under(limit=limit)) for s in job.steps),
+        run=replace(job.run, limit=limit),
     )
 
 

@@ -27,7 +27,7 @@ from pipeline.ledger.snapshots import (
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
 from pipeline.sources.documents import is_failed_status
-from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
 # A run ends when this many shards fail in a row, or two for each engine if these are more.
@@ -99,7 +99,7 @@ class Tally:
     def _check(self, failed: int, of_rows: int | None = None) -> None:
         outside = self.n["outside",]
         limit, rows = self.max_error_rate, self.input_rows - outside
-        # — rows of a slice that are not read yet may be outside
+        # — rows that are not read yet may be outside
         bound = "at most " if of_rows is None and outside else ""
         rows = rows if of_rows is None else of_rows
         if limit is None or failed <= limit * rows:
@@ -124,14 +124,14 @@ class Outcome:
     tally: Tally
     """Counts of the rows, statuses and labels of this run."""
     seconds: float
-    slice_rows: int | None = None
-    """Number of documents in the slice, of the finished shards; None without a slice."""
+    asked: int | None = None
+    """Documents of the finished shards that the condition of the run accepts; None without one."""
     stopped: str | None = None
     """The option that ended the run before it was complete."""
     snapshot: int | None = None
     """Number of the published snapshot; None if none was published."""
     kept: int | None = None
-    """Number of a snapshot that stays current, because it shows more documents than the slice."""
+    """Number of a snapshot that stays current, because it shows more documents than this run."""
 
     @property
     def output(self) -> str:
@@ -164,9 +164,9 @@ class Outcome:
         return self.plan.cuts.unreadable
 
     @property
-    def slice(self) -> Slice | None:
-        """The documents that the run was limited to."""
-        return self.plan.slice
+    def limit(self) -> str | None:
+        """The condition of the run."""
+        return self.plan.limit
 
     @property
     def complete(self) -> bool:
@@ -194,16 +194,16 @@ class Outcome:
 
     @property
     def snapshot_to_keep_current(self) -> int | None:
-        """The current snapshot's number, if publishing this slice would hide documents.
+        """The current snapshot's number, if publishing a run with a condition would hide documents.
 
         Readers who name no snapshot read the current one, of any spec.
         """
         numbers = snapshot_numbers(self.store)
-        if self.slice_rows is None or not numbers:
+        if self.asked is None or not numbers:
             return None
         current = read_snapshot(self.store, numbers[0])
-        is_whole = "slice" not in current and current["complete"]
-        return numbers[0] if is_whole or asked_of(current) > self.slice_rows else None
+        is_whole = "limit" not in current and current["complete"]
+        return numbers[0] if is_whole or asked_of(current) > self.asked else None
 
     @property
     def contents(self) -> Contents:
@@ -226,7 +226,7 @@ class Outcome:
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             partial=partial,
             missing_files=len(self.plan.cuts.unreadable),
-            slice=self.slice,
+            limit=self.limit,
         )
 
     def publish_part(self) -> int | None:
@@ -244,7 +244,8 @@ class Outcome:
     def published(self, *, partial: bool) -> Outcome:
         """Publishes the complete output, or with `partial` its complete shards.
 
-        Without `partial`, a slice stays unpublished if the current snapshot shows more documents.
+        Without `partial`, a run with a condition publishes nothing where the current snapshot shows
+        more documents.
         """
         number = kept = None
         if self.complete and not partial:
@@ -257,9 +258,9 @@ class Outcome:
         return replace(self, snapshot=number, kept=kept)
 
 
-def rows_in_slice(store: Store, spec_name: str, plan: Plan) -> int | None:
-    """Number of documents in the slice of a plan, of the finished shards; None without a slice."""
-    if plan.slice is None:
+def rows_asked(store: Store, spec_name: str, plan: Plan) -> int | None:
+    """Documents of the finished shards that the plan's condition accepts; None without one."""
+    if plan.limit is None:
         return None
     shards = [shard for shard in plan.shards if is_whole(shard, list(plan.done.fp), plan.done)]
     files = counted_files(store, spec_name, shards, plan.done, keep=True)

@@ -1,7 +1,7 @@
 """What a run has to do: the shards of the input, and the cells that are missing.
 
-Entry points: `plan`, and `plan_slice` for a part of the documents. Opens no document. Must import
-neither torch nor Ray.
+Entry points: `plan`, and `plan_limited` under the condition of a run. Opens no document. Must
+import neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pathlib import Path
 from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
 from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
-from pipeline.runtime.conditions import check_when
-from pipeline.runtime.job import Job, sliced
+from pipeline.runtime.conditions import check_limit, check_when
+from pipeline.runtime.job import Job, limited
 from pipeline.runtime.placement import shard_bytes
-from pipeline.sources.condition import check_where
-from pipeline.sources.shards import MAX_SHARD_BYTES, Shard, Slice
+from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
 from pipeline.sources.source import InputObject, find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -48,8 +47,8 @@ class Plan:
     done: Committed
     work_items: tuple[WorkItem, ...]
     distinct: int | None = None  # texts of the shards with work; None: not known
-    slice: Slice | None = None  # the documents that the plan is limited to
-    # Documents in the slice, by shard id, where a dry run of a slice knows them.
+    limit: str | None = None  # the condition of the run
+    # Documents that it accepts, by shard id, where a dry run knows them.
     inside: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -105,11 +104,11 @@ class Plan:
 
     @property
     def missing_rows(self) -> int:
-        """The rows of the shards that have work; of a slice those in it, where they are known."""
+        """The rows of the shards that have work; of those accepted, where they are known."""
         return sum({work.shard.id: self.rows_of(work) for work in self.work_items}.values())
 
     def rows_of(self, work: WorkItem) -> int:
-        """The rows of an item's shard; of a slice those in it, where they are known."""
+        """The rows of an item's shard; of those the accepted ones, where they are known."""
         return self.inside.get(work.shard.id, work.shard.rows)
 
     @property
@@ -156,18 +155,17 @@ def plan(job: Job, store: Store, *, keep: bool = True, by_nodes: Cut | None = No
     return list_missing(job, store, cuts)
 
 
-def plan_slice(job: Job, store: Store, whole: Plan, part: Slice | None) -> tuple[Job, Plan]:
-    """The job and the plan of the documents in a slice, from the plan of the whole.
+def plan_limited(job: Job, store: Store, whole: Plan, limit: str | None) -> tuple[Job, Plan]:
+    """The job and the plan under the condition of a run, from the plan of the whole.
 
     Where the whole input is labelled already, both stay as they are.
     """
-    if part is None:
+    if limit is None:
         return job, whole
-    if part.where is not None:
-        check_where(part.where, whole.shards, job.spec.input.storage_options)
+    check_limit(limit, whole.shards, job.spec.input.storage_options)
     if not whole.work_items:
         return job, whole
-    job = sliced(job, part)
+    job = limited(job, limit)
     return job, list_missing(job, store, whole.cuts)
 
 
@@ -199,7 +197,7 @@ def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
     """The plan for these shards, from a LIST of the output."""
     done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
     items = remaining(cuts.shards, list(job.fp), done)
-    return Plan(cuts, done, tuple(_asked(job, item, done) for item in items), slice=job.run.slice)
+    return Plan(cuts, done, tuple(_asked(job, item, done) for item in items), limit=job.run.limit)
 
 
 def _asked(job: Job, item: WorkItem, done: Committed) -> WorkItem:

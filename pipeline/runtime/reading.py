@@ -24,8 +24,8 @@ from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import commit_shard, read_file, remedy
 from pipeline.ledger.reuse import StoredAnswers
+from pipeline.runtime.conditions import inside
 from pipeline.runtime.job import Job
-from pipeline.sources.condition import inside
 from pipeline.sources.documents import OK
 from pipeline.sources.source import check_content, read_documents
 from pipeline.stores.store import Store, open_store
@@ -44,8 +44,8 @@ class ReadShard:
 
     work: WorkItem
     documents: pa.Table  # with the columns of a documents file, or also with texts and images
-    inside: Bools  # [docs]: whether the document is in the slice
-    undecided: int  # rows on which `--where` cannot be computed
+    inside: Bools  # [docs]: whether the condition of the run accepts the document
+    undecided: int  # rows on which it cannot be computed
     # By version of a task: [docs] rows of label files, null without an answer.
     answers: Mapping[str, pa.StructArray]
     # By version: how many rows are of which other shard.
@@ -73,7 +73,7 @@ def read_shard(job: Job, store: Store, work: WorkItem, attempts: Attempts) -> Re
             found, counts = answers_of.find(work.shard, documents, sources, is_retry=work.retry > 0)
             if found is not None:
                 stored[version], reused[version] = found, dict(counts)
-    chosen, undecided = inside(work.shard, job.run.slice, documents["content_hash"], options)
+    chosen, undecided = inside(work.shard, job.run.limit, documents, options)
     known = {task: _rows(store, key, documents) for task, key in work.known.items()}
     return ReadShard(work, documents, chosen, undecided, stored, reused, known)
 

@@ -25,9 +25,10 @@ from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import answering, newly_cut, plan_reuse
 from pipeline.runtime.classifier_files import check_classifiers
+from pipeline.runtime.conditions import limit_of
 from pipeline.runtime.job import Job, Reader, make_job, model_at, reader_specs
 from pipeline.runtime.mailbox import Post
-from pipeline.runtime.outcome import Outcome, Tally, rows_in_slice
+from pipeline.runtime.outcome import Outcome, Tally, rows_asked
 from pipeline.runtime.placement import (
     Machine,
     engine_bytes,
@@ -36,7 +37,7 @@ from pipeline.runtime.placement import (
     spread,
     this_machine,
 )
-from pipeline.runtime.plan import Plan, list_missing, plan, plan_slice, with_known
+from pipeline.runtime.plan import Plan, list_missing, plan, plan_limited, with_known
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
@@ -53,7 +54,7 @@ from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.retries import with_retries
 from pipeline.runtime.session import cluster_machine, local_ray, remote_ray
 from pipeline.runtime.watch import Watch
-from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.shards import Shard
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
@@ -143,7 +144,7 @@ def _labelled(
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
     started, began = time.monotonic(), time.time()
-    part = Slice.parse(options.sample, options.where)
+    limit = limit_of(options.sample, options.where)
     failpoint("probed")
     with Watch(announce) as watch:
         if address is not None:
@@ -160,7 +161,7 @@ def _labelled(
             _check_tasks(job, store)
             watch.enter(LISTING)
             whole = plan(job, store, by_nodes=_cut_by_nodes if connected else None)
-            job, planned = plan_slice(job, store, whole, part)
+            job, planned = plan_limited(job, store, whole, limit)
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
             if options.retry_failed:
@@ -178,13 +179,13 @@ def _labelled(
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
-    slice_rows = rows_in_slice(store, spec.name, planned)
+    asked = rows_asked(store, spec.name, planned)
     if not planned.work_items:
         counts.check_shards(store, spec.name, planned.shards, planned.done)
     failpoint("labelled")
     is_over = planned.work_items and job.run.is_over
     stopped = f"--max-hours {options.max_hours:g}" if is_over else None
-    return Outcome(job, store, planned, counts, time.monotonic() - started, slice_rows, stopped)
+    return Outcome(job, store, planned, counts, time.monotonic() - started, asked, stopped)
 
 
 def _cut_by_nodes(*of_object: Any, **options: Any) -> list[Shard]:

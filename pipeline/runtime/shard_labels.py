@@ -161,7 +161,7 @@ class ShardLabels:
         return answered(self._answers.get(version), self._rows)
 
     def _accepted(self, task: TaskSpec) -> Bools:
-        """[docs]: which readable documents of the slice the condition of a task accepts."""
+        """[docs]: which readable documents the conditions of the run and of a task accept."""
         if task.when is None:
             return self._readable
         if task.name not in self._met:

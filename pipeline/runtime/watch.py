@@ -64,7 +64,7 @@ class Counted:
             self._at_work.clear()
 
     def add(self, rows: int, failed: int = 0, kept: int = 0) -> None:
-        """Counts rows of finished shards, of which `kept` are in the slice."""
+        """Counts rows of finished shards, of which the condition of the run accepts `kept`."""
         before = self._committed
         self._committed = replace(
             before,

@@ -1,7 +1,7 @@
-"""Conditions that choose documents: `--sample`, `--where`, and the `when` of tasks.
+"""Conditions that choose documents, and the columns of the input that they name.
 
-Entry points: `inside` for a slice, `accepted` for any condition, `input_columns` for the columns of
-a shard's rows that one names, and `check_where` before a run.
+Entry points: `accepted`, `input_columns` for the columns of a shard's rows, and `first_values` for
+those of the first rows, before a run.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError
+from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import TooLong
 from pipeline.sources.id_text import id_text
 from pipeline.sources.records import SAMPLE_ROWS
-from pipeline.sources.rule import Rule, names_in
-from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.rule import Rule
+from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_rows
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
-
-PLACE = Option("where")
 
 Bools = NDArray[np.bool_]
 
@@ -47,51 +45,6 @@ def accepted(sql: str, columns: Mapping[str, pa.Array], *, place: str) -> tuple[
     met = rule.verdicts(rows)
     failed = rule.failures(rows) if met.null_count else 0
     return np.array(pc.fill_null(met, False).to_numpy(zero_copy_only=False), np.bool_), failed
-
-
-def inside(
-    shard: Shard, part: Slice | None, content_hashes: pa.ChunkedArray, options: Options
-) -> tuple[Bools, int]:
-    """[docs]: which documents of the shard are in the slice, and on how many it is not known.
-
-    A document that cannot be read has the hash of the empty text. A row whose columns cannot be
-    read does not satisfy the condition.
-    """
-    chosen, failed = np.ones(shard.rows, np.bool_), 0
-    if part is not None and part.sample is not None:
-        is_chosen = pc.less(content_hashes, part.hash_limit)
-        chosen &= np.asarray(is_chosen.to_numpy(zero_copy_only=False), np.bool_)
-    if part is not None and part.where is not None:
-        names = names_in(part.where, place=PLACE)
-        values = input_columns(shard, names, options)
-        if values.num_columns < len(names):
-            return np.zeros(shard.rows, np.bool_), shard.rows
-        met, failed = _met(part.where, values)
-        chosen[: len(met)] &= met
-        chosen[len(met) :] = False
-    return chosen, failed
-
-
-def check_where(where: str, shards: Sequence[Shard], options: Options) -> None:
-    """SpecError unless the condition can be evaluated on the first rows of the input.
-
-    At least one of the first rows must have each column that it names, and the condition must be
-    computable on at least one of them.
-    """
-    names = names_in(where, place=PLACE)
-    if not names:
-        fix = "names no column of the input, so it chooses all documents or none; name one"
-        raise SpecError([Problem(PLACE, fix, where)])
-    parts = first_values(shards, names, options)
-    whole = [part for part in parts if part.num_columns == len(names)]
-    if parts and all(_met(where, part)[1] == part.num_rows for part in whole):
-        place = Option("where", part=f", on {shards[0].path}")
-        if lacking := [name for name in names if name not in parts[0].column_names]:
-            raise SpecError([Problem(place, f'"{lacking[0]}" not found in the columns', where)])
-        rule = Rule(where, parts[0].schema, place=place)
-        for batch in parts[0].to_batches():
-            rule.check_on(batch)
-    check_values(whole, where, shards, PLACE)
 
 
 def first_values(shards: Iterable[Shard], names: Sequence[str], options: Options) -> list[pa.Table]:
@@ -135,12 +88,6 @@ def input_columns(
             if rows >= count:
                 break
         return pa.Table.from_batches(batches, schema).slice(0, count)
-
-
-def _met(where: str, values: pa.Table) -> tuple[Bools, int]:
-    """Which of the rows satisfy the condition, and on how many it cannot be computed."""
-    columns = {name: values.column(name).combine_chunks() for name in values.column_names}
-    return accepted(where, columns, place=PLACE)
 
 
 def _values(shard: Shard, names: Sequence[str], options: Options, count: int) -> pa.Table:

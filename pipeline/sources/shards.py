@@ -1,6 +1,6 @@
 """Shards: the rows of an input object that are labelled and committed together.
 
-Entry points: `cut_units`, which joins and splits units of rows, and `Slice`, a subset of the rows.
+Entry point: `cut_units`, which joins and splits units of rows.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
-from pipeline.errors import MissingColumnsError, Problem, SpecError, option_error
+from pipeline.errors import MissingColumnsError, Problem, SpecError
 from pipeline.hashes import canonical_json, short_hash
 
 MAX_SHARD_BYTES = 64 * 1024 * 1024
@@ -61,64 +59,6 @@ class ObjectVersion:
     id_column: str | None
     image_column: str | None = None
     quoted: bool | None = None  # of CSV and TSV, as in the spec
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A subset of the documents: a share by the hash of the text, rows that meet a condition."""
-
-    sample: str | None = None  # a decimal fraction above 0 and below 1, such as "0.01"
-    where: str | None = None  # a boolean SQL expression over the columns of the input
-
-    @classmethod
-    def parse(cls, sample: str | None, where: str | None) -> Slice | None:
-        """The slice of these values of --sample and --where; None without either.
-
-        Raises:
-            SpecError: The sample is no share, or the condition is empty.
-
-        Examples:
-            >>> Slice.parse("0.50%", None)
-            Slice(sample='0.005', where=None)
-        """
-        if sample is None and where is None:
-            return None
-        if where is not None and not where.strip():
-            fix = "write a condition on the input's columns, such as \"date >= '2026-11-01'\""
-            raise option_error("where", fix, where)
-        share = None if sample is None else _share(sample)
-        return cls(share, None if where is None else where.strip())
-
-    @property
-    def hash_limit(self) -> str:
-        """Content hashes below this one are in the sample, so a larger sample has a smaller one's.
-
-        A content hash is a number of 32 hex digits, uniform over all texts.
-        """
-        assert self.sample is not None, self
-        return f"{int(Fraction(self.sample) * 16**32):032x}"
-
-    def to_json(self) -> dict[str, str]:
-        """The parts that the slice has; `Slice(**content)` is the inverse."""
-        return {name: value for name, value in fields_of(self).items() if value is not None}
-
-    def __str__(self) -> str:
-        parts = []
-        if self.sample is not None:
-            parts.append(f"sample {(Decimal(self.sample) * 100).normalize():f}%")
-        if self.where is not None:
-            parts.append(f"where {self.where}")
-        return ", ".join(parts)
-
-
-def _share(text: str) -> str:
-    """`1%` or `0.01` as the shortest decimal fraction; SpecError unless it is between 0 and 1."""
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(\s*%)?", text.strip(), re.ASCII)
-    share = Decimal(match[1]) / (100 if match[2] else 1) if match else Decimal(0)
-    if not 0 < share < 1:
-        fix = "write a share above 0 and below 1, such as 1% or 0.01; leave it out to label all"
-        raise option_error("sample", fix, text)
-    return format(share.normalize(), "f")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from pipeline.spec.tasks import CascadeTask, ClassifierTask, EncoderTask, TaskSp
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
-_SLICE = ("sample", "where")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +32,18 @@ class Fingerprint:
     @property
     def raw(self) -> Fingerprint:
         """The same question, of all documents."""
-        return self._without("when", "after", *_SLICE)
+        return self._without("when", "after", "limit")
 
     @property
     def of_all(self) -> Fingerprint:
-        """The same task, not limited to a slice of the documents."""
-        return self._without(*_SLICE)
+        """The same task, without the condition of a run."""
+        return self._without("limit")
 
     def under(self, **conditions: object) -> Fingerprint:
         """The same task of the documents that satisfy these conditions, too; None is no condition.
 
         `when` is the task's own, with the versions of the tasks that it names. `after` is the stage
-        of a cascade before this one, with its thresholds; `sample` and `where` are those of a run.
+        of a cascade before this one, with its thresholds; `limit` is the condition of a run.
         """
         present = {name: value for name, value in conditions.items() if value is not None}
         return Fingerprint({**self.content, **present})

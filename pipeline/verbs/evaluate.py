@@ -131,7 +131,7 @@ class Evaluation:
     without_gold: tuple[str, ...]  # tasks, and labels of tasks of kind `multi`: TASK.LABEL
     decisions: tuple[Decision, ...]
     labelled_at: str  # ISO 8601; "" if the snapshot is not published
-    slice: str | None = None  # the documents that the snapshot is limited to
+    limit: str | None = None  # the condition of the run that made the snapshot
     multi: tuple[MultiEvaluation, ...] = ()
 
     @property
@@ -189,7 +189,7 @@ def evaluate(
         without_gold=tuple(_without_gold(spec, gold)),
         decisions=tuple(_decide(gate, tasks, multi) for gate in gates),
         labelled_at=snapshot.created_at,
-        slice=None if snapshot.slice is None else str(snapshot.slice),
+        limit=snapshot.limit,
     )
 
 

@@ -24,7 +24,6 @@ from pipeline.ledger.snapshots import known_counts, last_published, table_of
 from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
-from pipeline.sources.shards import Slice
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
@@ -58,7 +57,7 @@ class Status:
     # Input files whose documents cannot be counted, with the reason.
     unreadable: ForPeople[tuple[str, ...]]
     snapshot: int | None  # the spec's last
-    slice: ForPeople[Slice | None]  # the documents that this snapshot is limited to
+    limit: ForPeople[str | None]  # the condition of the run that made this snapshot
     tasks: Mapping[str, TaskStatus]
     reused: Mapping[str, int]  # by task: documents with an answer of another shard's equal text
     docs_per_s: float | None  # None: nothing was committed recently
@@ -96,7 +95,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         documents=planned.rows,
         unreadable=planned.cuts.unreadable,
         snapshot=None if last is None else last["number"],
-        slice=Slice(**last["slice"]) if last is not None and "slice" in last else None,
+        limit=None if last is None else last.get("limit"),
         tasks={task: _task_status(planned, task, files) for task in job.fp},
         reused={
             task: _sum(files["taken_over"].filter(pc.equal(files["task"], task))) for task in job.fp
@@ -147,7 +146,8 @@ def _task_status(planned: Plan, task: str, files: pa.Table) -> TaskStatus:
     names = ("rows", "failed", "skipped", "is_whole")
     by_shard = own.group_by("sid", use_threads=False).aggregate([(name, "first") for name in names])
     rows, failed, skipped, is_whole = (by_shard[f"{name}_first"] for name in names)
-    outside = _sum(skipped.filter(pc.invert(is_whole)))  # rows that a slice did not ask about
+    # — rows that the condition of a run left out
+    outside = _sum(skipped.filter(pc.invert(is_whole)))
     done = _sum(rows) - outside - _sum(failed)
     missing = planned.rows - done - _sum(failed)
     return TaskStatus(done, missing, _sum(failed), _sum(skipped.filter(is_whole)))
@@ -158,7 +158,7 @@ def _sum(values: pa.ChunkedArray) -> int:
 
 
 def _label_files(store: Store, job: Job, planned: Plan) -> pa.Table:
-    """The current label file of each task and shard; without one, those of slices.
+    """The current label file of each task and shard; without one, those of runs with conditions.
 
     Their answers count: a run of the whole does not ask these documents again.
     """
@@ -168,8 +168,8 @@ def _label_files(store: Store, job: Job, planned: Plan) -> pa.Table:
         missing = [shard for shard in planned.shards if shard.id not in done.labels[task]]
         sids = {shard.id for shard in missing}
         for fp in equal_versions(store, task, version) if missing else ():
-            of_slice = committed(store, {task: fp}, sids, documents=done.documents)
-            tables.append(_flagged(label_files_of(missing, of_slice), is_whole=False))
+            limited = committed(store, {task: fp}, sids, documents=done.documents)
+            tables.append(_flagged(label_files_of(missing, limited), is_whole=False))
     return pa.concat_tables(tables)
 
 

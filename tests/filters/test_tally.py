@@ -60,7 +60,7 @@ def counted(
 def test_a_shard_without_rows_counts_nothing(
     rule: SnapshotRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slice of an input leaves shards without rows."""
+    """A condition of a run leaves shards without rows."""
     batches = list(rule.answers())
     plain = counted(rule, batches, monkeypatch)
     empty = [batches[0].slice(0, 0), *batches, batches[-1].slice(0, 0)]

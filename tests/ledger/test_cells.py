@@ -89,8 +89,8 @@ def test_versions_of_other_documents_have_equal_raw_answers(store: LocalStore) -
     raw, other = Fingerprint({"task": {"question": "a"}}), Fingerprint({"task": {"question": "b"}})
     versions = [
         raw,
-        raw.under(sample="0.1"),
-        raw.under(when={"sql": "n_chars > 3", "tasks": {}}, where="year > 2000"),
+        raw.under(limit="sample < 0.1"),
+        raw.under(when={"sql": "n_chars > 3", "tasks": {}}, limit="year > 2000"),
         raw.under(after={"stage": F1, "thresholds": ["x", 0.1, 0.9]}),
     ]
     for version in (*versions, other):
@@ -138,7 +138,7 @@ def test_a_spec_is_written_down_once(store: LocalStore) -> None:
 
 
 def test_the_versions_of_a_task_are_those_whose_content_is_stored(store: LocalStore) -> None:
-    version = Fingerprint({"task": "x", "sample": "0.1"})
+    version = Fingerprint({"task": "x", "limit": "sample < 0.1"})
     record_specs(store, [("toxic", version)])
     store.create(f"specs/toxic/{F2}.json", b"not JSON")
     assert {*stored_fps(store, "toxic")} == {version.id, F2}

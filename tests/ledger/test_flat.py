@@ -74,7 +74,7 @@ NO_ANSWER = {"label": None, "p": None, "status": "empty"}
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_each_value_is_that_of_its_source(start: int) -> None:
-    """Also of a slice, and null below a struct that is null."""
+    """Also of a part of an array, and null below a struct that is null."""
     schema = pa.schema([("doc_id", pa.string()), ("toxic", TASK)])
     rows = [{"doc_id": "x", "toxic": ANSWER}, {"doc_id": "y", "toxic": NO_ANSWER}] * 2
     batch = pa.RecordBatch.from_pylist(rows, schema).slice(start, 3)

@@ -27,7 +27,6 @@ from pipeline.ledger.snapshots import (
     read_snapshot,
     snapshot_numbers,
 )
-from pipeline.sources.shards import Slice
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
@@ -159,8 +158,8 @@ def test_the_files_are_in_a_table_and_no_label_file_is_read_twice(
     assert shown.files["key"].to_pylist() == [key for _, _, key, *_ in expected]
 
 
-def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_about() -> None:
-    store, part = Recording(MemoryStore()), Slice(where="year = 2003")
+def test_a_snapshot_under_a_condition_has_all_rows_and_counts_those_that_were_asked_about() -> None:
+    store, limit = Recording(MemoryStore()), "year = 2003"
     rows = sum(shard.rows for shard in SHARDS)
     fill(store)
     for task, fp in FPS.items():  # — of one task, one more row is skipped
@@ -171,19 +170,19 @@ def test_a_snapshot_of_a_slice_has_all_rows_and_counts_those_that_were_asked_abo
             file = to_parquet(pa.table({"status": status}), {})
             store.create(label_key(task, fp, shard.id), file)
 
-    def publish_slice(tasks: dict[str, SnapshotTask]) -> int:
+    def publish_limited(tasks: dict[str, SnapshotTask]) -> int:
         done = committed(store, FPS, SIDS)
         store.read_keys.clear()
-        return publish(store, "job", tasks, SHARDS, done, created_at="", slice=part)
+        return publish(store, "job", tasks, SHARDS, done, created_at="", limit=limit)
 
-    assert publish_slice(TASKS) == 1
+    assert publish_limited(TASKS) == 1
     shown, header = contents(store), read_snapshot(store, 1)
-    assert (shown.rows, shown.missing_rows, shown.slice) == (rows, len(SHARDS), part)
+    assert (shown.rows, shown.missing_rows, shown.limit) == (rows, len(SHARDS), limit)
     assert header["complete"] is False and header["asked"] == rows - len(SHARDS)
     unpublished = contents_of("job", TASKS, SHARDS, committed(store, FPS, SIDS))
     assert [*unpublished.shards] == [*shown.shards] and unpublished.rows == rows
     # — of the next snapshot no label file is read
-    assert publish_slice({"toxic": TASKS["toxic"]}) == 2
+    assert publish_limited({"toxic": TASKS["toxic"]}) == 2
     assert not any(key.startswith("labels/") for key in store.read_keys)
 
 

@@ -34,7 +34,7 @@ from pipeline.report.progress import (
 from pipeline.report.run import show_plan
 from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress, WorkerReport
-from pipeline.sources.shards import Shard, Slice
+from pipeline.sources.shards import Shard
 
 COUNTED = Shown("labelling", documents=100, verb="labelled")
 
@@ -236,8 +236,8 @@ TO_LABEL = "60 of 100 documents to label, in 1 of 2 shards"
         ),
         (plan(work(FIRST, rows_without_answer=0)), f"{TO_LABEL}; the model reads none of them"),
         (
-            replace(plan(work(FIRST), shards=(FIRST,)), slice=Slice.parse("10%", None)),
-            "60 of 60 documents to label, in 1 of 1 shards; only those of the slice (sample 10%) "
+            replace(plan(work(FIRST), shards=(FIRST,)), limit="sample < 0.1"),
+            "60 of 60 documents to label, in 1 of 1 shards; only those with sample < 0.1 "
             "are labelled",
         ),
     ],

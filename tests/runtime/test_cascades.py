@@ -1,6 +1,6 @@
 """Cascades: each document is sent to as few stages as it needs, and to each of these once.
 
-`test_histories` has the law of other thresholds, slices, killed runs and an input that moves.
+`test_histories` has the law of other thresholds, samples, killed runs and an input that moves.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def test_a_dry_run_predicts_what_the_run_does_for_every_option(
     labelled = {path.stem for path in new if path.parts[-5] == "labels"}
     retried = {path.parent.name for path in new if path.parts[-5] == "retries"}
     assert shown.missing_shards == len(labelled | retried)
-    # — a slice is made of other shards, in which the failed rows are missing
-    assert bool(retried) == (options.get("retry_failed", False) and outcome.slice is None)
+    # — under a condition there are other files, in which the failed rows are missing
+    assert bool(retried) == (options.get("retry_failed", False) and outcome.limit is None)
     again = grown.plan(**options)
     assert again.missing_rows == again.missing_shards == 0
 
@@ -154,7 +154,7 @@ def test_options_that_may_end_the_run_are_named(
     assert "may end" not in capsys.readouterr().out
 
 
-def test_the_numbers_of_a_slice_of_a_large_input_are_upper_bounds(
+def test_the_numbers_of_a_condition_on_a_large_input_are_upper_bounds(
     grown: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_SHARDS", 0)
@@ -162,4 +162,4 @@ def test_the_numbers_of_a_slice_of_a_large_input_are_upper_bounds(
     assert plan.missing_rows == plan.rows == 80
     shown = io.StringIO()
     show_plan(plan, console_on(shown))
-    assert "where year = 2001: " in shown.getvalue()
+    assert "year = 2001: " in shown.getvalue()

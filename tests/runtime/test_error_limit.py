@@ -134,10 +134,10 @@ def test_what_ends_before_the_last_shard_publishes_a_part_within_the_limit_alone
 @pytest.mark.parametrize(
     "part", [{"where": "kind = 'x'"}, {"where": "kind = 'x'", "sample": "99%"}]
 )
-def test_of_a_slice_the_limit_counts_the_rows_in_it_while_it_runs(
+def test_under_a_condition_the_limit_counts_the_accepted_rows_while_it_runs(
     part: dict[str, str], plain: Corpus
 ) -> None:
-    """Two rows of twenty are in the slice, and all of these fail."""
+    """The condition accepts two rows of twenty, and all of these fail."""
     plain.shard_bytes = 100_000
     for number in range(12):
         texts = numbered(f"f{number:02d}", ROWS)

@@ -1,6 +1,6 @@
 """Laws of an output under any history: right answers, each document once, and no needless question.
 
-A history is a sequence of changes of input and spec, each with a run that may be of a slice, be
+A history is a sequence of changes of input and spec, each with a run that may have a condition, be
 killed, or have company. The oracles are a dictionary of texts, and what the output had before.
 """
 
@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from pipeline.ledger.snapshots import last_files, last_snapshot, snapshot_numbers
 from pipeline.runtime.answer_sources import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
-from pipeline.sources.shards import Slice
 
 BANDS = [(0.2, 0.8), (0.4, 0.6), (-1.0, 1.5), (0.3, 0.7)]
 FILES = st.sampled_from("abc")
@@ -115,10 +114,10 @@ class History:
         }
 
     def inside(self, options: Mapping[str, Any]) -> dict[str, str]:
-        """The documents of a slice."""
-        part = Slice.parse(options.get("sample"), options.get("where"))
+        """The documents that the condition of a run accepts."""
+        sample, where = options.get("sample"), options.get("where")
         texts = self.corpus.texts
-        if part is None:
+        if sample is None and where is None:
             return texts
         by_text = {of: digest for digest, of in self.corpus.seen.items()}
         chosen: dict[str, Callable[[str], bool]] = {
@@ -128,8 +127,8 @@ class History:
         return {
             name: of
             for name, of in texts.items()
-            if (part.sample is None or by_text[of] < part.hash_limit)
-            and (part.where is None or chosen[part.where](of))
+            if (sample is None or int(by_text[of], 16) < int(sample[:-1]) / 100 * 2**128)
+            and (where is None or chosen[where](of))
         }
 
     def run(self, corpus: Corpus, kind: str, options: dict[str, Any], creates: int = 0) -> None:
@@ -153,13 +152,13 @@ class History:
         known = (before, shard_texts, published)
         self.check_asked(corpus, outcome, *known, runs=runs, is_retry=is_retry)
         assert outcome.complete
-        assert outcome.slice is None or outcome.slice_rows == len(texts)
+        assert outcome.limit is None or outcome.asked == len(texts)
         assert set(corpus.asked) - corpus.stored().keys() <= corpus.broken
         if outcome.snapshot is None:
-            assert outcome.slice is not None and outcome.kept is not None
+            assert outcome.limit is not None and outcome.kept is not None
         elif outcome.snapshot == snapshot_numbers(corpus.store)[0]:
             broken = corpus.broken if is_retry else self.ever_broken
-            shown = corpus.texts if outcome.slice is None else texts
+            shown = corpus.texts if outcome.limit is None else texts
             corpus.check(*self.band, texts=shown, broken=broken)
 
     def check_asked(

@@ -166,7 +166,7 @@ def test_a_label_without_an_answer_fails_the_row_and_only_the_row_is_asked_again
     plain.verify()
 
 
-def test_a_slice_a_cascade_beside_it_and_a_new_kind(staged: Corpus) -> None:
+def test_a_sample_a_cascade_beside_it_and_a_new_kind(staged: Corpus) -> None:
     staged.write("a", [f"text {n}" for n in range(12)])
     staged.others = [MULTI, {**SCORE, "labels": [0, 1]}]
     staged.decide(0.3, 0.7)

@@ -217,7 +217,7 @@ def test_a_cascade_may_have_a_condition_and_be_named_in_one(plain: Corpus) -> No
     check(plain, english)
 
 
-def test_a_slice_and_a_condition_are_joined(plain: Corpus) -> None:
+def test_the_conditions_of_a_run_and_of_a_task_are_joined(plain: Corpus) -> None:
     texts = write(plain, 40)
     plain.others = [topic("toxic.p.toxic > 0.5")]
     plain.run(where="lang = 'en'")

@@ -15,8 +15,7 @@ import pytest
 from s3fs.core import S3File
 from servers import Server
 
-from pipeline.sources.condition import inside
-from pipeline.sources.shards import Slice
+from pipeline.runtime.conditions import inside
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
 
@@ -85,11 +84,10 @@ def test_shards_of_one_row_group_or_stream_are_fetched_once(
     shards = cut(found, Columns("text", "id"), (text_bytes + 600) * ROWS_OF_SHARD)
     assert len(shards) >= SHARDS
     fetched.clear()
-    part = None if where is None else Slice(where=where)
     found_texts: list[str] = []
     for shard in shards:
         documents = pa.concat_tables(read_documents(shard, moto.options))
-        assert inside(shard, part, documents["content_hash"], moto.options)[0].all()
+        assert inside(shard, where, documents, moto.options)[0].all()
         found_texts += documents["text"].to_pylist()
     assert found_texts == texts
     # — a condition is a second pass; in Parquet it reads its own columns alone

@@ -16,8 +16,8 @@ import zstandard
 from data_fixtures import ENCODERS
 
 from pipeline.errors import StorageError
-from pipeline.sources.condition import inside
-from pipeline.sources.shards import Shard, Slice
+from pipeline.runtime.conditions import inside
+from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.sources.streams import Fetched, decompressed, reading
 from pipeline.spec.schema import Columns
@@ -67,8 +67,7 @@ NOT_SEEKABLE = (
 def texts_of(shard: Shard, where: str | None = None) -> list[str]:
     """The texts, all of which satisfy the condition."""
     documents = pa.concat_tables(read_documents(shard, {}))
-    part = None if where is None else Slice(where=where)
-    assert inside(shard, part, documents["content_hash"], {})[0].all()
+    assert inside(shard, where, documents, {})[0].all()
     return list(documents.column("text").to_pylist())
 
 

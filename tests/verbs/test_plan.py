@@ -145,10 +145,10 @@ def test_chunks_of_a_document_are_all_counted(spec: JobSpec, tmp_path: Path) -> 
 def test_a_plan_is_that_of_a_dry_run_with_the_same_options(
     spec: JobSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slice_of = ["--where", "id in ('d1', 'd2', 'd3')", "--json"]
-    assert main(["run", str(tmp_path / "spec.yaml"), "--dry-run", *slice_of]) == 0
+    condition = ["--where", "id in ('d1', 'd2', 'd3')", "--json"]
+    assert main(["run", str(tmp_path / "spec.yaml"), "--dry-run", *condition]) == 0
     dry = json.loads(capsys.readouterr().out)
-    assert main(["plan", str(tmp_path / "spec.yaml"), "--rate", "2", *slice_of]) == 0
+    assert main(["plan", str(tmp_path / "spec.yaml"), "--rate", "2", *condition]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert dry["missing_documents"] == planned["documents_for_model"] == 3
     assert planned.items() >= dry.items() and planned["seconds"] == 1.5

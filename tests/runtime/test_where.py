@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.sources import condition
-from pipeline.sources.condition import check_where
-from pipeline.sources.shards import Shard, Slice
+from pipeline.runtime import conditions
+from pipeline.runtime.conditions import check_limit
+from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
 
@@ -37,12 +37,12 @@ def shards_of(folder: Path, target_bytes: int) -> list[Shard]:
 
 def inside(shards: Sequence[Shard], where: str) -> tuple[list[str], int]:
     """The ids of the rows that the condition chooses, and the number of rows on which it fails."""
-    check_where(where, shards, {})
+    check_limit(where, shards, {})
     ids: list[str] = []
     failed = 0
     for shard in shards:
         documents = pa.concat_tables(read_documents(shard, {}))
-        chosen, unknown = condition.inside(shard, Slice(where=where), documents["content_hash"], {})
+        chosen, unknown = conditions.inside(shard, where, documents, {})
         ids += documents["doc_id"].filter(pa.array(chosen)).to_pylist()
         failed += unknown
     return ids, failed
@@ -100,4 +100,4 @@ def test_a_condition_that_fails_on_all_of_the_first_rows_is_refused(
     titles = [f"title {row}" for row in range(120)]
     write(tmp_path / "in" / f"0.{suffix}", {"id": range(120), "text": titles, "title": titles})
     with pytest.raises(SpecError, match=rf"^where.*{reason}"):
-        check_where(where, shards_of(tmp_path, 500), {})
+        check_limit(where, shards_of(tmp_path, 500), {})
