@@ -197,7 +197,7 @@ def _submit(spec_file: str, address: str, flags: Sequence[str], *, insecure: boo
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         os.environ.pop(name, None)
     closed = requires_token(address, insecure=insecure)
-    from pipeline.runtime.session import token_mode
+    from pipeline.runtime.ray_token import token_mode
 
     with token_mode() if closed else nullcontext():
         return _submit_and_follow(spec, address, flags)

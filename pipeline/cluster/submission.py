@@ -20,7 +20,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipeline.cluster.bundle import SPEC_FILE, content_id, write_bundle
 from pipeline.errors import Option, Problem, RefusedError, UnavailableError
-from pipeline.runtime.session import refused_token
+from pipeline.runtime.ray_token import refused_token
 from pipeline.spec.portable import is_loopback, portable_content
 from pipeline.spec.schema import JobSpec
 

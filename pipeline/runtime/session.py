@@ -1,8 +1,7 @@
 """The Ray that a run uses: this process's own, a cluster's, or a new one on this machine.
 
-Entry points: `remote_ray` and `local_ray` for a run, `token_mode` for Ray's other clients. Of Ray's
-private names those are used that read the token's mode again, that start services which a run on
-one machine leaves out, and that choose the address on which Ray listens.
+Entry points: `remote_ray` and `local_ray`. Of Ray's private names those are used that start
+services which a run on one machine leaves out, and that choose the address on which Ray listens.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +23,7 @@ from unittest.mock import patch
 
 import psutil
 import ray
-from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from pipeline.errors import (
     Option,
@@ -41,6 +38,13 @@ from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
 from pipeline.runtime.placement import Machine, Placement, cluster, multiplies_bfloat16
 from pipeline.runtime.ray_folder import own_folder
+from pipeline.runtime.ray_token import (
+    answers_without_token,
+    refused_token,
+    refuses_token,
+    token_mode,
+    variables,
+)
 from pipeline.spec.portable import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -49,7 +53,6 @@ CONNECT_S = 10.0
 MACHINE_S = 600.0  # for a machine that an autoscaler starts
 NODE_ID = "ray.io/node-id"  # the label of every node
 LOOPBACK = "127.0.0.1"
-MIN_TOKEN_CHARACTERS = 16
 # What the processes of a Ray read from their environment.
 _FOR_PROCESSES = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -89,7 +92,7 @@ def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]
             "this process is connected to a Ray already, which the run uses; leave the address out"
         )
         raise option_error("address", fix, address)
-    with token_mode(), _variables(_FOR_PROCESSES), _connect(address):
+    with token_mode(), variables(_FOR_PROCESSES), _connect(address):
         _refuse_open(address, insecure=insecure)
         yield True
 
@@ -132,7 +135,7 @@ def _refuse_open(address: str, *, insecure: bool) -> None:
     """
     place = ray.get_runtime_context().gcs_address
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        if _answers_without_token(place):
+        if answers_without_token(place):
             text = f"the Ray cluster at {place} asks for no token, and no worker starts there for "
             text += "a process that has one; set RAY_AUTH_MODE=disabled, or start it with "
             raise RefusedError(Problem(Option("address"), f"{text}RAY_AUTH_MODE=token"))
@@ -146,14 +149,6 @@ def _refuse_open(address: str, *, insecure: bool) -> None:
     logger.warning("%s", text)
 
 
-def _answers_without_token(place: str) -> bool:
-    """Whether the cluster tells a process without a token what nodes it has."""
-    ask = "import sys, ray; ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()"
-    stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-c", ask, place]
-    return subprocess.run(command, env=stranger, capture_output=True).returncode == 0
-
-
 def _connect(address: str) -> Any:
     """A context manager that ends the connection; RefusedError if no cluster accepts it."""
     # — Ray uses this for `auto`, even after the cluster has ended
@@ -164,27 +159,13 @@ def _connect(address: str) -> Any:
             _check_listening(place)
         return _init(address=address, logging_level=logging.WARNING)
     except (OSError, ValueError, RuntimeError, RayError) as error:
-        if _refuses_token(error):
+        if refuses_token(error):
             raise refused_token(named) from error
         fix = "correct the address, or start a cluster with `ray start --head`"
         if address == "auto" and place:
             fix = "RAY_ADDRESS names it; unset the variable, or correct it"
         reason = f"no Ray cluster answers at {named}: {error}; {fix}"
         raise RefusedError(Problem(Option("address"), reason)) from error
-
-
-def refused_token(address: str) -> RefusedError:
-    """The error of a cluster that asks for a token and got another one, or none."""
-    fix = f"{address} refuses the token, or got none; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to "
-    return RefusedError(Problem(Option("address"), f"{fix}the cluster's own"))
-
-
-def _refuses_token(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, AuthenticationError) or "InvalidAuthToken" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _check_listening(address: str) -> None:
@@ -208,7 +189,7 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
     # import of this thread that Ctrl-C ended may keep a lock
     threading.Thread(target=_import_graph, name="import", daemon=True).start()
     passive = PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
-    with own_folder() as folder, token_mode(starts=True), _variables(_FOR_PROCESSES | passive):
+    with own_folder() as folder, token_mode(starts=True), variables(_FOR_PROCESSES | passive):
         # — documents are committed beside the engines. Ray starts this many workers at once, and
         # the mailbox and Ray Data take two before an engine does
         started = _start(
@@ -299,79 +280,6 @@ def _ended_with_services() -> Iterator[None]:
         yield
     finally:
         over.set()
-
-
-@contextmanager
-def token_mode(*, starts: bool = False) -> Iterator[None]:
-    """In this block, Ray in this process and in new ones uses a token, where there is one.
-
-    The token is that of `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` or `~/.ray/auth_token`, as in Ray.
-    A Ray that this process starts gets a random one that is in no file, unless a variable has one.
-    `RAY_AUTH_MODE=disabled` asks for no token.
-
-    SpecError for a token that Ray cannot use.
-    """
-    mode = os.environ.get("RAY_AUTH_MODE") or "token"
-    own = _token_variables(starts=starts) if mode.lower() == "token" else {}
-    if os.environ.get("RAY_AUTH_MODE"):
-        os.environ.update(own)  # — what the process asked for stays, with its token
-        own = {}
-    try:
-        with _variables(own):
-            _read_variables_again()
-            yield
-    finally:
-        _read_variables_again()
-
-
-def _token_variables(*, starts: bool) -> dict[str, str]:
-    """The variables with which Ray uses a token; none where there is no token."""
-    in_mode = {"RAY_AUTH_MODE": "token"}
-    if token := os.environ.get("RAY_AUTH_TOKEN"):
-        _check_token("RAY_AUTH_TOKEN", token, starts=starts)
-        return in_mode
-    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        try:
-            token = Path(path).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            fix = f"cannot be read ({error}); write a token to it, or unset the variable"
-            raise SpecError([Problem("RAY_AUTH_TOKEN_PATH", fix, path)]) from error
-        _check_token("RAY_AUTH_TOKEN_PATH", token, starts=starts)
-        return in_mode
-    has_file = (Path.home() / ".ray/auth_token").is_file()
-    if starts and not (has_file and os.environ.get("RAY_AUTH_MODE")):
-        return {**in_mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return in_mode if has_file else {}
-
-
-def _check_token(place: str, token: str, *, starts: bool) -> None:
-    """SpecError if the token cannot be sent, or is too short for a Ray that starts here."""
-    if not (token.isascii() and token.isprintable()):
-        raise SpecError([Problem(place, "the token may have printable ASCII characters only")])
-    if starts and len(token) < MIN_TOKEN_CHARACTERS:
-        fix = f"the token has {len(token)} characters, and needs {MIN_TOKEN_CHARACTERS}; unset the "
-        raise SpecError([Problem(place, f"{fix}variable to get a random one")])
-
-
-def _read_variables_again() -> None:
-    """Lets Ray's core read its environment again: it does so once, when it is imported."""
-    # — in this order: a thread of Ray that still asks for the token ends the process if the mode
-    # asks for one and there is none
-    core: Any = ray._raylet
-    core.Config.initialize("")
-    core.AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets the environment variables that have no value, until the block ends."""
-    own = {name: value for name, value in values.items() if not os.environ.get(name)}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name in own:
-            os.environ.pop(name, None)
 
 
 def _import_graph() -> None:

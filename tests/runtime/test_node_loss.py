@@ -12,8 +12,8 @@ import ray
 from many_rows import assert_every_row_once, has_begun, write_many
 from ray.cluster_utils import Cluster
 
+from pipeline.runtime.ray_token import token_mode
 from pipeline.runtime.run import run
-from pipeline.runtime.session import token_mode
 from pipeline.spec.parse import load_spec
 
 DOCUMENTS = 400

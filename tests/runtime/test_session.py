@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import RefusedError, SpecError
+from pipeline.runtime.ray_token import token_mode
 from pipeline.runtime.run import run
-from pipeline.runtime.session import remote_ray, token_mode
+from pipeline.runtime.session import remote_ray
 from pipeline.spec.parse import load_spec
 
 # One process has all tests that start Ray.
@@ -204,7 +205,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     monkeypatch.setattr("ray.get_runtime_context", lambda: connected)
     monkeypatch.setattr("pipeline.runtime.session.token_mode", nullcontext)
     monkeypatch.setattr("pipeline.runtime.session._connect", nullcontext)
-    monkeypatch.setattr("pipeline.runtime.session._answers_without_token", lambda _: False)
+    monkeypatch.setattr("pipeline.runtime.session.answers_without_token", lambda _: False)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     line = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs"
     if found == "refused":
