@@ -284,7 +284,7 @@ def _counted(work: WorkItem, label: Callable[[], ShardCounts]) -> ShardCounts:
         return label()
     except WorkerError:
         raise
-    except Exception as error:
+    except Exception as error:  # — one bad shard ends no run: the driver names it, and tries again
         return ShardCounts.of_failed(work, error)
 
 

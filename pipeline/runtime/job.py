@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is said of one run of a job."""
+    """One run of a job: its id, its condition, and when it ends."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     limit: str | None = None  # the condition of the run: SQL, as `conditions.limit_of` makes it

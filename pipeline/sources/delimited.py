@@ -10,24 +10,33 @@ from __future__ import annotations
 
 import codecs
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong, too_long
 from pipeline.sources.records import (
     DELIMITERS,
+    StreamPart,
     file_records,
-    file_units,
+    file_segments,
     is_quoted,
     shard_records,
+    units_of,
 )
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options
+from pipeline.sources.streams import Options, decompressed
+
+logger = logging.getLogger(__name__)
 
 csv.field_size_limit(MAX_ROW_BYTES)  # of the process; a record is no longer than that
 _OTHER_DELIMITERS = (";", "|", "\t", ",")
+_BREAK = re.compile(rb"\r\n?|\n")
+_DIGITS = re.compile(rb"\d+")
+_DOUBT_BYTES = 64 * 1024  # of a record that are looked at
 
 
 def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
@@ -42,7 +51,42 @@ def delimited_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     if text not in (*names, None) and fix is not None:
         raise SpecError([Problem("input.text", f"{version.path}: {fix}", text)])
     check_columns(version, names)
-    yield from islice(file_units(version, options), 1, None)  # without the header
+    with decompressed(version.path, version.format, options) as stream:
+        segments = file_segments(stream, version.format, version.quoted)
+        # — without the header
+        yield from islice(units_of(_doubted(segments, version)), 1, None)
+
+
+def _doubted(segments: Iterable[StreamPart], version: ObjectVersion) -> Iterator[StreamPart]:
+    """The segments of a whole file; after the last, a warning of quotes that may merge lines."""
+    lines, record_lines, record, doubts = 0, 0, b"", []
+    for segment in chain(segments, [StreamPart(b"", ends=True, blank=True)]):
+        yield segment
+        record += segment.data[: _DOUBT_BYTES - len(record)]
+        record_lines += segment.data.count(b"\n") or segment.data.count(b"\r")
+        if segment.ends:
+            if b'"' in record and _is_doubtful(record, record_lines, version):
+                doubts.append(lines + 1)
+            record, lines, record_lines = b"", lines + record_lines, 0
+    if doubts:
+        text = "%s, line %d: a quote seems not to be closed, so that lines are merged into one row;"
+        text += " %d rows of the file are like this; close the quotes, or set input.quoted: false"
+        logger.warning(text, version.path, doubts[0], len(doubts))
+
+
+def _is_doubtful(record: bytes, lines: int, version: ObjectVersion) -> bool:
+    """Whether a quote is not closed, or is closed by one that seems to open another field.
+
+    The latter if each line of the record begins as the first does, but for its digits.
+    """
+    if not is_quoted(version.format, version.quoted):
+        return False
+    if (fields := _fields_of(record, version)) is None:
+        return lines > 1 or len(record) < _DOUBT_BYTES
+    delimiter = DELIMITERS[version.format.partition(".")[0]]
+    begins = _DIGITS.sub(b"0", fields[0] + delimiter)
+    starts = [_DIGITS.sub(b"0", line) for line in _BREAK.split(record.rstrip(b"\r\n"))]
+    return lines > 1 and all(start.startswith(begins) for start in starts)
 
 
 def delimited_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:

@@ -186,6 +186,43 @@ def test_a_row_of_lines_that_a_quote_merges_is_an_error(
     assert reasons <= {"error:a quote is not closed"}
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "place"),
+    [
+        ("a.csv", MERGED.format("so he said."), ", line 3: a quote seems not to be closed, "),
+        ("a.csv", MERGED.format('"so he said.'), ", line 3: a quote seems not to be closed, "),
+        ("a.csv", MERGED.format('so he said."'), ", line 3: a quote seems not to be closed, "),
+        ("a.csv", 'text,id\nfine,1\n"late,2\nnow,"3\n', ", line 3: "),
+        ("a.csv", 'id,text\n1,"two\n\nlines"\n2,"late', ", line 5: "),
+        ("a.csv", MERGED.format('"x') * 3, "; 3 rows of the file are like this; "),
+        ("a.csv", 'id,text\n1,"fine\nlines"\r\n2,"late\r\n3,more\r\n', ", line 4: "),
+    ],
+)
+def test_a_quote_that_may_merge_lines_is_named_with_its_line(
+    write: Write, name: str, data: str, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut(write(name, data.encode()), Columns("text", "id"), 1)
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and place in record.getMessage()
+    assert record.getMessage().startswith(f"{write(name, b'').path}, line ")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", 'id,text\n1,"A letter.\n\nDear all,\n2 of us, at least"\n2,"He said ""no""."\n'),
+        ("a.csv", 'id,text\r\n"1","a\r\nb"\r\n"2","c"\r\n'),
+        ("a.csv", 'id,text\n1,so "he" said\n2,"done" he said\n'),
+        ("a.tsv", 'id\ttext\n1\t"Late again\n2\tso he said"\n3\t"open\n'),
+    ],
+)
+def test_quotes_that_are_balanced_or_are_no_quotes_are_no_reason_to_warn(
+    write: Write, name: str, data: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut(write(name, data.encode()), Columns("text", "id"), 1)
+    assert not caplog.records
+
+
 def test_quotes_of_a_tsv_file_are_characters_and_no_line_is_lost(write: Write) -> None:
     texts = ["Good.", '"Late again', "No.", 'so he said"', '"both"', 'a "word"']
     data = "id\ttext\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(texts))
