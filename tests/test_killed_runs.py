@@ -90,17 +90,3 @@ def test_a_killed_driver_loses_and_doubles_nothing(
     assert again.wait(timeout=300) == 0
     assert all(file.stat().st_mtime_ns == written for file, written in before.items())
     assert_ended_well(output)
-
-
-@pytest.mark.slow  # the fault table has a killed worker in `make test`
-@pytest.mark.xdist_group("ray")
-def test_a_killed_actor_is_replaced_within_the_run(
-    long_spec: Path, start: Start, tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    process = start(long_spec)
-    wait_until_begun(output, process)
-    actor, *_ = workers_of(process, "ShardWorker")
-    actor.kill()
-    assert process.wait(timeout=300) == 0
-    assert_ended_well(output)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import tenacity
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.parse import load_spec
+from pipeline.stores import retries
 from pipeline.stores.named_files import open_target
 
 PLACES = ["{folder}/new/c.json", "file://{folder}/new/c.json", "memory://{folder}/new/c.json"]
@@ -62,6 +64,7 @@ def test_a_store_that_does_not_answer_is_no_problem_of_the_spec(
         raise ConnectionRefusedError("nobody there")
 
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", away)
+    monkeypatch.setattr(retries, "stop_after_delay", lambda _: tenacity.stop_after_delay(0.5))
     with pytest.raises(StorageError, match=r"memory://c: cannot be read: .*run again"):
         read("memory://c")
 
