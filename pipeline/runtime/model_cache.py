@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import StorageError
+import psutil
 
-# The hashes of the files of a cached model, as `sha256sum --check` reads them.
+from pipeline.errors import StorageError
+from pipeline.hashes import content_hashes
+
+# The hashes of the files of a cached model, as `sha256sum --check` reads them; written last.
 SUMS = "SHA256SUMS"
-# The processes of a machine that start within this time of each other check a model once.
-CHECKED_S = 3_600
 # What another machine began, in a folder that both have, is left over after this time.
 _ABANDONED_S = 24 * 3_600
 
@@ -71,29 +70,22 @@ def cached_model(
 ) -> Path:
     """The model's folder in the cache; `fill` writes the files of a new one, in one process.
 
-    `needed` gives the bytes of a new one; StorageError if the disk has fewer.
-
-    A folder whose files differ from what was written, by the hashes beside them, is named in the
-    log and written again.
+    `needed` gives the bytes of a new one; StorageError if the disk has fewer. A folder whose files
+    differ from what was written, by the hashes beside them, is named in the log and made again.
     """
     folder = cached_folder(name, cache_dir)
-    if folder in _whole:
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(cache_dir, name):
         if _is_whole(folder, cache_dir):
             return folder
-        _remove_left(folder)
+        for left in (folder, *filter(_is_left, folder.parent.glob(f"{name}.partial-*"))):
+            shutil.rmtree(left, ignore_errors=True)  # — who has mapped its files keeps them
         require_room(folder, needed())
-        written = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{_partial(folder)}-"))
-        if folder.exists():
-            os.replace(folder, written)  # — who has mapped its files keeps them
-            shutil.rmtree(written)
-            written.mkdir()
+        written = folder.with_name(f"{name}.partial-{socket.gethostname()}-{os.getpid()}")
+        written.mkdir(parents=True)
         try:
             fill(written)
-            sums = "".join(f"{digest}  {name}\n" for name, digest in _written(written).items())
-            (written / SUMS).write_text(sums, encoding="utf-8")
+            sums = [f"{digest}  {file}\n" for file, digest in _hashes(written, cache_dir).items()]
+            (written / SUMS).write_text("".join(sums), encoding="utf-8")
         except Exception as error:
             shutil.rmtree(written, ignore_errors=True)
             if os.strerror(errno.ENOSPC) not in str(error):  # — safetensors has it as words alone
@@ -108,71 +100,43 @@ def cached_model(
             if not folder.exists():
                 raise
             shutil.rmtree(written)  # — without locks, another process was faster
-        _mark_checked(folder, cache_dir)
         return folder
 
 
-def _partial(folder: Path) -> str:
-    """How the names of this machine's unfinished folders of a model begin."""
-    return f"{folder.name}.partial-{socket.gethostname()}"
+def _is_left(partial: Path) -> bool:
+    """Whether nobody writes an unfinished folder any more, by the machine and process in its name.
 
-
-def _remove_left(folder: Path) -> None:
-    """Removes what killed processes left of a model; the caller holds the lock of this machine."""
-    for left in folder.parent.glob(f"{folder.name}.partial-*"):
-        with suppress(FileNotFoundError):
-            is_old = time.time() - left.stat().st_mtime > _ABANDONED_S
-            if is_old or left.name.startswith(_partial(folder)):
-                shutil.rmtree(left)
-
-
-_whole: set[Path] = set()  # folders that this process has checked
-
-
-def _mark_checked(folder: Path, cache_dir: Path) -> None:
-    """From now on, this process and those that start soon take the folder as whole."""
-    (cache_dir / "locks" / f"{folder.name}.checked").touch()
-    _whole.add(folder)
+    Without locks, other processes of this machine may be writing.
+    """
+    machine, _, process = partial.name.partition(".partial-")[2].rpartition("-")
+    if machine == socket.gethostname() and process.isdigit():
+        return not psutil.pid_exists(int(process)) or int(process) == os.getpid()
+    return partial.exists() and time.time() - partial.stat().st_mtime > _ABANDONED_S
 
 
 def _is_whole(folder: Path, cache_dir: Path) -> bool:
-    """Whether the files are those that were written. One process of a machine reads them for this.
-
-    The caller holds the lock.
-    """
+    """Whether the files are those that were written; each is read once on a machine for this."""
     if not folder.exists():
         return False
-    with suppress(FileNotFoundError):
-        checked = (cache_dir / "locks" / f"{folder.name}.checked").stat().st_mtime
-        if time.time() - checked < CHECKED_S:
-            _whole.add(folder)
-            return True
-    try:
-        recorded, present = parse_sums((folder / SUMS).read_bytes()), _written(folder)
-    except OSError as error:
-        logger.warning("%s: the model is made again: %s", folder, error)
-        return False
-    if recorded != present:
-        names = differing(recorded, present)
-        logger.warning("%s: %s is not what was written; the model is made again", folder, names)
-        return False
-    _mark_checked(folder, cache_dir)
-    return True
+    sums = folder / SUMS
+    recorded = parse_sums(sums.read_bytes()) if sums.is_file() else {SUMS: "missing"}
+    if recorded == (present := _hashes(folder, cache_dir)):
+        return True
+    names = differing(recorded, present)
+    logger.warning("%s: %s is not what was written; the model is made again", folder, names)
+    return False
+
+
+def _hashes(folder: Path, cache_dir: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a cached model, without the file of hashes itself, in order."""
+    files = sorted(file for file in folder.iterdir() if file.name != SUMS)
+    names = [file.name for file in files]
+    return dict(zip(names, content_hashes(files, cache_dir), strict=True))
 
 
 def parse_sums(data: bytes) -> dict[str, str]:
     """The hashes by name in a file that `sha256sum` or this module wrote."""
     return {line[66:]: line[:64] for line in data.decode(errors="replace").splitlines()}
-
-
-def _written(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file of the folder but the file of hashes itself, in order."""
-    hashes = {}
-    for file in sorted(folder.iterdir()):
-        if file.name != SUMS:
-            with file.open("rb") as stream:
-                hashes[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:

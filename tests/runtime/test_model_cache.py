@@ -31,20 +31,18 @@ def flip_a_sign(folder: Path) -> str:
     file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 0x80
-    written = file.stat()
     file.write_bytes(data)
-    os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))  # — as a disk's mistake would
-    return "model.safetensors is not what was written"
+    return "model.safetensors"
 
 
 def drop_a_file(folder: Path) -> str:
     (folder / "config.json").unlink()
-    return "config.json is not what was written"
+    return "config.json"
 
 
 def drop_the_hashes(folder: Path) -> str:
     (folder / SUMS).unlink()
-    return "No such file or directory"
+    return SUMS
 
 
 def break_the_hashes(folder: Path) -> str:
@@ -52,19 +50,13 @@ def break_the_hashes(folder: Path) -> str:
     return "model.safetensors"
 
 
-def empty_the_hashes(folder: Path) -> str:
-    (folder / SUMS).write_bytes(b"")
-    return "model.safetensors"
-
-
 def add_a_file(folder: Path) -> str:
     (folder / "added.json").write_text("{}")
-    return "added.json is not what was written"
+    return "added.json"
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [flip_a_sign, drop_a_file, add_a_file, drop_the_hashes, break_the_hashes, empty_the_hashes],
+    "damage", [flip_a_sign, drop_a_file, add_a_file, drop_the_hashes, break_the_hashes]
 )
 def test_a_cached_model_that_was_damaged_is_named_and_made_again(
     damage: Callable[[Path], str],
@@ -73,26 +65,23 @@ def test_a_cached_model_that_was_damaged_is_named_and_made_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    files = locate(ModelSpec(path=str(model_folder)), tmp_path / "cache")
     made: list[Path] = []
 
     def fill(folder: Path) -> None:
         made.append(folder)
         shutil.copytree(model_folder, folder, dirs_exist_ok=True)
 
-    folder = cached_model(files.id, tmp_path, fill)
+    folder = cached_model("m", tmp_path, fill)
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
     subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, check=True)
+    assert cached_model("m", tmp_path, fill) == folder
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.hashes.hashlib.file_digest", lambda *_: pytest.fail("read again"))
+        assert cached_model("m", tmp_path, fill) == folder
+    assert len(made) == 1 and not caplog.messages
     what = damage(folder)
-    assert cached_model(files.id, tmp_path, fill) == folder  # this process has checked it
-    assert len(made) == 1 and not caplog.messages
-    monkeypatch.setattr(model_cache, "_whole", set())  # as another process
-    assert cached_model(files.id, tmp_path, fill) == folder  # one of this machine has checked it
-    assert len(made) == 1 and not caplog.messages
-    monkeypatch.setattr(model_cache, "_whole", set())
-    monkeypatch.setattr(model_cache, "CHECKED_S", 0)  # as a later run
     with caplog.at_level(logging.WARNING):
-        assert cached_model(files.id, tmp_path, fill) == folder
+        assert cached_model("m", tmp_path, fill) == folder
     (warning,) = caplog.messages[-1:]
     assert warning.startswith(f"{folder}: ") and what in warning and "made again" in warning
     assert len(made) == 2
@@ -189,7 +178,7 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_begun(
         assert cached_model("a", tmp_path, begun.append, needed=lambda: needed * 10**9) == folder
     except StorageError as error:
         assert str(error).startswith(f"{folder}: the model needs 11.00 GB, and 10.00 GB are free; ")
-        assert not list(folder.parent.iterdir())
+        assert not list(tmp_path.glob("models/*"))
     assert bool(begun) == fits
     cached_model("b", tmp_path, begun.append)
     with_free_bytes(monkeypatch, 0)  # — what is there needs no room
