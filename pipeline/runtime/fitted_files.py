@@ -1,29 +1,28 @@
-"""Files of readouts and thresholds, named in a spec by a local path or an fsspec URL.
+"""Files that tasks name by a local path or an fsspec URL: readouts, thresholds, classifiers.
 
-Entry points: `find_readouts` and `load_thresholds` in the driver, `load_readouts` on a worker,
-`read_fitted` for the bytes of any such file, and `fitted_copy` for a copy in the cache.
+Entry points: `find_readouts`, `load_thresholds` and `find_classifiers` in the driver, which reads
+or hashes them; `load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes
+of any such file.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import Problem, SpecError, StorageError, one_line
+from pipeline.errors import ModelError, Problem, SpecError, StorageError, one_line
 from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
-from pipeline.fitted.readout import (
-    Readout,
-    ReadoutError,
-    differences,
-    parse_readout,
-)
+from pipeline.fitted.readout import Readout, ReadoutError, differences, parse_readout
 from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
+from pipeline.inference.classifiers import Classifier, language_model, load_classifier
 from pipeline.local_files import check_regular
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
@@ -41,11 +40,13 @@ from pipeline.stores.retries import (
     retry,
 )
 
-# The commands that make the files, by the key of a task that names one.
+# What makes the files, by the key of a task that names one.
 _MADE_BY = {
     "readout": "assay fit",
     "cascade.file": "assay cascade",
+    "classifier.path": "fasttext or skl2onnx",
 }
+_NONE: Mapping[str, str] = MappingProxyType({})
 Loaded = TypeVar("Loaded")
 
 
@@ -64,26 +65,46 @@ def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> byt
     return data
 
 
-def fitted_copy(
-    path: str, options: Options, *, place: str, made_by: str, cache_dir: Path, digest: str = ""
-) -> Path:
-    """A copy of a remote file below `cache_dir`: it is read once, and again if it changes.
+def _file_of(
+    spec: JobSpec, task: TaskSpec, key: str, place: str, cache_dir: Path, digest: str
+) -> Path | None:
+    """The file that a task names at this key, on this machine; None if it names none.
 
-    A copy with the SHA-256 `digest` is used, if there is one. Otherwise one for which the store has
-    the same hash now. The errors are those of `read_fitted`.
+    Of a remote file it is a copy below `cache_dir`, which is read once: one with the SHA-256
+    `digest`, if there is one; otherwise one for which the store has the same hash now. The errors
+    are those of `read_fitted`, and StorageError for a file with another hash than `digest`.
     """
-    folder = cache_dir / "fitted"
+    if (path := _path_of(task, key)) is None:
+        return None
+    file = Path(os.path.expanduser(path))
+    ask = partial(
+        _ask, path=path, options=options_for(path, spec), place=place, made_by=_MADE_BY[key]
+    )
+    if "://" in path:
+        file = _copy_of(path, ask, cache_dir / "fitted", digest)
+    else:
+        ask("open").close()
+    if digest and content_hash(file, cache_dir) != digest:
+        raise StorageError(
+            f"{path}: the file of {task.name!r} changed while the job ran; run again, with a file "
+            f"that all machines can read and that does not change"
+        )
+    return file
+
+
+def _copy_of(path: str, ask: Callable[[str], Any], folder: Path, digest: str) -> Path:
+    """A copy of a remote file in the folder; `ask` is `_ask` of the file."""
 
     def is_whole(copy: Path) -> bool:
-        return copy.is_file() and content_hash(copy, cache_dir) == copy.name
+        return copy.is_file() and content_hash(copy, folder.parent) == copy.name
 
     if digest and is_whole(copy := folder / digest):
         return copy
-    etag = content_etag(_ask("info", path, options, place=place, made_by=made_by))
-    known = folder / f"etag-{short_hash(canonical_json([path, dict(options), etag]))}"
+    etag = content_etag(ask("info"))
+    known = folder / f"etag-{short_hash(canonical_json([path, etag]))}"
     if etag and is_whole(copy := known.resolve()):
         return copy
-    data = read_fitted(path, options, place=place, made_by=made_by)
+    data = ask("cat_file")
     copy = folder / sha256_hex(data)
     if not is_whole(copy):
         open_target(str(copy), {}).write(data)
@@ -91,6 +112,17 @@ def fitted_copy(
         if etag:
             known.symlink_to(copy.name)
     return copy
+
+
+def _path_of(task: TaskSpec, key: str) -> str | None:
+    """The path that the task has at this key; of a model that a package carries, its file."""
+    if key == "readout":
+        return task.readout
+    if key == "cascade.file":
+        return task.cascade.file if isinstance(task, CascadeTask) else None
+    if task.classifier is not None and task.classifier.kind == "language":
+        return str(language_model()[0])
+    return None if task.classifier is None else task.classifier.path
 
 
 def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) -> Any:
@@ -117,26 +149,24 @@ def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) 
 
 def find_readouts(
     spec: JobSpec,
+    cache_dir: Path,
     *,
     weights: Mapping[str, str],
     dtype: str,
-    places: Mapping[str, str] | None = None,
+    places: Mapping[str, str] = _NONE,
 ) -> dict[str, str]:
     """The SHA-256 of each readout, by part of a task; SpecError for one fitted for another spec.
 
     `places` are those of the tasks, where the spec is a part of another.
     """
-    places = places or places_of(spec)
 
-    def find(task: TaskSpec, data: bytes) -> str:
-        readout = parse_readout(data)
-        where = places[_task_of(task)]
-        if problems := [*differences(spec, task, where, readout, weights=weights, dtype=dtype)]:
+    def find(task: TaskSpec, place: str, file: Path) -> str:
+        readout = parse_readout(file.read_bytes())
+        if problems := [*differences(spec, task, place, readout, weights=weights, dtype=dtype)]:
             raise SpecError(problems)
-        return sha256_hex(data)
+        return content_hash(file, cache_dir)
 
-    paths = [task.readout for task in spec.parts]
-    return _of_each_file(spec, "readout", paths, find, places=places)
+    return _of_each_file(spec, "readout", find, cache_dir, places=places)
 
 
 def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> dict[str, Readout]:
@@ -144,85 +174,94 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> 
 
     StorageError if a file does not have the hash that `find_readouts` gave.
     """
-
-    def load(task: TaskSpec, data: bytes) -> Readout:
-        if sha256_hex(data) != hashes[task.name]:
-            raise StorageError(
-                f"{task.readout}: the readout of {task.name!r} changed while the job ran; run "
-                f"again, with a file that all machines can read and that does not change"
-            )
-        return parse_readout(data)
-
-    paths = [task.readout for task in spec.parts]
-    return _of_each_file(spec, "readout", paths, load, cached=(cache_dir, hashes))
+    return _of_each_file(
+        spec,
+        "readout",
+        lambda _task, _place, file: parse_readout(file.read_bytes()),
+        cache_dir,
+        hashes=hashes,
+    )
 
 
 def load_thresholds(
-    spec: JobSpec, stages: Mapping[str, Sequence[str]]
+    spec: JobSpec, stages: Mapping[str, Sequence[str]], cache_dir: Path
 ) -> dict[str, Thresholds]:  # by task
     """The thresholds of each cascade; SpecError for those chosen for other stages.
 
     `stages` are the fingerprints of each cascade's stages, by task.
     """
 
-    def load(task: TaskSpec, data: bytes) -> Thresholds:
-        own = parse_thresholds(data)
+    def load(task: TaskSpec, _place: str, file: Path) -> Thresholds:
+        own = parse_thresholds(file.read_bytes())
         if (own.task, own.labels) != (task.name, tuple(task.labels)):
             raise ValueError(f"it is for task {own.task!r} and its labels {list(own.labels)}")
         if own.stages != tuple(stages[task.name]):
             raise ValueError("it is for other stages, or for another version of these")
         return own
 
-    paths = [task.cascade.file if isinstance(task, CascadeTask) else None for task in spec.parts]
-    return _of_each_file(spec, "cascade.file", paths, load)
+    return _of_each_file(spec, "cascade.file", load, cache_dir)
+
+
+def find_classifiers(
+    spec: JobSpec, cache_dir: Path, *, places: Mapping[str, str] = _NONE
+) -> dict[str, str]:
+    """The SHA-256 of each task's classifier, by task; SpecError for files that are missing.
+
+    For a model that a package carries, the package's version follows. `places` are those of the
+    tasks, where the spec is a part of another.
+    """
+
+    def find(task: TaskSpec, _place: str, file: Path) -> str:
+        assert task.classifier is not None, task.name
+        is_carried = task.classifier.kind == "language"
+        return content_hash(file, cache_dir) + (f" {language_model()[1]}" if is_carried else "")
+
+    return _of_each_file(spec, "classifier.path", find, cache_dir, places=places)
+
+
+def read_classifier(spec: JobSpec, task: TaskSpec, cache_dir: Path, digest: str) -> Classifier:
+    """The classifier of a task; ModelError if it cannot be used.
+
+    StorageError if the file does not have the hash that `find_classifiers` gave.
+    """
+    key = "classifier.path"
+    file = _file_of(spec, task, key, key, cache_dir, digest.partition(" ")[0])
+    assert task.classifier is not None and file is not None, task.name
+    return load_classifier(task.classifier.kind, file)
 
 
 def _of_each_file(
     spec: JobSpec,
     key: str,
-    paths: Sequence[str | None],  # by part of a task
-    load: Callable[[TaskSpec, bytes], Loaded],
+    load: Callable[[TaskSpec, str, Path], Loaded],
+    cache_dir: Path,
     *,
-    cached: tuple[Path, Mapping[str, str]] | None = None,
-    places: Mapping[str, str] | None = None,
+    hashes: Mapping[str, str] = _NONE,
+    places: Mapping[str, str] = _NONE,
 ) -> dict[str, Loaded]:
     """By part of a task, what `load` makes of the file that it has at this key of the spec.
 
-    `cached` is the folder of the cache, and the SHA-256 of each file, which is then read once.
-    SpecError with the problems of all tasks, among them the files that `load` refuses.
+    `load` gets the part, the place of its task in the spec, and the file on this machine.
+    `hashes` are those that the files must have, where they are known. SpecError with the problems
+    of all tasks, among them the files that `load` refuses.
     """
-    loaded, problems, made_by = {}, list[Problem](), _MADE_BY[key]
-    places = places or places_of(spec)
-    for task, path in zip(spec.parts, paths, strict=True):
-        if path is None:
-            continue
-        place, options = f"{places[_task_of(task)]}.{key}", options_for(path, spec)
-        if cached is not None and "://" in path:
-            folder, digest = cached[0], cached[1][task.name]
-            data = fitted_copy(
-                path, options, place=place, made_by=made_by, cache_dir=folder, digest=digest
-            ).read_bytes()
-        else:
-            data = read_fitted(path, options, place=place, made_by=made_by)
+    loaded, problems = {}, list[Problem]()
+    numbers = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
+    for task in spec.parts:
+        name = task.name.partition(".")[0]
+        place = places.get(name, numbers[name])
         try:
-            loaded[task.name] = load(task, data)
+            digest = hashes.get(task.name, "")
+            file = _file_of(spec, task, key, f"{place}.{key}", cache_dir, digest)
+            if file is not None:
+                loaded[task.name] = load(task, place, file)
         except SpecError as error:
             problems += error.problems
-        except ReadoutError as error:
-            problems.append(Problem(place, str(error), path))
-        except ValueError as error:
-            fix = f"cannot be used for task {task.name!r}: {error}; `{made_by}` makes another"
-            problems.append(Problem(place, fix, path))
+        except ModelError as error:  # the package that carries the file is not installed
+            problems.append(Problem(f"{place}.classifier.kind", str(error)))
+        except (ReadoutError, ValueError) as error:
+            fix = f"{error}; `{_MADE_BY[key]}` makes another"
+            problems.append(Problem(f"{place}.{key}", fix, _path_of(task, key)))
     if problems:
         raise SpecError(problems)
     return loaded
-
-
-def places_of(spec: JobSpec) -> dict[str, str]:
-    """By task, where it is in the spec."""
-    return {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
-
-
-def _task_of(part: TaskSpec) -> str:
-    """The name of the task that a part is of."""
-    return part.name.partition(".")[0]

@@ -24,9 +24,8 @@ from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import version_name
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask
-from pipeline.runtime.classifier_files import find_classifiers
 from pipeline.runtime.conditions import tasks_named
-from pipeline.runtime.fitted_files import find_readouts, load_thresholds
+from pipeline.runtime.fitted_files import find_classifiers, find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.weights import ModelFiles, locate, locate_known, model_config
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
@@ -182,9 +181,8 @@ def make_job(
             before = raw[task.name]
             before.append(Step(task.name, len(before), len(readers), task, content, None))
         readers.append(reader)
-    thresholds = load_thresholds(
-        spec, {t.name: [step.fingerprint.id for step in raw[t.name]] for t in spec.cascades}
-    )
+    stages = {t.name: [step.fingerprint.id for step in raw[t.name]] for t in spec.cascades}
+    thresholds = load_thresholds(spec, stages, cache_dir)
     versions: dict[str, Fingerprint] = {}
     steps: list[Step] = []
     for task in spec.tasks:
@@ -289,8 +287,8 @@ def _reader(
     if spec.uses_encoder:
         _require_head(spec, files, places)
     dtype = placement.dtype
-    readouts = find_readouts(spec, weights=files.hashes, dtype=dtype, places=places)
-    classifiers = find_classifiers(spec, cache_dir, places)
+    readouts = find_readouts(spec, cache_dir, weights=files.hashes, dtype=dtype, places=places)
+    classifiers = find_classifiers(spec, cache_dir, places=places)
     return Reader(spec, files, placement, readouts, classifiers, str(cache_dir), places)
 
 

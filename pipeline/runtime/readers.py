@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.hashes import canonical_json
+from pipeline.inference.classifiers import Classifier, label_log_probs
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
 from pipeline.inference.loading import load_tokenizer
@@ -31,11 +32,14 @@ from pipeline.runtime.assembly import (
     local_model,
     reader_engine,
 )
-from pipeline.runtime.classifier_files import TaskClassifier
+from pipeline.runtime.fitted_files import read_classifier
 from pipeline.runtime.job import Reader
 from pipeline.runtime.progress import Send
 from pipeline.sources.documents import OK
 from pipeline.spec.tasks import TaskSpec
+
+# Texts that a classifier reads in one call.
+_CLASSIFIED_TEXTS = 256
 
 Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with an image
 
@@ -55,13 +59,7 @@ class LoadedReader:
         self.reader = reader
         self._send = send
         self._working, self._classifying = working or Lock(), Lock()
-        self._classifiers = {
-            task.name: TaskClassifier(
-                reader.spec, task, Path(reader.cache_dir), reader.classifiers[task.name]
-            )
-            for task in reader.spec.tasks
-            if task.classifier is not None
-        }
+        self._classifiers: dict[str, Classifier] = {}  # by task, once they are loaded
 
     def load(self) -> None:
         """Loads the model."""
@@ -80,7 +78,14 @@ class LoadedReader:
     def load_classifier(self, task: TaskSpec) -> None:
         """Loads the classifier of a task."""
         with self._classifying:
-            self._classifiers[task.name].load()
+            self._classifier(task)
+
+    def _classifier(self, task: TaskSpec) -> Classifier:
+        if task.name not in self._classifiers:
+            own, cache_dir = self.reader, Path(self.reader.cache_dir)
+            digest = own.classifiers[task.name]
+            self._classifiers[task.name] = read_classifier(own.spec, task, cache_dir, digest)
+        return self._classifiers[task.name]
 
     @cached_property
     def _engine(self) -> Engine:
@@ -137,7 +142,12 @@ class LoadedReader:
         texts = documents.column("text").take(pa.array(rows)).to_pylist() if len(rows) else []
         log_probs = np.full((documents.num_rows, len(task.labels)), np.nan, np.float32)
         with self._classifying:
-            log_probs[rows] = self._classifiers[task.name].log_probs(texts, on_batch)
+            classifier = self._classifier(task)
+            for start in range(0, len(rows), _CLASSIFIED_TEXTS):
+                batch = slice(start, start + _CLASSIFIED_TEXTS)
+                p = classifier.probabilities(texts[batch])
+                log_probs[rows[batch]] = label_log_probs(p, classifier.classes, task.labels)
+                on_batch()
         answers = ShardAnswers([()] * documents.num_rows, [task])
         answers.add_classified({task.name: log_probs}, rows.tolist())
         status = documents.column("status").cast(pa.string()).to_pylist()

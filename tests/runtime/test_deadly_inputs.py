@@ -20,9 +20,9 @@ from changing_corpus import TOPIC, Corpus
 from toy_assay import in_children
 
 from pipeline.errors import ModelError, SpecError, StorageError, WorkerError
+from pipeline.inference.classifiers import _FastText
 from pipeline.runtime import mailbox, worker
 from pipeline.runtime.assembly import DocumentReader
-from pipeline.runtime.classifier_files import TaskClassifier
 from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.worker import load_readers
 
@@ -112,7 +112,7 @@ def test_a_text_that_ends_a_classifier(
 ) -> None:
     corpus.task, corpus.others = CLASSIFIED, beside
     corpus.model = corpus.model if beside else {}
-    at(monkeypatch, TaskClassifier, "log_probs", act)
+    at(monkeypatch, _FastText, "probabilities", act)
     assert_quarantined(corpus)
 
 
@@ -149,12 +149,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(DocumentReader, "text_chunks"), (TaskClassifier, "log_probs")]
+    ("owner", "name"), [(DocumentReader, "text_chunks"), (_FastText, "probabilities")]
 )
 def test_a_text_at_which_a_tokenizer_or_a_classifier_hangs(
     owner: type, name: str, corpus: Corpus, watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if owner is TaskClassifier:
+    if owner is _FastText:
         corpus.task, corpus.model = CLASSIFIED, {}
     at(monkeypatch, owner, name, partial(time.sleep, 300))
     began = time.monotonic()

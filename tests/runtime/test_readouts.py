@@ -56,13 +56,17 @@ def fitted(tmp_path: Path) -> Make:
 def problems_of(spec: JobSpec, **changes: Any) -> list[str]:
     """The problems with the spec's readouts."""
     with pytest.raises(SpecError) as caught:
-        find_readouts(spec, **{"weights": WEIGHTS, "dtype": "float32", **changes})
+        find_readouts(
+            spec,
+            Path(spec.tasks[0].readout or "").parent,
+            **{"weights": WEIGHTS, "dtype": "float32", **changes},
+        )
     return str(caught.value).splitlines()
 
 
 def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: Path) -> None:
     spec = fitted()
-    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    refs = find_readouts(spec, tmp_path, weights=WEIGHTS, dtype="float32")
     readout = load_readouts(refs, spec, tmp_path)["a"]
     tensors = safetensors.numpy.load_file(tmp_path / "a.safetensors")
     assert list(refs) == ["a"]
@@ -178,7 +182,7 @@ def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
     spec = fitted(task={"readout": url}, **options)
     with fsspec.open(url, "wb") as file:
         file.write((tmp_path / "a.safetensors").read_bytes())
-    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    refs = find_readouts(spec, tmp_path, weights=WEIGHTS, dtype="float32")
     for _ in range(2):
         assert load_readouts(refs, spec, tmp_path / "cache")["a"].layers == [1, 2]
         fsspec.url_to_fs(url)[0].store.clear()  # — the copy of the machine has the right hash
@@ -188,7 +192,7 @@ def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
 
 def test_a_file_that_changed_since_it_was_found_is_not_used(fitted: Make, tmp_path: Path) -> None:
     spec = fitted()
-    refs = find_readouts(spec, weights=WEIGHTS, dtype="float32")
+    refs = find_readouts(spec, tmp_path, weights=WEIGHTS, dtype="float32")
     card = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32")
     write_readout(tmp_path / "a.safetensors", card, hidden=4, layers=[1, 2], seed=1)
     with pytest.raises(StorageError, match="changed while the job ran; run again, with"):
