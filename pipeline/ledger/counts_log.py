@@ -162,15 +162,19 @@ def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = Fals
         known: Counts, with the columns of `SCHEMA`.
         keep: Whether the output may be written.
     """
-    objects = object_hashes(files)
-    at = pc.index_in(objects, value_set=known[OBJECT].combine_chunks())
-    unknown = files.filter(at.is_null())
-    if unknown.num_rows:
-        read = _read(store, unknown)
-        known = pa.concat_tables([known, _table_of(read)])
-        at = pc.index_in(objects, value_set=known[OBJECT].combine_chunks())
-        if keep:
-            log_counts(store, read)
+    shown = with_known_counts(files, known)
+    unknown = files.filter(shown[HASH].is_null())
+    if not unknown.num_rows:
+        return shown
+    read = _read(store, unknown)
+    if keep:
+        log_counts(store, read)
+    return with_known_counts(files, pa.concat_tables([known, _table_of(read)]))
+
+
+def with_known_counts(files: pa.Table, known: pa.Table) -> pa.Table:
+    """The files, with columns for their hashes and counts; null where they are not known."""
+    at = pc.index_in(object_hashes(files), value_set=known[OBJECT].combine_chunks())
     for name in COUNTED:
         files = files.append_column(name, known[name].combine_chunks().take(at))
     return files

@@ -1,8 +1,8 @@
 """Which shards have a text: `index/<number>.parquet`, from the hash of the text to the shard.
 
-Entry points: `index_missing_shards`, and `shards_with_texts`, which joins the texts of new shards
-with the index. An entry says only where to look: what a documents file says counts. Without the
-index, or with a damaged one, documents files are read again; no answer depends on it.
+Entry points: `shards_with_texts`, which joins the texts of new shards with the index, and
+`index_missing_shards`. An entry says only where to look: what a documents file says counts. Without
+the index, or with a damaged one, documents files are read again; no answer depends on it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,56 +24,51 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, index_key
-from pipeline.ledger.label_files import (
-    METADATA_PREFIX,
-    metadata_at_end,
-    read_source,
-    table_in,
-    to_parquet,
-)
+from pipeline.ledger.label_files import metadata_at_end, read_source, table_in, to_parquet
 from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.documents import OK
 from pipeline.stores.store import Store
 
 logger = logging.getLogger(__name__)
 
+# A shard takes answers from at most this many other shards, or from one for this many of its texts;
+# the model answers the rest.
+LEAST_SOURCES = 16
+TEXTS_A_SOURCE = 256
 # An object has at most this many entries, about 45 MB, unless one shard has more.
 MAX_ENTRIES = 4_000_000
 # Documents files that are read at once, and before their entries become part of an object.
 READ_THREADS = 16
 READ_AHEAD = 64
+# Of shards that the index lacks, a dry run reads the documents files of this many.
+MOST_UNINDEXED = 256
 # Of the join. What does not fit is in a temporary file; each thread needs some memory of its own.
 JOIN_MEMORY, JOIN_THREADS = "250MB", 4
 
 Hashes = NDArray[np.uint64]
 
-# `asked` has a row for each different text of each shard that asks. `found` has, for each of these
-# texts that an object of the index has, the first and the last of the shards with answers. If both
-# are the shard that asks, no other has the text.
+# `asked` has a row for each different text of each shard that asks; `found` has, for each of these
+# texts that an object of the index has, the first of the shards with answers.
 _TABLES = """
-    create table asked (shard integer, hash ubigint);
-    create table found (hash ubigint, low integer, high integer);
+    create table asked (sid varchar, hash ubigint);
+    create table found (hash ubigint, source varchar);
 """
-_ASK = "insert into asked select distinct shard, hash from entries semi join asking using (shard)"
+_ASK = "insert into asked select distinct sid, hash from entries"
 _FIND = """
-    insert into found select hash, min(shard), max(shard)
-    from entries semi join asked using (hash) where shard < {sources} group by hash
+    insert into found select hash, min(sid) from entries
+    semi join asked using (hash) semi join sources using (sid) group by hash
 """
-_JOIN = """
-    with known as (select hash, min(low) as low, max(high) as high from found group by hash),
-    placed as (
-        select shard, nullif(if(low = shard, high, low), shard) as source
-        from asked left join known using (hash)
-    ),
+_JOIN = f"""
+    with known as (select hash, min(source) as source from found group by hash),
     counted as (
-        select shard, source, count(*) as texts,
-            sum(count(*)) over (partition by shard) as all_texts
-        from placed group by shard, source
+        select sid, source, count(*) as texts,
+            sum(count(*)) over (partition by sid) as all_texts
+        from asked left join known using (hash) group by sid, source
     )
-    select shard, all_texts, source, texts from counted join asking using (shard)
-    qualify row_number() over (partition by shard order by source is null, texts desc, source)
-        <= most
-    order by shard, texts desc, source
+    select sid, all_texts, source, texts from counted
+    qualify row_number() over (partition by sid order by source is null, texts desc, source)
+        <= greatest({LEAST_SOURCES}, all_texts // {TEXTS_A_SOURCE})
+    order by sid, texts desc, source
 """
 
 
@@ -86,10 +81,10 @@ class KnownTexts:
 
 
 def text_hashes(documents: pa.Table) -> Hashes:
-    """The first 64 bits of the hash of each document that has a text, in its order."""
-    readable = pc.equal(documents.column("status").cast(pa.string()), OK)
-    digits = documents.column("content_hash").filter(readable).combine_chunks()
-    return leading_bits(digits)
+    """The hashes of the texts; documents without one are left out."""
+    has_text = pc.equal(documents.column("status").cast(pa.string()), OK)
+    hashes = documents.column("content_hash").filter(has_text).cast(pa.string())
+    return leading_bits(hashes.combine_chunks())
 
 
 def leading_bits(hashes: pa.StringArray) -> Hashes:
@@ -99,64 +94,27 @@ def leading_bits(hashes: pa.StringArray) -> Hashes:
     return np.frombuffer(bytes.fromhex(digits), ">u8").astype(np.uint64)
 
 
-def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
-    """Adds objects for the shards that no object has; each shard has a documents file.
-
-    An object whose shards cannot be read is logged; its shards are added again.
-    """
-    new: dict[str, Hashes] = {}
-    entries = 0
-    for sid, hashes in read_texts(store, not_indexed(store, sids)):
-        if new and entries + len(hashes) > MAX_ENTRIES:
-            _append(store, new)
-            new, entries = {}, 0
-        new[sid] = hashes
-        entries += len(hashes)
-    if new:
-        _append(store, new)
-
-
-def not_indexed(store: Store, sids: Iterable[str]) -> list[str]:
-    """Those of the shards that no object of the index has."""
-    indexed = frozenset[str]().union(*shards_of_objects(store).values())
-    return [sid for sid in sids if sid not in indexed]
-
-
-def read_texts(store: Store, sids: Iterable[str]) -> Iterator[tuple[str, Hashes]]:
-    """The hashes of the texts of each shard, from documents files; a damaged one is left out."""
-
-    def read(sid: str) -> Hashes | None:
-        documents = read_source(store, documents_key(sid), ["content_hash", "status"])
-        return None if documents is None else text_hashes(documents)
-
-    waiting = iter(sids)
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        while batch := list(islice(waiting, READ_AHEAD)):
-            texts = zip(batch, pool.map(read, batch), strict=True)
-            yield from ((sid, hashes) for sid, hashes in texts if hashes is not None)
-
-
 def shards_with_texts(
     store: Store,
-    asking: Mapping[str, int],
-    sources: Sequence[str],
+    asking: Iterable[tuple[str, Hashes]],
+    sources: Collection[str],
     *,
-    unstored: Mapping[str, Hashes] | None = None,
+    keep: bool = True,
 ) -> dict[str, KnownTexts]:
-    """For each asking shard, the other shards that probably have most of its texts.
+    """For each asking shard, the shards with answers that probably have most of its texts.
 
     Each text counts for one shard. Holds one object of the index at a time. StorageError if the
     disk has no space for what the memory cannot hold.
 
     Args:
         store: The output.
-        asking: By shard id, from how many others it takes answers at most.
-        sources: The shards with answers. Of those with the same text, the first or the last counts.
-        unstored: The hashes of the texts of shards that the index lacks.
+        asking: Shards that are new, and the hashes of their texts.
+        sources: Other shards, with answers.
+        keep: Whether the output may be written: the index gets the sources that it lacks.
     """
-    by_sid = {sid: number for number, sid in enumerate(dict.fromkeys((*sources, *asking)))}
-    objects = shards_of_objects(store)
-    limits = {"shard": [by_sid[sid] for sid in asking], "most": [*asking.values()]}
+    if keep:
+        index_missing_shards(store, sources)
+    lacking = [] if keep else _not_indexed(store, sources)[:MOST_UNINDEXED]
     found: dict[str, KnownTexts] = {}
     with (
         tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
@@ -171,22 +129,51 @@ def shards_with_texts(
             database.unregister("entries")
 
         try:
-            database.register("asking", pa.table(limits))
             database.execute(_TABLES)
-            for query, sids in ((_ASK, asking), (_FIND.format(sources=len(sources)), sources)):
-                for key, own in objects.items():
-                    if not own.isdisjoint(sids):
-                        insert(query, _object(store, key, by_sid))
-                insert(query, _entries(unstored or {}, by_sid))
+            database.register("sources", pa.table({"sid": pa.array([*sources], pa.string())}))
+            for texts in _batches(asking):
+                insert(_ASK, _entries(texts))
+            for key, sids in shards_of_objects(store).items():
+                if not sids.isdisjoint(sources):
+                    insert(_FIND, _object(store, key))
+            for texts in _batches(read_texts(store, lacking)):
+                insert(_FIND, _entries(texts))
             rows = database.execute(_JOIN).fetchall()
         except duckdb.Error as error:
             raise StorageError(f"the texts of new shards cannot be compared: {error}") from error
-    names = [*by_sid]
-    for shard, texts, source, count in rows:
-        known = found.setdefault(names[shard], KnownTexts(int(texts)))
+    for sid, all_texts, source, texts_of_source in rows:
+        known = found.setdefault(sid, KnownTexts(int(all_texts)))
         if source is not None:
-            known.sources[names[source]] = count
+            known.sources[source] = texts_of_source
     return found
+
+
+def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
+    """Adds objects for the shards that no object has; each shard has a documents file.
+
+    An object whose shards cannot be read is logged; its shards are added again.
+    """
+    for texts in _batches(read_texts(store, _not_indexed(store, sids))):
+        # — hashes in rising order take less space
+        data = to_parquet(_entries(texts).sort_by("hash"), {"sids": json.dumps([*texts])})
+        for number in free_numbers(store, index_key):
+            if store.create(index_key(number), data):
+                break
+        failpoint("indexed")
+
+
+def read_texts(store: Store, sids: Iterable[str]) -> Iterator[tuple[str, Hashes]]:
+    """The hashes of the texts of each shard, from documents files; a damaged one is left out."""
+
+    def read(sid: str) -> Hashes | None:
+        documents = read_source(store, documents_key(sid), ["content_hash", "status"])
+        return None if documents is None else text_hashes(documents)
+
+    waiting = iter(sids)
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        while batch := list(islice(waiting, READ_AHEAD)):
+            texts = zip(batch, pool.map(read, batch), strict=True)
+            yield from ((sid, hashes) for sid, hashes in texts if hashes is not None)
 
 
 def shards_of_objects(store: Store) -> dict[str, frozenset[str]]:
@@ -208,36 +195,40 @@ def shards_of_objects(store: Store) -> dict[str, frozenset[str]]:
         return {key: sids for key, sids in found if sids is not None}
 
 
-def _object(store: Store, key: str, by_sid: Mapping[str, int]) -> pa.Table:
+def _not_indexed(store: Store, sids: Iterable[str]) -> list[str]:
+    """Those of the shards that no object of the index has."""
+    indexed = frozenset[str]().union(*shards_of_objects(store).values())
+    return [sid for sid in sids if sid not in indexed]
+
+
+def _batches(texts: Iterable[tuple[str, Hashes]]) -> Iterator[dict[str, Hashes]]:
+    """The texts of shards, as many at a time as an object of the index may have."""
+    batch: dict[str, Hashes] = {}
+    entries = 0
+    for sid, hashes in texts:
+        if batch and entries + len(hashes) > MAX_ENTRIES:
+            yield batch
+            batch, entries = {}, 0
+        batch[sid] = hashes
+        entries += len(hashes)
+    if batch:
+        yield batch
+
+
+def _entries(texts: dict[str, Hashes]) -> pa.Table:
+    """A row for each text of each shard."""
+    shards = np.repeat(np.arange(len(texts), dtype=np.int32), [*map(len, texts.values())])
+    sids = pa.DictionaryArray.from_arrays(pa.array(shards), pa.array([*texts], pa.string()))
+    return pa.table({"hash": np.concatenate([*texts.values()]), "sid": sids})
+
+
+def _object(store: Store, key: str) -> pa.Table:
     """The entries of an object of the index; of a damaged one, none."""
     try:
-        table = table_in(store.read(key))
+        return table_in(store.read(key))
     except ValueError as error:
         _warn(store, key, error)
-        return _entries({}, by_sid)
-    sids = json.loads(table.schema.metadata[f"{METADATA_PREFIX}sids".encode()])
-    return table.set_column(1, "shard", _numbers(sids, by_sid).take(table["shard"]))
-
-
-def _entries(texts: Mapping[str, Hashes], by_sid: Mapping[str, int]) -> pa.Table:
-    """The hashes of these texts, each with the number of its shard; null without a number."""
-    hashes = np.concatenate([np.empty(0, np.uint64), *texts.values()])
-    shards = np.repeat(np.arange(len(texts), dtype=np.uint32), [*map(len, texts.values())])
-    return pa.table({"hash": hashes, "shard": _numbers([*texts], by_sid).take(pa.array(shards))})
-
-
-def _numbers(sids: Sequence[str], by_sid: Mapping[str, int]) -> pa.Array:
-    return pa.array([by_sid.get(sid) for sid in sids], pa.int32())
-
-
-def _append(store: Store, texts: Mapping[str, Hashes]) -> None:
-    """Creates the object of these shards, with hashes in rising order: these take less space."""
-    entries = _entries(texts, {sid: number for number, sid in enumerate(texts)})
-    data = to_parquet(entries.sort_by("hash"), {"sids": json.dumps([*texts])})
-    for number in free_numbers(store, index_key):
-        if store.create(index_key(number), data):
-            break
-    failpoint("indexed")
+        return _entries({"": np.empty(0, np.uint64)})
 
 
 def _warn(store: Store, key: str, error: Exception) -> None:

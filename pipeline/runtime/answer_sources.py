@@ -1,143 +1,112 @@
 """Plans reuse: which label files of the output already answer texts of the shards with work.
 
 Each shard takes over the answers in files of its own: to a smaller sample, or, in a retry, of the
-rows that did not fail. Answers of other shards are looked for by text, but only for shards that
-are newly cut since the spec's last snapshot: of new, edited or moved files. So a first run, and one
+rows that did not fail. A shard that was cut since the last snapshot, of a new, edited or moved
+file, also takes those of the shards in that snapshot that have its texts. So a first run, and one
 that resumes it, reads and compares no text before it labels.
 
-Entry points: `answering`, `newly_cut` and `plan_reuse`. Must import neither torch nor Ray.
+Entry points: `stored_files` and `plan_reuse`. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.ledger.cells import Committed, Source, WorkItem, committed, equal_versions
-from pipeline.ledger.counts_log import OBJECT, object_hashes
+from pipeline.ledger.counts_log import with_known_counts
+from pipeline.ledger.snapshot_files import label_files_of
 from pipeline.ledger.snapshots import known_counts, last_files
-from pipeline.ledger.text_index import (
-    Hashes,
-    KnownTexts,
-    index_missing_shards,
-    not_indexed,
-    read_texts,
-    shards_with_texts,
-)
+from pipeline.ledger.text_index import Hashes, KnownTexts, shards_with_texts
 from pipeline.runtime.job import Job, Step
-from pipeline.runtime.plan import SMALL_INPUT_SHARDS, Plan
+from pipeline.runtime.plan import Plan
 from pipeline.stores.store import Store
-
-# A shard takes answers from at most this many other shards, or from one for this many of its rows;
-# the model answers the rest.
-LEAST_SOURCES = 16
-ROWS_A_SOURCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """The label files with the raw answers of a step."""
+class StoredFiles:
+    """The label files with answers to the steps of missing tasks, and who has use for them."""
 
-    step: Step
-    files: tuple[Committed, ...]  # of its version, then of others with equal raw answers
+    # By version: files of it, then of others with equal raw answers; none without an answer.
+    by_version: Mapping[str, tuple[Committed, ...]]
+    new: frozenset[str]  # shards with work that were cut since the last snapshot
 
     @property
     def sids(self) -> set[str]:
         """The shards with such a file."""
-        return {sid for done in self.files for sid in done.labels[self.step.task]}
-
-    def of(self, sid: str) -> tuple[Source, ...]:
-        """The files of a shard."""
-        found = (done.source(self.step.task, sid) for done in self.files)
-        return tuple(source for source in found if source is not None)
+        files = chain.from_iterable(self.by_version.values())
+        return {sid for done in files for etags in done.labels.values() for sid in etags}
 
 
-def answering(job: Job, store: Store, planned: Plan, new: Collection[str]) -> list[Answering]:
-    """For each step of a missing task the files with its answers; steps without any are left out.
+def stored_files(job: Job, store: Store, planned: Plan) -> StoredFiles:
+    """The files of the shards with work; if some are new, also of those in the last snapshot.
 
-    These are files of the shards with work; with new shards, those of all shards of the output.
-    """
-    sids = None if new else {work.shard.id for work in planned.work_items}
-    missing = {task for work in planned.work_items for task in work.tasks}
-    found = []
-    for step in job.steps:
-        if step.task in missing:
-            fps = [step.fingerprint.id, *equal_versions(store, step.task, step.fingerprint)]
-            of_step = [committed(store, {step.task: fp}, sids, documents={}) for fp in fps]
-            found.append(Answering(step, tuple(done for done in of_step if done.labels[step.task])))
-    return [own for own in found if own.files]
-
-
-def newly_cut(job: Job, store: Store, planned: Plan) -> frozenset[str]:
-    """The shards with work that the spec's last snapshot does not show; none without a snapshot.
-
-    Of a spec without one, the current snapshot counts.
+    It is the spec's last snapshot, or without one the current one.
     """
     published = last_files(store, job.spec.name)
-    if published is None and (published := last_files(store, None)) is None:
-        return frozenset()
-    asking = {work.shard.id for work in planned.work_items if not work.retry}
-    return frozenset(asking.difference(published["sid"].unique().to_pylist()))
+    if published is None:
+        published = last_files(store, None)
+    shown = frozenset[str](() if published is None else published["sid"].unique().to_pylist())
+    tried_first = {work.shard.id for work in planned.work_items if not work.retry}
+    new = frozenset(tried_first - shown if shown else ())
+    asking = {work.shard.id for work in planned.work_items}.union(shown if new else ())
+    missing = {task for work in planned.work_items for task in work.tasks}
+    by_version = {}
+    for step in (step for step in job.steps if step.task in missing):
+        fps = [step.fingerprint.id, *equal_versions(store, step.task, step.fingerprint)]
+        files = (committed(store, {step.task: fp}, asking, documents={}) for fp in fps)
+        if with_answers := tuple(done for done in files if done.labels[step.task]):
+            by_version[step.version] = with_answers
+    return StoredFiles(by_version, new if by_version else frozenset())
 
 
 def plan_reuse(
     job: Job,
     store: Store,
     planned: Plan,
-    answers: Sequence[Answering],
-    new: Collection[str],
+    stored: StoredFiles,
+    texts: Iterable[tuple[str, Hashes]],
     *,
-    read: Mapping[str, Hashes] | None = None,
+    keep: bool = True,
 ) -> Plan:
     """The plan, whose work items name the label files with answers to their texts.
-
-    These are the files of their own shard, and of a new shard also those of the other shards that
-    have most of its texts: at most `LEAST_SOURCES`, or one for `ROWS_A_SOURCE` rows.
 
     Args:
         job: The job.
         store: The output.
-        planned: The plan. A new shard whose texts are not known stays as it is.
-        answers: Those of `answering`.
-        new: The shards of `newly_cut`.
-        read: For a dry run, the hashes of the texts of shards. Nothing is written, and of a large
-            output the answers of shards that the index lacks are not found. Without it, shards
-            have documents files, and the index gets what it lacks.
+        planned: The plan.
+        stored: Those of `stored_files`.
+        texts: The hashes of the texts of new shards, where they are known: the others take over
+            no answers of other shards.
+        keep: Whether the output may be written; not in a dry run.
     """
-    by_text = {
-        work.shard.id: max(LEAST_SOURCES, work.shard.rows // ROWS_A_SOURCE)
-        for work in planned.work_items
-        if work.shard.id in new and work.tasks and not work.retry
-        if (not work.documents if read is None else work.shard.id in read)
-    }
-    known = _known_texts(store, by_text, answers, read) if by_text else {}
-    left = _left_by_own_files(job, store, planned, answers)
-    by_version = {own.step.version: own for own in answers}
+    others = stored.sids - stored.new
+    known = shards_with_texts(store, texts, others, keep=keep) if stored.new else {}
+    left = _left_by_own_files(job, store, planned, stored)
 
     @cache  # — work items share what they take answers from
-    def sources_of(version: str, sid: str) -> tuple[Source, ...]:
-        return by_version[version].of(sid) if version in by_version else ()
+    def sources_of(task: str, version: str, sid: str) -> tuple[Source, ...]:
+        found = (done.source(task, sid) for done in stored.by_version.get(version, ()))
+        return tuple(source for source in found if source is not None)
 
     def with_sources(work: WorkItem) -> WorkItem:
         sid, rows = work.shard.id, work.asked_rows
         texts = known.get(sid, KnownTexts(rows))
         sources, asked = {}, [0]
         for step in (step for step in job.steps if step.task in work.tasks):
-            own = () if work.documents else sources_of(step.version, sid)
-            others = {other: sources_of(step.version, other) for other in texts.sources}
-            if keys := (*own, *chain.from_iterable(others.values())):
-                sources[step.version] = keys
+            of_step = partial(sources_of, step.task, step.version)
+            own = () if work.documents else of_step(sid)
+            others = {other: of_step(other) for other in texts.sources}
+            if files := (*own, *chain.from_iterable(others.values())):
+                sources[step.version] = files
             if _is_asked_first(step):
-                new_texts = texts.texts - sum(
-                    texts.sources[other] for other, files in others.items() if files
-                )
-                asked.append(min(rows, new_texts, left.get((sid, step.version), rows)))
+                answered = sum(texts.sources[other] for other, found in others.items() if found)
+                left_by_own = left.get((sid, step.version), rows)
+                asked.append(min(rows, texts.texts - answered, left_by_own))
         if not sources:
             return work
         return replace(work, sources=sources, rows_without_answer=max(asked))
@@ -145,53 +114,23 @@ def plan_reuse(
     return replace(planned, work_items=tuple(map(with_sources, planned.work_items)))
 
 
-def _known_texts(
-    store: Store,
-    by_text: Mapping[str, int],
-    answers: Sequence[Answering],
-    read: Mapping[str, Hashes] | None,
-) -> dict[str, KnownTexts]:
-    """For each of these shards, the others with answers to most of its texts."""
-    counts = Counter(sid for own in answers for sid in own.sids)
-    # — of shards with equal texts, one that answers most questions
-    sources = sorted(counts, key=lambda sid: (-counts[sid], sid))
-    if read is None:
-        index_missing_shards(store, dict.fromkeys((*sources, *by_text)))
-        return shards_with_texts(store, by_text, sources)
-    lacking = not_indexed(store, [sid for sid in sources if sid not in read])
-    few = lacking if len(lacking) <= SMALL_INPUT_SHARDS else []
-    return shards_with_texts(
-        store, by_text, sources, unstored={**read, **dict(read_texts(store, few))}
-    )
-
-
 def _left_by_own_files(
-    job: Job, store: Store, planned: Plan, answers: Sequence[Answering]
+    job: Job, store: Store, planned: Plan, stored: StoredFiles
 ) -> dict[tuple[str, str], int]:
     """The most rows of a shard without an answer in its own files, where their counts are known.
 
     By shard and version, for the questions to the first model.
     """
-    files = [
-        ((work.shard.id, own.step.version), done.label_key(task, work.shard.id), etag)
-        for own in answers
-        if _is_asked_first(own.step)
-        for task in [own.step.task]
-        for work in planned.work_items
-        if task in work.tasks and not work.documents
-        for done in own.files
-        if (etag := done.labels[task].get(work.shard.id)) is not None
-    ]
-    if not files:
-        return {}
-    places, keys, etags = zip(*files, strict=True)
-    objects = object_hashes(pa.table({"key": keys, "etag": etags}))
-    known = known_counts(store, last_files(store, job.spec.name))
-    counts = known.take(pc.index_in(objects, value_set=known[OBJECT].combine_chunks()))
     left: dict[tuple[str, str], int] = {}
-    for place, rows in zip(places, pc.add(counts["failed"], counts["skipped"]), strict=True):
-        if rows.is_valid:
-            left[place] = min(rows.as_py(), left.get(place, rows.as_py()))
+    counts = known_counts(store, last_files(store, job.spec.name))
+    for step in filter(_is_asked_first, job.steps):
+        shards = [w.shard for w in planned.work_items if step.task in w.tasks and not w.documents]
+        for done in stored.by_version.get(step.version, ()):
+            files = with_known_counts(label_files_of(shards, done), counts)
+            rows = pc.add(files["failed"], files["skipped"])
+            for sid, count in zip(files["sid"].to_pylist(), rows.to_pylist(), strict=True):
+                if count is not None:
+                    left[sid, step.version] = min(count, left.get((sid, step.version), count))
     return left
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.text_index import text_hashes
 from pipeline.options import WorkOptions
-from pipeline.runtime.answer_sources import answering, newly_cut, plan_reuse
+from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import inside, limit_of
 from pipeline.runtime.job import Job, jobs_for_each_dtype
 from pipeline.runtime.plan import Plan, list_missing, plan, plan_limited
@@ -73,9 +73,10 @@ def dry_run(
         planned = replace(planned, inside=chosen)
     if options.retry_failed:
         planned = with_retries(job, store, planned)
-    new = newly_cut(job, store, planned)
-    if answers := answering(job, store, planned, new):
-        planned = plan_reuse(job, store, planned, answers, new, read=read)
+    stored = stored_files(job, store, planned)
+    if stored.by_version:
+        texts = ((sid, read[sid]) for sid in stored.new & read.keys())
+        planned = plan_reuse(job, store, planned, stored, texts, keep=False)
     return planned
 
 

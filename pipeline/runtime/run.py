@@ -23,8 +23,9 @@ from pipeline.ledger.counts_log import CountsLog
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import snapshot_numbers
+from pipeline.ledger.text_index import read_texts
 from pipeline.options import RunOptions
-from pipeline.runtime.answer_sources import answering, newly_cut, plan_reuse
+from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import limit_of
 from pipeline.runtime.fitted_files import read_classifier
 from pipeline.runtime.job import Job, Reader, make_job, model_at, reader_specs
@@ -317,9 +318,8 @@ def _with_known_answers(
     """The plan, with where the output answers its texts; those of new shards are read first."""
     from pipeline.runtime.graph import read_items
 
-    new = newly_cut(job, store, planned)
-    answers = answering(job, store, planned, new)
-    to_read, were_read = planned.only(new if answers else ()), set()
+    stored = stored_files(job, store, planned)
+    to_read, were_read = planned.only(stored.new), set()
     if to_read.unread:
         watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
         read = _read_small if to_read.reads_little else read_items
@@ -329,9 +329,11 @@ def _with_known_answers(
             counts.add_read(shard, engines=job.placement.actors)
             if shard.error is None:
                 were_read.add(shard.sid)
-    if not answers or job.run.is_over:
+    if not stored.by_version or job.run.is_over:
         return planned
-    return plan_reuse(job, store, planned.with_documents(were_read), answers, new)
+    planned = planned.with_documents(were_read)
+    readable = [w.shard.id for w in planned.only(stored.new).work_items if not w.documents]
+    return plan_reuse(job, store, planned, stored, read_texts(store, readable))
 
 
 def _read_small(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.ledger.snapshots import last_files, last_snapshot, snapshot_numbers
-from pipeline.runtime.answer_sources import LEAST_SOURCES
+from pipeline.ledger.text_index import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 
 BANDS = [(0.2, 0.8), (0.4, 0.6), (-1.0, 1.5), (0.3, 0.7)]
@@ -174,9 +174,9 @@ class History:
     ) -> None:
         """A text is asked once in each shard that cannot have the answer from the output.
 
-        The output has it in the shard itself, or in one of few other shards: these are looked into
-        for a shard that the last snapshot does not show. Of the other shards with the text and with
-        labels, one is looked into, which may lack this answer. A retry asks again in each shard.
+        The output has it in the shard itself, or, for a shard that the last snapshot does not show,
+        in one of few shards that it shows. Of these with the text and with labels, one is looked
+        into, which may lack this answer. A retry asks again in each shard.
         """
         shards = {
             shard.id: corpus.files[Path(shard.path).stem][shard.piece.start_row :][: shard.rows]
@@ -189,9 +189,9 @@ class History:
             }
             asking = {sid for sid, texts in shards.items() if of in texts} - answered
             lacking = {sid for sid, texts in shard_texts.items() if of in texts} - answered
-            if answered and len(sources) <= LEAST_SOURCES and not is_retry:
-                own = asking if published is None else asking & set(published)
-                asking = {sid for sid in asking if sid in own or lacking - {sid}}
+            shown = {*published} if published is not None else set()
+            if answered & shown and len(sources) <= LEAST_SOURCES and not is_retry:
+                asking = {sid for sid in asking if sid in shown or lacking & shown}
             assert count <= runs * len(asking), (question, of, count)
 
     def collect(self, corpus: Corpus) -> None:

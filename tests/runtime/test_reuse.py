@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import index_key, parse_key
 from pipeline.ledger.snapshots import contents, read_snapshot
-from pipeline.runtime.answer_sources import LEAST_SOURCES
+from pipeline.ledger.text_index import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.plan import SMALL_INPUT_BYTES
 from pipeline.sources.shards import Shard
