@@ -19,7 +19,7 @@ import re
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,14 +58,9 @@ DEATHS_OF_A_READER = 5
 
 RowRange = tuple[int, int]  # start, end (exclusive)
 # Waits until a shard may be at work in this process; True: until no other one is.
-ALONE_OR_NOT = Callable[[bool], AbstractContextManager[None]]
+Turn = Callable[[bool], AbstractContextManager[object]]
 # The name of a marker: its rows, the id of the run, and a nonce, so that each marker is new.
 _MARKER = re.compile(r"(\d+)-(\d+)-([^/-]+)-[^/-]+")
-
-
-def beside_others(_alone: bool) -> AbstractContextManager[None]:
-    """The turn of a shard in a process that labels one shard at a time."""
-    return nullcontext()
 
 
 def attempt_name(fp: Mapping[str, str], work: WorkItem) -> str:
@@ -84,29 +79,16 @@ class Attempts:
     _is_first: bool = False  # whether `run` found no marker of an earlier attempt
 
     def run(
-        self,
-        rows: int,
-        label: Callable[[int, int], None],
-        turn: ALONE_OR_NOT = beside_others,
+        self, rows: int, label: Callable[[int, int], None], turn: Turn = nullcontext
     ) -> list[int]:
         """Calls `label(start, end)` until each row was in one call; returns the quarantined rows.
 
         Suspect ranges run first, so a crash repeats little work. WorkerError if `label` raises
         anything but a StorageError, a SpecError or a LoadError: the marker stays, as after a death.
-        Where
-        several shards are at work in a process, one with markers is labelled alone in its `turn`:
-        so at most the first death of another shard counts as one of its own.
+        Where several shards are at work in a process, one with markers is labelled alone in its
+        `turn`: so at most the first death of another shard counts as one of its own.
         """
         markers = self._markers()
-        with turn(bool(markers)):
-            return self._run(rows, label, markers)
-
-    def _run(
-        self,
-        rows: int,
-        label: Callable[[int, int], None],
-        markers: Mapping[RowRange, Mapping[str, str]],
-    ) -> list[int]:
         deaths = defaultdict[RowRange, int](int)
         for part, run_ids in markers.items():
             in_this_run = sum(run_id == self.run_id for run_id in run_ids.values())
@@ -114,22 +96,29 @@ class Attempts:
         deaths[0, rows] = max(0, deaths[0, rows] - DEATHS_OF_A_SHARD + (rows > 1))
         parts = sorted(_parts((0, rows), deaths), key=lambda p: (-deaths[p], p[1] - p[0]))
         deadly = {p for p in parts if p[1] - p[0] == 1 and deaths[p] >= DEATHS_OF_A_ROW}
-        for start, end in parts:
-            if (start, end) in deadly:
-                continue
-            key = f"{self._folder}{start}-{end}-{self.run_id}-{uuid.uuid4().hex}"
-            self.store.create(key, b"")
-            try:
-                label(start, end)
-            except (StorageError, SpecError, LoadError, KeyboardInterrupt, SystemExit):
-                # — the rows are not the cause: of a SpecError a condition that takes too long
-                self.store.delete([key])
-                raise
-            except BaseException as error:  # a panic of Rust is not an Exception
-                raise WorkerError(error) from error
-            # — these rows kill no worker, so those that died at them were preempted
-            self.store.delete([key, *markers.get((start, end), ())])
+        with turn(bool(markers)):
+            for part in parts:
+                if part not in deadly:
+                    self._label(part, label, markers.get(part, ()))
         return sorted(start for start, _ in deadly)
+
+    def _label(
+        self, part: RowRange, label: Callable[[int, int], None], markers: Iterable[str]
+    ) -> None:
+        """Labels the rows with a marker of their own, and deletes their earlier ones."""
+        start, end = part
+        key = f"{self._folder}{start}-{end}-{self.run_id}-{uuid.uuid4().hex}"
+        self.store.create(key, b"")
+        try:
+            label(start, end)
+        except (StorageError, SpecError, LoadError, KeyboardInterrupt, SystemExit):
+            # — the rows are not the cause: of a SpecError a condition that takes too long
+            self.store.delete([key])
+            raise
+        except BaseException as error:  # a panic of Rust is not an Exception
+            raise WorkerError(error) from error
+        # — these rows kill no worker, so those that died at them were preempted
+        self.store.delete([key, *markers])
 
     @contextmanager
     def reading(self, place: str) -> Iterator[None]:
@@ -219,21 +208,21 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
     RefusedError while the other one does, and for ten minutes after that was killed.
     """
 
-    def new_mark() -> str:
-        return f"{IN_USE}{by}-{uuid.uuid4().hex}"
-
-    marks = [new_mark()]
-    store.create(marks[-1], b"")
+    marks: list[str] = []
     ended = threading.Event()
+
+    def mark() -> None:
+        marks.append(f"{IN_USE}{by}-{uuid.uuid4().hex}")
+        store.create(marks[-1], b"")
 
     def renew() -> None:
         while not ended.wait(RENEWED_AFTER_S):
             with suppress(StorageError):  # what the run does next fails, too, or the next renewal
-                marks.append(new_mark())
-                store.create(marks[-1], b"")
+                mark()
                 store.delete(marks[:-1])
                 del marks[:-1]
 
+    mark()
     thread = threading.Thread(target=renew, name="in use", daemon=True)
     thread.start()
     try:

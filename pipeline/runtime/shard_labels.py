@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import LoadError
 from pipeline.hashes import canonical_json
-from pipeline.ledger.attempts import ALONE_OR_NOT, Attempts
+from pipeline.ledger.attempts import Attempts, Turn
 from pipeline.ledger.columns import (
     STAGE,
     Bools,
@@ -71,7 +71,7 @@ class ShardLabels:
         )
 
     def labelled(
-        self, attempts: Attempts, send: Send, turn: ALONE_OR_NOT
+        self, attempts: Attempts, send: Send, turn: Turn
     ) -> tuple[list[LabelFile], Counts]:
         """The shard's label files and counts. Finds the documents that kill their worker."""
         progress = LabelProgress(send, self._work, self._rows_for_model())

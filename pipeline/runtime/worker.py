@@ -7,10 +7,11 @@ it inside the actors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from threading import Lock
 
 from pipeline.inference.memory import disable_malloc_trim
-from pipeline.ledger.attempts import ALONE_OR_NOT, Attempts, attempt_name, beside_others
+from pipeline.ledger.attempts import Attempts, Turn, attempt_name
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.counts import ShardCounts
@@ -55,7 +56,7 @@ def label_shard(
     work: WorkItem,
     *,
     send: Send = ignore,
-    turn: ALONE_OR_NOT = beside_others,
+    turn: Turn = nullcontext,
 ) -> ShardCounts:
     """Reads a shard, answers its missing tasks, and commits its files; what was done, in numbers.
 
