@@ -28,7 +28,7 @@ from pipeline.ledger.cuts import cut_before
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
 from pipeline.ledger.snapshots import Contents, last_contents
-from pipeline.runtime.job import jobs_for_each_dtype
+from pipeline.runtime.job import job_of_output
 from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects, read_documents
@@ -88,18 +88,15 @@ def older_answers(
             models[name] = what_answered(store, contents, name).get("models", {})
     hashes = {name: of_model for of_task in models.values() for name, of_model in of_task.items()}
     try:
-        jobs = jobs_for_each_dtype(spec, cache_dir, locate=partial(_located, hashes=hashes))
+        job = job_of_output(spec, store, cache_dir, locate=partial(_located, hashes=hashes))
     except AssayError as error:
         yield f"the answers cannot be compared with the spec as it is: {one_line(error)}"
         return
     for task, own in contents.tasks.items():
         stored = stored_version(store, task, own.fp).of_all
-        if not {own.fp, stored.id}.isdisjoint(job.fp[task] for job in jobs):
+        if job.fp[task] in (own.fp, stored.id):
             continue
-        then = stored.content
-        changed = min(
-            (_changed(then, parse_json(job.fingerprints[task].json())) for job in jobs), key=len
-        )
+        changed = _changed(stored.content, parse_json(job.fingerprints[task].json()))
         by = f" of {', '.join(models[task])}" if models[task] else ""
         yield (
             f"{task}: these are answers{by} to an older wording of the spec, which differs in "

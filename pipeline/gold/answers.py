@@ -21,7 +21,7 @@ from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, read_snapshot, snapshot_numbers
-from pipeline.runtime.job import jobs_for_each_dtype, limited
+from pipeline.runtime.job import job_of_output, limited
 from pipeline.sources.id_text import spellings
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
@@ -62,32 +62,28 @@ def matching_snapshot(
     another model, do not count.
     """
     names = list(dict.fromkeys(map(task_of, tasks)))
-    jobs = jobs_for_each_dtype(spec, cache_dir)
-
-    def current(header: Mapping[str, Any], task: str) -> set[str]:
-        """The fingerprints that the task may have in this snapshot."""
-        return {limited(job, header.get("limit")).fp[task] for job in jobs}
-
+    job = job_of_output(spec, store, cache_dir)
     newest: Mapping[str, Any] | None = None
     for number in snapshot_numbers(store):
         header = read_snapshot(store, number)  # — of the others, no table of files is read
         if header["spec"] != spec.name:
             continue
         newest = newest or header
-        if all(_fp(header, task) in current(header, task) for task in names):
+        now = limited(job, header.get("limit")).fp
+        if all(_fp(header, task) == now[task] for task in names):
             return contents(store, number), int(newest["number"])
     if newest is None:
         raise StorageError(
             f"{store.url}: has no snapshot of {spec.name} yet; `assay run` publishes one when "
             f"all documents are labelled"
         )
-    problems = []
+    problems, now = [], limited(job, newest.get("limit")).fp
     for task in names:
         fp = _fp(newest, task)
-        if fp not in (now := current(newest, task)):
+        if fp != now[task]:
             fix = f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
             fix += f"{newest['number']}, has {fp or 'no such task'}); run `assay run`"
-            problems.append(Problem(f"tasks.{task}", fix, " or ".join(sorted(now))))
+            problems.append(Problem(f"tasks.{task}", fix, now[task]))
     fix = "no snapshot has the current fingerprints of all of them; run `assay run`"
     raise SpecError(problems or [Problem("tasks", fix, names)])
 

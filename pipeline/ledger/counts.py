@@ -13,7 +13,7 @@ from pipeline.sources.documents import is_failed_status
 
 
 class Counts(Counter[tuple[str, ...]]):
-    """Numbers by key; `update` adds, and `subtract` takes away.
+    """Numbers by key; `update` adds.
 
     ("rows", STATUS)             rows that may be asked about, by status
     ("outside",)                 rows that were read, which the condition of the run leaves out
@@ -60,10 +60,6 @@ class Counts(Counter[tuple[str, ...]]):
     def failed(self) -> int:
         """Rows that should have an answer and have none."""
         return sum(n for status, n in self.by("rows").items() if is_failed_status(status))
-
-    def only(self, *names: str) -> Counts:
-        """The numbers whose keys have one of these first parts."""
-        return Counts({key: count for key, count in self.items() if key[0] in names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from pipeline.ledger.text_index import text_hashes
 from pipeline.options import WorkOptions
 from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import inside, limit_of
-from pipeline.runtime.job import Job, jobs_for_each_dtype
-from pipeline.runtime.plan import Plan, list_missing, plan, plan_limited
-from pipeline.runtime.retries import with_retries
+from pipeline.runtime.job import job_of_output, limited
+from pipeline.runtime.plan import Plan, plan, reads_little
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.store import Store, open_store
+from pipeline.stores.store import open_store
 
 
 def dry_run(
@@ -26,10 +25,10 @@ def dry_run(
 ) -> Plan:
     """The plan of `run` with these options; nothing is written to the output.
 
-    An answer depends on the number format of the machine. Where the spec does not fix it, this is
-    the plan of the machine with the least to do. Of an input with little text that is new, the text
-    is read, so that equal and known texts count as such, and no document that the condition of the
-    run leaves out; of a larger one, every new text counts, whatever the condition.
+    An answer depends on the number format of the machine. Where the spec does not fix it, it is the
+    one in which the output was answered, or else this machine's. Of an input with little text that
+    is new, the text is read, so that equal and known texts count as such, and no document that the
+    condition of the run leaves out; of a larger one, every new text counts, whatever the condition.
 
     Args:
         spec: The job.
@@ -50,44 +49,30 @@ def dry_run(
         0
     """
     store = open_store(spec.output, spec.storage_options)
-    limit = limit_of(options.sample, options.where)
-    job, planned = least_work(spec, store, cache_dir or default_cache_dir(), limit)
-    read, chosen, of_input = {}, {}, spec.input.storage_options
-    # — also of shards that were read before: a documents file does not say what a condition accepts
-    whole = replace(
-        planned, work_items=tuple(replace(w, documents=True) for w in planned.work_items)
-    )
-    if whole.reads_little:
-        for work in whole.unread:
-            documents = pa.concat_tables(read_documents(work.shard, of_input))
-            rows, _ = inside(work.shard, planned.limit, documents, of_input)
-            read[work.shard.id] = np.unique(text_hashes(documents.filter(pa.array(rows))))
-            chosen[work.shard.id] = int(rows.sum())
+    limit, of_input = limit_of(options.sample, options.where), spec.input.storage_options
+    job = limited(job_of_output(spec, store, cache_dir or default_cache_dir()), limit)
+    planned = plan(job, store, retry_failed=options.retry_failed, keep=False)
+    # — also shards that were read before: a documents file does not say what a condition accepts
+    shards = {work.shard.id: work.shard for work in planned.work_items if not work.retry}
+    read, chosen = {}, {}
+    for sid, shard in shards.items() if reads_little(shards.values()) else ():
+        documents = pa.concat_tables(read_documents(shard, of_input))
+        rows, _ = inside(shard, limit, documents, of_input)
+        read[sid] = np.unique(text_hashes(documents.filter(pa.array(rows))))
+        chosen[sid] = int(rows.sum())
+    if read:
         items = [
             replace(work, rows_without_answer=min(work.asked_rows, len(read[work.shard.id])))
+            if not work.retry
+            else work
             for work in planned.work_items
         ]
-        distinct = len(np.unique(np.concatenate([*read.values()]))) if read else None
+        distinct = len(np.unique(np.concatenate([*read.values()])))
         planned = replace(planned, work_items=tuple(items), distinct=distinct)
-    if planned.limit is not None:
+    if limit is not None:
         planned = replace(planned, inside=chosen)
-    if options.retry_failed:
-        planned = with_retries(job, store, planned)
     stored = stored_files(job, store, planned)
     if stored.by_version:
         texts = ((sid, read[sid]) for sid in stored.new & read.keys())
         planned = plan_reuse(job, store, planned, stored, texts, keep=False)
     return planned
-
-
-def least_work(
-    spec: JobSpec, store: Store, cache_dir: Path, limit: str | None = None
-) -> tuple[Job, Plan]:
-    """The job and the plan of the machine with the least to do; writes nothing."""
-    first, *others = jobs_for_each_dtype(spec, cache_dir)
-    planned = plan(first, store, keep=False)
-    plans = [(first, planned), *((job, list_missing(job, store, planned.cuts)) for job in others)]
-    return min(
-        (plan_limited(job, store, planned, limit) for job, planned in plans),
-        key=lambda pair: pair[1].missing_rows,
-    )

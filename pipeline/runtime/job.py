@@ -6,6 +6,7 @@ neither torch nor Ray.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import cast
@@ -21,21 +23,24 @@ from pipeline.errors import Problem, SpecError
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
-from pipeline.ledger.cells import version_name
+from pipeline.ledger.cells import stored_fps, stored_version, version_name
 from pipeline.ledger.columns import answer_columns
-from pipeline.ledger.snapshots import SnapshotTask
+from pipeline.ledger.snapshots import SnapshotTask, last_published
 from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_classifiers, find_readouts, load_thresholds
-from pipeline.runtime.placement import Placement
+from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.weights import ModelFiles, locate, locate_known, model_config
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import EncoderTask, StageSpec, TaskSpec
+from pipeline.stores.store import Store
 
 Locate = Callable[..., ModelFiles]  # as `weights.locate`
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16", "float16")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,26 +319,35 @@ def in_format(spec: JobSpec, dtype: str) -> JobSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
 
 
-def jobs_for_each_dtype(
-    spec: JobSpec, cache_dir: Path, *, locate: Locate = locate_known
-) -> list[Job]:
-    """The job in each number format that a machine may choose for it.
+def job_of_output(
+    spec: JobSpec, store: Store, cache_dir: Path, *, locate: Locate = locate_known
+) -> Job:
+    """The job in the number format in which the output was answered, where the spec fixes none.
 
-    Formats in which the readouts were not fitted are left out. SpecError if no format remains, or
-    if a model would be downloaded for its hashes.
+    Without answers, it is the format of a run on this machine, or on the GPUs that it lacks.
+    SpecError if a model would be downloaded for its hashes.
     """
-    dtypes = _AUTO_DTYPES if spec.model.chooses_dtype else (spec.model.dtype,)
-    jobs: list[Job] = []
-    errors: list[SpecError] = []
-    for dtype in dtypes:
+    dtype = _answered_in(spec, store) if spec.model.chooses_dtype else spec.model.dtype
+    if dtype is None:
         try:
-            place = Placement("cpu", dtype, 1, 1)
-            jobs.append(make_job(spec, place, cache_dir, locate=locate))
-        except SpecError as error:
-            errors.append(error)
-    if not jobs:
-        raise errors[0]
-    return jobs
+            dtype = place(spec.model, this_machine()).dtype
+        except SpecError:
+            dtype = "bfloat16"
+        logger.info("%s: has no answers yet; the number format is assumed: %s", store.url, dtype)
+    return make_job(spec, Placement("cpu", dtype, 1, 1), cache_dir, locate=locate)
+
+
+def _answered_in(spec: JobSpec, store: Store) -> str | None:
+    """The number format of the newest answers of the spec's model in the output; None: of none."""
+    last = last_published(store, spec.name, skip_damaged=True) or {"tasks": {}}
+    names = [task.name for task in spec.tasks]
+    published = [(name, last["tasks"][name]["fp"]) for name in names if name in last["tasks"]]
+    stored = ((name, fp) for name in names for fp in stored_fps(store, name))
+    for task, fp in chain(published, stored):
+        dtype = stored_version(store, task, fp).content.get("dtype")
+        if dtype in _AUTO_DTYPES:
+            return str(dtype)
+    return None
 
 
 @cache

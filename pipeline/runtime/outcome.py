@@ -6,12 +6,11 @@ Entry points: `Tally`, which adds up the shards' counts and holds the limit on f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
-from pipeline.ledger.cells import Committed, is_whole
+from pipeline.ledger.cells import is_whole
 from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.ledger.counts_log import of_shards
 from pipeline.ledger.failpoints import failpoint
@@ -27,7 +26,6 @@ from pipeline.ledger.snapshots import (
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
 from pipeline.sources.documents import is_failed_status
-from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
 # A run ends when this many shards fail in a row, or two for each engine if these are more.
@@ -41,8 +39,7 @@ _SHOWN = 3  # failed shards with their reasons
 class Tally:
     """What a run labelled: the sums of its shards' counts, and the limit on failed rows.
 
-    A shard in several work items has its rows counted once. Its statuses are those of the work
-    item in which most rows failed.
+    A shard in several work items has its rows counted once, as in the first one.
     """
 
     input_rows: int = 0
@@ -50,23 +47,18 @@ class Tally:
     n: Counts = field(default_factory=Counts)
     failures: dict[str, str] = field(default_factory=dict)  # the last reason, by shard id
     _failed_in_a_row: set[str] = field(default_factory=set, repr=False)
-    _shards: dict[str, Counts] = field(default_factory=dict, repr=False)  # their rows
+    _counted: set[str] = field(default_factory=set, repr=False)  # ids of shards
 
     def add(self, counts: ShardCounts, *, engines: int) -> None:
         """Takes in one shard; an error when too many rows, or too many shards in a row, failed."""
         self.add_read(counts, engines=engines)
-        if counts.error is not None:
-            return
-        rows, before = counts.n.only(*_OF_ROWS), self._shards.get(counts.sid, Counts())
-        self.n.update(counts.n)
-        if before:
-            self.n.subtract(before + rows)
-            reused = max(before["reused",], rows["reused",])
-            rows = Counts(before if before.failed > rows.failed else rows)
-            rows["reused",] = reused
-            self.n.update(rows)
-        self._shards[counts.sid] = rows
-        self._check(self.n.failed)
+        if counts.error is None:
+            again = _OF_ROWS if counts.sid in self._counted else ()
+            self.n.update({key: n for key, n in counts.n.items() if key[0] not in again})
+            self._counted.add(counts.sid)
+            outside = self.n["outside",]
+            # — rows that are not read yet may be outside
+            self._check(self.n.failed, self.input_rows - outside, "at most " if outside else "")
 
     def add_read(self, counts: ShardCounts, *, engines: int) -> None:
         """Takes in a shard that was read; an error if none succeeds any more."""
@@ -81,27 +73,28 @@ class Tally:
             number = f"{len(self._failed_in_a_row):,} shards failed, and none succeeded between"
             raise kind(f"{number} them; finished shards are kept; the last reason: {counts.error}")
 
-    def check_shards(
-        self, store: Store, spec_name: str, shards: Sequence[Shard], done: Committed
-    ) -> None:
-        """FailedRowsError if too many rows of these shards failed, in this run or before.
+    def count_finished(
+        self, store: Store, spec_name: str, planned: Plan, *, publishes: bool
+    ) -> int | None:
+        """Documents of the finished shards that the plan's condition accepts; None without one.
 
-        The failed rows of a shard are those of its worst task. A label file is read only if nothing
-        has its counts.
+        FailedRowsError if these are published, and too many of their rows failed in this run or
+        before; those of a shard are of its worst task. A label file is read only if nothing has its
+        counts.
         """
-        if self.max_error_rate is None:
-            return
-        files = counted_files(store, spec_name, shards, done, keep=True)
-        skipped = of_shards(files, "skipped", "min")
-        rows = sum(shard.rows for shard in shards) - skipped
-        self._check(of_shards(files, "failed", "max"), rows)
+        checks = publishes and self.max_error_rate is not None
+        if planned.limit is None and not checks:
+            return None
+        done = planned.done
+        finished = [shard for shard in planned.shards if is_whole(shard, list(done.fp), done)]
+        files = counted_files(store, spec_name, finished, done, keep=True)
+        asked = sum(shard.rows for shard in finished) - of_shards(files, "skipped", "min")
+        if checks:
+            self._check(of_shards(files, "failed", "max"), asked)
+        return None if planned.limit is None else asked
 
-    def _check(self, failed: int, of_rows: int | None = None) -> None:
-        outside = self.n["outside",]
-        limit, rows = self.max_error_rate, self.input_rows - outside
-        # — rows that are not read yet may be outside
-        bound = "at most " if of_rows is None and outside else ""
-        rows = rows if of_rows is None else of_rows
+    def _check(self, failed: int, rows: int, bound: str = "") -> None:
+        limit = self.max_error_rate
         if limit is None or failed <= limit * rows:
             return
         reasons = self.n.by("rows").most_common()
@@ -193,7 +186,40 @@ class Outcome:
         )
 
     @property
-    def snapshot_to_keep_current(self) -> int | None:
+    def contents(self) -> Contents:
+        """The contents of the snapshot of a complete output."""
+        return contents_of(
+            self.job.spec.name,
+            self.job.snapshot_tasks,
+            self.plan.shards,
+            self.plan.done,
+        )
+
+    def published(self, *, partial: bool) -> Outcome:
+        """Publishes the complete output, or with `partial` its complete shards, if there are any.
+
+        Nothing new is published if the last snapshot shows the same. Without `partial`, a run with
+        a condition publishes nothing where the current snapshot shows more documents.
+        """
+        done, number = self.plan.done, None
+        kept = self._shows_more() if self.complete and not partial else None
+        finished = any(is_whole(shard, list(done.fp), done) for shard in self.plan.shards)
+        if kept is None and (self.complete or (partial and finished)):
+            number = publish(
+                self.store,
+                self.job.spec.name,
+                self.job.snapshot_tasks,
+                self.plan.shards,
+                done,
+                created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                partial=not self.complete,
+                missing_files=len(self.unreadable),
+                limit=self.limit,
+            )
+        failpoint("published")
+        return replace(self, snapshot=number, kept=kept)
+
+    def _shows_more(self) -> int | None:
         """The current snapshot's number, if publishing a run with a condition would hide documents.
 
         Readers who name no snapshot read the current one, of any spec.
@@ -202,66 +228,5 @@ class Outcome:
         if self.asked is None or not numbers:
             return None
         current = read_snapshot(self.store, numbers[0])
-        is_whole = "limit" not in current and current["complete"]
-        return numbers[0] if is_whole or asked_of(current) > self.asked else None
-
-    @property
-    def contents(self) -> Contents:
-        """The contents of the snapshot that `publish` would make."""
-        return contents_of(
-            self.job.spec.name,
-            self.job.snapshot_tasks,
-            self.plan.shards,
-            self.plan.done,
-        )
-
-    def publish(self, *, partial: bool = False) -> int:
-        """The number of the snapshot that shows it; made now unless the last snapshot does."""
-        return publish(
-            self.store,
-            self.job.spec.name,
-            self.job.snapshot_tasks,
-            self.plan.shards,
-            self.plan.done,
-            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            partial=partial,
-            missing_files=len(self.plan.cuts.unreadable),
-            limit=self.limit,
-        )
-
-    def publish_part(self) -> int | None:
-        """The number of a snapshot of the complete shards; None without any.
-
-        FailedRowsError if the share of their rows that failed exceeds `max_error_rate`.
-        """
-        done = self.plan.done
-        whole = [shard for shard in self.plan.shards if is_whole(shard, list(self.job.fp), done)]
-        if not whole:
-            return None
-        self.tally.check_shards(self.store, self.job.spec.name, whole, done)
-        return self.publish(partial=True)
-
-    def published(self, *, partial: bool) -> Outcome:
-        """Publishes the complete output, or with `partial` its complete shards.
-
-        Without `partial`, a run with a condition publishes nothing where the current snapshot shows
-        more documents.
-        """
-        number = kept = None
-        if self.complete and not partial:
-            kept = self.snapshot_to_keep_current
-        if self.complete and kept is None:
-            number = self.publish()
-        elif partial:
-            number = self.publish_part()
-        failpoint("published")
-        return replace(self, snapshot=number, kept=kept)
-
-
-def rows_asked(store: Store, spec_name: str, plan: Plan) -> int | None:
-    """Documents of the finished shards that the plan's condition accepts; None without one."""
-    if plan.limit is None:
-        return None
-    shards = [shard for shard in plan.shards if is_whole(shard, list(plan.done.fp), plan.done)]
-    files = counted_files(store, spec_name, shards, plan.done, keep=True)
-    return sum(shard.rows for shard in shards) - of_shards(files, "skipped", "min")
+        is_complete = "limit" not in current and current["complete"]
+        return numbers[0] if is_complete or asked_of(current) > self.asked else None

@@ -1,21 +1,25 @@
 """What a run has to do: the shards of the input, and the cells that are missing.
 
-Entry points: `plan`, and `plan_limited` under the condition of a run. Opens no document. Must
-import neither torch nor Ray.
+Entry points: `plan`, and `list_missing` to plan again. Opens no document. Must import neither torch
+nor Ray.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from pipeline.errors import Problem, SpecError
-from pipeline.ledger.cells import Committed, WorkItem, committed, remaining
+from pipeline.ledger.cells import Committed, WorkItem, committed, remaining, unfinished
 from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
+from pipeline.ledger.snapshots import counted_files
 from pipeline.runtime.conditions import check_limit, check_when
-from pipeline.runtime.job import Job, limited
+from pipeline.runtime.job import Job
 from pipeline.runtime.placement import shard_bytes
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
 from pipeline.sources.source import InputObject, find_objects
@@ -77,31 +81,6 @@ class Plan:
             missing_cells=sum(self.rows_of(work) * len(work.tasks) for work in self.work_items),
         )
 
-    def only(self, sids: Collection[str]) -> Plan:
-        """The plan with the work of these shards."""
-        items = tuple(work for work in self.work_items if work.shard.id in sids)
-        return replace(self, work_items=items)
-
-    def with_documents(self, sids: Collection[str]) -> Plan:
-        """The plan, in which these shards have their documents files."""
-        items = [
-            replace(w, documents=w.documents and w.shard.id not in sids) for w in self.work_items
-        ]
-        return replace(self, work_items=tuple(items))
-
-    @property
-    def unread(self) -> tuple[WorkItem, ...]:
-        """A work item for each shard whose texts are not in the output yet."""
-        shards = {work.shard.id: work for work in self.work_items if work.documents}
-        return tuple(replace(work, tasks=()) for work in shards.values())
-
-    @property
-    def reads_little(self) -> bool:
-        """Whether one process reads the unread shards faster than Ray starts."""
-        shards = self.unread
-        text_bytes = sum(work.shard.piece.text_bytes for work in shards)
-        return len(shards) <= SMALL_INPUT_SHARDS and text_bytes <= SMALL_INPUT_BYTES
-
     @property
     def missing_rows(self) -> int:
         """The rows of the shards that have work; of those accepted, where they are known."""
@@ -125,17 +104,20 @@ class Plan:
         """Whether some documents are answered by what is known of equal texts."""
         return any(work.sources or work.rows_without_answer is not None for work in self.work_items)
 
-    @property
-    def work_rows(self) -> int:
-        """The rows of all work items, which progress counts."""
-        return sum(work.shard.rows for work in self.work_items)
 
-
-def plan(job: Job, store: Store, *, keep: bool = True, by_nodes: Cut | None = None) -> Plan:
+def plan(
+    job: Job,
+    store: Store,
+    *,
+    retry_failed: bool = False,
+    keep: bool = True,
+    by_nodes: Cut | None = None,
+) -> Plan:
     """The job's shards and their missing cells; new input files are cut into shards here.
 
-    With `keep` the cut is stored for every later run. Only a run that labels stores it, because the
-    size of the shards depends on its machine. `by_nodes` is that of `load_or_cut`.
+    With `retry_failed`, the work also has the finished shards with readable rows that failed. With
+    `keep` the cut is stored for every later run. Only a run that labels stores it, because the size
+    of the shards depends on its machine. `by_nodes` is that of `load_or_cut`.
     """
     source = job.spec.input
     objects = _objects(job.spec, store, Path(job.cache_dir))
@@ -152,21 +134,65 @@ def plan(job: Job, store: Store, *, keep: bool = True, by_nodes: Cut | None = No
                 source.storage_options,
                 place=f"tasks.{place}.when",
             )
-    return list_missing(job, store, cuts)
+    if job.run.limit is not None:
+        check_limit(job.run.limit, cuts.shards, source.storage_options)
+    planned = list_missing(job, store, cuts)
+    if not retry_failed:
+        return planned
+    tried_again = [_with_known(job, item, planned.done) for item in retries(job, store, planned)]
+    return replace(planned, work_items=(*planned.work_items, *tried_again))
 
 
-def plan_limited(job: Job, store: Store, whole: Plan, limit: str | None) -> tuple[Job, Plan]:
-    """The job and the plan under the condition of a run, from the plan of the whole.
+def list_missing(job: Job, store: Store, cuts: Cuts, before: Sequence[WorkItem] = ()) -> Plan:
+    """The plan for these shards, from a LIST of the output.
 
-    Where the whole input is labelled already, both stay as they are.
+    Of the work items `before`, those that try failed rows again are in it until they are done.
     """
-    if limit is None:
-        return job, whole
-    check_limit(limit, whole.shards, job.spec.input.storage_options)
-    if not whole.work_items:
-        return job, whole
-    job = limited(job, limit)
-    return job, list_missing(job, store, whole.cuts)
+    done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
+    items = [*remaining(cuts.shards, list(job.fp), done), *unfinished(before, done)]
+    with_known = tuple(_with_known(job, item, done) for item in items)
+    return Plan(cuts, done, with_known, limit=job.run.limit)
+
+
+def _with_known(job: Job, item: WorkItem, done: Committed) -> WorkItem:
+    """The work item with the files of the other tasks that its conditions name.
+
+    The model reads nothing if classifiers answer its tasks.
+    """
+    if not any(step.by_model for step in job.steps if step.task in item.tasks):
+        item = replace(item, rows_without_answer=0)
+    needed = {name for task in item.tasks for name in job.named_by(task)} - {*item.tasks}
+    known = {name: done.label_key(name, item.shard.id) for name in needed}
+    return replace(item, known=known) if known else item
+
+
+def retries(job: Job, store: Store, planned: Plan) -> list[WorkItem]:
+    """A work item for each finished shard with readable rows that failed.
+
+    No task is asked again about a row that it answered. No file is read whose counts are known. A
+    task whose condition names one that is tried again is tried again, too.
+    """
+    done = planned.done
+    files = counted_files(store, job.spec.name, planned.shards, done)
+    failed = defaultdict[str, set[str]](set)  # the tasks by shard
+    for file in files.filter(pc.greater(files["to_retry"], 0)).select(["sid", "task"]).to_pylist():
+        failed[file["sid"]].add(file["task"])
+    items = []
+    for shard in planned.shards:
+        sid, retried = shard.id, list[str]()
+        if sid in failed and sid in done.documents:
+            for task in (task for task in done.fp if sid in done.labels[task]):
+                if task in failed[sid] or not {*retried}.isdisjoint(job.named_by(task)):
+                    retried.append(task)
+            number = max(done.retry(task, sid) for task in retried) + 1
+            items.append(WorkItem(shard, tuple(retried), documents=False, retry=number))
+    return items
+
+
+def reads_little(shards: Collection[Shard]) -> bool:
+    """Whether one process reads these shards faster than Ray starts."""
+    text_bytes = sum(shard.piece.text_bytes for shard in shards)
+    return len(shards) <= SMALL_INPUT_SHARDS and text_bytes <= SMALL_INPUT_BYTES
 
 
 def check_places(spec: JobSpec, cache_dir: Path) -> None:
@@ -191,26 +217,3 @@ def _objects(spec: JobSpec, store: Store, cache_dir: Path) -> list[InputObject]:
         fix = f"{len(inside)} of its files are in the output {store.url}; name another output"
         raise SpecError([Problem("input.path", fix, inside[0])])
     return objects
-
-
-def list_missing(job: Job, store: Store, cuts: Cuts) -> Plan:
-    """The plan for these shards, from a LIST of the output."""
-    done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
-    items = remaining(cuts.shards, list(job.fp), done)
-    return Plan(cuts, done, tuple(_asked(job, item, done) for item in items), limit=job.run.limit)
-
-
-def _asked(job: Job, item: WorkItem, done: Committed) -> WorkItem:
-    """The work item with what it needs; the model reads nothing if classifiers answer its tasks."""
-    by_model = {step.task for step in job.steps if step.by_model}
-    if not by_model.intersection(item.tasks):
-        item = replace(item, rows_without_answer=0)
-    return with_known(job, item, done)
-
-
-def with_known(job: Job, item: WorkItem, done: Committed) -> WorkItem:
-    """The work item with the files of the other tasks that its conditions name."""
-    needed = {name for task in item.tasks for name in job.named_by(task)} - {*item.tasks}
-    if not needed:
-        return item
-    return replace(item, known={name: done.label_key(name, item.shard.id) for name in needed})

@@ -17,7 +17,7 @@ from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import FailedRowsError, ModelError, Problem, SpecError, StorageError
 from pipeline.inference.classifiers import label_log_probs
 from pipeline.ledger.attempts import in_use, shown_to_workers
-from pipeline.ledger.cells import WorkItem, record_specs, unfinished
+from pipeline.ledger.cells import WorkItem, record_specs
 from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.counts_log import CountsLog
 from pipeline.ledger.failpoints import failpoint
@@ -28,9 +28,9 @@ from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import limit_of
 from pipeline.runtime.fitted_files import read_classifier
-from pipeline.runtime.job import Job, Reader, make_job, model_at, reader_specs
+from pipeline.runtime.job import Job, Reader, limited, make_job, model_at, reader_specs
 from pipeline.runtime.mailbox import Post
-from pipeline.runtime.outcome import Outcome, Tally, rows_asked
+from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import (
     Machine,
     engine_bytes,
@@ -39,7 +39,7 @@ from pipeline.runtime.placement import (
     spread,
     this_machine,
 )
-from pipeline.runtime.plan import Plan, list_missing, plan, plan_limited, with_known
+from pipeline.runtime.plan import Plan, list_missing, plan, reads_little
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
@@ -53,7 +53,6 @@ from pipeline.runtime.progress import (
     ignore,
 )
 from pipeline.runtime.reading import commit_documents
-from pipeline.runtime.retries import with_retries
 from pipeline.runtime.session import cluster_machine, local_ray, remote_ray
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Shard
@@ -159,15 +158,17 @@ def _labelled(
             job = make_job(spec, place(spec.model, machine), cache_dir)
             ends = None if options.max_hours is None else began + options.max_hours * 3600
             since = max(snapshot_numbers(store), default=0)
-            job = replace(job, run=replace(job.run, ends=ends, since=since))
+            job = limited(replace(job, run=replace(job.run, ends=ends, since=since)), limit)
             _check_classifiers(job, store)
             watch.enter(LISTING)
-            whole = plan(job, store, by_nodes=_cut_by_nodes if connected else None)
-            job, planned = plan_limited(job, store, whole, limit)
+            planned = plan(
+                job,
+                store,
+                retry_failed=options.retry_failed,
+                by_nodes=_cut_by_nodes if connected else None,
+            )
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
-            if options.retry_failed:
-                planned = with_retries(job, store, planned)
             failpoint("planned")
             counts = Tally(input_rows=planned.rows, max_error_rate=spec.max_error_rate)
             if planned.work_items:
@@ -181,9 +182,8 @@ def _labelled(
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
-    asked = rows_asked(store, spec.name, planned)
-    if not planned.work_items:
-        counts.check_shards(store, spec.name, planned.shards, planned.done)
+    publishes = not planned.work_items or options.publish_partial
+    asked = counts.count_finished(store, spec.name, planned, publishes=publishes)
     failpoint("labelled")
     is_over = planned.work_items and job.run.is_over
     stopped = f"--max-hours {options.max_hours:g}" if is_over else None
@@ -297,10 +297,7 @@ def _label_rounds(
             watch.committed(shard)
             log.add(shard.files)
             counts.add(shard, engines=job.placement.actors)
-        listed = list_missing(job, store, initial.cuts)
-        left = unfinished(initial.work_items, listed.done)
-        retries = [with_known(job, item, listed.done) for item in left]
-        planned = replace(listed, work_items=(*listed.work_items, *retries))
+        planned = list_missing(job, store, initial.cuts, initial.work_items)
         if not planned.work_items or job.run.is_over:
             break
     return planned
@@ -319,11 +316,16 @@ def _with_known_answers(
     from pipeline.runtime.graph import read_items
 
     stored = stored_files(job, store, planned)
-    to_read, were_read = planned.only(stored.new), set()
-    if to_read.unread:
-        watch.enter(READING_TEXTS, replace(planned, work_items=to_read.unread))
-        read = _read_small if to_read.reads_little else read_items
-        for shard in read(to_read.unread, job, mailbox, watch.check):
+    unread = {
+        work.shard.id: replace(work, tasks=())
+        for work in planned.work_items
+        if work.documents and work.shard.id in stored.new
+    }
+    were_read, items = set(), tuple(unread.values())
+    if items:
+        watch.enter(READING_TEXTS, replace(planned, work_items=items))
+        read = _read_small if reads_little([work.shard for work in items]) else read_items
+        for shard in read(items, job, mailbox, watch.check):
             watch.read(shard.n.total_of("rows"))
             log.add(shard.files)
             counts.add_read(shard, engines=job.placement.actors)
@@ -331,9 +333,13 @@ def _with_known_answers(
                 were_read.add(shard.sid)
     if not stored.by_version or job.run.is_over:
         return planned
-    planned = planned.with_documents(were_read)
-    readable = [w.shard.id for w in planned.only(stored.new).work_items if not w.documents]
-    return plan_reuse(job, store, planned, stored, read_texts(store, readable))
+    work_items = (
+        replace(work, documents=work.documents and work.shard.id not in were_read)
+        for work in planned.work_items
+    )
+    planned = replace(planned, work_items=tuple(work_items))
+    known = {w.shard.id for w in planned.work_items if not w.documents} & stored.new
+    return plan_reuse(job, store, planned, stored, read_texts(store, sorted(known)))
 
 
 def _read_small(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterator[ShardCounts]:
@@ -347,6 +353,7 @@ def _publish_after_error(job: Job, store: Store, planned: Plan, counts: Tally) -
     """Publishes the complete shards, unless too many of their rows failed."""
     listed = list_missing(job, store, planned.cuts)
     try:
-        Outcome(job, store, listed, counts, 0.0).publish_part()
+        counts.count_finished(store, job.spec.name, listed, publishes=True)
+        Outcome(job, store, listed, counts, 0.0).published(partial=True)
     except FailedRowsError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)

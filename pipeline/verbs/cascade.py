@@ -27,11 +27,11 @@ from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import CascadeOptions, GoldColumns, RunOptions
-from pipeline.runtime.dry_run import least_work
 from pipeline.runtime.fitted_files import options_for
-from pipeline.runtime.job import in_format, reader_specs
+from pipeline.runtime.job import in_format, job_of_output, reader_specs
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
 from pipeline.sources.documents import SKIPPED
@@ -237,7 +237,7 @@ def _labelled(
         with _placed(spec, options.task, number):
             if not by_stage:
                 store = open_store(spec.output, spec.storage_options)
-                rows = least_work(stage, store, cache_dir)[1].rows
+                rows = plan(job_of_output(stage, store, cache_dir), store, keep=False).rows
                 share = f"{options.documents / rows:.9f}" if options.documents < rows else None
             with label(
                 stage, cache_dir=cache_dir, options=RunOptions(sample=share), announce=announce

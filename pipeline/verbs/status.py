@@ -21,9 +21,8 @@ from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
 from pipeline.ledger.snapshots import known_counts, last_published, table_of
-from pipeline.runtime.dry_run import least_work
-from pipeline.runtime.job import Job
-from pipeline.runtime.plan import Plan
+from pipeline.runtime.job import Job, job_of_output
+from pipeline.runtime.plan import Plan, plan
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
@@ -84,7 +83,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         0
     """
     store = open_store(spec.output, spec.storage_options)
-    job, planned = least_work(spec, store, cache_dir)
+    job = job_of_output(spec, store, cache_dir)
+    planned = plan(job, store, keep=False)
     last = last_published(store, spec.name)
     known = known_counts(store, None if last is None else table_of(store, last))
     files = counted(store, _label_files(store, job, planned), known)

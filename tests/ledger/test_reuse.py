@@ -25,8 +25,7 @@ from pipeline.ledger.label_files import LabelFile, commit_shard, documents_table
 from pipeline.ledger.reuse import StoredAnswers
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.plan import Plan
-from pipeline.runtime.retries import with_retries
+from pipeline.runtime.plan import Plan, retries
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard
 from pipeline.spec.parse import spec_of
@@ -100,7 +99,7 @@ def retried(
 ) -> tuple[WorkItem, dict[str, list[int]]]:
     """The work of `--retry-failed`, and the rows about which it asks each task."""
     done = committed(store, {task: FP[task] for task in tasks}, [shard.id])
-    (work,) = with_retries(job, store, Plan(Cuts((shard,), {}), done, ())).work_items
+    (work,) = retries(job, store, Plan(Cuts((shard,), {}), done, ()))
     asked = {}
     for task in work.tasks:
         source = done.source(task, shard.id)
@@ -135,7 +134,7 @@ def test_a_row_that_could_not_be_read_is_not_tried_again(store: Store, job: Job)
     shard, texts = shard_at(0, "x"), ["one", "", "three"]
     commit(store, shard, texts, {"a": FAILED_SECOND})
     done = committed(store, {"a": FP["a"]}, [shard.id])
-    assert with_retries(job, store, Plan(Cuts((shard,), {}), done, ())).work_items == ()
+    assert retries(job, store, Plan(Cuts((shard,), {}), done, ())) == []
 
 
 def test_a_retry_has_a_number_above_those_of_all_its_tasks(store: Store, job: Job) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from fitted import card_of, write_readout
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.runtime.fitted_files import find_readouts, load_readouts
-from pipeline.runtime.job import jobs_for_each_dtype
-from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.fingerprint import fingerprints
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
@@ -157,21 +154,6 @@ def test_a_file_that_is_not_there_is_a_problem_of_the_spec(fitted: Make, tmp_pat
     (tmp_path / "a.safetensors").unlink()
     (line,) = problems_of(spec)
     assert line.startswith("tasks.0.readout: the file cannot be read: No such file")
-
-
-def test_only_formats_that_the_readouts_were_fitted_in_are_described(
-    fitted: Make, tmp_path: Path
-) -> None:
-    files = ModelFiles("folder", "", None, WEIGHTS, 0)
-    each_dtype = partial(jobs_for_each_dtype, cache_dir=tmp_path, locate=lambda *_, **__: files)
-    spec = fitted()  # dtype: auto, and a readout that was fitted in float32
-    assert [each.placement.dtype for each in each_dtype(spec)] == ["float32"]
-    bare = spec.model_copy(update={"tasks": spec.tasks[1:]})
-    dtypes = [each.placement.dtype for each in each_dtype(bare)]
-    assert dtypes == ["float32", "bfloat16", "float16"]
-    strange = fitted({"model": {"weights": WEIGHTS, "dtype": "float64"}})
-    with pytest.raises(SpecError, match="fitted with another"):
-        each_dtype(strange)
 
 
 def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
