@@ -1,7 +1,7 @@
 """The conditions of tasks and of a run: what they may name, and which documents they accept.
 
-Entry points: `limit_of`, `check_limit` and `inside` for the condition of a run; `tasks_named`,
-`check_when` and `accepted_by` for those of tasks. Must import neither torch nor Ray.
+Entry points: `limit_of` and `inside` for the condition of a run, `tasks_named` and `accepted_by`
+for those of tasks, and `check` for both. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -59,30 +59,40 @@ def _share(text: str) -> str:
     return format(share.normalize(), "f")
 
 
-def check_limit(limit: str, shards: Sequence[Shard], options: Options) -> None:
-    """SpecError unless the condition of a run can be evaluated on the first rows of the input.
+def check(
+    sql: str,
+    shards: Sequence[Shard],
+    options: Options,
+    *,
+    place: str,
+    before: Sequence[TaskSpec] | None = None,
+) -> None:
+    """SpecError unless a condition can be evaluated on the first rows of the input.
 
     At least one of the first rows must have each column of the input that it names, and it must be
-    computable on at least one of them.
+    computable on at least one of them. `before` are the tasks whose answers it may name; None for
+    the condition of a run, which names columns of the input also without `doc.`.
     """
-    names = _input_names(limit)
+    names = _input_names(sql) if before is None else list(fields_in(sql, DOC, place=place))
     parts = first_values(shards if names else (), names, options)
     whole = [part for part in parts if part.num_columns == len(names)]
+    if parts and not whole:
+        lacking = next(name for name in names if name not in parts[0].column_names)
+        fix = f"{shards[0].path} has no column {lacking}; name a column of the input"
+        raise SpecError([Problem(place, fix, sql)])
+    check_values(whole, sql, shards, place)
+    if names and not parts:
+        return  # the input is empty
+    others = _COLUMNS | _types(before or ())
     scopes = [
-        _of_input(part, part.num_rows, bare=True)
-        | {name: pa.nulls(part.num_rows, kind) for name, kind in _COLUMNS.items()}
-        for part in whole
+        _of_input(part, part.num_rows, bare=before is None)
+        | {name: pa.nulls(part.num_rows, kind) for name, kind in others.items()}
+        for part in whole or [pa.table({})]
     ]
-    met = [accepted(limit, scope, place=WHERE) for scope in scopes]
-    if parts and all(failed == len(chosen) for chosen, failed in met):
-        place = Option("where", part=f", on {shards[0].path}")
-        if lacking := [name for name in names if name not in parts[0].column_names]:
-            raise SpecError([Problem(place, f'"{lacking[0]}" not found in the columns', limit)])
+    met = [accepted(sql, scope, place=place) for scope in scopes]
+    if all(failed == len(chosen) for chosen, failed in met):
         rows = pa.record_batch(list(scopes[0].values()), names=list(scopes[0]))
-        Rule(limit, rows.schema, place=place).check_on(rows)
-    check_values(whole, limit, shards, WHERE)
-    if not names:
-        Rule(limit, pa.schema([*_COLUMNS.items()]), place=WHERE)
+        Rule(sql, rows.schema, place=place).check_on(rows)
 
 
 def inside(
@@ -121,28 +131,6 @@ def tasks_named(when: str, before: Sequence[TaskSpec], *, place: str) -> list[st
         fix = f"{unknown[0]} is not in the scope of a condition, which has {', '.join(scope)}"
         raise SpecError([Problem(place, f"{fix}; a task must be one before this one", when)])
     return [name for name in tasks if name in names]
-
-
-def check_when(
-    when: str, before: Sequence[TaskSpec], shards: Sequence[Shard], options: Options, *, place: str
-) -> None:
-    """SpecError unless the condition can be bound to the first rows of the input.
-
-    At least one of the first rows must have each column of the input that it names.
-    """
-    names = fields_in(when, DOC, place=place)
-    parts = first_values(shards if names else (), names, options)
-    lacking = [name for name in names if not any(name in part.column_names for part in parts)]
-    if shards and lacking:
-        fix = f"{shards[0].path} has no column {lacking[0]}; name a column of the input"
-        raise SpecError([Problem(place, fix, when)])
-    whole = [part for part in parts if part.num_columns == len(names)]
-    check_values(whole, when, shards, place)
-    schema = pa.schema([*_COLUMNS.items(), *_types(before).items()])
-    if whole:
-        schema = schema.append(pa.field(DOC, pa.struct(list(whole[0].schema))))
-    if whole or not names:
-        Rule(when, schema, place=place)
 
 
 def input_names(tasks: Iterable[TaskSpec]) -> list[str]:

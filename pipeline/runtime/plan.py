@@ -18,7 +18,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cells import Committed, WorkItem, committed, remaining, unfinished
 from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
 from pipeline.ledger.snapshots import counted_files
-from pipeline.runtime.conditions import check_limit, check_when
+from pipeline.runtime.conditions import WHERE, check
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import shard_bytes
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
@@ -125,17 +125,13 @@ def plan(
     usual = shard_bytes(job.placement.device, largest)
     target = usual if source.shard_bytes == "auto" else source.shard_bytes
     cuts = load_or_cut(store, objects, source.columns, target, keep=keep, by_nodes=by_nodes)
-    for place, task in enumerate(job.spec.tasks):
+    shards, of_input = cuts.shards, source.storage_options
+    for number, task in enumerate(job.spec.tasks):
         if task.when is not None:
-            check_when(
-                task.when,
-                job.spec.tasks[:place],
-                cuts.shards,
-                source.storage_options,
-                place=f"tasks.{place}.when",
-            )
+            before = job.spec.tasks[:number]
+            check(task.when, shards, of_input, place=f"tasks.{number}.when", before=before)
     if job.run.limit is not None:
-        check_limit(job.run.limit, cuts.shards, source.storage_options)
+        check(job.run.limit, shards, of_input, place=WHERE)
     planned = list_missing(job, store, cuts)
     if not retry_failed:
         return planned
