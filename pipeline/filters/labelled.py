@@ -105,11 +105,11 @@ def older_answers(
 
 
 def _located(
-    model: ModelSpec, cache_dir: Path, *, sees_images: bool, hashes: Mapping[str, Mapping[str, str]]
+    model: ModelSpec, cache_dir: Path, *, hashes: Mapping[str, Mapping[str, str]]
 ) -> ModelFiles:
     """The files of a local model; of another one those with which it answered, if it did."""
     if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
-        return locate(model, cache_dir, sees_images=sees_images)
+        return locate(model, cache_dir)
     return ModelFiles("remote", model.path, model.revision, hashes.get(model.name, {}), 0)
 
 

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import chain
 from operator import itemgetter
@@ -29,14 +29,15 @@ from pipeline.ledger.snapshots import SnapshotTask, last_published
 from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_classifiers, find_readouts, load_thresholds
 from pipeline.runtime.placement import Placement, place, this_machine
-from pipeline.runtime.weights import ModelFiles, locate, locate_known, model_config
+from pipeline.runtime.weights import ModelFiles, locate, model_config
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
-from pipeline.spec.model import NO_MODEL
+from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import EncoderTask, StageSpec, TaskSpec
 from pipeline.stores.store import Store
 
-Locate = Callable[..., ModelFiles]  # as `weights.locate`
+Locate = Callable[[ModelSpec, Path], ModelFiles]  # as `weights.locate`
+_LOCATE_KNOWN = partial(locate, downloads=False)
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -212,14 +213,22 @@ def _condition(
     return {"when": {"sql": task.when, "tasks": {name: versions[name].id for name in named}}}
 
 
-def _require_head(spec: JobSpec, files: ModelFiles, places: Mapping[str, str]) -> None:
-    """SpecError for tasks of labels alone, unless the model has a head that classifies."""
+def _check_architecture(spec: JobSpec, files: ModelFiles, places: Mapping[str, str]) -> None:
+    """SpecError unless the model has a head that classifies, or sees images, where that is asked.
+
+    Tasks of labels alone ask for the head.
+    """
     config = model_config(files, spec.model.storage_options)
-    if any("Classification" in str(name) for name in config.get("architectures") or ()):
-        return
-    fix = "missing; add it: a language model is asked; only a sequence classifier answers without"
-    alone = [places[task.name] for task in spec.tasks if isinstance(task, EncoderTask)]
-    raise SpecError([Problem(f"{place}.question", fix) for place in alone])
+    if spec.input.image is not None and not config.get("vision_config"):
+        fix = "this model has no vision tower, and input.image needs one; name a model that sees"
+        raise SpecError(
+            [Problem("model.path", f"{fix} images, or remove input.image", files.location)]
+        )
+    architectures = config.get("architectures") or ()
+    if spec.uses_encoder and not any("Classification" in str(name) for name in architectures):
+        fix = "missing; add it: a language model is asked; only a sequence classifier answers"
+        alone = [places[task.name] for task in spec.tasks if isinstance(task, EncoderTask)]
+        raise SpecError([Problem(f"{place}.question", f"{fix} without") for place in alone])
 
 
 def _under_conditions(
@@ -288,9 +297,9 @@ def _reader(
     places: Mapping[str, str],
 ) -> Reader:
     with model_at(places["model"]):
-        files = locate(spec.model, cache_dir, sees_images=spec.input.image is not None)
-    if spec.uses_encoder:
-        _require_head(spec, files, places)
+        files = locate(spec.model, cache_dir)
+        if files.kind != "none" and (spec.uses_encoder or spec.input.image is not None):
+            _check_architecture(spec, files, places)
     dtype = placement.dtype
     readouts = find_readouts(spec, cache_dir, weights=files.hashes, dtype=dtype, places=places)
     classifiers = find_classifiers(spec, cache_dir, places=places)
@@ -320,7 +329,7 @@ def in_format(spec: JobSpec, dtype: str) -> JobSpec:
 
 
 def job_of_output(
-    spec: JobSpec, store: Store, cache_dir: Path, *, locate: Locate = locate_known
+    spec: JobSpec, store: Store, cache_dir: Path, *, locate: Locate = _LOCATE_KNOWN
 ) -> Job:
     """The job in the number format in which the output was answered, where the spec fixes none.
 

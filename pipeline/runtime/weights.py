@@ -34,7 +34,7 @@ from pipeline.runtime.model_cache import (
     require_room,
 )
 from pipeline.runtime.model_folder import check_folder
-from pipeline.sources.listing import FileInfo
+from pipeline.sources.listing import FileInfo, remote_etag
 from pipeline.sources.streams import Options
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.stores.file_systems import file_system_at
@@ -78,19 +78,16 @@ class ModelFiles:
         return self.size_bytes * (32 if dtype == "float32" else 16) // least_bits
 
 
-def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> ModelFiles:
+def locate(model: ModelSpec, cache_dir: Path, *, downloads: bool = True) -> ModelFiles:
     """The model that `model.path` names; SpecError if there is none, ModelError if it is broken.
 
-    With `sees_images`, a local model must have a vision tower; of others, the worker checks it. A
-    spec whose tasks all have classifiers has no model, and so no files. UnavailableError if a store
-    or the Hub does not answer.
+    A spec whose tasks all have classifiers has no model, and so no files. Without `downloads`,
+    SpecError if a model in an object store would be downloaded for its hashes. UnavailableError if
+    a store or the Hub does not answer.
     """
     if model == NO_MODEL:
         return ModelFiles("none", "", None, {}, 0)
     path = Path(os.path.expanduser(model.path))
-    if sees_images and (path.is_dir() or path.suffix == ".gguf") and not _has_vision_tower(path):
-        fix = "this model has no vision tower, and input.image needs one; name a model that sees"
-        raise SpecError([Problem("model.path", f"{fix} images, or remove input.image", str(path))])
     if path.is_dir():
         hashes = _content_hashes(path, cache_dir)
         if not any(fnmatchcase(name, _WEIGHTS) for name in hashes):
@@ -107,15 +104,8 @@ def locate(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> M
         hashes = _content_hashes(path, cache_dir)
         return ModelFiles("gguf", os.path.abspath(path), None, hashes, path.stat().st_size)
     if "://" in model.path:
-        return _remote(model.path, model.storage_options, cache_dir)
+        return _remote(model.path, model.storage_options, cache_dir, downloads)
     return _hub(model.path, model.revision, cache_dir)
-
-
-def locate_known(model: ModelSpec, cache_dir: Path, *, sees_images: bool = False) -> ModelFiles:
-    """As `locate`; SpecError if that would download a model from an object store for its hashes."""
-    if "://" in model.path:
-        _remote(model.path, model.storage_options, cache_dir, fetches=False)
-    return locate(model, cache_dir, sees_images=sees_images)
 
 
 def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
@@ -169,17 +159,6 @@ def model_config(files: ModelFiles, options: Options) -> dict[str, Any]:
     return {**config, **(config.get("text_config") or {})}
 
 
-def _has_vision_tower(path: Path) -> bool:
-    """False where the configuration of a model folder names none, and of a GGUF file."""
-    config = path / "config.json"
-    if not config.is_file():
-        return False
-    try:
-        return bool(parse_json(config.read_bytes()).get("vision_config"))
-    except (ValueError, AttributeError):
-        return True  # — what loads the model says what is wrong with the file
-
-
 def _is_ours(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _FILES)
 
@@ -203,29 +182,26 @@ def _weights_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob(_WEIGHTS))
 
 
-def _remote(url: str, options: Options, cache_dir: Path, *, fetches: bool = True) -> ModelFiles:
+def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> ModelFiles:
     """The model in an object store. It is read once, unless its hashes are beside it."""
     try:
         file_system, place = file_system_at(url, options)
         infos = _root_files(file_system, place)
-        etags = _etags(file_system, infos)
         beside = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
-    except (ValueError, TypeError, ImportError) as error:
-        raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
-    except REMOTE_ERRORS as error:
-        if cause_of(error) is not Cause.MISSING:
+    except (ValueError, TypeError, ImportError, *REMOTE_ERRORS) as error:
+        if isinstance(error, REMOTE_ERRORS) and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, url, "read") from error
         raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
+    etags = _etags(infos)
     sizes = [infos[name]["size"] for name in etags if fnmatchcase(name, _WEIGHTS)]
     if not sizes:
         fix = "no .safetensors file is in it; folders below it are not read"
         raise SpecError([Problem("model.path", fix, url)])
-    hashes = parse_sums(beside)
+    hashes, kept = parse_sums(beside), _cached_at(etags, cache_dir) / SUMS
+    if not etags.keys() <= hashes.keys() and kept.is_file():
+        hashes = parse_sums(kept.read_bytes())
     if not etags.keys() <= hashes.keys():
-        sums = cached_folder(short_hash(canonical_json(etags)), cache_dir) / SUMS
-        hashes = parse_sums(sums.read_bytes()) if sums.is_file() else {}
-    if not etags.keys() <= hashes.keys():
-        if not fetches:
+        if not downloads:
             fix = (
                 f"the hashes of its files are not known here, and the model is not downloaded "
                 f"({sum(sizes) / 1e9:,.1f} GB) to plan or count; run `assay pull` once on this "
@@ -242,21 +218,19 @@ def _remote(url: str, options: Options, cache_dir: Path, *, fetches: bool = True
 def _root_files(file_system: AbstractFileSystem, place: str) -> dict[str, FileInfo]:
     """The description of each file in a folder, by name, without those of folders below."""
     file_system.invalidate_cache()
-    infos = retry(partial(file_system.find, place, detail=True), RetryPolicy())
+    infos = retry(partial(file_system.find, place, detail=True, maxdepth=1), RetryPolicy())
     start = f"{place.rstrip('/')}/"
-    names = {
-        path.removeprefix(start): info for path, info in infos.items() if path.startswith(start)
-    }
-    return {name: info for name, info in names.items() if "/" not in name}
+    return {path.removeprefix(start): info for path, info in infos.items()}
 
 
-def _etags(file_system: AbstractFileSystem, infos: Mapping[str, FileInfo]) -> dict[str, str]:
+def _etags(infos: Mapping[str, FileInfo]) -> dict[str, str]:
     """What the store says of the content of each file of a model."""
-    return {
-        name: str(info.get("ETag") or info.get("md5Hash") or file_system.checksum(info["name"]))
-        for name, info in infos.items()
-        if _is_ours(name)
-    }
+    return {name: remote_etag(name, info) for name, info in infos.items() if _is_ours(name)}
+
+
+def _cached_at(etags: Mapping[str, str], cache_dir: Path) -> Path:
+    """Where the model with these ETags is kept, once it is downloaded."""
+    return cached_folder(short_hash(canonical_json(dict(etags))), cache_dir)
 
 
 def _downloaded(
@@ -270,14 +244,14 @@ def _downloaded(
             for name in etags:
                 source = f"{place.rstrip('/')}/{name}"
                 retry(partial(file_system.get_file, source, str(folder / name)), RetryPolicy())
-            now = _etags(file_system, _root_files(file_system, place))
+            now = _etags(_root_files(file_system, place))
         if now != etags:
             raise StorageError(
                 f"{url}: {differing(now, etags)} changed while the job ran; run again to label "
                 f"with the new version"
             )
 
-    name = short_hash(canonical_json(dict(etags)))
+    name = _cached_at(etags, cache_dir).name
     return cached_model(name, cache_dir, download, needed=lambda: needed_bytes)
 
 
