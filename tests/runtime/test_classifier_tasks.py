@@ -184,17 +184,6 @@ def test_a_labeller_answers_questions_and_classifies(modelled: Corpus, model_fil
     assert row["language"]["label"] == "german"
 
 
-def test_a_remote_file_is_copied_to_the_cache_and_has_the_same_hash(
-    corpus: Corpus, model_file: Path
-) -> None:
-    local = find_classifiers(corpus.spec, corpus.cache)
-    corpus.task = language(f"file://{model_file}")
-    hashes = find_classifiers(corpus.spec, corpus.cache)
-    assert hashes == local
-    copies = (corpus.cache / "fitted").iterdir()
-    assert [file.name for file in copies] == list(hashes.values())
-
-
 def test_a_worker_takes_the_copy_of_a_remote_file_and_a_busy_store_is_asked_again(
     corpus: Corpus, model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ from changing_corpus import TOPIC, Corpus
 from finished import commit_all
 
 from pipeline.cli import main
-from pipeline.errors import SpecError
 from pipeline.report.console import console_on
 from pipeline.report.run import show_plan, summary_json
 from pipeline.runtime.dry_run import dry_run
@@ -58,15 +57,6 @@ def test_it_counts_without_the_gpu_that_the_spec_wants(
     folder = load_spec(str(write_spec())).model.path
     spec = load_spec(str(write_spec(model={"path": folder, "device": "cuda"})))
     assert dry_run(spec, cache_dir=tmp_path).missing_rows == 1
-
-
-def test_an_error_of_the_spec_is_one_in_every_number_format(
-    write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    labels = ["clean", "toxic"]
-    task = {"name": "toxic", "question": None, "labels": labels, "readout": str(tmp_path / "none")}
-    with pytest.raises(SpecError, match=r"readout: .*none"):
-        dry_run(load_spec(str(write_spec(tasks=[task]))), cache_dir=tmp_path)
 
 
 def test_it_reads_the_texts_of_few_shards_and_of_no_more(
@@ -134,14 +124,6 @@ def test_a_dry_run_predicts_what_the_run_does_for_every_option(
     assert bool(retried) == (options.get("retry_failed", False) and outcome.limit is None)
     again = grown.plan(**options)
     assert again.missing_rows == again.missing_shards == 0
-
-
-def test_failed_rows_alone_are_predicted_too(grown: Corpus) -> None:
-    grown.delete("new")
-    assert grown.plan().missing_rows == 0
-    plan = grown.plan(retry_failed=True)
-    outcome = grown.run(retry_failed=True)
-    assert plan.missing_rows == outcome.tally.n.total_of("rows") > 0
 
 
 def test_options_that_may_end_the_run_are_named(

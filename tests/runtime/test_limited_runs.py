@@ -140,11 +140,8 @@ def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(
     "where, reason",
     [
         ("years > 3", r"the first \d+ rows of .* have no value in years; name a column"),
-        ("year >", "is not one SQL expression"),
         ("year", "is int64, not a boolean"),
         ("  ", "write a condition on the input's columns"),
-        ("year in (select 3)", "has a subquery"),
-        ("year > 4000 * random()", "random is not a function"),
     ],
 )
 def test_a_wrong_condition_is_refused_before_any_work(
