@@ -93,9 +93,6 @@ class MadeUpStore:
             raise StorageError(f"{self.url}/{key}: is missing")
         return self.objects[key]
 
-    def read_end(self, key: str, size: int) -> bytes:
-        return self.read(key)[-size:]
-
     def delete(self, keys: Sequence[str]) -> None:
         self.counts["DELETE"] += -(-len(keys) // KEYS)
         for key in keys:

@@ -21,7 +21,6 @@ from pipeline.ledger.cells import stored_version
 from pipeline.ledger.keys import (
     COUNTS,
     DOCUMENTS,
-    INDEX,
     LABELS,
     RETRIES,
     SNAPSHOTS,
@@ -37,14 +36,13 @@ from pipeline.ledger.keys import (
 )
 from pipeline.ledger.numbered import numbers_from_checkpoint
 from pipeline.ledger.snapshots import read_snapshot, snapshot_numbers, table_of
-from pipeline.ledger.text_index import shards_of_objects
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
 
 # In this order, a reader never sees a snapshot whose files are already deleted. The log of cuts
-# stays.
-DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, INDEX, COUNTS, SPECS, ATTEMPTS)
+# and the index of texts stay.
+DELETION_ORDER = (SNAPSHOTS, RETRIES, LABELS, DOCUMENTS, COUNTS, SPECS, ATTEMPTS)
 _DAY_S = 24 * 60 * 60.0
 
 Version = tuple[str, str]  # task and fingerprint
@@ -67,7 +65,7 @@ class GcResult:
     deleted: bool  # False: a dry run
     young: int  # objects that are kept for their age alone
     unknown: int  # keys that assay does not write, inside its own folders
-    prefixes: Mapping[str, Removed]  # hints only if an object is not needed
+    prefixes: Mapping[str, Removed]  # counts only if an object is not needed
     keys: tuple[str, ...]  # that nothing needs, in the order of deletion
 
 
@@ -119,11 +117,10 @@ def _unneeded(
     known = {name: key for name in stored if (key := parse_key(name)) is not None}
     oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
     snapshots = _read(output, keep, stored, oldest_s)
-    index = shards_of_objects(output)
     # — the last checkpoint has all counts before it
     counts = {*map(counts_key, numbers_from_checkpoint(output, counts_key))}
-    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known) | counts, index)
-    kept = _with_needed(named | _young(stored, known, snapshots.published_s, oldest_s), index)
+    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known) | counts)
+    kept = _with_needed(named | _young(stored, known, snapshots.published_s, oldest_s))
     # — all runs share the probe, and a run that starts now may be checking it
     objects = tuple(stored[name] for name in known if name not in kept and name != PROBE_KEY)
     return GcResult(
@@ -209,11 +206,11 @@ def _removed(objects: Collection[StoredObject]) -> Iterator[tuple[str, Removed]]
     """The number and the size of the objects of each prefix."""
     for prefix in DELETION_ORDER:
         sizes = [each.size_bytes for each in objects if each.key.startswith(prefix)]
-        if sizes or prefix not in (INDEX, COUNTS):
+        if sizes or prefix != COUNTS:
             yield prefix, Removed(len(sizes), sum(sizes))
 
 
-def _with_needed(names: Collection[str], index: Mapping[str, Collection[str]]) -> set[str]:
+def _with_needed(names: Collection[str]) -> set[str]:
     """These objects, and those without which the label files among them have no meaning."""
     keys = [key for key in map(parse_key, names) if key and key.folder in (LABELS, RETRIES)]
     sids = {key.sid for key in keys}
@@ -223,5 +220,4 @@ def _with_needed(names: Collection[str], index: Mapping[str, Collection[str]]) -
         *(label_key(key.task, key.fp, key.sid) for key in keys),
         *map(documents_key, sids),
         *(spec_key(*version) for version in versions),
-        *(name for name, indexed in index.items() if not sids.isdisjoint(indexed)),
     }

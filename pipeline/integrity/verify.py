@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from pydantic import computed_field
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
-from pipeline.hashes import sha256_hex
+from pipeline.hashes import parse_json, sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.keys import parse_key, spec_key
-from pipeline.ledger.label_files import metadata_of, read_file, remedy, shard_in
+from pipeline.ledger.label_files import metadata_of, read_file, remedy
 from pipeline.ledger.snapshot_files import NamedFile, NamedShard
 from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, last_snapshot
 from pipeline.sources.shards import Shard
@@ -144,21 +144,20 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
 def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     """The files of one shard, compared with each other and with the input."""
     damages: list[Damage] = []
-    documents = _checked(audit, shard, shard.documents, damages)
-    for file in shard.labels.values():
-        answers = _checked(audit, shard, file, damages)
+    documents = _checked(audit, shard, None, damages)
+    for task in shard.labels:
+        answers = _checked(audit, shard, task, damages)
         if answers is None or documents is None:
             continue
         if where := _differing(answers.column("doc_id"), documents.column("doc_id")):
             what = f"doc_id is not in the order of {shard.documents.key}: {where}"
-            damages.append(_damage(file, what))
-    origin = None if documents is None else _origin(documents)
+            damages.append(_damage(shard.labels[task], what))
+    origin = None if documents is None else _shard_in(documents)
     if documents is None or origin is None or shard.sid != origin.id:
         return _CheckedShard(tuple(damages))
     version = origin.version
     columns = Columns(version.text_column, version.id_column, version.image_column)
-    now = audit.inputs[shard.path]
-    if not any(item.version(columns) == version for item in now):
+    if all(item.version(columns) != version for item in audit.inputs[shard.path]):
         return _CheckedShard(tuple(damages), changed=shard.path)
     compared = ["doc_id", "content_hash"]
     read = read_documents(origin, audit.options)
@@ -175,25 +174,38 @@ def _damage(file: NamedFile, what: str) -> Damage:
 
 
 def _checked(
-    audit: _Audit, shard: NamedShard, file: NamedFile, damages: list[Damage]
+    audit: _Audit, shard: NamedShard, task: str | None, damages: list[Damage]
 ) -> pa.Table | None:
-    """The file's rows, or None if it cannot be read. Its damages are appended to `damages`."""
-    task = None if file.task is None else audit.tasks[file.task]
-    columns = DOCUMENTS_FILE_COLUMNS if task is None else ("doc_id", *task.columns)
+    """The rows of the shard's documents file, or of the task's label file; None if it is damaged.
+
+    Its damages are appended to `damages`.
+    """
+    version = None if task is None else audit.tasks[task]
+    file = shard.documents if task is None else shard.labels[task]
+    columns = DOCUMENTS_FILE_COLUMNS if version is None else ("doc_id", *version.columns)
+    fp = None if version is None else version.fp
     try:
-        table = read_file(audit.store, file.key, None, published=file.hash)
-        table = table.select(columns)
+        table = read_file(audit.store, file.key, None, published=file.hash).select(columns)
     except UnavailableError:
         raise
     except (StorageError, KeyError) as error:
         what = str(error).removeprefix(f"{audit.store.url}/{file.key}: ")
         damages.append(_damage(file, what.removesuffix(f"; {remedy(file.key)}")))
         return None
-    broken = [*_misplaced(file, task, shard, table)]
-    rows = file.rows if task is None else shard.rows
-    if not file.rows == rows == table.num_rows:
-        broken.insert(0, f"has {table.num_rows} rows; {file.rows} of {rows} were published")
-    damages += [_damage(file, what) for what in broken]
+    if table.num_rows != shard.rows:
+        what = f"has {table.num_rows} rows; {shard.rows} were published"
+        damages.append(_damage(file, what))
+    key, metadata, origin = parse_key(file.key), metadata_of(table), _shard_in(table)
+    if key is None or (key.task, key.fp, key.sid) != (task or "", fp or "", shard.sid):
+        damages.append(_damage(file, f"is not a key of shard {shard.sid}"))
+    for name, found, expected in (
+        ("task", metadata.get("task"), task),
+        ("fp", metadata.get("fp"), fp),
+        ("shard", origin and origin.id, shard.sid),
+    ):
+        if found != expected:
+            what = f"its metadata says {name} {found!r}, and its key says {expected!r}"
+            damages.append(_damage(file, what))
     return table
 
 
@@ -207,26 +219,9 @@ def _differing(column: pa.ChunkedArray, published: pa.ChunkedArray) -> str | Non
     return f"differs in row {rows[0]}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
 
 
-def _misplaced(
-    file: NamedFile, task: SnapshotTask | None, shard: NamedShard, table: pa.Table
-) -> Iterator[str]:
-    """Where the key or the metadata of the file name another shard, task or fingerprint."""
-    fp = None if task is None else task.fp
-    key, metadata, origin = parse_key(file.key), metadata_of(table), _origin(table)
-    if key is None or (key.task, key.fp, key.sid) != (file.task or "", fp or "", file.sid):
-        yield f"is not a key of shard {shard.sid}"
-    for name, expected in (("task", file.task), ("fp", fp)):
-        if metadata.get(name) != expected:
-            yield f"its metadata says {name} {metadata.get(name)!r}, and its key says {expected!r}"
-    if origin is None or shard.sid != origin.id:
-        sid = None if origin is None else origin.id
-        yield f"its metadata says shard {sid!r}, and its key says {shard.sid!r}"
-    elif (origin.path, origin.piece.start_row) != (shard.path, shard.start_row):
-        yield f"is of {origin.path} from row {origin.piece.start_row}, not of {shard.path}"
-
-
-def _origin(table: pa.Table) -> Shard | None:
+def _shard_in(table: pa.Table) -> Shard | None:
+    """The shard of a file of results, by its metadata; None if these name none."""
     try:
-        return shard_in(table)
+        return Shard.from_json(parse_json(metadata_of(table)["shard"]))
     except (ValueError, KeyError, TypeError):
         return None

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError, UnavailableError
-from pipeline.hashes import canonical_json, parse_json, sha256_hex
+from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import RETRIES, documents_key, label_key
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 METADATA_PREFIX = "assay."
 HASH_DIGITS = 16
-# The footer of most files; of a larger one, a second request reads it.
-FOOTER_BYTES = 256 * 1024
 # The value of `assay.hash` is this and the digits: the SHA-256 of the file with zeros in their
 # place. It is the last of our metadata, which are behind the rows and the names of columns.
 _SEAL, _ZEROS = b"assay-sha256:", b"0" * HASH_DIGITS
@@ -91,22 +89,6 @@ def table_in(data: bytes) -> pa.Table:
         return pq.read_table(pa.BufferReader(data), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(str(error)) from error
-
-
-def metadata_at_end(store: Store, key: str) -> dict[str, str]:
-    """The metadata of a file of `to_parquet`, from its end alone, so its hash is not checked.
-
-    ValueError if it is no Parquet file.
-    """
-    end = store.read_end(key, FOOTER_BYTES)
-    size = int.from_bytes(end[-8:-4], "little") + 8
-    if size > len(end):
-        end = store.read_end(key, size)
-    try:
-        stored = pq.read_metadata(pa.BufferReader(end)).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(str(error)) from error
-    return {name.decode().removeprefix(METADATA_PREFIX): v.decode() for name, v in stored.items()}
 
 
 def verify(data: bytes, doc_ids: pa.ChunkedArray) -> None:
@@ -176,11 +158,6 @@ def metadata_of(table: pa.Table) -> dict[str, str]:
     stored = (table.schema.metadata or {}).items()
     named = ((name.decode(), value.decode("utf-8", "backslashreplace")) for name, value in stored)
     return {name.removeprefix(METADATA_PREFIX): value for name, value in named}
-
-
-def shard_in(table: pa.Table) -> Shard:
-    """The shard of a file of results, by its metadata."""
-    return Shard.from_json(parse_json(metadata_of(table)["shard"]))
 
 
 def commit_shard(

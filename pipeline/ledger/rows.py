@@ -99,8 +99,7 @@ def _begin(
     """Begins to read the files of a shard, all at once; what waits for its rows."""
     documents = pool.submit(read_documents_file, store, shard)
     answers = {
-        task: pool.submit(_answers, store, shard.labels[task], schema.field(task).type)
-        for task in tasks
+        task: pool.submit(_answers, store, shard, task, schema.field(task).type) for task in tasks
     }
 
     def result() -> pa.RecordBatch:
@@ -122,17 +121,18 @@ def _begin(
 
 def read_documents_file(store: Store, shard: NamedShard) -> pa.Table:
     """The shard's documents, with their `row` in the input object."""
-    stored = _read_whole(store, shard.documents, None)
+    stored = _read_whole(store, shard.documents, shard.rows, None)
     rows = pa.array(range(shard.start_row, shard.end_row), pa.int64())
     documents = pa.Table.from_struct_array(structs(stored))
     return documents.append_column("row", rows)
 
 
 def _answers(
-    store: Store, file: NamedFile, struct: pa.StructType
+    store: Store, shard: NamedShard, task: str, struct: pa.StructType
 ) -> tuple[pa.StringArray, pa.StructArray]:
     """The ids of a label file's documents, and its rows as structs of this type."""
-    table = _read_whole(store, file, ["doc_id", *(field.name for field in struct)])
+    file, columns = shard.labels[task], ["doc_id", *(field.name for field in struct)]
+    table = _read_whole(store, file, shard.rows, columns)
     answers = structs(table.drop_columns(["doc_id"]))
     if answers.type != struct:
         stored = f"has {answers.type} where {struct} was published"
@@ -140,11 +140,13 @@ def _answers(
     return table.column("doc_id").combine_chunks(), answers
 
 
-def _read_whole(store: Store, file: NamedFile, columns: Sequence[str] | None) -> pa.Table:
+def _read_whole(
+    store: Store, file: NamedFile, rows: int, columns: Sequence[str] | None
+) -> pa.Table:
     table = read_file(store, file.key, columns, published=file.hash)
-    if table.num_rows != file.rows:
+    if table.num_rows != rows:
         raise StorageError(
-            f"{store.url}/{file.key}: has {table.num_rows} rows where {file.rows} were published; "
+            f"{store.url}/{file.key}: has {table.num_rows} rows where {rows} were published; "
             f"{remedy(file.key)}"
         )
     return table

@@ -6,9 +6,9 @@ shards of such a table one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -29,19 +29,14 @@ PLACED = pa.schema(
 )
 
 
-File = tuple[str | None, str, str]  # task, key and etag
+_PLACE = ("sid", "path", "start_row", "end_row", "rows")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedFile:
+class NamedFile(NamedTuple):
     """A file as a snapshot names it."""
 
     key: str
-    etag: str
-    rows: int
-    sid: str
-    task: str | None  # None: the documents file
-    hash: str | None = field(default=None, compare=False)  # None before it is published
+    hash: str | None = None  # None before it is published
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,41 +67,23 @@ class Shards(Iterable[NamedShard]):
         for start in range(0, self.files.num_rows, size):
             rows = self.files.slice(start, size).to_pylist()
             for at in range(0, len(rows), self.width):
-                yield self._shard(rows[at : at + self.width])
-
-    def _shard(self, rows: Sequence[Mapping[str, Any]]) -> NamedShard:
-        """The shard of the rows of its files."""
-        named: list[dict[str, Any]]
-        named = [{name: row.get(name) for name in NamedFile.__slots__} for row in rows]
-        documents, *labels = (NamedFile(**file) for file in named)
-        place = {name: rows[0][name] for name in ("sid", "path", "start_row", "end_row", "rows")}
-        by_task = {str(file.task): file for file in labels}
-        return NamedShard(**place, documents=documents, labels=by_task)
+                first, *labels = rows[at : at + self.width]
+                by_task = {row["task"]: NamedFile(row["key"], row.get("hash")) for row in labels}
+                place = {name: first[name] for name in _PLACE}
+                documents = NamedFile(first["key"], first.get("hash"))
+                yield NamedShard(**place, documents=documents, labels=by_task)
 
 
 def files_of(shards: Sequence[Shard], tasks: Iterable[str], done: Committed) -> pa.Table:
-    """The current files of whole shards, as a table without counts."""
+    """The current files that these shards have, as a table without counts."""
 
-    def files(shard: Shard) -> Iterator[File]:
-        yield None, documents_key(shard.id), done.documents[shard.id]
+    def files(shard: Shard) -> Iterator[tuple[str | None, str, str]]:
+        if shard.id in done.documents:
+            yield None, documents_key(shard.id), done.documents[shard.id]
         for task in tasks:
-            yield task, done.label_key(task, shard.id), done.labels[task][shard.id]
+            if shard.id in done.labels[task]:
+                yield task, done.label_key(task, shard.id), done.labels[task][shard.id]
 
-    return _table(shards, files)
-
-
-def label_files_of(shards: Sequence[Shard], done: Committed) -> pa.Table:
-    """The current label files that these shards have, as a table without counts."""
-
-    def files(shard: Shard) -> Iterator[File]:
-        for task, etags in done.labels.items():
-            if shard.id in etags:
-                yield task, done.label_key(task, shard.id), etags[shard.id]
-
-    return _table(shards, files)
-
-
-def _table(shards: Sequence[Shard], files: Callable[[Shard], Iterator[File]]) -> pa.Table:
     groups = [PLACED.empty_table()]
     for start in range(0, len(shards), GROUP_SHARDS):
         rows = [
@@ -118,3 +95,9 @@ def _table(shards: Sequence[Shard], files: Callable[[Shard], Iterator[File]]) ->
         arrays = [pa.array(values, of.type) for values, of in zip(columns, PLACED, strict=False)]
         groups += [pa.Table.from_arrays(arrays, schema=PLACED)] if rows else []
     return pa.concat_tables(groups)
+
+
+def label_files_of(shards: Sequence[Shard], done: Committed) -> pa.Table:
+    """The current label files that these shards have, as a table without counts."""
+    files = files_of(shards, done.labels, done)
+    return files.filter(files["task"].is_valid())

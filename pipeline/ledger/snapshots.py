@@ -109,7 +109,7 @@ def publish(
     for number in free_numbers(store, snapshot_key):
         last = last_published(store, spec_name, skip_damaged=True)
         if last is not None and last.get("content_hash") == header["content_hash"]:
-            _table_bytes(store, last)  # — a damaged one is named
+            table_of(store, last)  # — a damaged one is named
             return int(last["number"])
         published = None if last is None else table_of(store, last)
         shown = counted(store, files, known_counts(store, published), keep=True)
@@ -232,17 +232,7 @@ def counted_files(
 
 
 def table_of(store: Store, snapshot: Mapping[str, Any]) -> pa.Table:
-    """The files that a snapshot names."""
-    data = _table_bytes(store, snapshot)
-    with _parsing(store, snapshot["number"]):
-        files = pq.read_table(pa.BufferReader(data), use_threads=False)
-        if files.num_rows % (1 + len(snapshot["tasks"])):
-            raise ValueError(f"{snapshot['files']} does not have the files of whole shards")
-        return files.select([*PLACED.names, *counts_log.COUNTED])
-
-
-def _table_bytes(store: Store, snapshot: Mapping[str, Any]) -> bytes:
-    """The table of a snapshot's files as it is stored; StorageError if it is another one."""
+    """The files that a snapshot names; StorageError if its table is damaged."""
     with _parsing(store, snapshot.get("number", 0)):
         try:
             data = store.read(snapshot["files"])
@@ -252,7 +242,8 @@ def _table_bytes(store: Store, snapshot: Mapping[str, Any]) -> bytes:
             raise ValueError(f"the table of its files is not there: {error}") from error
         if short_hash(data) != snapshot["files_hash"]:
             raise ValueError(f"{snapshot['files']} does not match its hash")
-        return data
+        files = pq.read_table(pa.BufferReader(data), use_threads=False)
+        return files.select([*PLACED.names, *counts_log.COUNTED])
 
 
 def _parsed(store: Store, number: int, data: bytes) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Which shards have a text: `index/<number>.parquet`, from the hash of the text to the shard.
 
-Entry points: `shards_with_texts`, which joins the texts of new shards with the index, and
-`index_missing_shards`. An entry says only where to look: what a documents file says counts. Without
-the index, or with a damaged one, documents files are read again; no answer depends on it.
+Entry point: `shards_with_texts`, which joins the texts of new shards with the index, and adds what
+the index lacks. An entry says only where to look: what a documents file says counts. Without the
+index, or with a damaged one, documents files are read again; no answer depends on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key, index_key
-from pipeline.ledger.label_files import metadata_at_end, read_source, table_in, to_parquet
+from pipeline.ledger.label_files import METADATA_PREFIX, read_source, table_in, to_parquet
 from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.sources.documents import OK
 from pipeline.stores.store import Store
@@ -110,11 +110,8 @@ def shards_with_texts(
         store: The output.
         asking: Shards that are new, and the hashes of their texts.
         sources: Other shards, with answers.
-        keep: Whether the output may be written: the index gets the sources that it lacks.
+        keep: Whether the output may be written. If not, few documents files are read.
     """
-    if keep:
-        index_missing_shards(store, sources)
-    lacking = [] if keep else _not_indexed(store, sources)[:MOST_UNINDEXED]
     found: dict[str, KnownTexts] = {}
     with (
         tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
@@ -133,11 +130,16 @@ def shards_with_texts(
             database.register("sources", pa.table({"sid": pa.array([*sources], pa.string())}))
             for texts in _batches(asking):
                 insert(_ASK, _entries(texts))
-            for key, sids in shards_of_objects(store).items():
-                if not sids.isdisjoint(sources):
-                    insert(_FIND, _object(store, key))
-            for texts in _batches(read_texts(store, lacking)):
+            indexed = set[str]()
+            for number in numbers(store, index_key):
+                entries, sids = _object(store, index_key(number))
+                indexed.update(sids)
+                insert(_FIND, entries)
+            lacking = [sid for sid in sources if sid not in indexed]
+            for texts in _batches(read_texts(store, lacking[: None if keep else MOST_UNINDEXED])):
                 insert(_FIND, _entries(texts))
+                if keep:
+                    _append(store, texts)
             rows = database.execute(_JOIN).fetchall()
         except duckdb.Error as error:
             raise StorageError(f"the texts of new shards cannot be compared: {error}") from error
@@ -146,20 +148,6 @@ def shards_with_texts(
         if source is not None:
             known.sources[source] = texts_of_source
     return found
-
-
-def index_missing_shards(store: Store, sids: Iterable[str]) -> None:
-    """Adds objects for the shards that no object has; each shard has a documents file.
-
-    An object whose shards cannot be read is logged; its shards are added again.
-    """
-    for texts in _batches(read_texts(store, _not_indexed(store, sids))):
-        # — hashes in rising order take less space
-        data = to_parquet(_entries(texts).sort_by("hash"), {"sids": json.dumps([*texts])})
-        for number in free_numbers(store, index_key):
-            if store.create(index_key(number), data):
-                break
-        failpoint("indexed")
 
 
 def read_texts(store: Store, sids: Iterable[str]) -> Iterator[tuple[str, Hashes]]:
@@ -174,31 +162,6 @@ def read_texts(store: Store, sids: Iterable[str]) -> Iterator[tuple[str, Hashes]
         while batch := list(islice(waiting, READ_AHEAD)):
             texts = zip(batch, pool.map(read, batch), strict=True)
             yield from ((sid, hashes) for sid, hashes in texts if hashes is not None)
-
-
-def shards_of_objects(store: Store) -> dict[str, frozenset[str]]:
-    """The shards of each object of the index, by key, from the ends of the objects.
-
-    An object whose end is damaged is logged, and not in it.
-    """
-
-    def read(key: str) -> frozenset[str] | None:
-        try:
-            return frozenset(json.loads(metadata_at_end(store, key)["sids"]))
-        except (ValueError, KeyError, TypeError) as error:
-            _warn(store, key, error)
-            return None
-
-    keys = [*map(index_key, numbers(store, index_key))]
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = zip(keys, pool.map(read, keys), strict=True)
-        return {key: sids for key, sids in found if sids is not None}
-
-
-def _not_indexed(store: Store, sids: Iterable[str]) -> list[str]:
-    """Those of the shards that no object of the index has."""
-    indexed = frozenset[str]().union(*shards_of_objects(store).values())
-    return [sid for sid in sids if sid not in indexed]
 
 
 def _batches(texts: Iterable[tuple[str, Hashes]]) -> Iterator[dict[str, Hashes]]:
@@ -222,15 +185,22 @@ def _entries(texts: dict[str, Hashes]) -> pa.Table:
     return pa.table({"hash": np.concatenate([*texts.values()]), "sid": sids})
 
 
-def _object(store: Store, key: str) -> pa.Table:
-    """The entries of an object of the index; of a damaged one, none."""
+def _object(store: Store, key: str) -> tuple[pa.Table, list[str]]:
+    """The entries of an object of the index, and its shards; none if it is damaged."""
     try:
-        return table_in(store.read(key))
+        entries = table_in(store.read(key))
+        return entries, json.loads(entries.schema.metadata[f"{METADATA_PREFIX}sids".encode()])
     except ValueError as error:
-        _warn(store, key, error)
-        return _entries({"": np.empty(0, np.uint64)})
+        text = "%s/%s: is damaged: %s; delete it: documents files are read in its place"
+        logger.warning(text, store.url, key, error)
+        return _entries({"": np.empty(0, np.uint64)}), []
 
 
-def _warn(store: Store, key: str, error: Exception) -> None:
-    text = "%s/%s: is damaged: %s; delete it: what it had is read again from the documents files"
-    logger.warning(text, store.url, key, error)
+def _append(store: Store, texts: dict[str, Hashes]) -> None:
+    """Creates an object of these shards."""
+    # — hashes in rising order take less space
+    data = to_parquet(_entries(texts).sort_by("hash"), {"sids": json.dumps([*texts])})
+    for number in free_numbers(store, index_key):
+        if store.create(index_key(number), data):
+            break
+    failpoint("indexed")

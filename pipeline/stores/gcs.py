@@ -71,15 +71,9 @@ class GcsStore:
         return base64.b64encode(hashlib.md5(data).digest()).decode()  # — as LIST shows it
 
     def read(self, key: str) -> bytes:
-        return self._read(key)
-
-    def read_end(self, key: str, size: int) -> bytes:
-        return self._read(key, start=-size)
-
-    def _read(self, key: str, **arguments: int) -> bytes:
         place = f"{self.bucket}/{self._place(key)}"
         with _storage_errors(f"{self.url}/{key}", "read"):
-            data: bytes = self.file_system.cat_file(place, **arguments)
+            data: bytes = self.file_system.cat_file(place)
             return data
 
     def delete(self, keys: Sequence[str]) -> None:

@@ -52,12 +52,6 @@ class LocalStore:
         with _disk_errors(path, "read"):
             return path.read_bytes()
 
-    def read_end(self, key: str, size: int) -> bytes:
-        path = self._path(key)
-        with _disk_errors(path, "read"), path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-            return file.read()
-
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             path = self._path(key)

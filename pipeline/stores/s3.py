@@ -84,16 +84,10 @@ class S3Store:
         return str(reply.get("ETag", nonce)).strip('"')
 
     def read(self, key: str) -> bytes:
-        # — one request: with more, s3fs asks for the size first, which may be out of date
-        return self._read(key, max_concurrency=1)
-
-    def read_end(self, key: str, size: int) -> bytes:
-        return self._read(key, start=-size)
-
-    def _read(self, key: str, **arguments: int) -> bytes:
         place = f"{self.bucket}/{self._place(key)}"
         with storage_errors(f"{self.url}/{key}", "read"):
-            read = partial(self.file_system.cat_file, place, **arguments)
+            # — one request: with more, s3fs asks for the size first, which may be out of date
+            read = partial(self.file_system.cat_file, place, max_concurrency=1)
             data: bytes = retry(read, self.retry_policy)
             return data
 

@@ -45,9 +45,6 @@ class Store(Protocol):
     def read(self, key: str) -> bytes:
         """The object's content; StorageError if there is no such object."""
 
-    def read_end(self, key: str, size: int) -> bytes:
-        """The last `size` bytes of the object, or all if it has fewer."""
-
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """The objects whose key starts with `prefix`, at any depth, in the order of their keys.
 

@@ -104,7 +104,7 @@ def test_a_file_with_the_longest_name_has_keys_that_a_local_disk_can_hold(
 
 
 def shard(path: str, start_row: int = 0) -> NamedShard:
-    return NamedShard("s", path, start_row, start_row + 1, 1, NamedFile("k", "e", 1, "s", None), {})
+    return NamedShard("s", path, start_row, start_row + 1, 1, NamedFile("k"), {})
 
 
 def test_no_two_files_have_one_key() -> None:

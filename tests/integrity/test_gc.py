@@ -26,7 +26,6 @@ from pipeline.ledger.keys import (
 from pipeline.ledger.numbered import CHECKPOINT
 from pipeline.ledger.numbered import numbers as object_numbers
 from pipeline.ledger.snapshots import contents
-from pipeline.ledger.text_index import index_missing_shards
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.store import Store
 
@@ -126,7 +125,7 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
     """B takes four weeks, a shard on some evenings, and A cleans up each week."""
     everything.finish("a", "1")
     shards = everything.corpus.shards(everything.store)
-    index_missing_shards(everything.store, [shard.id for shard in shards])
+    everything.store.create(index_key(1), b"whatever shards it has")
     begun: set[str] = set()
     for number in range(len(shards)):
         everything.clock.now_s += 28 / len(shards) * DAY_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 import pytest
@@ -15,14 +16,14 @@ from pipeline.ledger import text_index
 from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import documents_table, to_parquet
 from pipeline.ledger.text_index import (
-    index_missing_shards,
+    KnownTexts,
     leading_bits,
-    shards_of_objects,
     shards_with_texts,
     text_hashes,
 )
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.stores.local import LocalStore
+from pipeline.stores.store import Store
 
 TEXTS = [f"text {number}" for number in range(12)]
 SHARDS = st.lists(st.lists(st.sampled_from(TEXTS), max_size=8), max_size=6)
@@ -36,7 +37,7 @@ def documents(texts: list[str]) -> pa.Table:
     return documents_from(RawRow(text) for text in texts)
 
 
-def put(store: LocalStore | MemoryStore, number: int, texts: list[str]) -> None:
+def put(store: Store, number: int, texts: list[str]) -> None:
     store.create(documents_key(sid_of(number)), to_parquet(documents_table(documents(texts)), {}))
 
 
@@ -52,27 +53,35 @@ def test_documents_without_a_text_are_not_in_the_index() -> None:
     ]
 
 
+def find(
+    store: Store,
+    asking: Mapping[int, list[str]],
+    sources: Collection[int],
+    *,
+    keep: bool = True,
+) -> dict[str, KnownTexts]:
+    """Where the texts of these new shards are."""
+    texts = [(sid_of(number), text_hashes(documents(each))) for number, each in asking.items()]
+    return shards_with_texts(store, texts, [sid_of(n) for n in sources], keep=keep)
+
+
 @given(shards=SHARDS, data=st.data(), keep=st.booleans())
 def test_each_text_is_found_in_one_other_shard_with_answers_that_has_it(
     shards: list[list[str]], data: st.DataObject, keep: bool
 ) -> None:
-    store, numbers = MemoryStore(), list(range(len(shards)))
+    store, numbers = Recording(MemoryStore()), list(range(len(shards)))
     asking = data.draw(st.sets(st.sampled_from(numbers)) if numbers else st.just(set()))
     sources = [number for number in numbers if number not in asking]
     for number, texts in enumerate(shards):
         put(store, number, texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_index, "MAX_ENTRIES", data.draw(st.integers(1, 20)))
-        # — an earlier run has added some
-        index_missing_shards(store, [sid_of(n) for n in sources[::2]])
-        found = shards_with_texts(
-            store,
-            [(sid_of(n), text_hashes(documents(shards[n]))) for n in asking],
-            [sid_of(n) for n in sources],
-            keep=keep,
-        )
-    covered = [sid for sids in shards_of_objects(store).values() for sid in sids]
-    assert sorted(covered) == [sid_of(n) for n in (sources if keep else sources[::2])]
+        find(store, {99: ["text 0"]}, sources[::2])  # — an earlier run has added some
+        store.read_keys.clear()
+        found = find(store, {number: shards[number] for number in asking}, sources, keep=keep)
+    lacking = [n for n in sources if n not in sources[::2]]
+    read = [key for key in store.read_keys if key.startswith("documents/")]
+    assert sorted(read) == [documents_key(sid_of(n)) for n in lacking]
     assert found.keys() == {sid_of(n) for n in asking if shards[n]}
     for number in (n for n in asking if shards[n]):
         known, texts = found[sid_of(number)], {*shards[number]}
@@ -84,55 +93,28 @@ def test_each_text_is_found_in_one_other_shard_with_answers_that_has_it(
         assert sum(counts) == len(set[str]().union(*others.values()))
 
 
-def asked(store: LocalStore | MemoryStore, *numbers: int, texts: list[str]) -> dict[str, int]:
-    """In which of these shards such texts are, and how many."""
-    asking = [(sid_of(99), text_hashes(documents(texts)))]
-    found = shards_with_texts(store, asking, [sid_of(n) for n in numbers])
-    return found[sid_of(99)].sources
-
-
 def test_a_damaged_object_is_named_and_its_shards_are_added_again(
     store: LocalStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (0, 1):
         put(store, number, ["one"])
-        index_missing_shards(store, [sid_of(number)])
+        find(store, {9: ["one"]}, [number])
     (store.root / index_key(2)).write_bytes(b"PAR1 and no more")
     with caplog.at_level(logging.WARNING):
-        assert asked(store, 1, texts=["one"]) == {sid_of(1): 1}
+        found = find(store, {9: ["one"]}, [1])
+    assert found[sid_of(9)].sources == {sid_of(1): 1}
     assert index_key(2) in caplog.text and "damaged" in caplog.text
-
-
-def test_of_objects_without_a_shard_that_is_looked_for_only_the_ends_are_read() -> None:
-    store = Recording(MemoryStore())
-    for number in range(5):  # each run indexes one new shard
-        put(store, number, ["one"])
-        store.read_keys.clear()
-        index_missing_shards(store, [sid_of(n) for n in range(number + 1)])
-        assert store.read_keys == [documents_key(sid_of(number))]
-    store.read_keys.clear()
-    assert asked(store, 3, texts=["one"]) == {sid_of(3): 1}
-    assert store.read_keys == [index_key(4)]
-
-
-@pytest.mark.parametrize("size", [16, 100_000])
-def test_the_end_of_an_object_has_its_shards_however_many_these_are(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.ledger.label_files.FOOTER_BYTES", size)
-    store = Recording(MemoryStore())
-    for number in range(200):
-        put(store, number, ["one"])
-    index_missing_shards(store, map(sid_of, range(200)))
-    assert shards_of_objects(store) == {index_key(1): frozenset(map(sid_of, range(200)))}
-    assert len(store.ends_read) == 1 + (size == 16)
+    assert [*store.list("index/")][-1].key == index_key(3)
 
 
 def test_two_runs_that_add_objects_at_once_lose_none(store: LocalStore) -> None:
     put(store, 1, ["one"])
     put(store, 2, ["two"])
-    index_missing_shards(store, [sid_of(1)])
+    find(store, {9: ["one"]}, [1])
     blind = Recording(store)
     blind.list = lambda _prefix: iter(())  # does not show yet what another run has created
-    index_missing_shards(blind, [sid_of(2)])
-    assert asked(store, 1, 2, texts=["one", "two"]) == {sid_of(1): 1, sid_of(2): 1}
+    find(blind, {9: ["one"]}, [2])
+    recording = Recording(store)
+    found = find(recording, {9: ["one", "two"]}, [1, 2])
+    assert found[sid_of(9)].sources == {sid_of(1): 1, sid_of(2): 1}
+    assert recording.read_keys == [index_key(1), index_key(2)]

@@ -54,9 +54,6 @@ class NearlyDone:
     def read(self, key: str) -> bytes:
         return self.objects.read(key)
 
-    def read_end(self, key: str, size: int) -> bytes:
-        return self.objects.read_end(key, size)
-
     def delete(self, keys: Sequence[str]) -> None:
         self.objects.delete(keys)
 

@@ -35,10 +35,6 @@ class MemoryStore:
             raise StorageError(f"{self.url}{key}: cannot be read: there is no such object")
         return self._objects[key][0]
 
-    def read_end(self, key: str, size: int) -> bytes:
-        """The last bytes of the object."""
-        return self.read(key)[-size:]
-
     def delete(self, keys: Sequence[str]) -> None:
         """Deletes the objects; a missing one is not an error."""
         with self._lock:
@@ -61,7 +57,6 @@ class Recording:
     def __init__(self, store: Store) -> None:
         self.url, self._store = store.url, store
         self.read_keys: list[str] = []
-        self.ends_read: list[str] = []
         self.created: list[str] = []  # also those that existed
         self.deleted: list[str] = []
         self.listed: list[str] = []
@@ -73,10 +68,6 @@ class Recording:
     def read(self, key: str) -> bytes:
         self.read_keys.append(key)
         return self._store.read(key)
-
-    def read_end(self, key: str, size: int) -> bytes:
-        self.ends_read.append(key)
-        return self._store.read_end(key, size)
 
     def delete(self, keys: Sequence[str]) -> None:
         self.deleted += keys
