@@ -32,10 +32,9 @@ from pipeline.hashes import sha256_hex
 from pipeline.inference.memory import trim_malloc
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import Counts, ShardCounts
-from pipeline.ledger.counts_log import FileCounts
 from pipeline.ledger.cuts import CutLog
 from pipeline.ledger.keys import documents_key, label_key
-from pipeline.ledger.label_files import to_parquet
+from pipeline.ledger.label_files import FileCounts, to_parquet
 from pipeline.runtime.job import Job
 from pipeline.runtime.run import run
 from pipeline.sources.shards import Piece, Shard

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import AssayError, UnavailableError, one_line
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.counts_log import FileCounts
+from pipeline.ledger.label_files import FileCounts
 from pipeline.sources.documents import is_failed_status
 
 

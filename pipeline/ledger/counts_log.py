@@ -8,12 +8,10 @@ hash of its key and its etag, so a file that was changed or replaced is read.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,10 +21,12 @@ from pipeline.ledger.keys import DOCUMENTS, counts_key, documents_key, sid_of
 from pipeline.ledger.label_files import (
     HASH,
     SINCE,
-    TAKEN_OVER,
+    FileCounts,
+    failed_rows,
     metadata_of,
     read_file,
     to_parquet,
+    with_counts,
 )
 from pipeline.ledger.numbered import (
     free_numbers,
@@ -34,7 +34,6 @@ from pipeline.ledger.numbered import (
     numbers_from_checkpoint,
     read_numbered,
 )
-from pipeline.sources.documents import OK, SKIPPED, is_failed_status
 from pipeline.stores.store import Store
 
 logger = logging.getLogger(__name__)
@@ -44,19 +43,6 @@ READ_THREADS = 32
 SHARDS_A_LOG = 1_000
 _SHOWN = 20  # damaged files
 _HASHED_ROWS = 10_000  # that are Python objects at once
-
-
-class FileCounts(NamedTuple):
-    """The counts of one file, and which object they are of. A documents file has no counts."""
-
-    key: str
-    etag: str
-    hash: str
-    since: int  # the number of the last snapshot when the run that made the file began
-    failed: int | None = None  # rows that should have an answer and have none
-    to_retry: int | None = None  # of these, rows whose text can be asked about again
-    skipped: int | None = None  # rows that the question is not asked about
-    taken_over: int | None = None  # rows with the answers of other shards
 
 
 COUNTED = FileCounts._fields[2:]  # what `counted` adds
@@ -69,25 +55,6 @@ SCHEMA = pa.schema(
         *((name, pa.int32()) for name in COUNTED[1:]),
     ]
 )
-
-
-def with_counts(
-    file: FileCounts, status: pa.Array, documents_status: pa.Array, metadata: Mapping[str, str]
-) -> FileCounts:
-    """A label file with its counts, from its column `status` and that of its documents file."""
-    is_failed, of_documents = _failed(status), documents_status.cast(pa.string())
-    is_open = pc.and_(is_failed, pc.equal(of_documents, OK))
-    masks = is_failed, is_open, pc.equal(status.cast(pa.string()), SKIPPED)
-    failed, to_retry, skipped = (pc.sum(mask).as_py() or 0 for mask in masks)
-    taken_over = sum(json.loads(metadata.get(TAKEN_OVER, "{}")).values())
-    counts = {"failed": failed, "to_retry": to_retry, "skipped": skipped, "taken_over": taken_over}
-    return file._replace(**counts)
-
-
-def _failed(status: pa.Array) -> pa.BooleanArray:  # [rows]
-    values = status.cast(pa.string())
-    reasons = [name for name in pc.unique(values).to_pylist() if is_failed_status(name)]
-    return pc.is_in(values, value_set=pa.array(reasons, pa.string()))
 
 
 class CountsLog:
@@ -212,7 +179,7 @@ def _read(store: Store, files: pa.Table) -> list[FileCounts]:
             table = read_file(store, key, ["status"])
             written = metadata_of(table)
             status = documents = table["status"].combine_chunks()
-            if not key.startswith(DOCUMENTS) and pc.any(_failed(status)).as_py():
+            if not key.startswith(DOCUMENTS) and pc.any(failed_rows(status)).as_py():
                 documents = read_file(store, documents_key(sid_of(key)), ["status"])["status"]
                 documents = documents.combine_chunks()
         except UnavailableError:

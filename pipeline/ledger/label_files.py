@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError, UnavailableError
@@ -21,6 +23,7 @@ from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import RETRIES, documents_key, label_key
+from pipeline.sources.documents import OK, SKIPPED, is_failed_status
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
@@ -33,7 +36,7 @@ HASH_DIGITS = 16
 _SEAL, _ZEROS = b"assay-sha256:", b"0" * HASH_DIGITS
 # Metadata: see `read_file` and `commit_shard`.
 HASH, KEY, SINCE = "hash", "key", "since"
-TAKEN_OVER = "taken_over"  # by shard, the number of rows with its answers; absent without any
+TAKEN_OVER = "taken_over"  # the number of rows with the answers of other shards
 _ENCODED = ("label", "status")  # columns of few values, which are stored as dictionaries
 
 
@@ -51,6 +54,19 @@ class LabelFile:
     @property
     def key(self) -> str:
         return label_key(self.task, self.fp, self.sid, self.retry)
+
+
+class FileCounts(NamedTuple):
+    """The counts of one file, and which object they are of. A documents file has no counts."""
+
+    key: str
+    etag: str
+    hash: str
+    since: int  # the number of the last snapshot when the run that made the file began
+    failed: int | None = None  # rows that should have an answer and have none
+    to_retry: int | None = None  # of these, rows whose text can be asked about again
+    skipped: int | None = None  # rows that the question is not asked about
+    taken_over: int | None = None  # rows with the answers of other shards
 
 
 def documents_table(documents: pa.Table) -> pa.Table:
@@ -139,7 +155,7 @@ def read_file(
     return table.replace_schema_metadata(hashed)
 
 
-def read_source(store: Store, key: str, columns: Sequence[str] | None) -> pa.Table | None:
+def read_source(store: Store, key: str, columns: Sequence[str] | None = None) -> pa.Table | None:
     """`read_file` of what saves work at best: None, with a warning, where that is a StorageError.
 
     UnavailableError if the store does not answer.
@@ -160,6 +176,25 @@ def metadata_of(table: pa.Table) -> dict[str, str]:
     return {name.removeprefix(METADATA_PREFIX): value for name, value in named}
 
 
+def with_counts(
+    file: FileCounts, status: pa.Array, documents_status: pa.Array, metadata: Mapping[str, str]
+) -> FileCounts:
+    """A label file with its counts, from its column `status` and that of its documents file."""
+    is_failed, of_documents = failed_rows(status), documents_status.cast(pa.string())
+    is_open = pc.and_(is_failed, pc.equal(of_documents, OK))
+    masks = is_failed, is_open, pc.equal(status.cast(pa.string()), SKIPPED)
+    failed, to_retry, skipped = (pc.sum(mask).as_py() or 0 for mask in masks)
+    taken_over = int(metadata.get(TAKEN_OVER, 0))
+    return FileCounts(*file[:4], failed, to_retry, skipped, taken_over)
+
+
+def failed_rows(status: pa.Array) -> pa.BooleanArray:  # [rows]
+    """Whether a row should have an answer and has none."""
+    values = status.cast(pa.string())
+    reasons = [name for name in pc.unique(values).to_pylist() if is_failed_status(name)]
+    return pc.is_in(values, value_set=pa.array(reasons, pa.string()))
+
+
 def commit_shard(
     store: Store,
     shard: Shard,
@@ -168,9 +203,8 @@ def commit_shard(
     *,
     has_documents: bool = False,
     since: int = 0,
-) -> dict[str, tuple[str, str]]:
-    """Creates the shard's documents file and its label files; of the new ones, by key, the etags
-    and the hashes.
+) -> list[FileCounts]:
+    """Creates the shard's documents file and its label files; the counts of the new ones.
 
     Existing files stay. Every file is built and read back before the first is created, so a shard
     with wrong rows leaves no file. With `has_documents`, the shard has a documents file with these
@@ -196,11 +230,15 @@ def commit_shard(
         origin = place | {KEY: file.key, "shard": canonical_json(shard.to_json()).decode()}
         built[file.key] = to_parquet(_label_table(file, ids), {**file.metadata, **origin})
         verify(built[file.key], ids)
-    made = {}
+    made, by_key = [], {file.key: file for file in label_files}
     for number, (key, data) in enumerate(built.items(), start=has_documents):
         failpoint(f"create {number}")
         if (etag := store.create(key, data)) is not None:
-            made[key] = etag, str(sealed_hash(data))
+            counts = FileCounts(key, etag, str(sealed_hash(data)), since)
+            if (of := by_key.get(key)) is not None:
+                status = documents["status"].combine_chunks()
+                counts = with_counts(counts, of.rows.field("status"), status, of.metadata)
+            made.append(counts)
         elif key == documents_file and not read_file(store, key, ["doc_id"])["doc_id"].equals(ids):
             raise StorageError(
                 f"{store.url}/{key}: has other documents than {shard.path}, so no labels were "

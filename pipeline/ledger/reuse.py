@@ -5,10 +5,9 @@ Entry point: `StoredAnswers.find`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import Source
-from pipeline.ledger.columns import STAGE, structs
+from pipeline.ledger.columns import STAGE, only, overlaid, structs
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_source
 from pipeline.sources.documents import OK, QUARANTINED, TRUNCATED
@@ -31,80 +30,65 @@ CACHED_SHARDS = 64
 
 
 class StoredAnswers:
-    """Finds answers in the label files of the same shard by row, and in others by text."""
+    """Finds answers to a shard's documents: by row in its own label files, by text in others.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        # — each task of a shard looks into the same other shards
-        self._texts: Callable[[str], pa.StringArray | None]
-        self._texts = lru_cache(CACHED_SHARDS)(self._read_texts)
+    Args:
+        store: The output.
+        shard: The shard.
+        documents: Its whole documents file.
+        is_retry: Whether rows that failed are tried again.
+    """
 
-    def find(
-        self,
-        shard: Shard,
-        documents: pa.Table,
-        sources: Sequence[Source],
-        *,
-        is_retry: bool,
-    ) -> tuple[pa.StructArray | None, Counter[str]]:
-        """Rows of label files, null without an answer; and how many are of each other shard.
-
-        The documents are the shard's whole documents file, the sources are of any shard. Earlier
-        sources count more. A failed row is not an answer; a quarantined one is, in the same shard,
-        unless this is a retry. The rows are without the column `stage`. The first value is None if
-        there is no answer.
-        """
-        texts = text_identities(documents)
+    def __init__(self, store: Store, shard: Shard, documents: pa.Table, *, is_retry: bool) -> None:
+        self._store, self._shard, self._is_retry = store, shard, is_retry
+        self._texts = text_identities(documents)
         # — a document without text has no answer, but its hash may equal another's
-        is_open = _mask(pc.equal(documents.column("status").cast(pa.string()), OK))  # [docs]
-        if not is_open.any():
-            return None, Counter()
-        rows = np.full(len(texts), -1, np.int64)  # of the concatenated `answers`; -1: none
-        answers: list[pa.StructArray] = []
-        reused: Counter[str] = Counter()
-        read = partial(self._read, shard=shard, texts=texts, is_retry=is_retry)
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            for source, (at, file) in zip(sources, pool.map(read, sources), strict=True):
-                taken = np.flatnonzero(is_open & (at >= 0))
-                if not len(taken):
-                    continue
-                is_open[taken] = False
-                rows[taken] = sum(map(len, answers)) + np.arange(len(taken))
-                kept = [name for name in file.column_names if name not in ("doc_id", STAGE)]
-                answers.append(structs(file.select(kept).take(pa.array(at[taken]))))
-                if source.sid != shard.id:
-                    reused[source.sid] += len(taken)
-        if not answers:
-            return None, reused
-        # — a null index gives a null row
-        return pa.concat_arrays(answers).take(pa.array(rows, mask=rows < 0)), reused
+        self._has_text = _mask(pc.equal(documents.column("status").cast(pa.string()), OK))
+        # — each task of a shard looks into the same other shards
+        self._texts_of: Callable[[str], pa.StringArray | None]
+        self._texts_of = lru_cache(CACHED_SHARDS)(self._read_texts)
 
-    def _read(
-        self, source: Source, *, shard: Shard, texts: pa.StringArray, is_retry: bool
-    ) -> tuple[NDArray[np.int64], pa.Table]:
-        """A label file, and [docs] the row with the answer to each document, -1 without one."""
-        key, is_own = source.key, source.sid == shard.id
-        file = read_source(self._store, key, None)
-        at = np.full(len(texts), -1, np.int64)
-        if file is None:
-            return at, pa.table({})
-        stored = texts if is_own else self._texts(source.sid)
+    def find(self, sources: Sequence[Source]) -> tuple[pa.StructArray | None, int]:
+        """Rows of label files, null without an answer; and how many are of other shards.
+
+        Earlier sources count more. A failed row is not an answer; a quarantined one is, in the same
+        shard, unless this is a retry. The rows are without the column `stage`. The first value is
+        None if there is no answer.
+        """
+        answers, is_open, reused = None, self._has_text.copy(), 0
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            for source, found in zip(sources, pool.map(self._read, sources), strict=True):
+                if found is None:
+                    continue
+                taken = is_open & _mask(found.is_valid())
+                is_open &= ~taken
+                found = only(found, taken)
+                answers = found if answers is None else overlaid(answers, found)
+                reused += 0 if source.sid == self._shard.id else int(taken.sum())
+        return answers, reused
+
+    def _read(self, source: Source) -> pa.StructArray | None:
+        """[docs] the answers of a label file; None if it is damaged, or no document has text."""
+        is_own = source.sid == self._shard.id
+        if not self._has_text.any() or (file := read_source(self._store, source.key)) is None:
+            return None
+        stored = self._texts if is_own else self._texts_of(source.sid)
         if stored is None:
-            return at, file
+            return None
         if len(stored) != len(file):
             raise StorageError(
-                f"{self._store.url}/{key}: has other rows than the {len(stored)} of its documents "
-                f"file; `assay verify` reports more"
+                f"{self._store.url}/{source.key}: has other rows than the {len(stored)} of its "
+                f"documents file; `assay verify` reports more"
             )
-        accepted = [OK, TRUNCATED] + [QUARANTINED] * (is_own and not is_retry)
-        status = file.column("status").cast(pa.string())
-        is_answer = _mask(pc.is_in(status, value_set=pa.array(accepted)))
+        accepted = [OK, TRUNCATED] + [QUARANTINED] * (is_own and not self._is_retry)
+        is_answer = pc.is_in(file["status"].cast(pa.string()), value_set=pa.array(accepted))
+        kept = [name for name in file.column_names if name not in ("doc_id", STAGE)]
+        answers = only(structs(file.select(kept)), _mask(is_answer))
         if is_own:
-            return np.where(is_answer, np.arange(len(texts)), -1), file
-        answers = np.flatnonzero(is_answer)
-        places = pc.index_in(texts, value_set=stored.take(pa.array(answers)))
-        places = pc.fill_null(places, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return np.append(answers, -1)[places], file  # — -1 is the last
+            return answers
+        at = pc.indices_nonzero(is_answer)
+        # — a null index gives a null row
+        return answers.take(at).take(pc.index_in(self._texts, value_set=stored.take(at)))
 
     def _read_texts(self, sid: str) -> pa.StringArray | None:
         documents = read_source(self._store, documents_key(sid), ["content_hash", "n_chars"])

@@ -19,7 +19,6 @@ from pipeline.ledger.attempts import Attempts, attempt_name, check_shown
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, structs
 from pipeline.ledger.counts import Counts, ShardCounts
-from pipeline.ledger.counts_log import FileCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import commit_shard, read_file, remedy
@@ -48,8 +47,7 @@ class ReadShard:
     undecided: int  # rows on which it cannot be computed
     # By version of a task: [docs] rows of label files, null without an answer.
     answers: Mapping[str, pa.StructArray]
-    # By version: how many rows are of which other shard.
-    reused: Mapping[str, Mapping[str, int]]
+    reused: Mapping[str, int]  # by version, how many of these are of other shards
     # By task, of those that only conditions name: [docs] rows of their label files.
     known: Mapping[str, pa.StructArray]
 
@@ -63,16 +61,16 @@ def read_shard(job: Job, store: Store, work: WorkItem, attempts: Attempts) -> Re
     """The shard of a work item, without texts where the output has its documents file."""
     options = job.spec.input.storage_options
     stored: dict[str, pa.StructArray] = {}
-    reused: dict[str, dict[str, int]] = {}
+    reused: dict[str, int] = {}
     if work.documents:
         documents = pa.concat_tables(_read_slices(job, work, attempts))
     else:
         documents = read_file(store, documents_key(work.shard.id), list(DOCUMENTS_FILE_COLUMNS))
-        answers_of = StoredAnswers(store)
+        stored_answers = StoredAnswers(store, work.shard, documents, is_retry=work.retry > 0)
         for version, sources in work.sources.items():
-            found, counts = answers_of.find(work.shard, documents, sources, is_retry=work.retry > 0)
+            found, reused[version] = stored_answers.find(sources)
             if found is not None:
-                stored[version], reused[version] = found, dict(counts)
+                stored[version] = found
     chosen, undecided = inside(work.shard, job.run.limit, documents, options)
     known = {task: _rows(store, key, documents) for task, key in work.known.items()}
     return ReadShard(work, documents, chosen, undecided, stored, reused, known)
@@ -95,9 +93,8 @@ def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     slices = _read_slices(job, work, Attempts(store, attempt_name(job.fp, work), job.run.id))
     documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for part in slices])
     made = commit_shard(store, work.shard, documents, [], since=job.run.since)
-    files = tuple(FileCounts(key, *written, job.run.since) for key, written in made.items())
     read = Counts({("rows", OK): documents.num_rows})
-    return ShardCounts(work.shard.id, (), read, files)
+    return ShardCounts(work.shard.id, (), read, tuple(made))
 
 
 def readable(documents: pa.Table, inside: Bools) -> Bools:

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import LoadError
-from pipeline.hashes import canonical_json
 from pipeline.ledger.attempts import Attempts, Turn
 from pipeline.ledger.columns import (
     STAGE,
@@ -225,7 +224,7 @@ class ShardLabels:
         if len(steps) == 1:  # — the files of several stages say what answered
             metadata |= self._readers[steps[0].reader].metadata
         if reused := self._shard.reused.get(steps[0].version):
-            metadata[TAKEN_OVER] = canonical_json(dict(reused)).decode()
+            metadata[TAKEN_OVER] = str(reused)
         rows = self._rows_of(task.name)
         sid, retry = self._work.shard.id, self._work.retry
         return LabelFile(task.name, fingerprint.id, sid, rows, metadata, retry)
@@ -260,8 +259,7 @@ class ShardLabels:
         counts.count("rows", values=status.to_pylist())
         counts["outside",] = int((~inside).sum())
         counts["undecided",] = self._shard.undecided + max(self._unjudged.values(), default=0)
-        reused = [sum(of_version.values()) for of_version in self._shard.reused.values()]
-        counts["reused",] = max(reused, default=0)
+        counts["reused",] = max(self._shard.reused.values(), default=0)
 
 
 def decided(step: Step, answers: pa.StructArray) -> Bools:

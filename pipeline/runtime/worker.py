@@ -15,7 +15,6 @@ from pipeline.ledger.attempts import Attempts, Turn, attempt_name
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.counts import ShardCounts
-from pipeline.ledger.counts_log import FileCounts, with_counts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.job import Job
@@ -87,12 +86,4 @@ def label_shard(
     )
     if work.tasks:
         attempts.forget()
-    of_documents, by_key = shard.documents["status"].combine_chunks(), {f.key: f for f in files}
-    committed = []
-    for key, (etag, hash) in made.items():
-        file = FileCounts(key, etag, hash, job.run.since)
-        if key in by_key:
-            status = by_key[key].rows.field("status")
-            file = with_counts(file, status, of_documents, by_key[key].metadata)
-        committed.append(file)
-    return ShardCounts(work.shard.id, work.tasks, counts, tuple(committed))
+    return ShardCounts(work.shard.id, work.tasks, counts, tuple(made))

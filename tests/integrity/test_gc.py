@@ -13,7 +13,7 @@ from several_specs import DAY_S, FOREIGN, Everything
 
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify
-from pipeline.ledger.counts_log import FileCounts, log_counts, logged_counts
+from pipeline.ledger.counts_log import log_counts, logged_counts
 from pipeline.ledger.keys import (
     counts_key,
     documents_key,
@@ -23,6 +23,7 @@ from pipeline.ledger.keys import (
     parse_key,
     spec_key,
 )
+from pipeline.ledger.label_files import FileCounts
 from pipeline.ledger.numbered import CHECKPOINT
 from pipeline.ledger.numbered import numbers as object_numbers
 from pipeline.ledger.snapshots import contents

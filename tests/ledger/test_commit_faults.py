@@ -48,7 +48,7 @@ def commit(store: Store, number: int, writer: int) -> list[str]:
     )
     own = shard(number)
     files = [LabelFile(task, fp, own.id, answers, {"fp": fp}) for task, fp in TASKS.items()]
-    return commit_shard(store, own, documents, files)
+    return [file.key for file in commit_shard(store, own, documents, files)]
 
 
 def read(store: Store, key: str) -> pa.Table:

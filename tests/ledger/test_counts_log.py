@@ -14,9 +14,9 @@ from memory_store import MemoryStore, Recording
 from pipeline.errors import StorageError
 from pipeline.ledger import counts_log
 from pipeline.ledger.cells import Committed, committed
-from pipeline.ledger.counts_log import CountsLog, FileCounts, logged_counts, of_shards
+from pipeline.ledger.counts_log import CountsLog, logged_counts, of_shards
 from pipeline.ledger.keys import counts_key, documents_key, label_key
-from pipeline.ledger.label_files import sealed_hash, to_parquet
+from pipeline.ledger.label_files import FileCounts, sealed_hash, to_parquet
 from pipeline.ledger.numbered import CHECKPOINT
 from pipeline.ledger.snapshots import SnapshotTask, counted_files, publish
 from pipeline.sources.shards import Shard
@@ -26,7 +26,7 @@ FPS = {"toxic": "f1" * 8, "topic": "f2" * 8}
 # — of the documents one is no text; of the answers another failed, and one was not asked
 DOCUMENTS = to_parquet(pa.table({"status": ["ok", "ok", "error:not JSON", "ok"]}), {})
 STATUS = ["ok", "quarantined", "error:not JSON", "skipped"]
-ANSWERS = to_parquet(pa.table({"status": STATUS}), {"taken_over": '{"a": 1}', "since": "3"})
+ANSWERS = to_parquet(pa.table({"status": STATUS}), {"taken_over": "1", "since": "3"})
 
 
 @pytest.fixture

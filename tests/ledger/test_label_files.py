@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_read_back_or_has_other_rows_than_the_shard_is_not
 def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> None:
     files = [label_file("toxic"), label_file("topic")]
     written = commit_shard(store, SHARD, DOCUMENTS, files)
-    made = list(written)
+    made = [file.key for file in written]
     assert made == [
         documents_key(SHARD.id),
         label_key("toxic", "f" * 16, SHARD.id),
@@ -138,7 +138,7 @@ def test_a_commit_makes_the_documents_and_one_file_a_task(store: LocalStore) -> 
     assert labels.schema.remove_metadata() == SCHEMA
     assert labels.drop_columns(["doc_id"]).to_pylist() == toy_rows().to_pylist()
     assert json.loads(metadata[b"assay.task"]) == {"question": "?"}
-    assert metadata[b"assay.hash"] == f"assay-sha256:{written[made[1]][1]}".encode()
+    assert metadata[b"assay.hash"] == f"assay-sha256:{written[1].hash}".encode()
     assert metadata[b"assay.key"] == made[1].encode()
 
 
@@ -171,7 +171,7 @@ def test_the_first_writers_file_stands(store: LocalStore) -> None:
     before = {stored.key: store.read(stored.key) for stored in store.list("")}
     files = [label_file("toxic", toy_rows().take([2, 1, 0])), label_file("topic")]
     made = commit_shard(store, SHARD, DOCUMENTS, files)
-    assert list(made) == [label_key("topic", "f" * 16, SHARD.id)]
+    assert [file.key for file in made] == [label_key("topic", "f" * 16, SHARD.id)]
     assert {key: store.read(key) for key in before} == before
 
 

@@ -132,6 +132,6 @@ def test_ranked_answers_that_are_known_are_laid_over_rows_without_an_answer(
     file = LabelFile("topic", "f" * 16, SHARD.id, rows, {})
     commit_shard(store, SHARD, DOCUMENTS, [file])
     source = Source(file.task, file.fp, file.sid)
-    known, _ = StoredAnswers(store).find(SHARD, DOCUMENTS, [source], is_retry=False)
+    known, _ = StoredAnswers(store, SHARD, DOCUMENTS, is_retry=False).find([source])
     assert known is not None and known.is_valid().to_pylist() == [True, False, True]
     assert overlaid(known, unanswered_rows(["ok", "empty", "ok"], asked)).equals(rows)

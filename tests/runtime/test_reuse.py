@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from changing_corpus import TOPIC, TOXIC, Corpus, Killed, numbered, read_in_float32
 from command import WITH_MODEL, assay
@@ -20,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import index_key, parse_key
-from pipeline.ledger.snapshots import contents, read_snapshot
+from pipeline.ledger.snapshots import read_snapshot
 from pipeline.ledger.text_index import LEAST_SOURCES
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.plan import SMALL_INPUT_BYTES
@@ -217,21 +216,8 @@ def test_equal_texts_are_read_once_in_a_shard_and_not_again_in_a_later_run(
     counted = status(corpus.spec, cache_dir=corpus.cache)
     assert counted.tasks["toxic"].done == 200
     assert counted.reused == dict.fromkeys(("toxic", "topic"), tally.n["reused",])
-    sources = [taken_over(corpus, outcome, name) for name in ("toxic", "topic")]
-    assert sources[0] == sources[1] and sum(sources[0].values()) == tally.n["reused",] == 100
     again = corpus.run()
     assert (again.tally.n["created",], again.snapshot) == (0, outcome.snapshot) and not corpus.asked
-
-
-def taken_over(corpus: Corpus, outcome: Outcome, task: str) -> Counter[str]:
-    """The rows by the shard that their answers are of, from the metadata of all label files."""
-    assert outcome.snapshot is not None
-    counts: Counter[str] = Counter()
-    for shard in contents(corpus.store, outcome.snapshot).shards:
-        if task in shard.labels:
-            metadata = pq.read_schema(corpus.folder / "out" / shard.labels[task].key).metadata
-            counts.update(json.loads(metadata.get(b"assay.taken_over", b"{}")))
-    return counts
 
 
 def test_a_shard_whose_texts_are_in_many_others_reads_few_of_their_files(

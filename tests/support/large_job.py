@@ -19,9 +19,10 @@ from memory_store import MemoryStore
 
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.cells import committed, remaining
-from pipeline.ledger.counts_log import FileCounts, log_counts
+from pipeline.ledger.counts_log import log_counts
 from pipeline.ledger.cuts import CutLog, load_or_cut
 from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
+from pipeline.ledger.label_files import FileCounts
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.shards import Piece, Shard
 from pipeline.sources.source import InputObject
