@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipeline.errors import DocumentError, StorageError
 from pipeline.filters.labelled import labelled_documents
 from pipeline.inference.decoding import decode_image
-from pipeline.ledger.cuts import logged_shards
+from pipeline.ledger.cuts import CutLog
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
 from pipeline.ledger.snapshots import Contents
 from pipeline.sources.documents import IMAGE_FIELD
@@ -60,7 +60,7 @@ def excerpts(
         if of_shard := [row for row in left if row >= named.start_row]:
             chosen[named.sid] = named, of_shard
             unread[named.path] = [row for row in left if row < named.start_row]
-    shards = logged_shards(store, chosen)
+    shards = {shard.id: shard for cut in CutLog(store).cuts.values() for shard in cut}
     excerpts_at: dict[tuple[str, int], Excerpt] = {}
     for sid, (named, of_shard) in chosen.items():
         if sid not in shards:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import AssayError, StorageError, one_line
 from pipeline.hashes import parse_json
 from pipeline.ledger.cells import stored_version
-from pipeline.ledger.cuts import cut_before
+from pipeline.ledger.cuts import CutLog
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
 from pipeline.ledger.snapshots import Contents, last_contents
@@ -148,7 +148,7 @@ def labelled_shards(
     """
     source = spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
-    shards = cut_before(store, objects, source.columns).shards
+    shards = CutLog(store).cuts_of([item.version(source.columns) for item in objects]).shards
     by_sid = {shard.id: shard for shard in shards}
     for shard in contents.shards:
         if shard.sid not in by_sid:

@@ -30,6 +30,8 @@ from pipeline.stores.store import Store
 # replies. More concurrent LISTs would hold too much in memory.
 CONCURRENT_LISTS = 8
 
+Interned = Callable[[str], str | None]
+
 
 @dataclass(frozen=True)
 class Committed:
@@ -106,15 +108,16 @@ def version_name(task: str, fp: str) -> str:
 def committed(
     store: Store,
     fp: Mapping[str, str],
-    sids: Collection[str] | None,
+    sids: Collection[str],
     *,
     documents: Mapping[str, str] | None = None,
 ) -> Committed:
-    """The existing files of these shards for these tasks; of all shards of the output for None.
+    """The existing files of these shards for these tasks.
 
     Makes two LISTs for each task, and one of the documents unless they are passed.
     """
-    interned: _Interned = str if sids is None else {sid: sid for sid in sids}.get
+    # — the strings that are in memory already; None for a shard whose files do not count
+    interned = {sid: sid for sid in sids}.get
     with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
         listed = pool.map(lambda task: _list_labels(store, task, fp[task], interned), fp)
         if documents is None:
@@ -186,12 +189,8 @@ def equal_versions(store: Store, task: str, version: Fingerprint) -> list[str]:
     ]
 
 
-# The same string object as in memory already; None if the shard's files do not count.
-_Interned = Callable[[str], str | None]
-
-
 def _list_labels(
-    store: Store, task: str, fp: str, interned: _Interned
+    store: Store, task: str, fp: str, interned: Interned
 ) -> tuple[dict[str, str], dict[str, int]]:
     """By shard, the etag of the file with the highest number, and the number of a retry."""
     etags: dict[str, str] = {}
@@ -205,7 +204,7 @@ def _list_labels(
     return etags, retries
 
 
-def _list_files(store: Store, prefix: str, interned: _Interned) -> Iterator[tuple[str, int, str]]:
+def _list_files(store: Store, prefix: str, interned: Interned) -> Iterator[tuple[str, int, str]]:
     """The shard, number and etag of each file of the shards; other files are not looked at."""
     for stored in store.list(prefix):
         key = parse_key(stored.key)

@@ -1,6 +1,6 @@
 """The log of how input objects were cut into shards: `inputs/<number>.parquet` in the output.
 
-Entry points: `load_or_cut`, `cut_before` and `logged_shards`. Each run appends the cuts of new
+Entry points: `load_or_cut`, and `CutLog` for what was cut before. Each run appends the cuts of new
 objects. A job that continues on another machine or version thus has the same shards; a finished job
 opens no input.
 """
@@ -172,17 +172,6 @@ def _require_rows(
             fix = "the file has no row; name a file with rows"
         first = objects[0].path if objects else None
         raise SpecError([Problem("input.path", fix, first)])
-
-
-def cut_before(store: Store, objects: Sequence[InputObject], columns: Columns) -> Cuts:
-    """The shards of the objects that are in the log; opens no object and writes nothing."""
-    return CutLog(store).cuts_of([item.version(columns) for item in objects])
-
-
-def logged_shards(store: Store, sids: Collection[str]) -> dict[str, Shard]:
-    """The shards in the log with these ids; the input is not looked at."""
-    shards = (shard for of_object in CutLog(store).cuts.values() for shard in of_object)
-    return {shard.id: shard for shard in shards if shard.id in sids}
 
 
 class CutLog:

@@ -6,8 +6,8 @@ A task of kind `multi` has a row, too: the answers to its parts are put together
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,65 +23,52 @@ from pipeline.ledger.columns import (
 from pipeline.sources.documents import is_failed_status
 from pipeline.spec.tasks import TaskSpec
 
+if TYPE_CHECKING:
+    from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers
+
 # Probabilities are quotients of float32 sums; a larger difference from 1 is not rounding.
 P_SUM_TOLERANCE = 1e-3
 # A whole label can be less probable than float32 can represent; 0 would mean impossible.
 SMALLEST_MASS = np.finfo(np.float32).smallest_subnormal
 
 
-@dataclass(frozen=True, slots=True)
-class TaskScores:
-    """One task's answers as log-probabilities; a row of NaN is a document without an answer."""
+def answer_rows(answers: ShardAnswers, task: TaskSpec, as_read: Sequence[str]) -> pa.StructArray:
+    """[docs] the rows of the task's label file, without what is added to the answers.
 
-    status: Sequence[str]  # [docs]
-    log_probs: NDArray[np.float32]  # [docs, kept]
-    log_mass: NDArray[np.float32]  # [docs]: of all labels that were scored
-    label_ids: NDArray[np.int32] | None  # [docs, kept]: which labels; None: every label in order
-    levels: NDArray[np.float32] | None  # [docs, levels]: of the best path; NaN below its end
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledDocuments:
-    """The model's answers about documents, before they become rows of label files."""
-
-    n_tokens: NDArray[np.int32]  # [docs]
-    n_chunks: NDArray[np.int16]  # [docs]
-    scores: Mapping[str, TaskScores]  # by task
-
-
-def answer_rows(labelled: LabelledDocuments, task: TaskSpec) -> pa.StructArray:
-    """[docs] the rows of the task's label file, without what is added to the answers."""
-    scores = [labelled.scores[part.name] for part in task.parts]
+    `as_read` is the status of each document before it was asked about.
+    """
+    by_name = {own.task.name: own for own in answers.by_task}
+    scores = [by_name[part.name] for part in task.parts]
     columns = _of_parts(scores, task) if task.kind == "multi" else _of_scores(scores[0], task)
     # — NaN where a part has none
-    mass = np.min(
-        [_mass(own.log_mass, part) for own, part in zip(scores, task.parts, strict=True)], axis=0
-    )
+    mass = np.min([_mass(own) for own in scores], axis=0)
     # — a document without the answer to a part is a failed one
     status = [
         next(filter(is_failed_status, of_parts), of_parts[0])
-        for of_parts in zip(*(own.status for own in scores), strict=True)
+        for of_parts in zip(*(own.status(as_read) for own in scores), strict=True)
     ]
-    columns |= reading_columns(mass, labelled.n_tokens, labelled.n_chunks, status)
+    n_tokens = np.array([sum(map(len, chunks)) for chunks in answers.chunks], np.int32)
+    n_chunks = np.array([*map(len, answers.chunks)], np.int16)
+    columns |= reading_columns(mass, n_tokens, n_chunks, status)
     names = [name for name in answer_columns(task) if name != STAGE]
     return pa.StructArray.from_arrays([columns[name] for name in names], names=names)
 
 
-def _of_scores(scores: TaskScores, task: TaskSpec) -> dict[str, pa.Array]:
+def _of_scores(scores: TaskAnswers, task: TaskSpec) -> dict[str, pa.Array]:
     """The columns of an answer that is one of the labels."""
     log_mass = scores.log_mass  # [docs]
     p = np.exp(scores.log_probs - log_mass[:, None])  # [docs, kept]
-    if scores.label_ids is None or task.top_k is None:
+    if scores.labels is None or task.top_k is None:
         columns = value_columns(p, task)
     else:
-        columns = _ranked_answers(p, scores.label_ids, list(task.labels), task.top_k)
+        columns = _ranked_answers(p, scores.labels, list(task.labels), task.top_k)
     if task.separator and scores.levels is not None:
         path_p = np.exp(scores.levels - log_mass[:, None])  # [docs, levels]
         columns["levels"] = _levels(columns["label"].to_pylist(), path_p, task.separator)
     return columns
 
 
-def _of_parts(scores: Sequence[TaskScores], task: TaskSpec) -> dict[str, pa.Array]:
+def _of_parts(scores: Sequence[TaskAnswers], task: TaskSpec) -> dict[str, pa.Array]:
     """The columns of an answer to each of the labels, from the scores of yes and no."""
     p = [np.exp(own.log_probs[:, 0] - own.log_mass) for own in scores]
     return value_columns(np.stack(p, axis=1), task)
@@ -187,12 +174,12 @@ def reading_columns(
     }
 
 
-def _mass(log_mass: NDArray[np.float32], task: TaskSpec) -> NDArray[np.float32]:  # [docs]
+def _mass(scores: TaskAnswers) -> NDArray[np.float32]:  # [docs]
     # — a length penalty makes scores that are no probabilities; a readout has only its labels
-    if task.length_penalty or task.readout is not None:
-        return np.full_like(log_mass, np.nan)
+    if scores.task.length_penalty or scores.task.readout is not None:
+        return np.full_like(scores.log_mass, np.nan)
     # — float32 sums can exceed 1 by an ulp, and a label that is a prefix of another counts twice
-    return np.clip(np.exp(log_mass), SMALLEST_MASS, 1)
+    return np.clip(np.exp(scores.log_mass), SMALLEST_MASS, 1)
 
 
 def _levels(

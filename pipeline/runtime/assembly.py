@@ -1,6 +1,6 @@
 """Assembles an engine from a reader: model, prompt, readouts. Entry point: `reader_engine`.
 
-Also turns documents into chunks, and answers into rows (`DocumentReader`, `labelled_documents`).
+Also turns documents into chunks (`DocumentReader`).
 Imports torch, so the driver must not import it. Must not import Ray.
 """
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -38,9 +37,7 @@ from pipeline.inference.memory import (
 )
 from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import GENERATED_TOKENS, VllmOptions, load_vllm
-from pipeline.ledger.label_rows import LabelledDocuments, TaskScores
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Reader
 from pipeline.runtime.limits import available_bytes, usable_cores
@@ -283,22 +280,3 @@ class DocumentReader:
         rules = self.rules.model_copy(update={"max_tokens": room})
         chunks = chunk_text(self.tokenizer, text, rules)
         return ((*before, *chunks.token_ids[0]),), TRUNCATED if chunks.truncated else OK
-
-
-def labelled_documents(answers: ShardAnswers, read: Sequence[str]) -> LabelledDocuments:
-    """The documents' answers; `read` is the status of each after tokenising."""
-    answers.copy_to_repeats()
-    return LabelledDocuments(
-        n_tokens=np.array([sum(map(len, chunks)) for chunks in answers.chunks], np.int32),
-        n_chunks=np.array([len(chunks) for chunks in answers.chunks], np.int16),
-        scores={
-            of_task.task.name: TaskScores(
-                of_task.status(read),
-                of_task.log_probs,
-                of_task.log_mass,
-                of_task.labels,
-                of_task.levels,
-            )
-            for of_task in answers.by_task
-        },
-    )

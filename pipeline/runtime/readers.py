@@ -28,7 +28,6 @@ from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
-    labelled_documents,
     local_model,
     reader_engine,
 )
@@ -151,7 +150,7 @@ class LoadedReader:
         answers = ShardAnswers([()] * documents.num_rows, [task])
         answers.add_classified({task.name: log_probs}, rows.tolist())
         status = documents.column("status").cast(pa.string()).to_pylist()
-        return only(answer_rows(labelled_documents(answers, status), task), asked)
+        return only(answer_rows(answers, task, status), asked)
 
     def label(
         self,
@@ -185,7 +184,7 @@ class LoadedReader:
                 with self._working:
                     shard.label_rows(self._engine, 0, len(rows), on_rows)
             read, usage = read + shard.asked_rows, usage + shard.usage
-            labelled = labelled_documents(shard, status)
+            shard.copy_to_repeats()
             for task in own:
-                answers[task.name].append(only(answer_rows(labelled, task), rows))
+                answers[task.name].append(only(answer_rows(shard, task, status), rows))
         return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage

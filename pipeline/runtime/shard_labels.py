@@ -113,7 +113,6 @@ class ShardLabels:
                 self._ask_model(self._readers[first.reader], needed, progress)
             elif needed:
                 self._classify(self._readers[first.reader], needed, progress)
-            failpoint(f"stage {first.reader + 1} asked")
 
     def _is_ready(self, step: Step, left: Sequence[Step]) -> bool:
         """Whether all that the condition of a step depends on is answered."""

@@ -26,7 +26,6 @@ from finished import (
     toy_fingerprints,
     toy_spec,
     write_files,
-    write_parquet,
     write_snapshot,
 )
 from memory_store import Recording
@@ -207,26 +206,6 @@ def test_what_is_not_there_is_named(finished: LocalStore, tmp_path: Path) -> Non
     write_snapshot(finished, {"number": 1})
     with pytest.raises(StorageError, match="is not a snapshot: KeyError"):
         open_labels(str(finished.root))
-
-
-@pytest.mark.parametrize("of", ["documents/", f"labels/topic/{FP['topic']}/"])
-def test_a_file_that_is_another_or_gone_is_named(finished: LocalStore, of: str) -> None:
-    key = sole(finished, of)
-    table = read_parquet(finished, key)
-    labels = open_labels(str(finished.root))
-    for data, what in {
-        write_parquet(table): "its content was changed after it was written; .* delete this file",
-        sealed_parquet(table.slice(1)): "has the hash .* published with .* is another file",
-        b"": "its content was changed",
-    }.items():
-        rewrite(finished, key, data)
-        with pytest.raises(StorageError, match=f"{key}: {what}"):
-            labels.to_table()
-    finished.delete([key])
-    with pytest.raises(StorageError, match=f"{key}: cannot be read: No such file"):
-        labels.to_table()
-    if of.startswith("labels"):
-        assert labels.to_table(columns=["toxic"]).num_rows == ROWS * FILES
 
 
 def test_answers_in_another_order_are_refused_though_their_hash_is_the_snapshots(

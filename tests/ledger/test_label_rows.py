@@ -12,6 +12,7 @@ import pytest
 from answer_rules import broken_answers
 from label_tables import toy_shard
 
+from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.ledger.cells import Source, committed
 from pipeline.ledger.columns import (
     ANSWER_COLUMNS,
@@ -22,8 +23,6 @@ from pipeline.ledger.columns import (
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import (
-    LabelledDocuments,
-    TaskScores,
     answer_rows,
     unanswered_rows,
 )
@@ -43,29 +42,27 @@ def task(**more: Any) -> TaskSpec:
     return QuestionTask.model_validate(content)
 
 
-def labelled(top_k: int | None) -> LabelledDocuments:
-    """Three documents as the labelling stage makes them: one has no answer."""
-    p, order = np.array(P), np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])
-    with np.errstate(divide="ignore"):
-        log_probs = np.log(p * np.array(MASS)[:, None]).astype(np.float32)
+def rows_of(asked: TaskSpec) -> pa.StructArray:
+    """The rows of three documents, of which one has no answer."""
+    answers = ShardAnswers([[range(7)], [], [range(9)]], [asked])
+    (own,) = answers.by_task
+    p, mass = np.array(P), np.array(MASS)[:, None]
     levels = [[0.625, 0.5], [np.nan] * 2, [1.0, 0.75]]
-    kept = None if top_k is None else order[:, : max(2, top_k)].astype(np.int32)
-    scores = TaskScores(
-        status=["ok", "empty", "ok"],
-        log_probs=log_probs if kept is None else np.take_along_axis(log_probs, kept, 1),
-        log_mass=np.log(MASS).astype(np.float32),
-        label_ids=kept,
-        levels=np.log(np.array(levels) * np.array(MASS)[:, None]).astype(np.float32),
-    )
-    return LabelledDocuments(
-        n_tokens=np.array([7, 0, 9], np.int32),
-        n_chunks=np.array([1, 0, 1], np.int16),
-        scores={"topic": scores},
-    )
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(p * mass)
+    if own.labels is not None:
+        own.labels[:] = np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])[
+            :, : own.labels.shape[1]
+        ]
+        log_probs = np.take_along_axis(log_probs, own.labels, 1)
+    if own.levels is not None:
+        own.levels[:] = np.log(np.array(levels) * mass)
+    own.log_probs[:], own.log_mass[:] = log_probs, np.log(MASS)
+    return answer_rows(answers, asked, ["ok", "empty", "ok"])
 
 
-def table_of(top_k: int | None, asked: TaskSpec) -> pa.Table:
-    return pa.Table.from_struct_array(answer_rows(labelled(top_k), asked))
+def table_of(asked: TaskSpec) -> pa.Table:
+    return pa.Table.from_struct_array(rows_of(asked))
 
 
 def rounded(pairs: list[dict[str, Any]] | None) -> list[tuple[str, float]] | None:
@@ -74,7 +71,7 @@ def rounded(pairs: list[dict[str, Any]] | None) -> list[tuple[str, float]] | Non
 
 @pytest.mark.parametrize("top_k", [1, 3, 5])
 def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
-    table = table_of(top_k, task(top_k=top_k, separator="/"))
+    table = table_of(task(top_k=top_k, separator="/"))
     first = [("a/x", 0.5), ("b/x", 0.25), ("a/y", 0.125), ("b/y", 0.0625), ("c", 0.0625)]
     second = [("b/x", 0.75), ("b/y", 0.25)]  # what has no probability was never reached
     tops = [rounded(top) for top in table.column("top").to_pylist()]
@@ -89,17 +86,17 @@ def test_the_likeliest_labels_are_kept_in_falling_order(top_k: int) -> None:
 
 
 def test_without_top_k_every_label_has_its_column_and_levels_stand_beside_them() -> None:
-    table = table_of(None, task(separator="/"))
+    table = table_of(task(separator="/"))
     assert table.column("p").to_pylist()[2] == pytest.approx(dict(zip(LABELS, P[2], strict=True)))
     assert rounded(table.column("levels").to_pylist()[0]) == [("a", 0.625), ("a/x", 0.5)]
     assert tuple(table.column_names) == answer_columns(task(separator="/"))
-    plain = table_of(None, task())
+    plain = table_of(task())
     assert tuple(plain.column_names) == ANSWER_COLUMNS
     assert list(broken_answers(table, LABELS)) == list(broken_answers(plain, LABELS)) == []
 
 
 def test_scores_with_a_length_penalty_have_no_mass() -> None:
-    table = table_of(3, task(top_k=3, length_penalty=0.5))
+    table = table_of(task(top_k=3, length_penalty=0.5))
     assert table.column("mass").null_count == 3
     assert table.column("top").null_count == 1
 
@@ -111,7 +108,7 @@ DOCUMENTS = documents_from([RawRow("one", "a"), RawRow("", "b"), RawRow("three",
 def test_a_snapshot_shows_ranked_answers_as_they_were_committed(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "out")
     asked = task(top_k=3, separator="/")
-    rows = answer_rows(labelled(3), asked)
+    rows = rows_of(asked)
     commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, SHARD.id, rows, {})])
     done = committed(store, {"topic": "f" * 16}, {SHARD.id})
     shown = {"topic": SnapshotTask("f" * 16, tuple(LABELS), answer_columns(asked))}
@@ -128,7 +125,7 @@ def test_ranked_answers_that_are_known_are_laid_over_rows_without_an_answer(
 ) -> None:
     store = LocalStore(tmp_path / "out")
     asked = task(top_k=3, separator="/")
-    rows = answer_rows(labelled(3), asked)
+    rows = rows_of(asked)
     file = LabelFile("topic", "f" * 16, SHARD.id, rows, {})
     commit_shard(store, SHARD, DOCUMENTS, [file])
     source = Source(file.task, file.fp, file.sid)
