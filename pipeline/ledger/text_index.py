@@ -188,9 +188,9 @@ def _entries(texts: dict[str, Hashes]) -> pa.Table:
 def _object(store: Store, key: str) -> tuple[pa.Table, list[str]]:
     """The entries of an object of the index, and its shards; none if it is damaged."""
     try:
-        entries = table_in(store.read(key))
+        entries = table_in(store.read(key)).select(["hash", "sid"])
         return entries, json.loads(entries.schema.metadata[f"{METADATA_PREFIX}sids".encode()])
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         text = "%s/%s: is damaged: %s; delete it: documents files are read in its place"
         logger.warning(text, store.url, key, error)
         return _entries({"": np.empty(0, np.uint64)}), []

@@ -93,13 +93,14 @@ def test_each_text_is_found_in_one_other_shard_with_answers_that_has_it(
         assert sum(counts) == len(set[str]().union(*others.values()))
 
 
+@pytest.mark.parametrize("data", [b"PAR1 and no more", to_parquet(pa.table({"hash": [1]}), {})])
 def test_a_damaged_object_is_named_and_its_shards_are_added_again(
-    store: LocalStore, caplog: pytest.LogCaptureFixture
+    data: bytes, store: LocalStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (0, 1):
         put(store, number, ["one"])
         find(store, {9: ["one"]}, [number])
-    (store.root / index_key(2)).write_bytes(b"PAR1 and no more")
+    (store.root / index_key(2)).write_bytes(data)
     with caplog.at_level(logging.WARNING):
         found = find(store, {9: ["one"]}, [1])
     assert found[sid_of(9)].sources == {sid_of(1): 1}
