@@ -53,8 +53,7 @@ from pipeline.runtime.progress import (
 )
 from pipeline.runtime.weights import ModelFiles, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
-from pipeline.sources.streams import Options
-from pipeline.spec.model import KeptFormat
+from pipeline.spec.model import KeptFormat, ModelSpec
 from pipeline.spec.schema import DocumentsSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -67,41 +66,23 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens, *, engines: int = 1) -
     `engines` share the memory of the device.
     """
     on_gpu = model.device.type == "cuda"
+    free_bytes = torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
     return plan_memory(
         model,
         prefix_tokens=len(prompt.prefix),
-        free_bytes=_free_bytes(model) // engines,
+        free_bytes=free_bytes // engines,
         most_tokens=CUDA_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS,
     )
 
 
-def _free_bytes(model: LoadedModel) -> int:
-    on_gpu = model.device.type == "cuda"
-    return torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
-
-
-def _engines_here(reader: Reader) -> int:
-    """The engines of the reader on one machine, or on one GPU."""
-    placement = reader.placement
-    if placement.device == "cuda":
-        return 1
-    return max(1, min(placement.actors, usable_cores() // placement.threads))
-
-
-def local_model(reader: Reader, send: Send = ignore) -> Path:
+def local_model(files: ModelFiles, model: ModelSpec, cache_dir: Path, send: Send = ignore) -> Path:
     """A local folder with the model's safetensors, downloaded or converted where necessary."""
-    model = reader.spec.model
-    folder = local_files(reader.files, Path(reader.cache_dir), model.storage_options, send)
-    if reader.files.kind in ("hub", "remote"):  # — others were checked before the workers started
-        check_folder(folder, engine=model.engine)
-    return folder
-
-
-def local_files(files: ModelFiles, cache_dir: Path, options: Options, send: Send = ignore) -> Path:
-    """A local folder with these files as safetensors, downloaded or converted where necessary."""
-    if files.kind in ("hub", "remote"):
+    is_remote = files.kind in ("hub", "remote")
+    if is_remote:
         send(WorkerReport(FETCHING))
-    fetched = fetch(files, cache_dir, options)
+    fetched = fetch(files, cache_dir, model.storage_options)
+    if is_remote:  # — others were checked before the workers started
+        check_folder(fetched, engine=model.engine)
     if files.kind != "gguf":
         return fetched
 
@@ -150,10 +131,13 @@ def reader_model(
 
 def label_engine(reader: Reader, model: LoadedModel, prompt: PromptTokens) -> LabelEngine:
     """The reader's tasks on its model, with the batch size that fits its memory."""
+    here, engines = reader.placement, 1
+    if here.device != "cuda":  # — a GPU has one engine; others share the memory of a machine
+        engines = max(1, min(here.actors, usable_cores() // here.threads))
     return LabelEngine(
         model,
         prompt,
-        max_batch_tokens=memory_plan(model, prompt, engines=_engines_here(reader)).max_batch_tokens,
+        max_batch_tokens=memory_plan(model, prompt, engines=engines).max_batch_tokens,
         readouts=load_readouts(reader.readouts, reader.spec, Path(reader.cache_dir)),
     )
 
@@ -163,8 +147,8 @@ def reader_engine(reader: Reader, send: Send = ignore) -> Engine:
     if reader.spec.uses_encoder:
         return _encoder_engine(reader, send)
     folder, _, prompt = reader_prompt(reader, send=send)
+    send(WorkerReport(LOADING))
     if reader.spec.model.engine == "vllm":
-        send(WorkerReport(LOADING))
         options = VllmOptions(
             reader.placement.dtype,
             reader.placement.device,
@@ -172,13 +156,12 @@ def reader_engine(reader: Reader, send: Send = ignore) -> Engine:
             reader.spec.model.tensor_parallel,
         )
         return load_vllm(folder, prompt, options, max_tokens=reader.spec.documents.max_tokens)
-    send(WorkerReport(LOADING))
     return label_engine(reader, reader_model(reader, folder), prompt)
 
 
 def _encoder_engine(reader: Reader, send: Send) -> EncoderEngine:
     """The encoder; SpecError unless it can read the longest document and has the classes."""
-    folder = local_model(reader, send)
+    folder = local_model(reader.files, reader.spec.model, Path(reader.cache_dir), send)
     tokenizer = load_tokenizer(folder)
     max_tokens, room = reader.spec.documents.max_tokens, encoder_context(folder, tokenizer)
     if max_tokens > room:
@@ -209,7 +192,7 @@ def reader_prompt(
     if not tasks:
         fix = "all have classifiers or cascades, and this command needs a question or a readout"
         raise SpecError([Problem("tasks", fix, [task.name for task in reader.spec.tasks])])
-    folder = local_model(reader, send)
+    folder = local_model(reader.files, reader.spec.model, Path(reader.cache_dir), send)
     tokenizer = load_tokenizer(folder)
     prompt = tokenise_prompt(tokenizer, reader.spec.prompt, tasks, of=reader.spec.tasks)
     context = context_tokens(folder)
@@ -233,6 +216,12 @@ class DocumentReader:
     tokenizer: DocumentTokenizer
     rules: DocumentsSpec
     images: ImageReader | None = None  # of documents with an image
+
+    @classmethod
+    def loaded(cls, reader: Reader, send: Send) -> DocumentReader:
+        """The reader's, for which its model's folder is fetched if it is not here."""
+        folder = local_model(reader.files, reader.spec.model, Path(reader.cache_dir), send)
+        return cls.of(reader, folder, load_tokenizer(folder))
 
     @classmethod
     def of(cls, reader: Reader, folder: Path, tokenizer: PreTrainedTokenizerBase) -> DocumentReader:

@@ -19,7 +19,6 @@ from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import Classifier, label_log_probs
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
-from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import VllmEngine
@@ -28,7 +27,6 @@ from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
-    local_model,
     reader_engine,
 )
 from pipeline.runtime.fitted_files import read_classifier
@@ -103,8 +101,7 @@ class LoadedReader:
     @cached_property
     def document_reader(self) -> DocumentReader:
         """Turns documents into what the model reads."""
-        folder = local_model(self.reader, self._send)
-        return DocumentReader.of(self.reader, folder, load_tokenizer(folder))
+        return DocumentReader.loaded(self.reader, self._send)
 
     def tokenise(self, documents: pa.Table, asked: Bools) -> tuple[Chunks, list[str]]:
         """The chunks of the documents that are asked about, and the status of each document.

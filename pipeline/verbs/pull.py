@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import Problem, SpecError
 from pipeline.inference.loading import context_tokens, load_tokenizer
-from pipeline.runtime.assembly import local_files
+from pipeline.runtime.assembly import local_model
 from pipeline.runtime.model_folder import check_folder
 from pipeline.runtime.progress import CHECKING, LOCATING, Send, WorkerReport, ignore
 from pipeline.runtime.weights import locate
@@ -52,7 +52,7 @@ def pull(spec: JobSpec, *, cache_dir: Path, announce: Send = ignore) -> Pulled:
         fix = "the spec has none, because all tasks have classifiers: there is nothing to fetch"
         raise SpecError([Problem("model", fix, None)])
     files = locate(spec.model, cache_dir)
-    folder = local_files(files, cache_dir, spec.model.storage_options, announce)
+    folder = local_model(files, spec.model, cache_dir, announce)
     announce(WorkerReport(CHECKING))
     check_folder(folder, engine=spec.model.engine)
     load_tokenizer(folder)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from pipeline.errors import ModelError, StorageError
 from pipeline.inference.loading import converted_bytes
 from pipeline.runtime import model_cache
-from pipeline.runtime.assembly import local_files
+from pipeline.runtime.assembly import local_model
 from pipeline.runtime.model_cache import SUMS, cached_model
 from pipeline.runtime.weights import ModelFiles, fetch, locate
 from pipeline.spec.model import ModelSpec
@@ -214,10 +214,11 @@ def test_a_conversion_needs_four_bytes_for_each_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = gguf_file(tmp_path / "m.gguf", (10**5, 300))
-    files = locate(ModelSpec(path=str(file)), tmp_path)
+    model = ModelSpec(path=str(file))
+    files = locate(model, tmp_path)
     with_free_bytes(monkeypatch, 10**8)
     with pytest.raises(StorageError, match=r"needs 0\.12 GB, and 0\.10 GB are free"):
-        local_files(files, tmp_path, {})
+        local_model(files, model, tmp_path)
 
 
 def test_a_model_of_the_hub_is_not_fetched_without_room(
