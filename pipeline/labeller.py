@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, Bools, overlaid
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, overlaid
 from pipeline.ledger.label_rows import unanswered_rows
 from pipeline.runtime.job import make_reader
 from pipeline.runtime.placement import Placement, place, this_machine
@@ -61,11 +60,10 @@ class Labeller:
             raise SpecError([Problem("input.image", fix, self.spec.input.image)])
         where = placement or place(self.spec.model, this_machine())
         cache = cache_dir or default_cache_dir()
-        self._lock = Lock()  # an engine counts the tokens that it reads: one call at a time
         self._reader = LoadedReader(make_reader(self.spec, where, cache), ignore)
         if self.spec.model_tasks:
             self._reader.load()
-            _ = self._reader.document_reader  # loaded, too
+            self._reader.load_tokenizer()
 
     def label(self, texts: Iterable[str | None], ids: Iterable[object] | None = None) -> pa.Table:
         """A row for each text, in order, with a struct of answers for each task.
@@ -92,10 +90,13 @@ class Labeller:
         named = [None] * len(whole) if ids is None else list(ids)
         rows = (RawRow(text, id) for text, id in zip(whole, named, strict=True))
         documents = documents_from(rows)
-        inside = np.ones(documents.num_rows, np.bool_)
-        asked = readable(documents, inside)
-        answers = self._asked(documents, asked)
+        asked = readable(documents, np.ones(documents.num_rows, np.bool_))
         status = documents.column("status").cast(pa.string()).to_pylist()
+        answers: dict[str, pa.StructArray] = {}
+        if self.spec.model_tasks and asked.any():
+            chunks, tokenised = self._reader.tokenise(documents, asked)
+            by_task = {task.name: asked for task in self.spec.model_tasks}
+            answers, _, _ = self._reader.label(documents, chunks, tokenised, by_task)
         table = documents.select(DOCUMENTS_FILE_COLUMNS)
         for task in self.spec.tasks:
             own = answers.get(task.name)
@@ -103,13 +104,3 @@ class Labeller:
                 own = self._reader.classify(task, documents, asked)
             table = table.append_column(task.name, overlaid(own, unanswered_rows(status, task)))
         return table
-
-    def _asked(self, documents: pa.Table, asked: Bools) -> dict[str, pa.StructArray]:
-        """By task [docs] the model's answers, null where it was not asked."""
-        if not (self.spec.model_tasks and asked.any()):
-            return {}
-        chunks, status = self._reader.tokenise(documents, asked)
-        by_task = {task.name: asked for task in self.spec.model_tasks}
-        with self._lock:
-            answers, _, _ = self._reader.label(documents, chunks, status, by_task)
-        return answers

@@ -110,7 +110,7 @@ def _located(
     """The files of a local model; of another one those with which it answered, if it did."""
     if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
         return locate(model, cache_dir)
-    return ModelFiles("remote", model.path, model.revision, hashes.get(model.name, {}), 0)
+    return ModelFiles("none", model.path, model.revision, hashes.get(model.name, {}), 0)
 
 
 def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

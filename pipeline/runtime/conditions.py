@@ -107,8 +107,6 @@ def inside(
         return np.ones(shard.rows, np.bool_), 0
     names = _input_names(limit)
     values = input_columns(shard, names, options) if names else None
-    if values is not None and values.num_columns < len(names):
-        return np.zeros(shard.rows, np.bool_), shard.rows
     columns = _of_input(values, shard.rows, bare=True) | _of_documents(documents)
     return accepted(limit, columns, place=WHERE)
 

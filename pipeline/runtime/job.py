@@ -130,10 +130,6 @@ class Job:
         stages = [(s.task, s.fingerprint) for s in self.steps if s.thresholds is not None]
         return [*self.fingerprints.items(), *stages]
 
-    def steps_of(self, task: str) -> list[Step]:
-        """The steps of a task, in their order."""
-        return [step for step in self.steps if step.task == task]
-
     def named_by(self, task: str) -> Sequence[str]:
         """The tasks that the condition of a task names."""
         when = self.fingerprints[task].content.get("when")
@@ -256,9 +252,7 @@ def limited(job: Job, limit: str | None) -> Job:
     )
 
 
-def make_reader(
-    spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
-) -> Reader:
+def make_reader(spec: JobSpec, placement: Placement, cache_dir: Path) -> Reader:
     """The reader of the spec's model: of its tasks without a cascade, whatever their conditions."""
     places = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
     plain = spec.model_copy(update={"tasks": tuple(t for t in spec.tasks if not t.stages)})

@@ -144,8 +144,8 @@ def _labelled(
     announce: Callable[[Progress], None],
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
-    started, began = time.monotonic(), time.time()
-    limit = limit_of(options.sample, options.where)
+    started, limit = time.monotonic(), limit_of(options.sample, options.where)
+    ends = None if options.max_hours is None else time.time() + options.max_hours * 3600
     failpoint("probed")
     with Watch(announce) as watch:
         if address is not None:
@@ -154,12 +154,7 @@ def _labelled(
             watch.enter(LOCATING)
             device = spec.model.device
             machine = cluster_machine(device) if connected else this_machine()
-            _check_models(spec, machine)
-            job = make_job(spec, place(spec.model, machine), cache_dir)
-            ends = None if options.max_hours is None else began + options.max_hours * 3600
-            since = max(snapshot_numbers(store), default=0)
-            job = limited(replace(job, run=replace(job.run, ends=ends, since=since)), limit)
-            _check_classifiers(job, store)
+            job = _job_of(spec, store, machine, cache_dir, limit, ends)
             watch.enter(LISTING)
             planned = plan(
                 job,
@@ -190,18 +185,30 @@ def _labelled(
     return Outcome(job, store, planned, counts, time.monotonic() - started, asked, stopped)
 
 
+def _job_of(
+    spec: JobSpec,
+    store: Store,
+    machine: Machine,
+    cache_dir: Path,
+    limit: str | None,
+    ends: float | None,
+) -> Job:
+    """The job of one run; SpecError unless its models fit the machine, and its classifiers load."""
+    for own, places in reader_specs(spec):  # before anything is fetched
+        with model_at(places["model"]):
+            place(own.model, machine)
+    job = make_job(spec, place(spec.model, machine), cache_dir)
+    since = max(snapshot_numbers(store), default=0)
+    job = limited(replace(job, run=replace(job.run, ends=ends, since=since)), limit)
+    _check_classifiers(job, store)
+    return job
+
+
 def _cut_by_nodes(*of_object: Any, **options: Any) -> list[Shard]:
     """What `source.cut` does, on a node of the cluster."""
     from pipeline.runtime.graph import cut_on_a_node  # — imports Ray Data
 
     return cut_on_a_node(*of_object, **options)
-
-
-def _check_models(spec: JobSpec, machine: Machine) -> None:
-    """SpecError unless each model of the spec and of its stages can run on the machine."""
-    for own, places in reader_specs(spec):
-        with model_at(places["model"]):
-            place(own.model, machine)
 
 
 def _check_classifiers(job: Job, store: Store) -> None:

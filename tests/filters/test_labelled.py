@@ -68,7 +68,7 @@ def run(
 
     def answer(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
         file = label_file(shard, task, fingerprint)
-        metadata = job.metadata(fingerprint, job.steps_of(task))
+        metadata = job.metadata(fingerprint, [step for step in job.steps if step.task == task])
         return LabelFile(task, file.fp, file.sid, file.rows, metadata)
 
     store = LocalStore(tmp_path / "out")
