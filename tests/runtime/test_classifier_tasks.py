@@ -17,7 +17,7 @@ from command import WITH_MODEL, assay
 from servers import KEY, SECRET, Server
 
 from pipeline.cli import main
-from pipeline.errors import SpecError, StorageError
+from pipeline.errors import SpecError
 from pipeline.inference.classifiers import language_model, load_classifier
 from pipeline.labeller import Labeller
 from pipeline.runtime import fitted_files
@@ -240,16 +240,6 @@ def test_a_classifier_on_s3_is_read_once_until_it_changes(
     assert copy.read_bytes() == model_file.read_bytes()
     file_system.pipe_file(url, model_file.read_bytes() + b"x")
     assert find_classifiers(corpus.spec, corpus.cache) != local and len(read) == 3
-
-
-def test_a_file_that_changes_while_the_job_runs_is_an_error(
-    corpus: Corpus, model_file: Path
-) -> None:
-    hashes = find_classifiers(corpus.spec, corpus.cache)
-    model_file.write_bytes(model_file.read_bytes() + b"x")
-    spec = corpus.spec
-    with pytest.raises(StorageError, match="'language' changed while the job ran"):
-        read_classifier(spec, spec.tasks[0], corpus.cache, hashes["language"])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from changing_corpus import Corpus, numbered
 from rich.console import Console
 
 from pipeline.cli import main
-from pipeline.errors import FailedRowsError, SpecError
+from pipeline.errors import SpecError
 from pipeline.filters.run import filter_corpus
 from pipeline.hashes import short_hash
 from pipeline.integrity.diff import compare
@@ -176,16 +176,6 @@ def test_a_corpus_that_moved_before_a_sample_is_asked_nothing_again(plain: Corpu
     assert plain.run(sample="20%").complete and not plain.asked
     assert plain.run().complete and not plain.asked
     plain.check()
-
-
-def test_failed_rows_are_judged_by_the_documents_that_are_asked_about(plain: Corpus) -> None:
-    texts = write(plain, "a", 40)
-    plain.broken.add(("first", texts[3]))
-    plain.settings = {"max_error_rate": 0.1}
-    # — 4 are accepted; the run ends as soon as fewer than 10 may be
-    with pytest.raises(FailedRowsError, match=r"1 of at most [4-9] rows failed"):
-        plain.run(where="year = 2003")
-    assert plain.run(where="year = 2004").complete
 
 
 def test_status_counts_the_answers_of_runs_with_conditions(plain: Corpus) -> None:

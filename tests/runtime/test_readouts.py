@@ -149,13 +149,6 @@ def test_a_broken_file_is_one_line(how: str, what: str, fitted: Make, tmp_path: 
     assert line.startswith(f"tasks.0.readout: {what}")
 
 
-def test_a_file_that_is_not_there_is_a_problem_of_the_spec(fitted: Make, tmp_path: Path) -> None:
-    spec = fitted()
-    (tmp_path / "a.safetensors").unlink()
-    (line,) = problems_of(spec)
-    assert line.startswith("tasks.0.readout: the file cannot be read: No such file")
-
-
 def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
     fitted: Make, tmp_path: Path
 ) -> None:

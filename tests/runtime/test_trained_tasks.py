@@ -155,11 +155,3 @@ def test_check_says_so_where_a_readout_is_read_wrongly(
     shown = " ".join(capsys.readouterr().out.split())
     assert "NOT exact" in shown
     assert "x, y by the readout" in shown and "mean of layer 2 of 1, 2" in shown
-
-
-def test_a_readout_fitted_for_another_spec_ends_with_2(
-    trained: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trained.settings["prompt"] = {"instruction": "Otherwise."}
-    assert main(["check", str(trained.spec_file)]) == 2
-    assert capsys.readouterr().err.count("another prompt.instruction") == 3
