@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
@@ -26,9 +23,7 @@ from pipeline.spec.schema import JobSpec
 
 # The head's dashboard restarts now and then. A minute without an answer is a failure.
 _TRIES, _PAUSE_S = 12, 5.0
-_POLL_S = 0.5
-# A lost connection may raise nothing: after this long without a line the job's state is read.
-_SILENCE_S = 120.0
+_POLL_S = 1.0  # each time the whole log comes: a run writes a line every ten seconds
 _COMPLETE, _FAILED, _INCOMPLETE = 0, 1, 3
 # Ray's client logs each upload, and the token's file, to standard error.
 for _name in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private"):
@@ -93,30 +88,11 @@ def choose_job(jobs: Sequence[JobDetails], base: str) -> tuple[str, bool]:
 def follow(client: JobSubmissionClient, id: str, show: Callable[[str], None]) -> JobDetails:
     """Shows the job's log until it ends; UnavailableError if the cluster no longer answers."""
     shown = failures = 0
-
-    def show_new(piece: str, end: int) -> None:  # each request has the log from the beginning
-        nonlocal shown
-        if end > shown:
-            show(piece[-(end - shown) :])
-            shown = end
-
-    async def tail() -> None:
-        end, pieces = 0, aiter(client.tail_job_logs(id))
-        with suppress(TimeoutError):
-            while piece := await asyncio.wait_for(anext(pieces, None), _SILENCE_S):
-                end += len(piece)
-                show_new(piece, end)
-
     while True:
         try:
-            asyncio.run(tail())
-            job = client.get_job_info(id)
-            failures = 0
-            if job.status.is_terminal():
-                log = client.get_job_logs(id)
-                show_new(log, len(log))
-                return job
-        except (RuntimeError, OSError, aiohttp.ClientError) as error:
+            job = client.get_job_info(id)  # — first: the log of a job that has ended is whole
+            log = client.get_job_logs(id)
+        except (RuntimeError, OSError) as error:  # the latter includes those of `requests`
             failures += 1
             if failures == _TRIES:
                 raise UnavailableError(
@@ -124,6 +100,13 @@ def follow(client: JobSubmissionClient, id: str, show: Callable[[str], None]) ->
                     f"and the same command follows it again"
                 ) from error
             time.sleep(_PAUSE_S)
+            continue
+        failures = 0
+        if len(log) > shown:
+            show(log[shown:])
+            shown = len(log)
+        if job.status.is_terminal():
+            return job
         time.sleep(_POLL_S)
 
 

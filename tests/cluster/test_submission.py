@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,74 +79,45 @@ def test_how_a_job_ended_is_one_line() -> None:
 
 
 LOG = "first\nsecond\nthird\n"
-BREAKS = RuntimeError("WebSocket connection closed unexpectedly")
-Event = str | float | Exception  # a piece of the log, a pause in seconds, or the connection's end
+BREAKS = RuntimeError("Request failed with status code 500")
 
 
 class Connections:
-    """A cluster whose job's log comes as it is scripted; the last connection is repeated.
+    """A cluster that has each of these logs at a question; an error ends the question.
 
-    The job has succeeded if a connection was read to its end, or after two questions for its state.
+    The job succeeds with the last one, which is repeated.
     """
 
-    def __init__(self, *scripts: Sequence[Event]) -> None:
-        self.scripts = list(scripts)
-        self.states = ["RUNNING", "RUNNING", "SUCCEEDED"]
-        self.opened = 0
-
-    async def tail_job_logs(self, id: str) -> AsyncIterator[str]:
-        self.opened += 1
-        for event in self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]:
-            if isinstance(event, Exception):
-                raise event
-            if isinstance(event, float):
-                await asyncio.sleep(event)
-            else:
-                yield event
-        self.states = ["SUCCEEDED"]
+    def __init__(self, *logs: str | Exception) -> None:
+        self.logs = list(logs)
 
     def get_job_info(self, id: str) -> JobDetails:
-        return job(id, self.states.pop(0))
+        return job(id, "RUNNING" if len(self.logs) > 1 else "SUCCEEDED")
 
     def get_job_logs(self, id: str) -> str:
-        return LOG
+        log = self.logs.pop(0) if len(self.logs) > 1 else self.logs[0]
+        if isinstance(log, Exception):
+            raise log
+        return log
 
 
-BROKEN = ("firs", "t\nsec", BREAKS)
-SLOW = [event for letter in LOG for event in (0.05, letter)]
-
-
-@pytest.mark.parametrize(
-    ("cluster", "connections"),
-    [
-        (Connections(BROKEN, BROKEN, BROKEN, (LOG,)), 4),
-        (Connections((LOG[:6], 20.0)), 3),
-        # — each pause is shorter than the silence that is allowed, and all of them together are not
-        (Connections(SLOW), 1),
-    ],
-    ids=["broken", "silent", "slow"],
-)
 def test_a_log_is_shown_once_to_its_end_whatever_the_connection_does(
-    cluster: Connections, connections: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(submission, "_PAUSE_S", 0)
     monkeypatch.setattr(submission, "_POLL_S", 0)
-    monkeypatch.setattr(submission, "_SILENCE_S", 0.5)
     shown: list[str] = []
-
-    def follow_it() -> int:
-        return exit_code(follow(cluster, "a", shown.append))  # type: ignore[arg-type]
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(follow_it).result(timeout=10) == 0
-    assert "".join(shown) == LOG and cluster.opened == connections
+    breaks = [BREAKS] * (submission._TRIES - 1)
+    cluster = Connections("", LOG[:4], *breaks, LOG[:9], LOG[:9], *breaks, LOG)
+    assert exit_code(follow(cluster, "a", shown.append)) == 0  # type: ignore[arg-type]
+    assert shown == [LOG[:4], LOG[4:9], LOG[9:]]
 
 
 def test_a_cluster_that_answers_no_more_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "_PAUSE_S", 0)
     monkeypatch.setattr(submission, "_POLL_S", 0)
     with pytest.raises(UnavailableError, match="may still be running") as raised:
-        follow(Connections(BROKEN), "a", lambda piece: None)  # type: ignore[arg-type]
+        follow(Connections(BREAKS), "a", lambda piece: None)  # type: ignore[arg-type]
     assert raised.value.exit_code == 3
 
 
