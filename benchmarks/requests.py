@@ -113,7 +113,7 @@ def _measure(model: str, shards: int, requests: Requests) -> Counter[str]:
             "tasks": [{"name": n, "question": "?", "labels": ["yes", "no"]} for n in ("a", "b")],
         }
         mailbox = folder / "mailbox.json"
-        with patch("pipeline.runtime.mailbox.Mailbox", counting_mailbox(mailbox)):
+        with patch("pipeline.runtime.watch.Mailbox", counting_mailbox(mailbox)):
             outcome = run(spec_of(content), cache_dir=folder / "cache")
         assert outcome.complete and outcome.shards == shards, outcome
         counts = requests.counts + Counter(json.loads(mailbox.read_text()))

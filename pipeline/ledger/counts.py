@@ -72,10 +72,9 @@ class ShardCounts:
     files: tuple[FileCounts, ...] = ()  # those that were created
     error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
-    unable: bool = False  # no worker can load what it needs to answer
 
     @classmethod
-    def of_failed(cls, work: WorkItem, error: Exception, *, unable: bool = False) -> ShardCounts:
+    def of_failed(cls, work: WorkItem, error: Exception) -> ShardCounts:
         """The counts of a shard that could not be read, labelled or committed."""
         path, piece = work.shard.path, work.shard.piece
         place = f"{path}: rows {piece.start_row} to {piece.end_row}: "
@@ -87,5 +86,4 @@ class ShardCounts:
             work.tasks,
             error=f"{place}{reason}",
             unavailable=isinstance(error, UnavailableError),
-            unable=unable,
         )

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,7 +29,7 @@ from pipeline.errors import (
     LoadError,
     ModelError,
     SpecError,
-    StorageError,
+    UnavailableError,
     WorkerError,
 )
 from pipeline.ledger.cells import WorkItem
@@ -95,28 +94,44 @@ def _counts(
     post: Post | None,
     check: Callable[[], None],
 ) -> Iterator[ShardCounts]:
-    """The counts of each work item; the errors of workers are ours where they can be."""
+    """The counts of each work item; where no worker can load, the error of the last one."""
     Checked.check = staticmethod(check)
     for window in _windows(work_items, job):
         if job.run.is_over:
             return
-        try:
-            for row in graph(window, job, post).iter_rows():
-                counts: ShardCounts = pickle.loads(row[COUNTS])
-                if counts.unable:
-                    without, is_all = left_out(post)
-                    if is_all:
-                        raise next(reversed(without.values()), ModelError(str(counts.error)))
-                    return  # the next round starts on the other nodes
-                yield counts
-        except RayTaskError as error:
-            raise _cause(error) from error
-        except RayActorError as error:
-            *_, last = str(error).strip().splitlines()
-            raise ModelError(
-                f"the workers keep ending while they start; the last one: {last.strip()}; check "
-                f"the memory and the installation of the machines, then run again"
-            ) from error
+        answered = False
+        with _errors_of_ray():
+            try:
+                for row in graph(window, job, post).iter_rows():
+                    yield pickle.loads(row[COUNTS])
+                    answered = True
+            except RayActorError:  # — so many ended that Ray Data gave up
+                if not left_out(post)[0]:
+                    raise
+        without, is_all = left_out(post)
+        if is_all and not answered:
+            raise next(reversed(without.values()))
+
+
+@contextmanager
+def _errors_of_ray() -> Iterator[None]:
+    """Raises the error of a worker for Ray's in this block, and one of ours for Ray's own."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise _cause(error) from error
+    except RayActorError as error:
+        raise ModelError(
+            f"the workers keep ending while they start; the last one: {_last_line(error)}; check "
+            f"the memory and the installation of the machines, then run again"
+        ) from error
+    except RayError as error:
+        reason = f"Ray cannot go on: {_last_line(error)}"
+        raise UnavailableError(f"{reason}; run again: finished shards are kept") from error
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
 
 
 def cut_on_a_node(
@@ -124,13 +139,8 @@ def cut_on_a_node(
 ) -> list[Shard]:
     """What `source.cut` does, as a task of Ray, which reads the file where a processor is free."""
     task: Any = ray.remote(num_cpus=1)(cut)
-    try:
+    with _errors_of_ray():
         shards: list[Shard] = ray.get(task.remote(source, columns, target_bytes, lacking=lacking))
-    except RayTaskError as error:
-        raise _cause(error) from error
-    except RayError as error:  # — the node was lost, and again each time that Ray tried it
-        reason = str(error).strip().partition("\n")[0]
-        raise StorageError(f"{source.path}: no node could cut it: {reason}; run again") from error
     return shards
 
 
@@ -174,13 +184,12 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
         max_concurrent_calls_per_actor=shards_at_work(job),
         enable_true_multi_threading=True,
     )
-    loading = None if post is None else replace(post, engines=initial_size)
     processors: dict[str, Any] = {"num_cpus": placement.threads}
     if placement.gpus:
         processors = {"num_gpus": placement.gpus}
     return _work(work_items, job).map_batches(
         ShardWorker,
-        fn_constructor_args=(job, asks, loading),
+        fn_constructor_args=(job, asks, post),
         compute=engines,
         **processors,
         **where_able(job, post),
@@ -217,10 +226,8 @@ class ShardWorker:
         self._at_work: set[str] = set()  # ids of shards
         self._threads = ThreadPoolExecutor(shards, thread_name_prefix="shard")
         self._readers = self._threads.submit(self._load, asks)
-        if (error := self._readers.exception()) is None:
+        if self._readers.exception() is None:
             self._send(WorkerReport(WAITING))
-        else:
-            self._send(None, cause=LoadError(error).reason)
 
     def _load(self, asks: bool) -> Any:
         """What answers; StorageError before it is loaded, if this is not the driver's output."""
@@ -242,8 +249,7 @@ class ShardWorker:
         except WorkerError as error:
             if self._post is None:
                 raise (error.reason if isinstance(error, LoadError) else error) from error
-            end_worker(error, self._post, self._send)
-            counts = ShardCounts.of_failed(work, error, unable=True)
+            end_worker(error, self._post)
         return _row_of(counts)
 
     def _label(self, work: WorkItem) -> ShardCounts:
@@ -331,8 +337,7 @@ def _work(work_items: Sequence[WorkItem], job: Job) -> ray.data.Dataset:
     grows, engines = job.placement.grows, job.placement.actors
     context.max_consecutive_actor_init_deaths = -1 if grows else max(START_DEATHS, engines)
     # — an engine that cannot load takes the shards along that wait for it
-    with_each = WAITING_SHARDS * shards_at_work(job)
-    context.max_errored_blocks = -1 if grows else with_each * engines
+    context.max_errored_blocks = WAITING_SHARDS * shards_at_work(job) * engines
     context.target_max_block_size = None
     # — wrapped in Ray's own exception, a worker's error would lose its kind on the way here
     context.raise_original_map_exception = True

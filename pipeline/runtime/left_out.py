@@ -16,31 +16,23 @@ from ray.exceptions import RayError
 
 from pipeline.errors import AssayError, LoadError, ModelError, StorageError, WorkerError
 from pipeline.runtime.job import Job
-from pipeline.runtime.mailbox import Post, sender
-from pipeline.runtime.progress import WAITING, Send, WorkerReport
+from pipeline.runtime.mailbox import Post, Sender
 from pipeline.runtime.reading import output_of
 from pipeline.runtime.session import NODE_ID, nodes_with
 
 REPORT_TIMEOUT_S = 10.0
 
 
-def end_worker(error: WorkerError, post: Post, send: Send) -> None:
+def end_worker(error: WorkerError, post: Post) -> None:
     """Reports the error, and ends this process; Ray starts another, with the same work.
 
-    A worker that cannot load stays ended, and its shard is labelled in the next round. If no other
-    worker can load either, this returns.
+    A worker that cannot load stays ended, and its shard is labelled in the next round.
     """
-    able, context = True, ray.get_runtime_context()
-    is_load = isinstance(error, LoadError)
-    with suppress(RayError):
-        cause = error.reason if isinstance(error, LoadError) else ModelError(str(error))
-        ray.get(send(None, cause=cause, ended=not is_load), timeout=REPORT_TIMEOUT_S)
-        if is_load:
-            able = post.others_can_label()
-    if not able:
-        return
-    if is_load:
-        ray.kill(context.current_actor, no_restart=True)
+    if isinstance(error, LoadError):
+        Sender(post).end(error.reason, starts_again=False)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+    else:
+        Sender(post).end(ModelError(str(error)))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -54,7 +46,9 @@ def where_able(job: Job, post: Post | None) -> dict[str, Any]:
         with suppress(RayError):  # — a worker that begins there later looks, too
             ray.get(looked, timeout=REPORT_TIMEOUT_S)
     without, is_all = left_out(post)
-    return {} if is_all else {"label_selector": {NODE_ID: f"!in({','.join(without)})"}}
+    return (
+        {} if is_all or not without else {"label_selector": {NODE_ID: f"!in({','.join(without)})"}}
+    )
 
 
 def look_for_output(job: Job, post: Post) -> None:
@@ -62,9 +56,7 @@ def look_for_output(job: Job, post: Post) -> None:
     try:
         output_of(job)
     except StorageError as error:
-        send = sender(post)
-        send(WorkerReport(WAITING))
-        ray.get(send(None, cause=error))
+        Sender(post).end(error, starts_again=False)
 
 
 def left_out(post: Post | None) -> tuple[dict[str, AssayError], bool]:
@@ -73,6 +65,5 @@ def left_out(post: Post | None) -> tuple[dict[str, AssayError], bool]:
     if post is not None:
         with suppress(RayError):
             left_out = ray.get(post.mailbox.left_out.remote(), timeout=REPORT_TIMEOUT_S)
-    return left_out, not left_out or left_out.keys() >= {
-        node["NodeID"] for node in nodes_with("CPU")
-    }
+    nodes = {node["NodeID"] for node in nodes_with("CPU")} if left_out else {""}
+    return left_out, left_out.keys() >= nodes

@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -26,7 +25,6 @@ from pipeline.runtime.progress import (
     CONVERTING,
     FETCHING,
     LABELLING,
-    LOAD_PHASES,
     READING,
     STARTING_WORKERS,
     WAITING,
@@ -37,15 +35,17 @@ from pipeline.runtime.progress import (
 
 # A worker without a sign of life for so long ends itself, and a run in which no worker reports.
 STALL_LIMIT_S = 600.0
-# A worker repeats its last report this often: one that repeats nothing is stopped, or cut off.
+# A worker sends its last report this often: one that sends nothing is stopped, or cut off.
 REPEAT_S = 1.0
 # The mailbox takes in about 3,600 reports a second (one core of a Xeon). More workers than this
-# send their last report less often, and nothing between.
+# send their last report less often.
 REPORTS_A_SECOND = 1_000
 ANSWER_TIMEOUT_S = 5.0
 # Outside of batches, a process is alive if it uses this share of a core, or moves as many bytes a
 # second.
 _ALIVE_SHARE, _ALIVE_BYTES = 0.05, 64 * 1024
+# In these phases a process may wait for long: for work, or for another one that fetches the model.
+_WAITS = (WAITING, FETCHING, CONVERTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,86 +55,38 @@ class Letter:
     report: WorkerReport
     worker: str = ""  # process and node, for people
     node_id: str = ""
-    loads: bool = False  # whether it is one of the workers that load a model
-    cause: AssayError | None = None  # why it ends, or why it cannot load a model
-    ended: bool = False  # it ends itself: this is its last report
+    is_last: bool = False  # the worker ends itself
+    cause: AssayError | None = None  # why it ends; None: it has shown no sign of life
+    starts_again: bool = True  # Ray starts another; no worker can load on this node otherwise
 
 
 class Mailbox:
-    """Keeps the latest report of each worker about each shard until the driver takes it."""
+    """Keeps the latest report of each worker, and the last ones, until the driver takes them."""
 
     def __init__(self) -> None:
-        self._latest: dict[object, Letter] = {}
-        # Of the workers that load or fail: the last report of each or its failure; when it came.
-        self._loading: dict[str, tuple[Letter, float]] = {}
+        self._latest: dict[str, Letter] = {}
+        self._ended: list[Letter] = []
+        self._left_out: dict[str, AssayError] = {}
 
     def put(self, letter: Letter) -> None:
-        """Keeps the report in place of the worker's earlier one about the same shard.
-
-        A failure is kept until the driver has taken it.
-        """
-        key = letter.worker, letter.report.work
-        before = self._latest.pop(key, letter)  # — the order is that of the latest reports
-        self._latest[key] = letter if before.cause is None else before
-        known = self._loading.get(letter.worker)
-        if (letter.loads or letter.cause) and (known is None or known[0].cause is None):
-            self._loading[letter.worker] = letter, time.monotonic()
-
-    def others_can_label(self, engines: int, alive_s: float) -> bool | None:
-        """Whether some worker has loaded its model; None if one may still do so.
-
-        A worker is alive if it reported in the last `alive_s` seconds. For as long, those of the
-        `engines` that have never reported may still start.
-        """
-        now_s = time.monotonic()
-        failed_s = [came_s for letter, came_s in self._loading.values() if letter.cause]
-        alive = [
-            letter.report.phase
-            for letter, came_s in self._loading.values()
-            if letter.cause is None and now_s - came_s < alive_s
-        ]
-        if any(phase not in LOAD_PHASES for phase in alive):
-            return True
-        starts = len(self._loading) < engines and now_s - min(failed_s, default=now_s) < alive_s
-        return None if alive or starts else False
+        """Keeps the report in place of the worker's earlier one, unless that was its last."""
+        if not letter.is_last:
+            self._latest.pop(letter.worker, None)  # — the order is that of the latest reports
+            self._latest[letter.worker] = letter
+            return
+        self._ended.append(letter)
+        if letter.cause is not None and not letter.starts_again:
+            self._left_out[letter.node_id] = letter.cause
 
     def left_out(self) -> dict[str, AssayError]:
         """By the id of a node, why a worker could not load there."""
-        failed = [letter for letter, _ in self._loading.values() if not letter.ended]
-        return {letter.node_id: letter.cause for letter in failed if letter.cause is not None}
+        return self._left_out
 
     def take(self) -> list[Letter]:
-        """The reports since the last call, the oldest first."""
-        latest, self._latest = self._latest, {}
-        return list(latest.values())
-
-
-class Inbox:
-    """The driver's end of a mailbox, until it is closed."""
-
-    def __init__(self) -> None:
-        import ray
-
-        # — if the mailbox's node is lost, a new mailbox gets each worker's next report
-        self.mailbox: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
-        self._taking = threading.Lock()  # so that nobody asks Ray after its end
-        self._closed = False
-
-    def take(self) -> list[Letter]:
-        """The reports since the last call; none from a mailbox that does not answer."""
-        import ray
-
-        with self._taking, suppress(ray.exceptions.GetTimeoutError, ray.exceptions.RayError):
-            if not self._closed:
-                asked = self.mailbox.take.remote()
-                letters: list[Letter] = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
-                return letters
-        return []
-
-    def close(self) -> None:
-        """Waits for a call of `take`; those that follow get nothing."""
-        with self._taking:
-            self._closed = True
+        """The reports since the last call; the last ones of workers that ended come last."""
+        letters = [*self._latest.values(), *self._ended]
+        self._latest, self._ended = {}, []
+        return letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +96,11 @@ class Post:
     mailbox: Any  # the handle of an actor `Mailbox`
     stall_limit_s: float = STALL_LIMIT_S
     workers: int = 1  # that report
-    engines: int = 0  # that load a model, in the stage that has this post; 0: it loads none
 
     @property
     def repeat_s(self) -> float:
-        """How often a worker repeats its last report."""
+        """How often a worker sends its last report."""
         return max(REPEAT_S, min(self.workers / REPORTS_A_SECOND, self.stall_limit_s / 10))
-
-    def others_can_label(self) -> bool:
-        """Whether another worker has loaded its model; waits for those that may still do so."""
-        import ray
-
-        alive_s, able = 10 * self.repeat_s, None
-        while able is None:
-            time.sleep(0.1)
-            asked = self.mailbox.others_can_label.remote(self.engines, alive_s)
-            able = ray.get(asked, timeout=ANSWER_TIMEOUT_S)
-        return bool(able)
 
 
 class Silence:
@@ -173,87 +113,82 @@ class Silence:
     def __init__(self, now_s: float) -> None:
         self._report: WorkerReport | None = None
         self._sign_s = now_s
-        self._works: dict[bool, tuple[float, float]] = {}  # last counts, by `machine`
+        self._work = 0.0, 0.0
 
-    def seconds(
-        self, report: WorkerReport, now_s: float, work: Callable[[bool], tuple[float, float]]
-    ) -> float:
+    def seconds(self, report: WorkerReport, now_s: float, work: tuple[float, float]) -> float:
         """The seconds until now, after a second with this report. `work` is `work_done`."""
-        of_machine = report.phase in (FETCHING, CONVERTING)
-        cpu_s, moved = work(of_machine)
-        before = self._works.get(of_machine, (cpu_s, moved))
-        self._works[of_machine] = cpu_s, moved
-        works = cpu_s - before[0] >= _ALIVE_SHARE or moved - before[1] >= _ALIVE_BYTES
-        is_new, self._report = report != self._report, report
-        if is_new or report.phase == WAITING or (works and report.phase != LABELLING):
+        (cpu_s, moved), (cpu_before_s, moved_before) = work, self._work
+        works = cpu_s - cpu_before_s >= _ALIVE_SHARE or moved - moved_before >= _ALIVE_BYTES
+        is_new = report != self._report
+        self._report, self._work = report, work
+        if is_new or report.phase in _WAITS or (works and report.phase != LABELLING):
             self._sign_s = now_s
         return now_s - self._sign_s
 
 
-def work_done(of_machine: bool) -> tuple[float, float]:
-    """Processor seconds of this process without this thread, and bytes that it moved.
-
-    Engines of a machine wait for the one that fetches or converts the model: with `of_machine` the
-    bytes are those of all processes.
-    """
+def work_done() -> tuple[float, float]:
+    """Processor seconds of this process without this thread, and bytes that it moved."""
     moved = 0
     with suppress(OSError, psutil.Error, AttributeError):  # — of Linux alone
         own = psutil.Process().io_counters()
         moved = own.read_chars + own.write_chars + own.read_bytes
-        if of_machine:
-            moved += psutil.net_io_counters().bytes_recv
-            disks = psutil.disk_io_counters()
-            moved += disks.read_bytes + disks.write_bytes if disks else 0
     return time.process_time() - time.thread_time(), moved
+
+
+class Sender:
+    """Sends this process's reports to the mailbox, and waits for nothing but for the last one."""
+
+    def __init__(self, post: Post) -> None:
+        import ray
+
+        node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._own = f"process {os.getpid()} on {node}", ray.get_runtime_context().get_node_id()
+        self._post = post
+        self._latest = WorkerReport(STARTING_WORKERS)
+        self._over = threading.Event()
+
+    def __call__(self, report: WorkerReport) -> None:
+        """Takes a report, which is sent within a second unless another one follows."""
+        # — of a shard beside one that is labelled, or a GPU that hangs would not be noticed
+        beside = self._latest.phase == LABELLING and report.work != self._latest.work
+        if not (beside and report.phase in (READING, COMMITTING)):
+            self._latest = report
+
+    def end(self, cause: AssayError | None, *, starts_again: bool = True) -> None:
+        """Sends the last report of a worker that ends itself, or cannot be used."""
+        import ray
+
+        with suppress(ray.exceptions.RayError):
+            letter = Letter(self._latest, *self._own, True, cause, starts_again)
+            ray.get(self._post.mailbox.put.remote(letter), timeout=ANSWER_TIMEOUT_S)
+
+    def start(self) -> None:
+        """Sends reports on a thread of its own, until the process ends."""
+        atexit.register(faulthandler.cancel_dump_traceback_later)
+        atexit.register(self._over.set)
+        threading.Thread(target=self._repeat, name="report", daemon=True).start()
+
+    def _repeat(self) -> None:
+        silence, nowhere = Silence(time.monotonic()), os.open(os.devnull, os.O_WRONLY)
+        limit_s = self._post.stall_limit_s
+        while not self._over.wait(self._post.repeat_s):
+            # — ends the process from C where a thread keeps Python's lock
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+            if silence.seconds(self._latest, time.monotonic(), work_done()) >= limit_s:
+                self.end(None)
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._post.mailbox.put.remote(Letter(self._latest, *self._own))
 
 
 @cache
 def sender(post: Post | None) -> Send:
-    """Sends this process's reports to the mailbox, and waits for nothing.
+    """Sends this process's reports to the mailbox, from now until the process ends.
 
-    A thread repeats the latest report, from now until the process ends. After the limit without a
-    sign of life it kills the process, and Ray starts another and gives it the work. Without a
-    mailbox (None) nobody reads the reports.
+    After the limit without a sign of life the process is killed, and Ray starts another and gives
+    it the work. Without a mailbox (None) nobody reads the reports.
     """
     if post is None:
         return ignore
-    import ray
-
-    pid, node = os.getpid(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    own = f"process {pid} on {node}", ray.get_runtime_context().get_node_id(), post.engines > 0
-    latest = WorkerReport(STARTING_WORKERS)
-    sending = threading.Lock()  # a repeated report must not arrive after a later one
-    over = threading.Event()
-
-    def send(
-        report: WorkerReport | None = None, cause: AssayError | None = None, *, ended: bool = False
-    ) -> Any:
-        nonlocal latest
-        with sending:
-            # — of a shard beside one that is labelled, or a GPU that hangs would not be noticed
-            is_label = latest.phase == LABELLING and report and latest.work != report.work
-            if is_label and report and report.phase in (READING, COMMITTING):
-                return None
-            latest = latest if report is None else report
-            if report is not None and post.repeat_s > REPEAT_S:
-                return None  # the thread sends it
-            return post.mailbox.put.remote(Letter(latest, *own, cause, ended))
-
-    def repeat() -> None:
-        silence = Silence(time.monotonic())
-        while not over.wait(post.repeat_s):
-            # — ends the process from C where a thread keeps Python's lock
-            faulthandler.dump_traceback_later(post.stall_limit_s, exit=True, file=nowhere)
-            is_over = silence.seconds(latest, time.monotonic(), work_done) >= post.stall_limit_s
-            last = send(ended=is_over)
-            if is_over:
-                with suppress(ray.exceptions.RayError):
-                    ray.get(last, timeout=REPEAT_S)
-                os.kill(pid, signal.SIGKILL)
-
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    send()
-    atexit.register(faulthandler.cancel_dump_traceback_later)
-    atexit.register(over.set)
-    threading.Thread(target=repeat, name="report", daemon=True).start()
-    return send
+    sends = Sender(post)
+    sends.start()
+    return sends

@@ -7,19 +7,15 @@ Entry points: `WorkerReport`, `LabelProgress`, with which a worker reports on it
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.ledger.cells import WorkItem
     from pipeline.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
-
-# A worker sends at most two reports a second, even if its batches are faster.
-REPORT_S = 0.5
 
 LOCATING = "locating the model"
 LISTING = "listing the input"
@@ -64,7 +60,7 @@ class WorkerReport:
     batches: int = 0  # a report of another batch is a sign of life
 
 
-Send = Callable[..., Any]  # takes a report; that of a worker's mailbox takes its end, too
+Send = Callable[[WorkerReport], None]
 
 
 def ignore(*_: object, **__: object) -> None:
@@ -106,7 +102,6 @@ class LabelProgress:
 
     def __init__(self, send: Send, work: WorkItem, rows: int) -> None:
         self._send, self._rows = send, rows
-        self._last_sent_s = time.monotonic()
         self._report = work_report(LABELLING, work)
         self._send(self._report)
 
@@ -118,10 +113,7 @@ class LabelProgress:
             work_done=self._report.work_done + share * self._rows,
             batches=self._report.batches + 1,
         )
-        now_s = time.monotonic()
-        if now_s - self._last_sent_s >= REPORT_S:
-            self._last_sent_s = now_s
-            self._send(self._report)
+        self._send(self._report)
 
     def finish(self, rows: int, failed: int) -> None:
         """Reports that the shard is labelled, with the rows that the model did not read."""

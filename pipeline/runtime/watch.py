@@ -10,15 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from pipeline.errors import ModelError, StalledError
 from pipeline.ledger.counts import ShardCounts
-from pipeline.runtime.mailbox import STALL_LIMIT_S, Inbox, Letter, Post
+from pipeline.runtime.mailbox import ANSWER_TIMEOUT_S, STALL_LIMIT_S, Letter, Mailbox, Post
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import (
@@ -41,68 +43,6 @@ GRACE_S = 10.0
 # So many workers more than there are may end themselves without an answered document between them:
 # the search for one row among 65,536 takes nine.
 MORE_ENDS = 10
-AGAIN = "Look at that machine, then run the same command again: finished shards are kept"
-
-
-class Counted:
-    """The phase of a run, and its documents, each of which is counted once.
-
-    Reports and commits come on different ways, in any order.
-    """
-
-    def __init__(self) -> None:
-        self._committed = Progress("")  # the phase, the plan, and the counts of committed shards
-        self._committed_work: set[WorkKey] = set()
-        self._at_work: dict[WorkKey, WorkerReport] = {}
-
-    def enter(self, phase: str, plan: Plan | None) -> None:
-        """Begins a phase; with a plan, which counts its own work, the counts begin again."""
-        self._committed = replace(self._committed, phase=phase)
-        if plan is not None:
-            rows = sum(work.shard.rows for work in plan.work_items)
-            self._committed = Progress(phase, plan, documents=rows)
-            self._committed_work.clear()
-            self._at_work.clear()
-
-    def add(self, rows: int, failed: int = 0, kept: int = 0) -> None:
-        """Counts rows of finished shards, of which the condition of the run accepts `kept`."""
-        before = self._committed
-        self._committed = replace(
-            before,
-            answered=before.answered + rows,
-            failed=before.failed + failed,
-            work_done=before.work_done + rows,
-            committed=before.committed + kept,
-        )
-
-    def end(self, counts: ShardCounts) -> None:
-        """Counts a committed shard, and no row of one that failed."""
-        key = work_key(counts.sid, counts.tasks)
-        self._at_work.pop(key, None)
-        if counts.error is None:
-            self._committed_work.add(key)
-            self._committed = replace(self._committed, phase=LABELLING)
-            kept = counts.n.total_of("rows")
-            self.add(kept + counts.n["outside",], counts.n.failed, kept)
-
-    def hear(self, report: WorkerReport) -> None:
-        """Notes the phase of a worker, and how much of its shard it has answered."""
-        if _order(self._committed.phase) < _order(report.phase) < len(WORKER_PHASES):
-            self._committed = replace(self._committed, phase=report.phase)
-        is_label = report.work is not None and report.phase == LABELLING
-        if is_label and report.work is not None and report.work not in self._committed_work:
-            self._at_work[report.work] = report
-
-    @property
-    def progress(self) -> Progress:
-        """The counts of committed shards and of those at work."""
-        counts, at_work = self._committed, self._at_work.values()
-        return replace(
-            counts,
-            answered=counts.answered + sum(report.answered for report in at_work),
-            failed=counts.failed + sum(report.failed for report in at_work),
-            work_done=counts.work_done + sum(report.work_done for report in at_work),
-        )
 
 
 class Workers:
@@ -112,8 +52,7 @@ class Workers:
         self.limit_s = limit_s
         self._workers = workers
         self._last: tuple[Letter, float] | None = None  # of one that is at work, and when it came
-        self._end: Letter | None = None  # the last report of the last one that ended
-        self._ends = 0  # workers that ended since the last answered document
+        self._ends: list[Letter] = []  # of workers that ended since the last answered document
         self._named: set[tuple[str, str]] = set()  # nodes and causes
 
     def begin(self) -> None:
@@ -122,40 +61,49 @@ class Workers:
 
     def answered(self) -> None:
         """Notes that documents are answered."""
-        self._ends = 0
+        self._ends.clear()
 
     def hear(self, letter: Letter, now_s: float) -> None:
         """Notes a report; logs each worker that ends, and each node and cause that is left out."""
         # — workers that only start, and die, are not at work
         if letter.report.phase not in (WAITING, STARTING_WORKERS) or self._last is None:
             self._last = letter, now_s
+        if letter.is_last:
+            self._ends.append(letter)
+            self._name(letter)
+        elif letter.report.answered:
+            self.answered()
+
+    def _name(self, letter: Letter) -> None:
         named = letter.node_id, str(letter.cause)
-        if letter.ended:
-            self._end = letter
-            self._ends += 1
+        if letter.starts_again:
             logger.warning("%s; it is ended, and Ray starts another", _end_of(letter, self.limit_s))
-        elif letter.cause is not None and named not in self._named:
+        elif named not in self._named:
             self._named.add(named)
             logger.warning("%s cannot load: %s; it is left out", letter.worker, letter.cause)
-        elif letter.report.answered:
-            self._ends = 0
 
     def check(self, now_s: float) -> None:
-        """StalledError if no worker is at work for the limit; ModelError if every one fails."""
-        if self._end is not None and self._ends > MORE_ENDS + self._workers:
-            if self._end.cause is not None:
-                cause = f"every worker fails with: {self._end.cause}"
-                raise ModelError(f"{cause}. Finished shards are kept")
-            raise StalledError(f"every worker stalls; {_end_of(self._end, self.limit_s)}. {AGAIN}")
+        """StalledError if no worker is at work for the limit; an error if every one fails."""
+        again = "Look at that machine, then run the same command again: finished shards are kept"
+        if len(self._ends) > MORE_ENDS + self._workers:
+            end = self._ends[-1]
+            if end.cause is None:
+                text = f"every worker stalls; {_end_of(end, self.limit_s)}. {again}"
+                raise StalledError(text)
+            if not end.starts_again:
+                raise end.cause
+            raise ModelError(f"every worker fails with: {end.cause}. Finished shards are kept")
         if self._last is not None:
             last, came_s = self._last
             silent_s = now_s - came_s
             if silent_s >= self.limit_s + GRACE_S:
-                raise StalledError(f"no worker is at work; {_end_of(last, silent_s)}. {AGAIN}")
+                raise StalledError(f"no worker is at work; {_end_of(last, silent_s)}. {again}")
 
 
 class Watch:
     """Announces what a run does, at each change and every second, until it is closed.
+
+    Each document is counted once: reports and commits come on different ways, in any order.
 
     Args:
         announce: Takes the progress. Two threads call it, one at a time.
@@ -168,9 +116,12 @@ class Watch:
     ) -> None:
         self._announce = partial(Display("the progress"), announce)
         self._changing = threading.Lock()  # held while the counts change or are announced
-        self._counted = Counted()
+        self._committed = Progress("")  # the phase, the plan, and the counts of committed shards
+        self._committed_work: set[WorkKey] = set()
+        self._at_work: dict[WorkKey, WorkerReport] = {}
         self._workers = Workers(stall_limit_s)
-        self._inbox: Inbox | None = None
+        self._asking = threading.Lock()  # so that nobody asks Ray after its end
+        self._mailbox: Any = None  # the handle of an actor
         self._metrics: RunMetrics | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
@@ -183,33 +134,64 @@ class Watch:
         self._closed.set()
         self._thread.join()
 
+    @property
+    def progress(self) -> Progress:
+        """The counts of committed shards and of those at work."""
+        counts, at_work = self._committed, self._at_work.values()
+        return replace(
+            counts,
+            answered=counts.answered + sum(report.answered for report in at_work),
+            failed=counts.failed + sum(report.failed for report in at_work),
+            work_done=counts.work_done + sum(report.work_done for report in at_work),
+        )
+
     def enter(self, phase: str, plan: Plan | None = None) -> None:
-        """Announces a phase, and the plan once it is known."""
+        """Announces a phase; with a plan, which counts its own work, the counts begin again."""
         with self._changing:
-            self._counted.enter(phase, plan)
+            self._committed = replace(self._committed, phase=phase)
+            if plan is not None:
+                self._committed = Progress(phase, plan, documents=plan.work_rows)
+                self._committed_work.clear()
+                self._at_work.clear()
             self._workers.begin()
-            self._announce(self._counted.progress)
+            self._announce(self.progress)
 
     def read(self, rows: int) -> None:
         """Announces that the texts of `rows` more documents are read."""
         with self._changing:
-            self._counted.add(rows)
-            self._announce(self._counted.progress)
+            self._add(rows)
+            self._announce(self.progress)
 
     def committed(self, counts: ShardCounts) -> None:
         """Announces one more committed shard, or one that failed."""
-        if counts.error is not None:
-            logger.warning("a shard failed, and the others go on: %s", counts.error)
+        key = work_key(counts.sid, counts.tasks)
         with self._changing:
-            self._counted.end(counts)
-            if counts.error is None:
-                self._workers.answered()
-                if self._metrics is not None:
-                    self._metrics.committed(counts)
-                self._announce(self._counted.progress)
+            self._at_work.pop(key, None)
+            if counts.error is not None:
+                logger.warning("a shard failed, and the others go on: %s", counts.error)
+                return
+            self._committed_work.add(key)
+            self._committed = replace(self._committed, phase=LABELLING)
+            kept = counts.n.total_of("rows")
+            self._add(kept + counts.n["outside",], counts.n.failed, kept)
+            self._workers.answered()
+            if self._metrics is not None:
+                self._metrics.committed(counts)
+            self._announce(self.progress)
+
+    def _add(self, rows: int, failed: int = 0, kept: int = 0) -> None:
+        """Counts rows of finished shards, of which the condition of the run accepts `kept`."""
+        before = self._committed
+        self._committed = replace(
+            before,
+            answered=before.answered + rows,
+            failed=before.failed + failed,
+            work_done=before.work_done + rows,
+            committed=before.committed + kept,
+        )
 
     def check(self) -> None:
-        """StalledError or ModelError if the workers cannot go on; the graph calls it."""
+        """An error if the workers cannot go on; the graph calls it."""
         # — without the lock: a terminal that is stopped may keep it
         self._workers.check(time.monotonic())
 
@@ -225,40 +207,58 @@ class Watch:
         if not ray.is_initialized():
             yield None
             return
-        before, inbox = self._workers, Inbox()
-        limit_s = max(before.limit_s, longest_batch_s)
+        limit_s = max(self._workers.limit_s, longest_batch_s)
         with self._changing:
             self._workers = Workers(limit_s, workers)
-            self._inbox, self._metrics = inbox, RunMetrics(spec, plan)
+            self._metrics = RunMetrics(spec, plan)
+        # — if the mailbox's node is lost, a new mailbox gets each worker's next report
+        self._mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
         try:
-            yield Post(inbox.mailbox, limit_s, workers)
+            yield Post(self._mailbox, limit_s, workers)
         finally:
-            inbox.close()
+            with self._asking:
+                self._mailbox = None
             with self._changing:
                 self._show(0.0)
-                self._inbox = self._metrics = None
-                self._workers = Workers(before.limit_s)
+                self._metrics = None
 
     def take_in(self, letters: Iterable[Letter], now_s: float) -> None:
         """Adds workers' reports to the progress, which is announced within a second."""
         with self._changing:
             for letter in letters:
-                self._counted.hear(letter.report)
+                self._hear(letter.report)
                 self._workers.hear(letter, now_s)
+
+    def _hear(self, report: WorkerReport) -> None:
+        """Notes the phase of a worker, and how much of its shard it has answered."""
+        if _order(self._committed.phase) < _order(report.phase) < len(WORKER_PHASES):
+            self._committed = replace(self._committed, phase=report.phase)
+        work = report.work if report.phase == LABELLING else None
+        if work is not None and work not in self._committed_work:
+            self._at_work[work] = report
 
     def _poll(self) -> None:
         before_s = time.monotonic()
         while not self._closed.wait(POLL_S):
-            if (inbox := self._inbox) is not None:
-                self.take_in(inbox.take(), time.monotonic())
+            with self._asking:
+                letters = self._letters()
             now_s = time.monotonic()
+            self.take_in(letters, now_s)
             with self._changing:
                 self._show(now_s - before_s)
             before_s = now_s
 
+    def _letters(self) -> list[Letter]:
+        """The reports since the last call; none from a mailbox that does not answer."""
+        letters: list[Letter] = []
+        if self._mailbox is not None:
+            with suppress(RayError):
+                letters = ray.get(self._mailbox.take.remote(), timeout=ANSWER_TIMEOUT_S)
+        return letters
+
     def _show(self, seconds: float) -> None:
         """Announces the progress after these seconds in the same phase."""
-        progress = self._counted.progress
+        progress = self.progress
         if self._metrics is not None:
             answered = progress.answered if progress.verb == "labelled" else 0
             self._metrics.tick(progress.phase, seconds, progress.documents - answered)
@@ -267,13 +267,10 @@ class Watch:
 
 def _end_of(letter: Letter, silent_s: float) -> str:
     """Why a worker ended, or what it did before its silence."""
-    report = letter.report
     if letter.cause is not None:
         return f"{letter.worker} ended: {letter.cause}"
-    last = f"it is {report.phase}" + f" {report.place}" * bool(report.place)
-    if report.phase == LABELLING and report.work is not None:
-        last = f"it labels {report.place} ({report.answered:,} rows are answered)"
-    return f"{letter.worker} has shown no sign of life for {silent_s:.0f} s; {last}"
+    doing = f"{letter.report.phase} {letter.report.place}".strip()
+    return f"{letter.worker} has shown no sign of life for {silent_s:.0f} s; it is {doing}"
 
 
 def _order(phase: str) -> int:

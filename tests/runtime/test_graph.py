@@ -32,7 +32,7 @@ from pipeline.errors import (
 )
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
-from pipeline.runtime import graph
+from pipeline.runtime import graph, left_out
 from pipeline.runtime.graph import Places, ShardWorker, cut_on_a_node
 from pipeline.runtime.mailbox import Post
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
@@ -40,7 +40,7 @@ from pipeline.sources.source import InputObject, cut
 from pipeline.spec.schema import Columns
 
 PIECE = Piece(0, 10, 1, None, None)
-POST = Post(None, 600.0, engines=2)
+POST = Post(None, 600.0)
 
 
 @pytest.mark.parametrize(
@@ -79,28 +79,19 @@ class KilledError(BaseException):
     """In the place of the end of this process."""
 
 
-@pytest.mark.parametrize("others", [True, False])
 @pytest.mark.parametrize("later", [True, False], ids=["lazily", "in the constructor"])
 @pytest.mark.parametrize("cause", [StorageError("the disk is full"), OSError(28, "No space left")])
-def test_a_worker_that_cannot_load_reports_why_and_stays_ended_unless_it_is_the_last(
-    cause: Exception, later: bool, others: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_cannot_load_reports_why_and_stays_ended(
+    cause: Exception, later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = LoadError(cause) if later else cause
     worker, sent, killed = failing_worker(monkeypatch, error, later=later)
-    monkeypatch.setattr(Post, "others_can_label", lambda _: others)
-    if others:
-        with pytest.raises(KilledError):
-            worker(row_of_work())
-        assert killed == ["for good"]
-    else:
-        (made,) = worker(row_of_work()).column(graph.COUNTS).to_pylist()
-        counts = pickle.loads(made)
-        assert counts.unable and (counts.error or "").startswith("/in/c.jsonl: rows 0 to 10: ")
-        assert any(text in str(counts.error) for text in ("disk is full", "No space left"))
-        assert killed == []
-    assert all(isinstance(report["cause"], AssayError) for report in sent)
-    assert len(sent) == (1 if later else 2)  # at once, and before it asks for the others
-    assert sent[-1]["ended"] is False
+    with pytest.raises(KilledError):
+        worker(row_of_work())
+    assert killed == ["for good"]
+    ((reason, starts_again),) = sent
+    assert isinstance(reason, AssayError) and not starts_again
+    assert any(text in str(reason) for text in ("disk is full", "No space left"))
 
 
 @pytest.mark.parametrize(
@@ -115,15 +106,15 @@ def test_an_error_of_the_rows_ends_the_process_and_ray_starts_another(
     with pytest.raises(KilledError):
         worker(row_of_work())
     assert killed == ["this process"]
-    (report,) = sent
-    assert report["ended"] is True and str(cause) in str(report["cause"])
+    ((reason, starts_again),) = sent
+    assert str(cause) in str(reason) and starts_again
 
 
 def failing_worker(
     monkeypatch: pytest.MonkeyPatch, error: Exception, *, later: bool, post: Post | None = POST
-) -> tuple[ShardWorker, list[dict[str, Any]], list[str]]:
-    """A worker that cannot load, or label; what it reports, and how its process is ended."""
-    sent: list[dict[str, Any]] = []
+) -> tuple[ShardWorker, list[tuple[AssayError, bool]], list[str]]:
+    """A worker that cannot load, or label; why it ends, and how its process is ended."""
+    sent: list[tuple[AssayError, bool]] = []
     killed: list[str] = []
 
     def refuse(*_arguments: object, **_named: object) -> Any:
@@ -133,18 +124,20 @@ def failing_worker(
         killed.append(how)
         raise KilledError
 
-    def send(report: object, **changes: Any) -> None:
-        if report is None:
-            sent.append(changes)
+    class Ends:
+        def __init__(self, _post: Post) -> None: ...
+
+        def end(self, cause: AssayError, *, starts_again: bool = True) -> None:
+            sent.append((cause, starts_again))
 
     module = SimpleNamespace(load_readers=refuse, label_shard=refuse)
     if later:
         module.load_readers = lambda *_of, **_how: []
     context = SimpleNamespace(current_actor=None)
-    monkeypatch.setattr(graph, "sender", lambda _post: send)
+    monkeypatch.setattr(graph, "sender", lambda _post: lambda _report: None)
+    monkeypatch.setattr(left_out, "Sender", Ends)
     monkeypatch.setattr(graph, "_worker_module", lambda: module)
     monkeypatch.setattr(graph, "output_of", lambda _job: None)
-    monkeypatch.setattr(graph.ray, "get", lambda *_of, **_how: None)
     monkeypatch.setattr(graph.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(graph.ray, "kill", lambda *_of, **_how: end("for good"))
     monkeypatch.setattr(graph.os, "kill", lambda *_of: end("this process"))
@@ -230,7 +223,7 @@ def test_a_node_cuts_a_file_as_this_process_does_and_says_why_it_cannot(
 def test_a_file_that_no_node_could_cut_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as one whose nodes are lost each time that Ray tries it."""
+    """Such as one whose nodes are lost each time that Ray tries it: exit code 3."""
 
     def lost(*_: object) -> None:
         raise WorkerCrashedError
@@ -239,5 +232,5 @@ def test_a_file_that_no_node_could_cut_is_one_line(
     monkeypatch.setattr("ray.remote", lambda **_how: lambda _function: task)
     monkeypatch.setattr("ray.get", lost)
     source = InputObject(str(tmp_path / "a.jsonl"), 1, "x", "jsonl")
-    with pytest.raises(StorageError, match=r"a\.jsonl: no node could cut it: .*; run again$"):
+    with pytest.raises(UnavailableError, match=r"Ray cannot go on: .*; run again: finished shards"):
         cut_on_a_node(source, Columns("text", None), 100)

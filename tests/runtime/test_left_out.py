@@ -9,56 +9,32 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import two_nodes
+from command import assay
 from many_rows import assert_every_row_once, write_many
 
 import pipeline
-from pipeline.errors import ModelError, StorageError
+from pipeline.errors import AssayError, ModelError, StorageError
 from pipeline.runtime.mailbox import Letter, Mailbox
-from pipeline.runtime.progress import LABELLING, LOADING, STARTING_WORKERS, WAITING, WorkerReport
+from pipeline.runtime.progress import LABELLING, STARTING_WORKERS, WorkerReport
 from pipeline.runtime.watch import MORE_ENDS, Watch, Workers
 
 FULL = StorageError("/cache/models/m: the model cannot be written: the disk is full")
 
 
-def letter(worker: str, phase: str, node: str = "n1", **changes: Any) -> Letter:
-    return Letter(WorkerReport(phase), worker, node, loads=True, **changes)
+def letter(worker: str, node: str, cause: AssayError) -> Letter:
+    report = WorkerReport(STARTING_WORKERS)
+    return Letter(report, worker, node, is_last=True, cause=cause, starts_again=False)
 
 
-@pytest.mark.parametrize(
-    ("others", "engines", "able"),
-    [
-        ([], 1, False),  # it is alone
-        ([], 2, None),  # another may still start
-        ([letter("b", STARTING_WORKERS)], 2, None),
-        ([letter("b", LOADING)], 2, None),
-        ([letter("b", WAITING)], 2, True),
-        ([letter("b", LABELLING), letter("c", LOADING)], 3, True),
-        ([letter("b", WAITING), letter("b", LOADING, cause=FULL)], 2, False),
-        ([letter("b", LABELLING, cause=ModelError("x"), ended=True)], 2, False),
-        ([Letter(WorkerReport(WAITING), "reader")], 1, False),  # it loads no model
-    ],
-)
-def test_whether_another_worker_can_label(
-    others: list[Letter], engines: int, able: bool | None
-) -> None:
+def test_a_failure_stays_when_its_worker_reports_again() -> None:
     mailbox = Mailbox()
-    for each in [letter("a", LOADING, cause=FULL), *others]:
-        mailbox.put(each)
-    assert mailbox.others_can_label(engines, alive_s=60.0) is able
-    assert mailbox.others_can_label(engines, alive_s=0.0) is False  # nobody reported since
-
-
-def test_a_failure_is_not_replaced_by_the_report_that_follows_it() -> None:
-    mailbox = Mailbox()
-    mailbox.put(letter("a", LOADING, cause=FULL))
-    mailbox.put(letter("a", LOADING))
-    assert [each.cause for each in mailbox.take()] == [FULL]
-    mailbox.put(letter("a", LOADING))
-    assert [each.cause for each in mailbox.take()] == [None]
+    mailbox.put(failed := letter("a", "n1", FULL))
+    mailbox.put(Letter(WorkerReport(LABELLING), "a", "n1"))
+    mailbox.put(Letter(WorkerReport(LABELLING), "b", "n2", is_last=True, cause=ModelError("CUDA")))
+    assert failed in mailbox.take()
     assert mailbox.left_out() == {"n1": FULL}
 
 
@@ -71,7 +47,7 @@ def test_each_node_and_cause_is_named_once(caplog: pytest.LogCaptureFixture) -> 
         ("process 4 on a", "n1", ModelError("torn")),
         ("process 5 on a", "n1", FULL),
     ]:
-        workers.hear(letter(worker, LOADING, node, cause=cause), 0.0)
+        workers.hear(letter(worker, node, cause), 0.0)
     assert caplog.messages == [
         f"process 1 on a cannot load: {FULL}; it is left out",
         f"process 3 on b cannot load: {FULL}; it is left out",
@@ -86,7 +62,7 @@ def test_an_error_of_every_worker_ends_the_run_unless_documents_are_answered(ans
 
     def fail(number: int) -> None:
         report = WorkerReport(LABELLING, answered=answered)
-        ended = Letter(WorkerReport(LABELLING), f"w{number}", cause=cause, ended=True)
+        ended = Letter(WorkerReport(LABELLING), f"w{number}", is_last=True, cause=cause)
         watch.take_in([Letter(report, f"w{number}"), ended], time.monotonic())
 
     for number in range(MORE_ENDS):
@@ -99,6 +75,15 @@ def test_an_error_of_every_worker_ends_the_run_unless_documents_are_answered(ans
         return
     with pytest.raises(ModelError, match=r"every worker fails with: RuntimeError: CUDA error\."):
         watch.check()
+
+
+def test_workers_that_cannot_load_end_the_run_with_their_own_error_where_no_other_answers() -> None:
+    workers = Workers(100.0, workers=2)
+    for number in range(MORE_ENDS + 3):
+        workers.check(0.0)
+        workers.hear(letter(f"w{number}", "n1", FULL), 0.0)
+    with pytest.raises(StorageError, match="the disk is full"):
+        workers.check(0.0)
 
 
 def run_on_two_nodes(*arguments: Path) -> subprocess.CompletedProcess[str]:
@@ -126,6 +111,19 @@ def test_a_node_whose_workers_cannot_load_is_named_once_and_left_out(
     named = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
     assert len(named) == 1 or (not named and documents < 400), ran.stderr
     assert all("cannot load: RuntimeError: CUDA error at loading; " in line for line in named)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_run_in_which_no_worker_can_load_ends_with_the_cause(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = write_spec(input=write_many(tmp_path, 400, shard_bytes=20_000))
+    code, _, errors = assay(spec, fault="loading=fail:")
+    assert code == 1, errors
+    assert errors.splitlines()[-1].startswith("assay: RuntimeError: CUDA error at loading"), errors
+    named = [line for line in errors.splitlines() if line.endswith("; it is left out")]
+    assert len(named) <= 1 and "Traceback" not in errors
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def test_a_run_whose_last_worker_is_stopped_ends(
     run.until(" documents labelled")
     family = psutil.Process(run.process.pid).children(recursive=True)
     workers = [each for each in family if "ShardWorker" in " ".join(each.cmdline())]
+    time.sleep(2.0)  # — a worker sends its last report once a second
     for worker in workers:
         worker.suspend()
     assert run.end() == 3, run.lines
@@ -124,18 +126,18 @@ def test_a_run_whose_last_worker_is_stopped_ends(
     assert len(gone) == len(workers), "a stopped worker is left behind"
 
 
-@pytest.mark.parametrize("phase", ["labels", "is reading"])
+@pytest.mark.parametrize("phase", ["labelling", "reading"])
 def test_a_worker_that_hangs_is_named_and_replaced_and_the_run_is_complete(
     phase: str, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     # — fewer than 257 shards would be read by the driver
-    shard_bytes = 20_000 if phase == "labels" else 3_000
+    shard_bytes = 20_000 if phase == "labelling" else 3_000
     spec = write_spec(input=write_many(tmp_path, 2_000, shard_bytes=shard_bytes))
     corpus = tmp_path / "many.jsonl"
-    place = "document d1000" if phase == "labels" else f"reading {corpus}"
+    place = "document d1000" if phase == "labelling" else f"reading {corpus}"
     run = Logged(spec, stall_limit_s=12, ASSAY_FAULT=f"{place}=wait:{tmp_path / 'hung'}")
     assert run.end() == 0, run.lines
     (ended,) = [line for line in run.lines if line.endswith("it is ended, and Ray starts another")]
-    shard = re.escape(f"{phase} {corpus}: rows ")
+    shard = re.escape(f"it is {phase} {corpus}: rows ")
     assert re.search(rf"process \d+ on .* has shown no sign of life for .*{shard}", ended), ended
     assert_every_row_once(tmp_path / "out", 2_000)
