@@ -35,9 +35,8 @@ COMPARING = "comparing the answers with those of separate prompts"  # of `check`
 WAITING = "waiting for work"
 READING = "reading"
 COMMITTING = "committing"
-LOAD_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING)
 # In their order: a later phase replaces an earlier one.
-WORKER_PHASES = (*LOAD_PHASES, LABELLING)
+WORKER_PHASES = (STARTING_WORKERS, FETCHING, CONVERTING, LOADING, LABELLING)
 
 WorkKey = tuple[str, tuple[str, ...]]  # shard id and sorted tasks of a work item
 
@@ -54,9 +53,8 @@ class WorkerReport:
     phase: str
     work: WorkKey | None = None  # None: no shard is at work
     place: str = ""  # of the shard: file and rows
-    answered: int = 0  # rows of the shard; those that the model does not read count at its end
+    answered: int = 0  # rows of the shard; those that the model does not read count when it ends
     work_done: float = 0.0  # rows by their cost: half of the shard's tokens are half of its rows
-    failed: int = 0  # of those that are answered
     batches: int = 0  # a report of another batch is a sign of life
 
 
@@ -115,10 +113,6 @@ class LabelProgress:
         )
         self._send(self._report)
 
-    def finish(self, rows: int, failed: int) -> None:
-        """Reports that the shard is labelled, with the rows that the model did not read."""
-        self._send(replace(self._report, answered=rows, failed=failed, work_done=rows))
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -133,7 +127,7 @@ class Progress:
     answered: int = 0
     """Documents with a status: read by the model, reused, empty or failed."""
     failed: int = 0
-    """Documents of those that failed."""
+    """Documents of those that failed, in finished shards."""
     work_done: float = 0.0
     """Documents by their cost, for the time left: workers read long documents first."""
     committed: int = 0

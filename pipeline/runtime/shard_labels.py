@@ -89,7 +89,6 @@ class ShardLabels:
         stages = [self._stage_file(step) for step in self._steps if step.thresholds is not None]
         files = [self._task_file(task) for task in self._tasks]
         self._count(files)
-        progress.finish(self._rows, self._counts.failed)
         # — of a retry, a task that names another first: without the other, both are tried once more
         return [*stages, *(files[::-1] if self._work.retry else files)], self._counts
 

@@ -141,7 +141,6 @@ class Watch:
         return replace(
             counts,
             answered=counts.answered + sum(report.answered for report in at_work),
-            failed=counts.failed + sum(report.failed for report in at_work),
             work_done=counts.work_done + sum(report.work_done for report in at_work),
         )
 
