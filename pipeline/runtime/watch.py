@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from pipeline.errors import ModelError, StalledError
+from pipeline.errors import AssayError, ModelError, StalledError
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.mailbox import ANSWER_TIMEOUT_S, STALL_LIMIT_S, Letter, Mailbox, Post
 from pipeline.runtime.metrics import RunMetrics
@@ -38,7 +38,8 @@ from pipeline.runtime.progress import (
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-# A worker ends itself at its limit. The run ends this much later, if no worker does anything.
+# A worker ends itself at its limit. The run ends this much later, if no worker does anything. Ray
+# Data waits for ever where no engine can load: the run ends if none of the others reports so long.
 GRACE_S = 10.0
 # So many workers more than there are may end themselves without an answered document between them:
 # the search for one row among 65,536 takes nine.
@@ -52,12 +53,13 @@ class Workers:
         self.limit_s = limit_s
         self._workers = workers
         self._last: tuple[Letter, float] | None = None  # of one that is at work, and when it came
+        self._unable: tuple[AssayError, float] | None = None  # to load; when a worker last reported
         self._ends: list[Letter] = []  # of workers that ended since the last answered document
         self._named: set[tuple[str, str]] = set()  # nodes and causes
 
     def begin(self) -> None:
         """Waits for a first report again: machines and models may take hours to come."""
-        self._last = None
+        self._last = self._unable = None
 
     def answered(self) -> None:
         """Notes that documents are answered."""
@@ -69,16 +71,21 @@ class Workers:
         if letter.report.phase not in (WAITING, STARTING_WORKERS) or self._last is None:
             self._last = letter, now_s
         if letter.is_last:
-            self._ends.append(letter)
-            self._name(letter)
-        elif letter.report.answered:
+            self._end(letter, now_s)
+            return
+        if self._unable is not None:
+            self._unable = self._unable[0], now_s
+        if letter.report.answered:
             self.answered()
 
-    def _name(self, letter: Letter) -> None:
+    def _end(self, letter: Letter, now_s: float) -> None:
         named = letter.node_id, str(letter.cause)
-        if letter.starts_again:
+        if letter.cause is None or letter.starts_again:
+            self._ends.append(letter)
             logger.warning("%s; it is ended, and Ray starts another", _end_of(letter, self.limit_s))
-        elif named not in self._named:
+            return
+        self._unable = letter.cause, now_s
+        if named not in self._named:
             self._named.add(named)
             logger.warning("%s cannot load: %s; it is left out", letter.worker, letter.cause)
 
@@ -90,9 +97,9 @@ class Workers:
             if end.cause is None:
                 text = f"every worker stalls; {_end_of(end, self.limit_s)}. {again}"
                 raise StalledError(text)
-            if not end.starts_again:
-                raise end.cause
             raise ModelError(f"every worker fails with: {end.cause}. Finished shards are kept")
+        if self._unable is not None and now_s - self._unable[1] >= GRACE_S:
+            raise self._unable[0]
         if self._last is not None:
             last, came_s = self._last
             silent_s = now_s - came_s
