@@ -12,7 +12,7 @@ AssayError
 ├── WorkerError     this worker cannot go on           exit 1
 │   └── LoadError          it cannot load what it needs to answer
 ├── FailedRowsError too many rows failed               exit 1
-├── StalledError    the workers or Ray stopped         exit 3
+├── StalledError    the workers stopped                exit 3
 └── DocumentError   this row gets the reason as its status, the run continues
 """
 
@@ -115,7 +115,7 @@ class StorageError(AssayError):
 
 
 class UnavailableError(StorageError):
-    """A store did not answer, or credentials expired. Committed results stay; run again."""
+    """A store or Ray did not answer, or credentials expired. Committed results stay; run again."""
 
     exit_code = 3
 
@@ -162,7 +162,7 @@ class FailedRowsError(AssayError):
 
 
 class StalledError(AssayError):
-    """No worker can go on, or Ray ended. Finished shards are kept; run again."""
+    """No worker can go on. Finished shards are kept; run again."""
 
     exit_code = 3
 

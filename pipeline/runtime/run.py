@@ -170,7 +170,7 @@ def _labelled(
                 job = _spread(job, machine, len(planned.work_items))
                 watch.enter(STARTING_RAY, planned)
                 with (
-                    local_ray([reader.placement for reader in job.readers]),
+                    local_ray(job.placement),
                     shown_to_workers(store) if connected else nullcontext("") as shown,
                 ):
                     job = replace(job, run=replace(job.run, shown=shown))

@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -167,11 +167,8 @@ def _check_listening(address: str) -> None:
 
 
 @contextmanager
-def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
-    """The Ray that this process is connected to, or a new one that ends with the run.
-
-    A new one has room for each of the placements, one at a time.
-    """
+def local_ray(placement: Placement) -> Iterator[None]:
+    """The Ray that this process is connected to, or a new one for it that ends with the run."""
     if ray.is_initialized():
         yield
         return
@@ -186,9 +183,9 @@ def local_ray(placements: Sequence[Placement]) -> Iterator[None]:
         # — documents are committed beside the engines. Ray starts this many workers at once, and
         # the mailbox and Ray Data take two before an engine does
         started = _start(
-            num_cpus=1 + max(2, *(placement.cores for placement in placements)),
+            num_cpus=1 + max(2, placement.cores),
             # — by its own count Ray misses what torch sees, such as MIG devices
-            num_gpus=max(placement.actors * placement.gpus for placement in placements),
+            num_gpus=placement.actors * placement.gpus,
             folder=f"{folder}/r",
         )
         with started:

@@ -40,7 +40,7 @@ CLIENT = "import sys, ray; print(len(ray._raylet.GcsClient(sys.argv[1]).get_all_
 variables, report = dict(os.environ), {"clients": []}
 
 def local_ray():
-    return session.local_ray([Placement("cpu", "float32", actors=1, threads=1)])
+    return session.local_ray(Placement("cpu", "float32", actors=1, threads=1))
 
 def ask_as_others():
     address = ray.get_runtime_context().gcs_address
