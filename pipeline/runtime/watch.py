@@ -156,7 +156,8 @@ class Watch:
         with self._changing:
             self._committed = replace(self._committed, phase=phase)
             if plan is not None:
-                self._committed = Progress(phase, plan, documents=plan.work_rows)
+                rows = sum(work.shard.rows for work in plan.work_items)
+                self._committed = Progress(phase, plan, documents=rows)
                 self._committed_work.clear()
                 self._at_work.clear()
             self._workers.begin()
