@@ -1,7 +1,7 @@
 """The Ray that a run uses: this process's own, a cluster's, or a new one on this machine.
 
-Entry points: `remote_ray` and `local_ray`. Of Ray's private names the one is used that chooses the
-address on which Ray listens.
+Entry points: `remote_ray` and `local_ray`. Of Ray's private names those are used that start
+services which a run on one machine leaves out, and that choose the address on which Ray listens.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
@@ -29,12 +30,14 @@ from pipeline.errors import (
     Problem,
     RefusedError,
     SpecError,
+    StalledError,
     UnavailableError,
     option_error,
 )
 from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
 from pipeline.runtime.placement import Machine, Placement, cluster, multiplies_bfloat16
+from pipeline.runtime.ray_folder import own_folder
 from pipeline.runtime.ray_token import (
     answers_without_token,
     refused_token,
@@ -61,6 +64,12 @@ _FOR_PROCESSES = {
     # Ray Data would start an actor and a thread to count its own use.
     "RAY_DATA_USAGE_DISABLED": "1",
 }
+# They start the autoscaler, the server of the dashboard and the reader of the workers' logs, for
+# which a run on one machine has no use. No option turns them off, and on two cores they double the
+# five seconds of the start.
+_STARTS = ("start_monitor", "start_api_server", "start_log_monitor")
+_SERVICES = ("gcs_server", "raylet")  # without one of these, a Ray answers nothing
+_OF_RAY = ("ray::", *_SERVICES)
 
 
 @contextmanager
@@ -177,26 +186,28 @@ def local_ray(placement: Placement) -> Iterator[None]:
     # import of this thread that Ctrl-C ended may keep a lock
     threading.Thread(target=_import_graph, name="import", daemon=True).start()
     passive = PASSIVE if PASSIVE.keys().isdisjoint(os.environ) else {}
-    # — only this user may read it: Ray opens its own folders to everyone
-    private = tempfile.TemporaryDirectory(prefix="assay-ray-", ignore_cleanup_errors=True)
-    with private as folder, token_mode(starts=True), variables(_FOR_PROCESSES | passive):
+    with own_folder() as folder, token_mode(starts=True), variables(_FOR_PROCESSES | passive):
         # — documents are committed beside the engines. Ray starts this many workers at once, and
         # the mailbox and Ray Data take two before an engine does
         started = _start(
             num_cpus=1 + max(2, placement.cores),
             # — by its own count Ray misses what torch sees, such as MIG devices
             num_gpus=placement.actors * placement.gpus,
-            folder=f"{folder}/r",
+            folder=str(folder),
         )
-        with started:
+        with started, _ended_with_services():
             yield
 
 
 def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
     """A context manager that ends the Ray that it has started; an AssayError in one line."""
+    unused: dict[str, Any] = {name: lambda *_, **__: None for name in _STARTS}
     try:
-        # — Ray would replace the address by one that other machines reach, and listen there
-        with patch("ray._private.services.resolve_ip_for_localhost", lambda host: host):
+        with (
+            patch.multiple("ray._private.node.Node", create=True, **unused),
+            # — Ray would replace the address by one that other machines reach, and listen there
+            patch("ray._private.services.resolve_ip_for_localhost", lambda host: host),
+        ):
             return _init(
                 address="local",
                 num_cpus=num_cpus,
@@ -208,6 +219,7 @@ def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
                 logging_level=logging.ERROR,
             )
     except Exception as error:
+        _kill_all(_processes_of_ray())  # those that have started
         if "AF_UNIX path length" in str(error):
             fix = "Ray's sockets need paths of at most 107 bytes; name a folder with a shorter path"
             raise SpecError([Problem("TMPDIR", fix, tempfile.gettempdir())]) from error
@@ -244,7 +256,52 @@ def _no_greeting() -> Iterator[None]:
             os.close(error)
 
 
+@contextmanager
+def _ended_with_services() -> Iterator[None]:
+    """Ends this process when a service of its Ray ends, as Ray does a minute later."""
+    # — psutil keeps a name that it has read
+    services = {each.name(): each for each in _processes_of_ray() if each.name() in _SERVICES}
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            if ended := [name for name, each in services.items() if not _runs(each)]:
+                why = "the system may have killed it for its memory"
+                again = "run the same command again: finished shards are kept"
+                logger.error("Ray's %s has ended (%s); %s", ended[0], why, again)
+                _kill_all(_processes_of_ray())
+                os._exit(StalledError.exit_code)
+
+    threading.Thread(target=watch, name="services", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def _import_graph() -> None:
     """Imports Ray Data, which a run without work does not need."""
     with quick_imports():
         importlib.import_module("pipeline.runtime.graph")
+
+
+def _processes_of_ray() -> list[psutil.Process]:
+    """The processes of the Ray that this process started, and of no other program."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith(_OF_RAY):
+                found.append(process)
+    return found
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,4 +1,4 @@
-"""The Ray that a run starts on one machine: closed to others, and it ends with the run."""
+"""The Ray that a run starts on one machine: few processes, all of which end with the run."""
 
 from __future__ import annotations
 
@@ -131,6 +131,7 @@ def test_a_local_ray_ends_with_all_its_processes_and_is_closed_to_others(
     assert report["graph"], "Ray Data is imported while Ray starts"
     assert {"gcs_server", "raylet"} <= {*report["words"]}
     assert "ray::DashboardAgent" in report["words"], "it exports the metrics"
+    assert {"monitor.py", "dashboard.py", "log_monitor.py"}.isdisjoint(report["words"])
     assert report["left"] == 0
     assert report["listening"] == ["127.0.0.1"]
     assert report["mode"] == "0o700" and report["removed"]

@@ -105,6 +105,22 @@ def test_ctrl_c_ends_the_run_and_says_what_is_kept_and_how_to_continue(
     assert [line for line in run.lines[:-1] if not re.match(r"\d\d:\d\d:\d\d \w", line)] == []
 
 
+@pytest.mark.parametrize("service", ["gcs_server", "raylet"])
+def test_the_death_of_a_process_of_ray_ends_the_run_with_one_line(
+    service: str, long_spec: Path
+) -> None:
+    run = Logged(long_spec)
+    run.until(" documents labelled")
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    (killed,) = [each for each in family if each.name() == service]
+    killed.kill()
+    assert run.end() == 3, run.lines
+    (line,) = [line for line in run.lines if f"Ray's {service} has ended" in line]
+    assert line.endswith("run the same command again: finished shards are kept")
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert not left
+
+
 def test_a_run_whose_last_worker_is_stopped_ends(
     write_spec: Callable[..., Path], model_folder: Path, tmp_path: Path
 ) -> None:
