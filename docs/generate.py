@@ -36,7 +36,6 @@ LINE_CHARS = 80
 # The types of what each verb prints with `--json`; those after the first need an option.
 OUTPUTS = {
     "init": ("verbs.init.Proposal",),
-    "pull": ("verbs.pull.Pulled",),
     "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "runtime.plan.PlanCounts"),
     "check": ("report.check.FindingsJson",),
     "plan": ("verbs.plan.RunEstimate",),
@@ -45,8 +44,7 @@ OUTPUTS = {
     "eval": ("report.evaluation_json.EvaluationJson",),
     "fit": ("verbs.fit.Fit",),
     "cascade": ("verbs.cascade.ChosenThresholds",),
-    "show": ("verbs.show.Examples",),
-    "export": ("verbs.export.ExportResult", "verbs.show.Examples"),
+    "export": ("verbs.export.ExportResult", "verbs.export.Examples"),
     "filter": ("filters.run.FilterResult", "report.filters.FilterPreviewJson"),
     "audit": ("verbs.audit.AuditResult", "verbs.audit_sample.DrawnSample"),
     "report": ("report.corpus_page.CorpusReportJson",),

@@ -308,19 +308,6 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ShowOptions:
-    """Which example rows are shown."""
-
-    where: str | None = None
-    """Condition such as "toxic.p.toxic > 0.9", with the columns of open_labels (default: all)."""
-    n: int = 10
-    """Number of rows to show at most."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "n")
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """What must hold for a run to publish its labels; None is no limit."""
 

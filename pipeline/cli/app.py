@@ -48,7 +48,11 @@ Announce = TypeVar("Announce", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 # Verbs that were removed, and what to write.
-_GONE = {"calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`"}
+_GONE = {
+    "calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`",
+    "pull": "pull was removed; `assay check` fetches the model",
+    "show": "show was removed; write `assay export SPEC --head N`",
+}
 
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1

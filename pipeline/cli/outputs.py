@@ -23,52 +23,36 @@ from pipeline.options import (
     GoldColumns,
     GoldOptions,
     ReportOptions,
-    ShowOptions,
 )
 
 USE = Group("Use and maintain an output", sort_key=3)
 
 
 @verb(USE, 1)
-def show(
-    spec_file: SpecFile, /, *, options: ShowOptions = ShowOptions(), as_json: AsJson = False
-) -> int:
-    """Show example rows: id, start of the text, and the label of each task.
-
-    The rows come from the last snapshot. The same snapshot always gives the same rows.
-    """
-    from pipeline.report.rows import show_examples
-    from pipeline.verbs.show import show
-
-    with spec_in(spec_file) as spec:
-        examples = show(spec, options, cache_dir=cache_dir())
-    return print_result(examples, show_examples, as_json=as_json)
-
-
-@verb(USE, 2)
 def export(
     spec_file: SpecFile, /, *, options: ExportOptions = ExportOptions(), as_json: AsJson = False
 ) -> int:
     """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
 
-    With --head N, print N example rows, as `assay show` does. The labels come from the last
-    snapshot. For a folder, the same command again writes the missing files. Exit code 3 means that
-    the snapshot leaves out documents of the input.
+    With --head N, print N example rows: id, start of the text, and the label of each task. The
+    same snapshot always gives the same rows. The labels come from the last snapshot. For a folder,
+    the same command again writes the missing files. Exit code 3 means that the snapshot leaves out
+    documents of the input.
     """
-    if not options.writes():
-        assert options.head is not None
-        examples = ShowOptions(where=options.where, n=options.head)
-        return show(spec_file, options=examples, as_json=as_json)
-    from pipeline.report.rows import show_exported
-    from pipeline.verbs.export import export
+    is_written = options.writes()  # — an error before the spec is read
+    from pipeline.report.rows import show_examples, show_exported
+    from pipeline.verbs.export import export, head
 
     with spec_in(spec_file) as spec:
+        if not is_written:
+            rows = head(spec, options, cache_dir=cache_dir())
+            return print_result(rows, show_examples, as_json=as_json)
         exported = export(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE
     return print_result(exported, show_exported, as_json=as_json, code=code)
 
 
-@verb(USE, 3, "filter")
+@verb(USE, 2, "filter")
 def filter_corpus(
     spec_file: SpecFile, /, *, options: FilterOptions = FilterOptions(), as_json: AsJson = False
 ) -> int:
@@ -101,7 +85,7 @@ def _preview(spec_file: str, options: FilterOptions, *, as_json: bool) -> int:
     return print_result(previewed, show, to_json, as_json=as_json, code=code)
 
 
-@verb(USE, 4)
+@verb(USE, 3)
 def audit(
     spec_file: SpecFile,
     /,
@@ -128,7 +112,7 @@ def audit(
     return print_result(result, show_audited, as_json=as_json)
 
 
-@verb(USE, 5)
+@verb(USE, 4)
 def report(
     spec_file: SpecFile,
     /,
@@ -162,7 +146,7 @@ def report(
     return print_result(report, pages.show_corpus_report, pages.corpus_report_json, as_json=as_json)
 
 
-@verb(USE, 6)
+@verb(USE, 5)
 def diff(
     spec_file: SpecFile,
     before: str,
@@ -182,7 +166,7 @@ def diff(
     return print_result(comparison, show_comparison, comparison_json, as_json=as_json)
 
 
-@verb(USE, 7)
+@verb(USE, 6)
 def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Read a finished output again, and prove that it is complete and undamaged."""
     from pipeline.integrity.verify import verify_output
@@ -194,7 +178,7 @@ def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     return print_result(verified, show_verified, as_json=as_json, code=code)
 
 
-@verb(USE, 8)
+@verb(USE, 7)
 def gc(
     spec_file: SpecFile,
     /,

@@ -67,24 +67,6 @@ def init(data: str, /, *, options: InitOptions = InitOptions(), as_json: AsJson 
     return print_result(init(data, options), show_proposal, as_json=as_json)
 
 
-@verb(LABEL, 0)
-def pull(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
-    """Fetch the model ahead of a run, and check that its files are whole.
-
-    A GGUF file is converted as for a run. A model that is on this machine already is only checked.
-    """
-    from pipeline.report.init import show_pulled
-    from pipeline.report.progress import phase_lines
-
-    if sys.stderr.isatty():  # gigabytes may take minutes
-        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"
-    with spec_in(spec_file) as spec, shown_by(phase_lines) as announce:
-        with imports_of_torch():
-            from pipeline.verbs.pull import pull
-        pulled = pull(spec, cache_dir=cache_dir(), announce=announce)
-    return print_result(pulled, show_pulled, as_json=as_json)
-
-
 @verb(LABEL, 1)
 def run(
     spec_file: SpecFile,
@@ -238,7 +220,7 @@ def check(
     documents: int | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Test the storage, the model and the labels, and prove that the answers are exact.
+    """Fetch the model, test it, the storage and the labels, and prove that the answers are exact.
 
     The proof compares all questions in one reading with a prompt for each question, on a few
     documents of the corpus. The exit code is 1 if they differ by more than rounding explains.
@@ -250,12 +232,14 @@ def check(
     documents
         Number of documents for the proof (default: 4; 0: no proof).
     """
-    from pipeline.report.progress import phase_progress
+    from pipeline.report.progress import phase_lines
     from pipeline.runtime.plan import check_places
 
+    if sys.stderr.isatty():  # — to fetch gigabytes may take minutes: the Hub's client draws bars
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "0"
     with spec_in(spec_file) as spec:
         check_places(spec, cache_dir())
-        with shown_by(phase_progress) as announce:
+        with shown_by(phase_lines) as announce:
             with imports_of_torch():
                 from pipeline.report.check import findings_json, show_findings
                 from pipeline.verbs.check import check

@@ -1,16 +1,12 @@
-"""What `assay init` found and wrote, and what to type next; where `assay pull` put the model."""
+"""What `assay init` found and wrote, and what to type next."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pipeline.report.console import Grid, Part, printed, truncate
 from pipeline.verbs.init import Proposal
-
-if TYPE_CHECKING:  # imports torch
-    from pipeline.verbs.pull import Pulled
 
 NAME_CHARS = 40
 
@@ -45,20 +41,6 @@ def show_proposal(proposal: Proposal) -> Iterator[Part]:
     yield Grid(title, names, rows, texts=3)
     file = shlex.quote(proposal.file)
     yield f"Next: edit the task in {file}, then"
-    yield f"  assay pull {file}     fetch the model"
-    yield f"  assay check {file}    test the storage, the model and the labels"
+    yield f"  assay check {file}    fetch the model, and test it, the storage and the labels"
     yield f"  assay run {file}      label the documents"
     yield f"With gold labels, train a readout of a small model: assay fit {file} --gold FILE"
-
-
-@printed
-def show_pulled(pulled: Pulled) -> Iterator[Part]:
-    """Where the model is, and its size."""
-    is_local = pulled.kind in ("folder", "gguf")
-    yield {
-        "model": f"{pulled.path}, {'on this machine already' if is_local else 'fetched'}",
-        **({"commit": pulled.revision} if pulled.revision else {}),
-        "folder": pulled.folder,
-        "size": f"{pulled.size_bytes / 1e6:,.1f} MB, whole",
-        "context": f"{pulled.context_tokens:,} tokens",
-    }

@@ -1,4 +1,4 @@
-"""The reports of `show` and `export`, for people."""
+"""The reports of `export`, for people."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.report.console import Part, printed, truncate
 
 if TYPE_CHECKING:
-    from pipeline.verbs.export import ExportResult
-    from pipeline.verbs.show import Examples
+    from pipeline.verbs.export import Examples, ExportResult
 
 ID_CHARS, TEXT_CHARS = 80, 160  # two lines of a terminal
 SHOWN_COLUMNS = 40

@@ -204,7 +204,7 @@ def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> Mod
         if not downloads:
             fix = (
                 f"the hashes of its files are not known here, and the model is not downloaded "
-                f"({sum(sizes) / 1e9:,.1f} GB) to plan or count; run `assay pull` once on this "
+                f"({sum(sizes) / 1e9:,.1f} GB) to plan or count; run `assay check` once on this "
                 f"machine, or put a file {SUMS} beside them"
             )
             raise SpecError([Problem("model.path", fix, url)])

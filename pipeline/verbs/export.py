@@ -1,4 +1,6 @@
-"""The current labels joined with the documents, as flat tables. Entry point: `export`.
+"""The current labels joined with the documents, as flat tables.
+
+Entry points: `export` writes all rows, `head` returns some, with the start of their texts.
 
 There is one row for each document, in the input's order. A single file appears in one step. A
 folder has one file for each shard, and a manifest: the same command writes the missing files.
@@ -10,17 +12,18 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from pydantic import computed_field
+from pydantic import InstanceOf, PlainSerializer, computed_field
 
-from pipeline.errors import option_error
+from pipeline.errors import Option, option_error
+from pipeline.filters.excerpts import excerpts
 from pipeline.filters.labelled import (
     current_labels,
     identity_of,
@@ -48,6 +51,7 @@ from pipeline.ledger.rows import aligned_batches, asked_rows, read_shard, wide_s
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import ExportOptions, TableFormat
+from pipeline.sources.rule import Rule
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, new_file, open_target
@@ -57,6 +61,7 @@ FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
 # The manifest of a folder. Readers of tables skip names that begin with an underscore.
 MANIFEST = "_export.json"
 FORMAT = 1
+TEXT_CHARS = 500  # of the text of an example row; a text may be very long
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,21 @@ class ExportResult:
     @property
     def complete(self) -> bool:
         return not self.missing_rows and not self.missing_files
+
+
+def _flat_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    return list(json_rows(flatten(rows, flat_columns(rows.schema))))
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Some rows of a snapshot, in the input's order. The JSON form has flat columns."""
+
+    spec: str
+    snapshot: int
+    documents: int  # of the snapshot
+    # Of `open_labels`, with the start of each text.
+    rows: Annotated[InstanceOf[pa.RecordBatch], PlainSerializer(_flat_rows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,3 +333,45 @@ def _jsonl(path: Path, _schema: pa.Schema) -> Iterator[_Write]:
 
 
 WRITERS = {"parquet": _parquet, "jsonl": _jsonl, "csv": _csv}
+
+
+def head(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> Examples:
+    """At most `options.head` rows of the spec's last snapshot that satisfy `options.where`.
+
+    The choice depends on the hashes of shards and texts alone, and is spread over shards. SpecError
+    if the condition is wrong. StorageError if a text is no longer what was labelled.
+    """
+    assert options.head is not None, options
+    store = open_store(spec.output, spec.storage_options)
+    contents = current_labels(spec, store)
+    warn_of_older_answers(spec, store, contents, cache_dir)
+    schema = wide_schema(contents, list(contents.tasks))
+    rule = None if options.where is None else Rule(options.where, schema, place=Option("where"))
+    rows = _chosen(store, contents, schema, rule, options.head)
+    shown = excerpts(store, contents, rows, spec.input.storage_options, chars=TEXT_CHARS)
+    texts = pa.array([excerpt.text for excerpt in shown], pa.large_string())
+    return Examples(spec.name, contents.number, contents.asked, with_text(rows, texts))
+
+
+def _chosen(
+    store: Store, contents: Contents, schema: pa.Schema, rule: Rule | None, n: int
+) -> pa.RecordBatch:
+    """The chosen rows: of at least `n` shards, those whose texts have the smallest hashes."""
+    shuffled = replace(contents, files=contents.files.sort_by("sid"))
+    candidates = [schema.empty_table()]
+    count = 0
+    for shards_read, batch in enumerate(aligned_batches(store, shuffled, schema), start=1):
+        rows = asked_rows(contents, batch)
+        rows = rows if rule is None else rows.filter(rule.verdicts(rows))
+        candidates.append(_smallest_hashes(pa.Table.from_batches([rows]), n))
+        count += rows.num_rows
+        if count >= n and shards_read >= n:
+            break
+    chosen = _smallest_hashes(pa.concat_tables(candidates), n)
+    in_order = chosen.sort_by([("path", "ascending"), ("row", "ascending")])
+    return pa.RecordBatch.from_struct_array(in_order.to_struct_array().combine_chunks())
+
+
+def _smallest_hashes(rows: pa.Table, n: int) -> pa.Table:
+    keys = [(name, "ascending") for name in ("content_hash", "path", "row")]
+    return rows.sort_by(keys).slice(0, n)

@@ -44,7 +44,7 @@ _SPEC = """\
 # The manual's page "Spec" describes every key.
 name: {name}
 
-# A name on the Hugging Face Hub, a folder, or a .gguf file. `assay pull {file}` fetches it.
+# A name on the Hugging Face Hub, a folder, or a .gguf file. `assay check {file}` fetches it.
 # On a laptop, use HuggingFaceTB/SmolLM2-135M-Instruct and train readouts (`assay fit`) on a few
 # hundred documents that people have labelled: so small a model cannot answer questions by itself.
 model: {{path: {model}}}

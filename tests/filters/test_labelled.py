@@ -25,7 +25,7 @@ from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
 
 VERBS = {
-    "show": ["show"],
+    "head": ["export", "--head=9"],
     "export": ["export", "--to", "labels.parquet"],
     "dry run": ["filter", "--dry-run"],
     "filter": ["filter", "--to", "kept"],
@@ -122,7 +122,7 @@ def test_no_verb_doubts_answers_to_the_spec_as_it_is(run: Line, verb: str) -> No
 def test_what_all_tasks_share_is_named_for_each(
     run: Line, changes: dict[str, Any], names: str
 ) -> None:
-    lines = older(run("show", **changes))
+    lines = older(run("head", **changes))
     assert len(lines) == 2 and all(f"differs in {names}. Run again" in line for line in lines)
 
 
@@ -140,7 +140,7 @@ def test_what_changes_no_answer_is_no_reason_for_doubt(run: Line, changes: dict[
 
 
 def test_a_file_that_is_missing_now_is_one_line_and_no_error(run: Line) -> None:
-    printed = run("show", tasks=tasks(readout="nowhere.safetensors"))
+    printed = run("head", tasks=tasks(readout="nowhere.safetensors"))
     [line] = [line for line in printed.splitlines() if "warning: " in line]
     assert "cannot be compared with the spec as it is: tasks.0.readout: " in line
 

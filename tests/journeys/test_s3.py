@@ -58,7 +58,9 @@ def test_a_killed_run_on_s3_goes_on_and_a_copy_of_its_output_is_read(
     user.writes("s3.yaml", re.sub(r"question: null\n.*", ASKED, SPEC))
     user.writes("local.yaml", (person.folder / "s3.yaml").read_text())
     user.edits("local.yaml", (f'"s3://{BUCKET}/journey/model"', "smollm2.gguf"))
-    model = json.loads(user.types("assay pull local.yaml --json").out)["folder"]
+    model = json.loads(user.types("assay check local.yaml --documents 0 --json").out)["model"][
+        "path"
+    ]
     user.types(COPY.format(f"put('{model}/', '{BUCKET}/journey/model/'"))
     user.types(COPY.format(f"put('in/', '{BUCKET}/journey/in/'"))
     readouts = f"s3://{BUCKET}/journey/readouts"
@@ -79,7 +81,7 @@ def test_a_killed_run_on_s3_goes_on_and_a_copy_of_its_output_is_read(
     user.types(COPY.format(f"get('{BUCKET}/journey/labels.csv', 'labels.csv'"))
     user.writes("copy.yaml", SPEC.replace(f"s3://{BUCKET}/journey/out", "copy"))
     assert "intact" in user.types("assay verify copy.yaml").out
-    assert "10 of 240 documents" in user.types("assay show copy.yaml").out
+    assert "10 of 240 documents" in user.types("assay export copy.yaml --head 10").out
     user.types("assay export copy.yaml --to copied.csv")
     assert user.reads_csv("copied.csv") == user.reads_csv("labels.csv")
     judged = json.loads(user.types("assay eval copy.yaml --gold gold.csv --json").out)

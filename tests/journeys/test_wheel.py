@@ -51,7 +51,7 @@ def test_the_wheel_alone_labels_and_names_the_extra_that_is_missing(stranger: Pe
     stranger.writes("my.yaml", f"{head}\n{TASK}")
     ran = stranger.types("assay run my.yaml")
     assert re.search(r"labelled now +20;", ran.out)
-    assert "10 of 20 documents" in stranger.types("assay show my.yaml").out
+    assert "10 of 20 documents" in stranger.types("assay export my.yaml --head 10").out
     stranger.types("assay export my.yaml --to labels.csv && assay verify my.yaml")
     assert len(stranger.reads_csv("labels.csv")) == 20
 

@@ -21,11 +21,10 @@ from pipeline.filters.run import filter_corpus
 from pipeline.hashes import short_hash
 from pipeline.integrity.diff import compare
 from pipeline.ledger.snapshots import contents
-from pipeline.options import ExportOptions, FilterOptions, ShowOptions
+from pipeline.options import ExportOptions, FilterOptions
 from pipeline.report.run import show_summary, summary_json
 from pipeline.runtime.conditions import limit_of
-from pipeline.verbs.export import export
-from pipeline.verbs.show import show
+from pipeline.verbs.export import export, head
 from pipeline.verbs.status import TaskStatus, status
 
 
@@ -221,7 +220,7 @@ def test_other_verbs_read_the_snapshot_of_a_sample(plain: Corpus) -> None:
     export(plain.spec, ExportOptions(str(exported), with_text=True), cache_dir=cache)
     rows_of_table = pq.read_table(exported).to_pylist()
     assert {row["doc_id"]: row["text"] for row in rows_of_table} == inside
-    shown = show(plain.spec, ShowOptions(n=100), cache_dir=cache).rows.to_pylist()
+    shown = head(plain.spec, ExportOptions(head=100), cache_dir=cache).rows.to_pylist()
     assert {row["doc_id"]: row["_text"] for row in shown} == inside
     plain.run()
     compared = compare(plain.store, contents(plain.store, 1), contents(plain.store, 2))

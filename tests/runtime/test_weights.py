@@ -136,9 +136,9 @@ def test_no_verb_that_only_plans_downloads_a_model(
         assert main([*verb, str(write_spec(model={"path": url}))]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("model.path: the hashes of its files are not known here")
-    assert "run `assay pull` once" in line and url in line
+    assert "run `assay check` once" in line and url in line
     spec = write_spec(model={"path": url, "dtype": "float32"})
-    locate(ModelSpec(path=url), tmp_path / "cache")  # as `assay pull` does
+    locate(ModelSpec(path=url), tmp_path / "cache")  # as `assay check` does
     assert main(["status", str(spec)]) == 0
 
 

@@ -20,13 +20,12 @@ from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.cells import committed
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask, publish
-from pipeline.options import ExportOptions, ShowOptions, TableFormat
+from pipeline.options import ExportOptions, TableFormat
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.export import MANIFEST, ExportResult, export
-from pipeline.verbs.show import TEXT_CHARS, show
+from pipeline.verbs.export import MANIFEST, TEXT_CHARS, ExportResult, export, head
 
 READERS = {"parquet": "read_parquet", "jsonl": "read_json", "csv": "read_csv"}
 
@@ -220,7 +219,7 @@ def test_texts_of_every_format_are_those_of_the_rows(
     result = export(spec, options, cache_dir=tmp_path / "cache")
     files = duckdb.sql(f"select doc_id, text from '{result.glob}' order by row").fetchall()
     assert files == rows and result.rows == len(rows)
-    examples = show(spec, ShowOptions(n=200), cache_dir=tmp_path / "cache").rows
+    examples = head(spec, ExportOptions(head=200), cache_dir=tmp_path / "cache").rows
     shown = [text[:TEXT_CHARS] for _, text in rows]
     assert examples.column("_text").to_pylist() == shown
 

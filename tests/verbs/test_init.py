@@ -151,11 +151,7 @@ def test_what_was_found_is_shown_with_the_next_commands(
     assert main(["init", table("data.parquet", text=PROSE), "--to", "new.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "none found; the id of a document is the hash of its text" in shown
-    assert [verb for verb in ("pull", "check", "run") if f"assay {verb} new.yaml" in shown] == [
-        "pull",
-        "check",
-        "run",
-    ]
+    assert all(f"assay {verb} new.yaml" in shown for verb in ("check", "run"))
 
 
 def test_the_output_is_outside_the_documents(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model is fetched once, whole, and a model that cannot be had is one line.
+"""`check` fetches a model once, whole; a model that cannot be had is one line.
 
 The Hub here is a stand-in on this machine (`fake_hub`): the real one cannot be reached by a test.
 """
@@ -21,17 +21,18 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def pulled(
+def checked(
     write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., dict[str, Any]]:
-    """What `assay pull` prints for a model."""
+    """What `assay check` prints of a model."""
 
-    def pull(**model: Any) -> dict[str, Any]:
-        assert main(["pull", str(write_spec(model=model)), "--json"]) == 0
-        shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    def check(**model: Any) -> dict[str, Any]:
+        words = ["check", str(write_spec(model=model)), "--documents", "0", "--json"]
+        assert main(words) == 0
+        shown: dict[str, Any] = json.loads(capsys.readouterr().out)["model"]
         return shown
 
-    return pull
+    return check
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def failing(
 ) -> Callable[..., tuple[int, str]]:
     """The exit code of a verb for a model, and its one line."""
 
-    def fail(verb: str = "pull", **model: Any) -> tuple[int, str]:
-        code = main([verb, str(write_spec(model=model))])
+    def fail(**model: Any) -> tuple[int, str]:
+        code = main(["check", str(write_spec(model=model))])
         lines = capsys.readouterr().err.splitlines()
         return code, next(iter(line for line in lines if "model" in line or "tiny" in line))
 
@@ -55,34 +56,20 @@ def push(hub: FakeHub, folder: Path) -> str:
 def test_a_model_of_the_hub_is_fetched_once_and_then_there_without_a_network(
     hub: FakeHub,
     model_folder: Path,
-    pulled: Callable[..., dict[str, Any]],
+    checked: Callable[..., dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commit = push(hub, model_folder)
-    first = pulled(path="org/tiny")
-    assert (first["kind"], first["revision"], first["path"]) == ("hub", commit, "org/tiny")
+    push(hub, model_folder)
+    first = checked(path="org/tiny")
     files = [file for file in model_folder.iterdir() if file.suffix in (".json", ".safetensors")]
     for file in files:
-        assert (Path(first["folder"]) / file.name).read_bytes() == file.read_bytes()
-    assert first["size_bytes"] >= sum(file.stat().st_size for file in files)
+        assert (Path(first["path"]) / file.name).read_bytes() == file.read_bytes()
     fetched = [request for request in hub.requests if request.startswith("GET /org/tiny/resolve")]
     assert fetched
-    assert pulled(path="org/tiny") == first
+    assert checked(path="org/tiny") == first
     assert [r for r in hub.requests if r.startswith("GET /org/tiny/resolve")] == fetched
     use_endpoint(monkeypatch, NOBODY)
-    assert pulled(path="org/tiny") == first
-
-
-def test_a_model_on_this_machine_is_checked_and_says_so(
-    model_folder: Path,
-    pulled: Callable[..., dict[str, Any]],
-    write_spec: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shown = pulled(path=str(model_folder))
-    assert (shown["kind"], shown["folder"]) == ("folder", str(model_folder))
-    assert main(["pull", str(write_spec())]) == 0
-    assert "on this machine already" in capsys.readouterr().out
+    assert checked(path="org/tiny") == first
 
 
 @pytest.mark.parametrize("kept", [0.5, 0.99])
@@ -106,7 +93,6 @@ def test_a_file_of_weights_that_is_missing_is_noticed(
     assert code == 1 and "model-00002.safetensors: lm_head.other of model.safetensors" in line
 
 
-@pytest.mark.parametrize("verb", ["pull", "check"])
 @pytest.mark.parametrize(
     ("model", "line"),
     [
@@ -119,7 +105,6 @@ def test_a_file_of_weights_that_is_missing_is_noticed(
 )
 def test_a_model_that_the_hub_does_not_give_is_one_line_and_exit_2(
     hub: FakeHub,
-    verb: str,
     model: dict[str, str],
     line: str,
     failing: Callable[..., tuple[int, str]],
@@ -128,7 +113,7 @@ def test_a_model_that_the_hub_does_not_give_is_one_line_and_exit_2(
     hub.push("models/org/pickled", {"model.bin": b"x"})
     hub.push("models/org/gated", {"model.safetensors": b"x", "config.json": b"{}"})
     hub.gated.add("models/org/gated")
-    code, shown = failing(verb, **model)
+    code, shown = failing(**model)
     assert code == 2 and shown.startswith(line) and shown.count("got ") == 1
 
 

@@ -13,10 +13,10 @@ from finished import Corpus, finish, toy_fingerprints, toy_spec
 from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import ShowOptions
+from pipeline.options import ExportOptions
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.show import TEXT_CHARS, show
+from pipeline.verbs.export import TEXT_CHARS, head
 
 HOSTILE = "\x1b[2J\u202ehidden [bold]not markup[/bold] :smile: " + "long " * 500
 
@@ -39,9 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def rows_of(folder: Path, **options: Any) -> list[dict[str, Any]]:
     spec = parse_spec((folder / "spec.json").read_text())
-    rows: list[dict[str, Any]] = show(
-        spec, ShowOptions(**options), cache_dir=folder / "cache"
-    ).rows.to_pylist()
+    chosen = ExportOptions(**{"head": 10, **options})
+    rows: list[dict[str, Any]] = head(spec, chosen, cache_dir=folder / "cache").rows.to_pylist()
     return rows
 
 
@@ -53,9 +52,9 @@ def texts_of(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "where", ["toxic.p.toxic > 0.8", "topic.label = 'law' and n_chars > 60", "status = 'empty'"]
 )
-@pytest.mark.parametrize("n", [2, 1_000])
+@pytest.mark.parametrize("most", [2, 1_000])
 def test_the_rows_are_those_of_a_plain_query_with_their_texts(
-    folder: Path, where: str, n: int
+    folder: Path, where: str, most: int
 ) -> None:
     labels = open_labels(str(folder / "out"))
     wanted = {
@@ -63,8 +62,8 @@ def test_the_rows_are_those_of_a_plain_query_with_their_texts(
         for row in duckdb.sql(f"select * from labels where {where}").to_arrow_table().to_pylist()
     }
     assert labels.snapshot == 1 and len(wanted) > 2
-    found, texts = rows_of(folder, where=where, n=n), texts_of(folder)
-    assert len(found) == min(n, len(wanted)) == len({row["doc_id"] for row in found})
+    found, texts = rows_of(folder, where=where, head=most), texts_of(folder)
+    assert len(found) == min(most, len(wanted)) == len({row["doc_id"] for row in found})
     for row in found:
         assert row.pop("_text") == texts[row["doc_id"]][:TEXT_CHARS]
         assert row == wanted[row["doc_id"]]
@@ -85,7 +84,7 @@ def test_the_choice_is_stable_and_spread_over_the_files(folder: Path) -> None:
 def test_a_document_that_is_hostile_is_shown_harmlessly(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["show", str(folder / "spec.json"), "--where", "n_chars > 1000"]
+    command = ["export", str(folder / "spec.json"), "--head=10", "--where", "n_chars > 1000"]
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert all(char.isprintable() or char == "\n" for char in shown)
@@ -101,7 +100,7 @@ def test_a_document_that_is_hostile_is_shown_harmlessly(
 
 def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = "doc_id = '2-7' or doc_id = '2-8'"
-    command = ["show", str(folder / "spec.json"), "--where", where, "--json"]
+    command = ["export", str(folder / "spec.json"), "--head=9", "--where", where, "--json"]
     assert main(command) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["spec"], told["snapshot"], told["documents"]) == ("job", 1, 90)
@@ -109,16 +108,6 @@ def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str])
     assert (empty["doc_id"], empty["toxic"], empty["toxic_p_clean"]) == ("2-7", None, None)
     assert answered["text"] == texts_of(folder)["2-8"] and answered["toxic_status"] == "ok"
     assert answered["toxic_p_toxic"] + answered["toxic_p_clean"] == pytest.approx(1, abs=1e-6)
-
-
-def test_the_head_of_an_export_is_what_show_prints(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec, where = str(folder / "spec.json"), ["--where", "n_chars < 100", "--json"]
-    assert main(["show", spec, "-n", "3", *where]) == 0
-    shown = capsys.readouterr().out
-    assert main(["export", spec, "--head", "3", *where]) == 0
-    assert capsys.readouterr().out == shown and len(json.loads(shown)["rows"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -139,7 +128,7 @@ def test_an_export_is_written_or_its_head_is_shown(
 
 
 def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(folder / "spec.json"), "--where", "n_chars < 0", "-n", "3"]) == 0
+    assert main(["export", str(folder / "spec.json"), "--where", "n_chars < 0", "--head", "3"]) == 0
     assert capsys.readouterr().out.startswith("no document satisfies --where\n0 of 90 documents")
 
 
@@ -153,4 +142,4 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(folder: Path) -> None:
     path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
     with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
         rows_of(folder, where="doc_id = '0-2'")
-    assert len(rows_of(folder, where="path not like '%0.jsonl'", n=3)) == 3
+    assert len(rows_of(folder, where="path not like '%0.jsonl'", head=3)) == 3
