@@ -14,6 +14,8 @@ from finished import Corpus, finish, toy_fingerprints, toy_spec
 from pipeline.cli.app import EXIT_CLOSED_PIPE
 from pipeline.stores.local import LocalStore
 
+HEAD = "export SPEC --head 9"
+
 
 def without_warnings(told: str) -> str:
     """Without the lines that the toy answers are of another version than the spec's."""
@@ -21,7 +23,7 @@ def without_warnings(told: str) -> str:
     return "".join(line for line in lines if " to an older wording of the spec" not in line)
 
 
-@pytest.mark.parametrize("words", ["--help", "show SPEC", "show SPEC --json", "check SPEC --help"])
+@pytest.mark.parametrize("words", ["--help", HEAD, f"{HEAD} --json", "check SPEC --help"])
 def test_a_closed_pipe_ends_the_command_quietly(
     words: str, toy_corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -63,7 +65,7 @@ def shell(words: str, spec: Path, redirected: str, **environment: str) -> tuple[
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", ["--help", "--version", "show SPEC", "show SPEC --json"])
+@pytest.mark.parametrize("words", ["--help", "--version", HEAD, f"{HEAD} --json"])
 @pytest.mark.parametrize(
     "redirected, reason",
     [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
@@ -79,9 +81,9 @@ def test_an_output_that_cannot_be_written_is_one_line_and_a_failure(
 def test_without_standard_error_the_exit_code_still_says_what_happened(
     redirected: str, labelled: Path
 ) -> None:
-    code, shown, _ = shell("show SPEC", labelled, redirected)
+    code, shown, _ = shell(HEAD, labelled, redirected)
     assert code == 0 and "toxic" in shown
-    assert shell("show nosuch.yaml", labelled, redirected)[:2] == (2, "")
+    assert shell("export nosuch.yaml --head 9", labelled, redirected)[:2] == (2, "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict", "cp1252"])

@@ -246,10 +246,10 @@ def _of_each_file(
     of all tasks, among them the files that `load` refuses.
     """
     loaded, problems = {}, list[Problem]()
-    numbers = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
+    of_task = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)} | {**places}
     for task in spec.parts:
-        name = task.name.partition(".")[0]
-        place = places.get(name, numbers[name])
+        # — a fit has the parts of a task as its tasks
+        place = of_task.get(task.name) or of_task[task.name.partition(".")[0]]
         try:
             digest = hashes.get(task.name, "")
             file = _file_of(spec, task, key, f"{place}.{key}", cache_dir, digest)

@@ -336,7 +336,9 @@ def job_of_output(
             dtype = place(spec.model, this_machine()).dtype
         except SpecError:
             dtype = "bfloat16"
-        logger.info("%s: has no answers yet; the number format is assumed: %s", store.url, dtype)
+        if spec.model_tasks and not any(stored_fps(store, task.name) for task in spec.tasks):
+            words = "%s: has no answers yet; the number format is assumed: %s"
+            logger.info(words, store.url, dtype)
     return make_job(spec, Placement("cpu", dtype, 1, 1), cache_dir, locate=locate)
 
 
