@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.runtime.reading import output_of
 from pipeline.runtime.session import NODE_ID, nodes_with
 
 REPORT_TIMEOUT_S = 10.0
+KILL_S = 10.0  # Ray takes less to end an actor that it is to kill
 
 
 def end_worker(error: WorkerError, post: Post) -> None:
@@ -31,6 +33,7 @@ def end_worker(error: WorkerError, post: Post) -> None:
     if isinstance(error, LoadError):
         Sender(post).end(error.reason, starts_again=False)
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+        time.sleep(KILL_S)  # — Ray reports a process that ends itself as an unexpected death
     else:
         Sender(post).end(ModelError(str(error)))
     os.kill(os.getpid(), signal.SIGKILL)
