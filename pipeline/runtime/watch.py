@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,12 +34,14 @@ from pipeline.runtime.progress import (
     WorkKey,
     work_key,
 )
+from pipeline.runtime.session import nodes_with
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 # A worker ends itself at its limit. The run ends this much later, if no worker does anything. Ray
-# Data waits for ever where no engine can load: the run ends if none of the others reports so long.
+# Data waits for ever where no engine can load: the run ends if that is so on every node, and no
+# worker reports so long.
 GRACE_S = 10.0
 # So many workers more than there are may end themselves without an answered document between them:
 # the search for one row among 65,536 takes nine.
@@ -49,9 +51,13 @@ MORE_ENDS = 10
 class Workers:
     """Which workers end, and whether some worker is at work."""
 
-    def __init__(self, limit_s: float, workers: int = 1) -> None:
+    def __init__(
+        self, limit_s: float, workers: int = 1, nodes: Callable[[], Set[str]] = frozenset
+    ) -> None:
         self.limit_s = limit_s
         self._workers = workers
+        self._nodes = nodes  # the ids of those on which a worker may start
+        self._left_out: set[str] = set()  # the ids of those on which one could not load
         self._last: tuple[Letter, float] | None = None  # of one that is at work, and when it came
         self._unable: tuple[AssayError, float] | None = None  # to load; when a worker last reported
         self._ends: list[Letter] = []  # of workers that ended since the last answered document
@@ -85,6 +91,7 @@ class Workers:
             logger.warning("%s; it is ended, and Ray starts another", _end_of(letter, self.limit_s))
             return
         self._unable = letter.cause, now_s
+        self._left_out.add(letter.node_id)
         if named not in self._named:
             self._named.add(named)
             logger.warning("%s cannot load: %s; it is left out", letter.worker, letter.cause)
@@ -98,7 +105,9 @@ class Workers:
                 text = f"every worker stalls; {_end_of(end, self.limit_s)}. {again}"
                 raise StalledError(text)
             raise ModelError(f"every worker fails with: {end.cause}. Finished shards are kept")
-        if self._unable is not None and now_s - self._unable[1] >= GRACE_S:
+        is_quiet = self._unable is not None and now_s - self._unable[1] >= GRACE_S
+        # — on another node, a worker may still be starting
+        if self._unable is not None and is_quiet and self._left_out >= self._nodes():
             raise self._unable[0]
         if self._last is not None:
             last, came_s = self._last
@@ -216,7 +225,7 @@ class Watch:
             return
         limit_s = max(self._workers.limit_s, longest_batch_s)
         with self._changing:
-            self._workers = Workers(limit_s, workers)
+            self._workers = Workers(limit_s, workers, _nodes)
             self._metrics = RunMetrics(spec, plan)
         # — if the mailbox's node is lost, a new mailbox gets each worker's next report
         self._mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
@@ -270,6 +279,10 @@ class Watch:
             answered = progress.answered if progress.verb == "labelled" else 0
             self._metrics.tick(progress.phase, seconds, progress.documents - answered)
         self._announce(progress)
+
+
+def _nodes() -> Set[str]:
+    return {node["NodeID"] for node in nodes_with("CPU")}
 
 
 def _end_of(letter: Letter, silent_s: float) -> str:

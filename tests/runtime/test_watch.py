@@ -209,6 +209,18 @@ def test_workers_that_end_are_named_and_replaced_and_the_run_ends_if_all_do(
     assert all(line.endswith("it is ended, and Ray starts another") for line in caplog.messages)
 
 
+def test_where_one_node_cannot_load_another_may_still_be_starting() -> None:
+    alive = {"a", "b"}
+    workers = Workers(LIMIT_S, workers=2, nodes=lambda: alive)
+    cause = ModelError("the disk is full")
+    last = Letter(WorkerReport(LOADING), "w", "a", is_last=True, cause=cause, starts_again=False)
+    workers.hear(last, 0.0)
+    workers.check(LIMIT_S)
+    alive.remove("b")
+    with pytest.raises(ModelError, match="the disk is full"):
+        workers.check(LIMIT_S)
+
+
 @pytest.mark.parametrize("phase", [STARTING_WORKERS, LOADING, READING])
 def test_outside_of_batches_a_sign_of_life_is_work_and_idle_processes_are_not_blamed(
     phase: str,
