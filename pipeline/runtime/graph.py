@@ -105,7 +105,7 @@ def _counts(
                 for row in graph(window, job, post).iter_rows():
                     yield pickle.loads(row[COUNTS])
                     answered = True
-            except RayActorError:  # — so many ended that Ray Data gave up
+            except RayActorError:  # — Ray Data gives up after too many deaths
                 if not left_out(post)[0]:
                     raise
         without, is_all = left_out(post)

@@ -136,7 +136,7 @@ def work_done() -> tuple[float, float]:
 
 
 class Sender:
-    """Sends this process's reports to the mailbox, and waits for nothing but for the last one."""
+    """Sends this process's reports to the mailbox; it waits until the last report is sent."""
 
     def __init__(self, post: Post) -> None:
         import ray
