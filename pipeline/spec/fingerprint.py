@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, ClassifierTask, EncoderTask, TaskSpec
+from pipeline.spec.tasks import CascadeTask, ClassifierTask, EncoderTask, QuestionTask, TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1
@@ -78,12 +78,21 @@ def fingerprints(
     for task in spec.tasks:
         if isinstance(task, CascadeTask):
             continue
+        content: dict[str, Any] = {"schema": SCHEMA_VERSION, "task": _task_content(task)}
         if isinstance(task, ClassifierTask):
-            content = _classifier_content(task, task.classifier.kind, classifiers[task.name])
-        elif isinstance(task, EncoderTask):
-            content = _encoder_content(spec, task, weights, dtype)
+            # — it reads the whole text: neither prompt, model nor truncation changes an answer
+            file = {"kind": task.classifier.kind, "hash": classifiers[task.name]}
+            content["classifier"] = file
         else:
-            content = _decoder_content(spec, task, weights, dtype, readouts)
+            content |= {"weights": dict(weights), "dtype": dtype} | _documents_content(spec)
+            if spec.documents.too_long == "chunk":
+                content["task"]["chunks"] = task.chunks
+            if isinstance(task, EncoderTask):  # — it reads the document alone, without a prompt
+                content["kind"] = "encoder"
+            else:
+                content |= _prompt_content(spec)
+            if task.readout is not None:
+                content["task"]["readout"] = _of_parts(task, readouts)
         if task.kind != "choice":
             content["kind"] = task.kind
         versions[task.name] = Fingerprint(content)
@@ -103,70 +112,27 @@ def _of_parts(task: TaskSpec, hashes: Mapping[str, str]) -> str | list[str]:
     return hashes[task.name]
 
 
-def _classifier_content(task: TaskSpec, kind: str, digest: str) -> dict[str, Any]:
-    """A classifier reads the whole text: neither prompt, model nor truncation changes an answer."""
-    return {
-        "schema": SCHEMA_VERSION,
-        "task": _classes_content(task),
-        "classifier": {"kind": kind, "hash": digest},
+def _task_content(task: TaskSpec) -> dict[str, Any]:
+    """What is asked and stored. Options that were added later are included only if they are set:
+    older answers stay valid."""
+    options = {"length_penalty", "beam", "top_k", "separator"}
+    content = {
+        "labels": [[label, list(texts)] for label, texts in task.labels.items()],
+        **task.model_dump(mode="json", include=options, exclude_defaults=True),
     }
+    return {"question": task.question, **content} if isinstance(task, QuestionTask) else content
 
 
-def _encoder_content(
-    spec: JobSpec, task: TaskSpec, weights: Mapping[str, str], dtype: str
-) -> dict[str, Any]:
-    """An encoder reads the document alone: the prompt changes no answer."""
-    documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
-    content = _classes_content(task)
-    if spec.documents.too_long == "chunk":
-        documents["overlap_tokens"] = spec.documents.overlap_tokens
-        content["chunks"] = task.chunks
-    return {
-        "schema": SCHEMA_VERSION,
-        "kind": "encoder",
-        "task": content,
-        "documents": documents,
-        "weights": dict(weights),
-        "dtype": dtype,
-    }
+def _documents_content(spec: JobSpec) -> dict[str, Any]:
+    """What is read of a document."""
+    is_chunked = spec.documents.too_long == "chunk"
+    unread = None if is_chunked else {"overlap_tokens"}
+    return {"documents": spec.documents.model_dump(mode="json", exclude=unread)}
 
 
-def _classes_content(task: TaskSpec) -> dict[str, Any]:
-    """The labels of a task, each with the classes that mean it, and what is stored of them."""
-    return {
-        "labels": [[label, list(classes)] for label, classes in task.labels.items()],
-        **task.model_dump(mode="json", include={"top_k", "separator"}, exclude_defaults=True),
-    }
-
-
-def _decoder_content(
-    spec: JobSpec,
-    task: TaskSpec,
-    weights: Mapping[str, str],
-    dtype: str,
-    readouts: Mapping[str, str],
-) -> dict[str, Any]:
-    """Options that were added later are included only if they are set: older answers stay valid."""
-    documents = spec.documents.model_dump(mode="json", exclude={"overlap_tokens"})
-    scoring_options = {"length_penalty", "beam", "top_k", "separator"}
-    asked: dict[str, Any] = {
-        "question": task.question,
-        "labels": [[label, list(verbalizers)] for label, verbalizers in task.labels.items()],
-        **task.model_dump(mode="json", include=scoring_options, exclude_defaults=True),
-    }
-    if spec.documents.too_long == "chunk":
-        documents["overlap_tokens"] = spec.documents.overlap_tokens
-        asked["chunks"] = task.chunks
-    if task.readout is not None:
-        asked["readout"] = _of_parts(task, readouts)
-    content: dict[str, Any] = {
-        "schema": SCHEMA_VERSION,
-        "task": asked,
-        "prompt": spec.prompt.model_dump(mode="json"),
-        "documents": documents,
-        "weights": dict(weights),
-        "dtype": dtype,
-    }
+def _prompt_content(spec: JobSpec) -> dict[str, Any]:
+    """What surrounds a document, and what else of the model changes the answers to a question."""
+    content: dict[str, Any] = {"prompt": spec.prompt.model_dump(mode="json")}
     if spec.model.engine != "assay":
         content["engine"] = spec.model.engine
     if spec.model.is_int8:

@@ -27,9 +27,9 @@ from pipeline.spec.model import (
 )
 from pipeline.spec.tasks import (
     TASK_NAME,
-    AskedTask,
     CascadeTask,
     EncoderTask,
+    QuestionTask,
     StageSpec,
     TaskSpec,
 )
@@ -192,7 +192,7 @@ class JobSpec(Frozen):
         needs_model = any(task.classifier is None and task.model is None for _, task in read)
         if needs_model and self.model == NO_MODEL:
             raise mistakes_error([(("model",), "missing; add it")])
-        asked = [each.model or self.model for _, each in read if isinstance(each, AskedTask)]
+        asked = [each.model or self.model for _, each in read if isinstance(each, QuestionTask)]
         mistakes: list[Mistake] = []
         for place, task in read:
             mistakes += self._not_read(task, place)

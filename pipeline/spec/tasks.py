@@ -41,7 +41,7 @@ _TAKEN = (*DOCUMENT_COLUMNS, "doc")  # in SQL, the columns of the input are in `
 _READERS = {
     "cascade": "a cascade",
     "classifier": "a classifier",
-    "readout": "a readout",
+    "readout": "a question",
     "question": "a question",
 }
 _HEAD = "a sequence classifier"
@@ -147,16 +147,31 @@ class Task(Frozen):
         for key in ("top_k", "separator") if self.kind in of_kind else ():
             if getattr(self, key) is not None:
                 yield key, of_kind[self.kind]
-        if self.kind == "multi" and not isinstance(self, AskedTask):
+        if self.kind == "multi" and not isinstance(self, QuestionTask):
             yield "kind", "takes a question or a readout; write one, or a task for each label"
 
 
-class AskedTask(Task):
-    """A task that reads a language model after a question, or after the document."""
+class QuestionTask(Task):
+    """A closed question about every document, or a trained readout of the model's state."""
 
+    question: Text | None = None
+    """Question about the document. Of a task of kind `multi`: a question of yes or no, in which
+    `{label}` stands for the text of a label. Without it, ` {label}: yes or no` is added. What
+    follows `{answer}` is not asked but begins the answer. So all labels share one question in
+    `Which topics is it about? Answer yes or no.{answer}{label}:`. `null`, with a readout: read the
+    state after the document itself, which takes no additional tokens."""
+    readout: Text | None = None
+    """Path or URL of a trained readout (`assay fit`), which answers from the state after the
+    question. Of a task of kind `multi`: a folder with a file for each label."""
     model: ModelSpec | None = None
     """Model of a stage of a cascade. Default: the spec's. Its `dtype: auto` is that of the spec's
     model."""
+    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False)
+    """Exponent of the number of tokens that divides a label's log probability, of which all tokens
+    are then scored. 0: no penalty; 1: mean of the tokens."""
+    beam: PositiveInt | None = None
+    """Number of label prefixes that are kept at each token, for very many labels, of which all
+    tokens are then scored. Default: score every label exactly."""
     classifier: ClassVar[None] = None
 
     @property
@@ -167,67 +182,29 @@ class AskedTask(Task):
         return tuple(self._part(label, texts[0]) for label, texts in self.labels.items())
 
     def _part(self, label: str, text: str) -> TaskSpec:
-        asked = cast("QuestionTask | ReadoutTask", self).question
         own: dict[str, Any] = {
             "name": f"{self.name}.{label}",
             "kind": "choice",
             "labels": YES_OR_NO,
-            "question": asked and with_slot(asked).replace(SLOT, text),
+            "question": self.question and with_slot(self.question).replace(SLOT, text),
+            "readout": self.readout and part_file(self.readout, label),
         }
-        return cast("TaskSpec", self.model_copy(update=own))
+        return self.model_copy(update=own)
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         yield from super()._contradictions()
-        if (cast("QuestionTask | ReadoutTask", self).question or "").count(ANSWER) > 1:
+        if (self.question or "").count(ANSWER) > 1:
             yield "question", f"has one answer; write {ANSWER} once"
-        if self.kind == "multi" and any(len(texts) > 1 for texts in self.labels.values()):
-            yield "labels", f"{SLOT} stands for one text; write one text for each label"
-
-
-class QuestionTask(AskedTask):
-    """A closed question about every document."""
-
-    question: Text
-    """Question about the document. Of a task of kind `multi`: a question of yes or no, in which
-    `{label}` stands for the text of a label. Without it, ` {label}: yes or no` is added. What
-    follows `{answer}` is not asked but begins the answer. So all labels share one question in
-    `Which topics is it about? Answer yes or no.{answer}{label}:`."""
-    length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False)
-    """Exponent of the number of tokens that divides a label's log probability, of which all tokens
-    are then scored. 0: no penalty; 1: mean of the tokens."""
-    beam: PositiveInt | None = None
-    """Number of label prefixes that are kept at each token, for very many labels, of which all
-    tokens are then scored. Default: score every label exactly."""
-    readout: ClassVar[None] = None
-
-    def _contradictions(self) -> Iterator[tuple[str, str]]:
-        yield from super()._contradictions()
-        set_keys = {"length_penalty": self.length_penalty != 0, "beam": self.beam is not None}
-        for key, is_set in set_keys.items():
-            if is_set and self.kind == "multi":
+        for key, is_set in {"length_penalty": self.length_penalty, "beam": self.beam}.items():
+            if is_set and self.readout is not None:
+                yield key, f"a readout takes no {key}; remove one of the two"
+            elif is_set and self.kind == "multi":
                 yield key, "each label is answered with yes or no; remove this"
-
-
-class ReadoutTask(AskedTask):
-    """A trained readout of the state after a question, or of the document itself."""
-
-    readout: Text
-    """Path or URL of a trained readout (`assay fit`). Of a task of kind `multi`: a folder with a
-    file for each label."""
-    question: Text | None = None
-    """Question about the document, as without a readout. `null`: read the state after the document
-    itself, which takes no additional tokens."""
-    length_penalty: ClassVar[float] = 0
-    beam: ClassVar[None] = None
-
-    def _part(self, label: str, text: str) -> TaskSpec:
-        readout = self.readout and part_file(self.readout, label)
-        return super()._part(label, text).model_copy(update={"readout": readout})
-
-    def _contradictions(self) -> Iterator[tuple[str, str]]:
-        yield from super()._contradictions()
-        if self.kind == "multi" and self.readout.endswith(".safetensors"):
-            yield "readout", "is one file; name a folder, which has a file for each label"
+        if self.kind == "multi":
+            if any(len(texts) > 1 for texts in self.labels.values()):
+                yield "labels", f"{SLOT} stands for one text; write one text for each label"
+            if (self.readout or "").endswith(".safetensors"):
+                yield "readout", "is one file; name a folder, which has a file for each label"
 
 
 class ClassifierTask(Task):
@@ -276,7 +253,6 @@ def _reader_of(content: Any) -> str:
 
 StageSpec = Annotated[
     Annotated[QuestionTask, Tag(_READERS["question"])]
-    | Annotated[ReadoutTask, Tag(_READERS["readout"])]
     | Annotated[ClassifierTask, Tag(_READERS["classifier"])]
     | Annotated[EncoderTask, Tag(_HEAD)],
     Discriminator(_reader_of),
@@ -358,7 +334,6 @@ class CascadeTask(Task):
 
 TaskSpec = Annotated[
     Annotated[QuestionTask, Tag(_READERS["question"])]
-    | Annotated[ReadoutTask, Tag(_READERS["readout"])]
     | Annotated[ClassifierTask, Tag(_READERS["classifier"])]
     | Annotated[EncoderTask, Tag(_HEAD)]
     | Annotated[CascadeTask, Tag(_READERS["cascade"])],

@@ -21,7 +21,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.products import LIBRARIES
-from pipeline.spec.tasks import QuestionTask, ReadoutTask
+from pipeline.spec.tasks import QuestionTask
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n in "xy"))
 STREAM = [10, 11, 12]
@@ -81,8 +81,8 @@ def test_tasks_with_readouts_are_asked_as_questions_where_they_have_one() -> Non
     labels = {"x": ("X",), "y": ("Y",)}
     tasks = [
         QuestionTask(name="plain", question="Q?", labels=labels),
-        ReadoutTask(name="asked", question="R?", readout="r", labels=labels),
-        ReadoutTask(name="document", question=None, readout="r", labels=labels),
+        QuestionTask(name="asked", question="R?", readout="r", labels=labels),
+        QuestionTask(name="document", question=None, readout="r", labels=labels),
     ]
     assert [(t.name, t.readout) for t in as_questions(tasks)] == [("plain", None), ("asked", None)]
     with pytest.raises(SpecError, match=r"give at least one task a question \(got \['document'\]"):
