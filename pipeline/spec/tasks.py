@@ -207,17 +207,22 @@ class QuestionTask(Task):
                 yield "readout", "is one file; name a folder, which has a file for each label"
 
 
-class ClassifierTask(Task):
+class _UnaskedTask(Task):
+    """A task that puts no question to a language model itself."""
+
+    question: ClassVar[None] = None
+    readout: ClassVar[None] = None
+    length_penalty: ClassVar[float] = 0
+    beam: ClassVar[None] = None
+
+
+class ClassifierTask(_UnaskedTask):
     """The answer of a classifier, from the whole text. A spec of such tasks needs no `model`."""
 
     classifier: ClassifierSpec
     """A classifier that answers instead of the model. The texts of a label are the names of its
     classes."""
     model: ClassVar[None] = None
-    question: ClassVar[None] = None
-    readout: ClassVar[None] = None
-    length_penalty: ClassVar[float] = 0
-    beam: ClassVar[None] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -229,17 +234,13 @@ class ClassifierTask(Task):
         return content
 
 
-class EncoderTask(Task):
+class EncoderTask(_UnaskedTask):
     """Labels alone: classes of the head of a sequence classifier, such as BERT, DeBERTa, XLM-R or
     ModernBERT."""
 
     model: ModelSpec | None = None
     """Model of a stage of a cascade. Default: the spec's."""
-    question: ClassVar[None] = None
-    readout: ClassVar[None] = None
     classifier: ClassVar[None] = None
-    length_penalty: ClassVar[float] = 0
-    beam: ClassVar[None] = None
 
 
 def _reader_of(content: Any) -> str:
@@ -271,16 +272,12 @@ class CascadeSpec(Frozen):
     """Path or URL of the thresholds that `assay cascade --to` wrote."""
 
 
-class CascadeTask(Task):
+class CascadeTask(_UnaskedTask):
     """Two labels, between which stages decide."""
 
     cascade: CascadeSpec
     """Answers in stages, which have the questions, the readouts or the classifiers."""
-    question: ClassVar[None] = None
-    readout: ClassVar[None] = None
     classifier: ClassVar[None] = None
-    length_penalty: ClassVar[float] = 0
-    beam: ClassVar[None] = None
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
