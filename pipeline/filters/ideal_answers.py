@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.filters.expressions import conjuncts
 from pipeline.filters.policy import BoundClause, Policy
 from pipeline.sources.documents import OK
-from pipeline.sources.rule import Rule, conjuncts
+from pipeline.sources.rule import Rule
 from pipeline.spec.tasks import TaskSpec
 
 Bools = NDArray[np.bool_]

@@ -17,17 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError
+from pipeline.filters.expressions import Group, Score, conjuncts, probabilities_in
 from pipeline.hashes import parse_versioned_json, validated
 from pipeline.ledger.snapshots import Contents, SnapshotTask
-from pipeline.sources.rule import (
-    Expression,
-    Group,
-    Rule,
-    Score,
-    conjuncts,
-    fields_in,
-    probabilities_in,
-)
+from pipeline.sources.rule import Expression, Rule, fields_in
 from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
 
 FORMAT = 1

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.filters.decisions import Decisions
+from pipeline.filters.expressions import NO_GROUP
 from pipeline.filters.policy import Clause, Judge, Policy
 from pipeline.sources.documents import OK, TRUNCATED
-from pipeline.sources.rule import NO_GROUP, one_line
+from pipeline.sources.rule import one_line
 
 # Digits that a decimal literal of DuckDB has, so that its value as a DOUBLE is the nearest one.
 _DECIMAL_DIGITS = 15

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError
+from pipeline.filters.expressions import Group
 from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
 from pipeline.filters.labelled import current_labels, labelled_shards, warn_of_older_answers
 from pipeline.filters.policy import INPUT, Judge, Policy, group_sql, read_policy
@@ -19,7 +20,7 @@ from pipeline.ledger.rows import aligned_batches, asked_rows, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
-from pipeline.sources.rule import Group, fields_in
+from pipeline.sources.rule import fields_in
 from pipeline.sources.shards import Shard
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec

@@ -1,8 +1,8 @@
-"""SQL expressions over the columns of one document: a rule that chooses documents, or a value.
+"""SQL expressions over the columns of one document, such as a rule that chooses documents.
 
-Entry points: `Rule`, `Score` and `Group`; `conjuncts` and `probabilities_in` for what a rule
-says. They call only the functions of `functions`. DuckDB evaluates them without access to files,
-networks, settings or the clock, and in UTC: they give the same values on every machine and day.
+Entry points: `Rule`; `names_in`, `fields_in` and `one_line` for what an expression says. They call
+only the functions of `functions`. DuckDB evaluates them without access to files, networks,
+settings or the clock, and in UTC: they give the same values on every machine and day.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, listed
 from pipeline.hashes import parse_json
@@ -31,8 +30,6 @@ SEALED = {
 }
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
-# The group of documents without a value.
-NO_GROUP = "null"
 # What may not be inside a sentence; also found in a string, where it does no harm.
 _COMMENT_OR_LINE = re.compile(r"--|/\*|\n")
 
@@ -46,7 +43,7 @@ class Expression:
     def __init__(self, text: str, schema: pa.Schema, *, place: str) -> None:
         self.text = text
         self._place = place
-        tree = _parsed(text, place)
+        tree = parsed(text, place)
         structs = [field.type.names for field in schema if pa.types.is_struct(field.type)]
         for names in (schema.names, *structs):
             if twins := [n for n in names if [*map(str.lower, names)].count(n.lower()) > 1]:
@@ -109,35 +106,6 @@ class Rule(Expression):
             raise self._wrong(f"is {kind}, not a boolean; compare it with a value")
 
 
-class Score(Expression):
-    """An expression that is a number."""
-
-    def scores(self, rows: pa.RecordBatch) -> NDArray[np.float64]:  # [rows]
-        """The number of each row; NaN where there is none."""
-        values = self.values(rows, "DOUBLE").to_numpy(zero_copy_only=False)
-        return np.asarray(values, np.float64)
-
-    def _check(self, kind: pa.DataType) -> None:
-        is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
-        if not (is_number or pa.types.is_decimal(kind)):
-            raise self._wrong(f"is {kind}, not a number; name a probability, such as task.p.label")
-
-
-class Group(Expression):
-    """An expression whose values, as texts, are the names of groups."""
-
-    def names(self, rows: pa.RecordBatch) -> list[str]:  # [rows]
-        """The group of each row."""
-        return [NO_GROUP if v is None else v for v in self.values(rows, "VARCHAR").to_pylist()]
-
-    def _check(self, kind: pa.DataType) -> None:
-        if pa.types.is_nested(kind):
-            raise self._wrong(
-                "has several values; name one, such as toxic.label, or a condition, such as "
-                "list_contains(topic.labels, 'law')"
-            )
-
-
 @cache
 def _sealed() -> duckdb.DuckDBPyConnection:
     """A connection that reaches nothing outside, and computes times in UTC.
@@ -153,56 +121,36 @@ def _sealed() -> duckdb.DuckDBPyConnection:
 
 def fields_in(text: str, column: str, *, place: str) -> tuple[str, ...]:
     """The fields of a column that an expression names; SpecError as of `Rule`."""
-    named = (names for names in _references(_parsed(text, place)) if names[0] == column)
+    named = (names for names in references(parsed(text, place)) if names[0] == column)
     return tuple(dict.fromkeys(names[1] for names in named if names[1:]))
 
 
 def names_in(keep: str, *, place: str) -> tuple[str, ...]:
     """The columns that a rule names, whether or not a file has them; SpecError as of `Rule`."""
-    return _names(_parsed(keep, place))
-
-
-def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
-    """The conditions that a rule joins with AND, each as SQL; a rule without AND is the only one.
-
-    The rule is true where all of them are, false where one is false, and null elsewhere: the logic
-    of SQL. SpecError as of `Rule`.
-    """
-    tree = _parsed(text, place)
-    node = _whole(tree)
-    parts = node["children"] if node["type"] == "CONJUNCTION_AND" else []
-    if not parts and not _COMMENT_OR_LINE.search(text):
-        return (text,)
-    return tuple(_sql(text, tree, part) for part in parts or [node])
+    return _names(parsed(keep, place))
 
 
 def one_line(text: str, *, place: str) -> str:
     """The expression without comments and line breaks; SpecError as of `Rule`."""
     if not _COMMENT_OR_LINE.search(text):
         return text
-    tree = _parsed(text, place)
-    return _sql(text, tree, _whole(tree))
+    tree = parsed(text, place)
+    return sql_of(text, tree, whole(tree))
 
 
-def probabilities_in(text: str, *, place: str) -> list[tuple[str, str]]:
-    """The probabilities that an expression names, by task and label; SpecError as of `Rule`."""
-    named = _references(_parsed(text, place))
-    return [(names[0], names[2]) for names in named if len(names) == 3 and names[1] == "p"]
-
-
-def _whole(tree: Any) -> Any:
+def whole(tree: Any) -> Any:
     """The node of the whole expression."""
     [node] = tree["statements"][0]["node"]["select_list"]
     return node
 
 
-def _sql(text: str, tree: Any, part: Any) -> str:
+def sql_of(text: str, tree: Any, part: Any) -> str:
     """A part of a parse tree as SQL: as the text has it, or as DuckDB writes it."""
     start = part["query_location"] - len("SELECT ")
     length = part.get("query_location_length", 0)
     own = text.encode()[start : start + length].decode(errors="replace")
     with suppress(SpecError):  # of a piece of the text that is not SQL
-        same = _without_places(_whole(_parsed(own, ""))) == _without_places(part)
+        same = _without_places(whole(parsed(own, ""))) == _without_places(part)
         if same and not _COMMENT_OR_LINE.search(own):
             return own
     [statement] = tree["statements"]
@@ -228,7 +176,7 @@ def _query(sql: str, *parameters: str) -> Any:
     return row[0]
 
 
-def _parsed(text: str, place: str) -> Any:
+def parsed(text: str, place: str) -> Any:
     """The parse tree of one expression; SpecError unless a condition may have it."""
     try:
         duckdb.SQLExpression(text)
@@ -248,10 +196,10 @@ def _parsed(text: str, place: str) -> Any:
 
 def _names(tree: Any) -> tuple[str, ...]:
     """The first part of each column's name in a parse tree of DuckDB."""
-    return tuple(dict.fromkeys(names[0] for names in _references(tree)))
+    return tuple(dict.fromkeys(names[0] for names in references(tree)))
 
 
-def _references(tree: Any) -> list[list[str]]:
+def references(tree: Any) -> list[list[str]]:
     """The parts of the name of each column in a parse tree, in their order."""
     return [node["column_names"] for node in nodes_of(tree) if node.get("class") == "COLUMN_REF"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import SpecError
-from pipeline.sources.rule import Group, Rule, Score, conjuncts, one_line, probabilities_in
+from pipeline.sources.rule import Rule, one_line
 
 P = pa.struct([("toxic", pa.float32()), ("clean", pa.float32())])
 TASK = pa.struct([("label", pa.string()), ("p", P), ("mass", pa.float32())])
@@ -170,35 +170,9 @@ def test_a_row_on_which_a_condition_fails_is_not_accepted_and_is_counted(
     assert rule.failures(rows) == failures
 
 
-def test_the_values_of_a_score_and_of_a_group_that_fail_are_missing() -> None:
-    scores = Score("year::INT", LATE.schema, place="of").scores(LATE)
-    assert [None if score != score else score for score in scores] == [2021, None, None, 1999, None]
-    group = Group("year::INT // 1000", LATE.schema, place="by")
-    assert group.names(LATE) == ["2", "null", "null", "1", "null"]
-
-
 def test_a_constant_that_cannot_be_computed_is_an_error_of_the_rule() -> None:
     with pytest.raises(SpecError, match=r"filter\.keep: .*Could not convert string 'abc'"):
         make_rule("n_chars > 'abc'::INTEGER")
-
-
-@pytest.mark.parametrize(
-    "text, parts",
-    [
-        ("a < 1 and b>2 and (c or d)", ("a < 1", "b>2", "c or d")),
-        ("not (a and b)", ("not (a and b)",)),
-        ("a and ((b or c) and d)", ("a", "b or c", "d")),
-        ("a in (1, 2) AND b LIKE 'x%'", ("(a IN (1, 2))", "(b ~~ 'x%')")),
-        (
-            "doc.é = 'ü' and language.label = 'English'",
-            ("doc.é = 'ü'", "language.label = 'English'"),
-        ),
-    ],
-)
-def test_the_conditions_of_a_rule_are_those_that_it_joins_with_and(
-    text: str, parts: tuple[str, ...]
-) -> None:
-    assert conjuncts(text, place="keep") == parts
 
 
 @pytest.mark.parametrize(
@@ -212,20 +186,3 @@ def test_the_conditions_of_a_rule_are_those_that_it_joins_with_and(
 )
 def test_an_expression_on_one_line_has_no_comment(text: str, line: str) -> None:
     assert one_line(text, place="keep") == line
-
-
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("toxic.p.toxic", [("toxic", "toxic")]),
-        ('(toxic.p."very toxic") + 1 < 2', [("toxic", "very toxic")]),
-        ("spam.p.spam < 1 AND (a or b) AND toxic.p.toxic <= 5e-1::FLOAT", ["spam", "toxic"]),
-        ("n_chars < 5 and 't.p.l < 1' = doc_id and toxic.mass > .5", []),
-        ("struct_extract(toxic.p, 'toxic') > .5 or doc.p = 'p'", []),
-    ],
-)
-def test_a_probability_is_named_by_its_task_and_label(
-    text: str, named: list[tuple[str, str] | str]
-) -> None:
-    expected = [(name, name) if isinstance(name, str) else name for name in named]
-    assert probabilities_in(text, place="of") == expected
