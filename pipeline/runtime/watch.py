@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 
 from pipeline.errors import AssayError, ModelError, StalledError
 from pipeline.ledger.counts import ShardCounts
+from pipeline.runtime.left_out import left_out
 from pipeline.runtime.mailbox import ANSWER_TIMEOUT_S, STALL_LIMIT_S, Letter, Mailbox, Post
 from pipeline.runtime.metrics import RunMetrics
 from pipeline.runtime.plan import Plan
@@ -34,7 +35,6 @@ from pipeline.runtime.progress import (
     WorkKey,
     work_key,
 )
-from pipeline.runtime.session import nodes_with
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +52,11 @@ class Workers:
     """Which workers end, and whether some worker is at work."""
 
     def __init__(
-        self, limit_s: float, workers: int = 1, nodes: Callable[[], Set[str]] = frozenset
+        self, limit_s: float, workers: int = 1, is_out: Callable[[], bool] = lambda: True
     ) -> None:
         self.limit_s = limit_s
         self._workers = workers
-        self._nodes = nodes  # the ids of those on which a worker may start
-        self._left_out: set[str] = set()  # the ids of those on which one could not load
+        self._is_out = is_out  # whether every node is one on which a worker could not load
         self._last: tuple[Letter, float] | None = None  # of one that is at work, and when it came
         self._unable: tuple[AssayError, float] | None = None  # to load; when a worker last reported
         self._ends: list[Letter] = []  # of workers that ended since the last answered document
@@ -91,7 +90,6 @@ class Workers:
             logger.warning("%s; it is ended, and Ray starts another", _end_of(letter, self.limit_s))
             return
         self._unable = letter.cause, now_s
-        self._left_out.add(letter.node_id)
         if named not in self._named:
             self._named.add(named)
             logger.warning("%s cannot load: %s; it is left out", letter.worker, letter.cause)
@@ -107,7 +105,7 @@ class Workers:
             raise ModelError(f"every worker fails with: {end.cause}. Finished shards are kept")
         is_quiet = self._unable is not None and now_s - self._unable[1] >= GRACE_S
         # — on another node, a worker may still be starting
-        if self._unable is not None and is_quiet and self._left_out >= self._nodes():
+        if self._unable is not None and is_quiet and self._is_out():
             raise self._unable[0]
         if self._last is not None:
             last, came_s = self._last
@@ -224,13 +222,15 @@ class Watch:
             yield None
             return
         limit_s = max(self._workers.limit_s, longest_batch_s)
-        with self._changing:
-            self._workers = Workers(limit_s, workers, _nodes)
-            self._metrics = RunMetrics(spec, plan)
         # — if the mailbox's node is lost, a new mailbox gets each worker's next report
-        self._mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
+        mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
+        post = Post(mailbox, limit_s, workers)
+        with self._changing:
+            self._workers = Workers(limit_s, workers, lambda: left_out(post)[1])
+            self._metrics = RunMetrics(spec, plan)
+        self._mailbox = mailbox
         try:
-            yield Post(self._mailbox, limit_s, workers)
+            yield post
         finally:
             with self._asking:
                 self._mailbox = None
@@ -279,10 +279,6 @@ class Watch:
             answered = progress.answered if progress.verb == "labelled" else 0
             self._metrics.tick(progress.phase, seconds, progress.documents - answered)
         self._announce(progress)
-
-
-def _nodes() -> Set[str]:
-    return {node["NodeID"] for node in nodes_with("CPU")}
 
 
 def _end_of(letter: Letter, silent_s: float) -> str:

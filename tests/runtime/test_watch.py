@@ -210,13 +210,13 @@ def test_workers_that_end_are_named_and_replaced_and_the_run_ends_if_all_do(
 
 
 def test_where_one_node_cannot_load_another_may_still_be_starting() -> None:
-    alive = {"a", "b"}
-    workers = Workers(LIMIT_S, workers=2, nodes=lambda: alive)
+    is_out = [False]
+    workers = Workers(LIMIT_S, workers=2, is_out=lambda: is_out[0])
     cause = ModelError("the disk is full")
     last = Letter(WorkerReport(LOADING), "w", "a", is_last=True, cause=cause, starts_again=False)
     workers.hear(last, 0.0)
     workers.check(LIMIT_S)
-    alive.remove("b")
+    is_out[0] = True
     with pytest.raises(ModelError, match="the disk is full"):
         workers.check(LIMIT_S)
 
