@@ -33,7 +33,8 @@ class StoredFiles:
 
     # By version: files of it, then of others with equal raw answers; none without an answer.
     by_version: Mapping[str, tuple[Committed, ...]]
-    new: frozenset[str]  # shards with work that the last snapshot did not show as of the listing
+    # Shards with work that the last snapshot did not show when the missing work was listed.
+    new: frozenset[str]
 
     @property
     def sids(self) -> set[str]:

@@ -40,11 +40,11 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 # A worker ends itself at its limit. The run ends this much later, if no worker does anything. Ray
-# Data waits for ever where no engine can load: the run ends if that is so on every node, and no
-# worker reports so long.
+# Data waits without a limit where no engine can load: the run ends if no engine can load on any
+# node, and no worker has reported for this time.
 GRACE_S = 10.0
-# So many workers more than there are may end themselves without an answered document between them:
-# the search for one row among 65,536 takes nine.
+# The number of workers and this many more may end themselves without an answered document between
+# them: the search for one row among 65,536 takes nine.
 MORE_ENDS = 10
 
 
@@ -103,10 +103,11 @@ class Workers:
                 text = f"every worker stalls; {_end_of(end, self.limit_s)}. {again}"
                 raise StalledError(text)
             raise ModelError(f"every worker fails with: {end.cause}. Finished shards are kept")
-        is_quiet = self._unable is not None and now_s - self._unable[1] >= GRACE_S
-        # — on another node, a worker may still be starting
-        if self._unable is not None and is_quiet and self._is_out():
-            raise self._unable[0]
+        if self._unable is not None:
+            cause, reported_s = self._unable
+            # — on another node, a worker may still be starting
+            if now_s - reported_s >= GRACE_S and self._is_out():
+                raise cause
         if self._last is not None:
             last, came_s = self._last
             silent_s = now_s - came_s

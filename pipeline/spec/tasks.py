@@ -156,7 +156,7 @@ class QuestionTask(Task):
 
     question: Text | None = None
     """Question about the document. Of a task of kind `multi`: a question of yes or no, in which
-    `{label}` stands for the text of a label. Without it, ` {label}: yes or no` is added. What
+    `{label}` is replaced by the text of a label. Without it, ` {label}: yes or no` is added. What
     follows `{answer}` is not asked but begins the answer. So all labels share one question in
     `Which topics is it about? Answer yes or no.{answer}{label}:`. `null`, with a readout: read the
     state after the document itself, which takes no additional tokens."""
@@ -202,7 +202,7 @@ class QuestionTask(Task):
                 yield key, "each label is answered with yes or no; remove this"
         if self.kind == "multi":
             if any(len(texts) > 1 for texts in self.labels.values()):
-                yield "labels", f"{SLOT} stands for one text; write one text for each label"
+                yield "labels", f"{SLOT} is replaced by one text; write one text for each label"
             if (self.readout or "").endswith(".safetensors"):
                 yield "readout", "is one file; name a folder, which has a file for each label"
 
