@@ -36,9 +36,8 @@ LINE_CHARS = 80
 # The types of what each verb prints with `--json`; those after the first need an option.
 OUTPUTS = {
     "init": ("verbs.init.Proposal",),
-    "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "runtime.plan.PlanCounts"),
+    "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "verbs.forecast.Forecast"),
     "check": ("report.check.FindingsJson",),
-    "plan": ("verbs.plan.RunEstimate",),
     "status": ("verbs.status.Status",),
     "review": ("verbs.review.Reviewed",),
     "eval": ("report.evaluation_json.EvaluationJson",),

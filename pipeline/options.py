@@ -58,23 +58,6 @@ class WorkOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions(WorkOptions):
-    """The work and the workers that a plan is made for."""
-
-    workers: int = 1
-    """Number of workers to plan for."""
-    price: float | None = None
-    """Price of one worker for one hour, in any currency."""
-    rate: float | None = None
-    """Documents that one worker labels in a second (default: measured here)."""
-    documents: int | None = None
-    """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "workers", "price", "rate", "documents")
-
-
-@dataclass(frozen=True, slots=True)
 class RunOptions(WorkOptions):
     """What a run labels and publishes, and when it ends if that is not done."""
 

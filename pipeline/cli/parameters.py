@@ -89,7 +89,6 @@ _PLACEHOLDERS = {
     "ORDER": ("order",),
     "PATH": ("dropped", "to"),
     "PRICE": ("price",),
-    "RATE": ("rate",),
     "SHARE": ("half_width", "hold_out", "sample"),
     "SQL": ("where",),
     "TASK": ("task", "tasks"),

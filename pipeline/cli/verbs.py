@@ -27,12 +27,11 @@ from pipeline.cli.app import (
     spec_in,
 )
 from pipeline.cli.parameters import AsJson, SpecFile, Verb, with_flags, words_of
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.options import (
     GoldOptions,
     InitOptions,
     Limits,
-    PlanOptions,
     RunOptions,
 )
 from pipeline.runtime.imports import quick_imports
@@ -74,6 +73,7 @@ def run(
     *,
     address: str | None = None,
     dry_run: bool = False,
+    price: float | None = None,
     options: RunOptions = RunOptions(),
     limits: Limits = Limits(),
     gold: str | None = None,
@@ -92,13 +92,20 @@ def run(
         A running Ray cluster, or http://HEAD:8265 to submit the run to it as a job (default: start
         Ray on this machine).
     dry_run
-        Print what would be computed, and compute nothing.
+        Print the documents, the tokens and the hours of the run, and compute nothing.
+    price
+        With --dry-run: price of an hour of the workers of the last run, in any currency.
     gold
         Gold labels for the gates, as `assay eval` reads them.
     """
     judges = gold is not None or limits != Limits()
     if dry_run:
-        return _dry_run(spec_file, options, as_json=as_json)
+        if judges or address is not None:
+            fix = "counts without a cluster, gold, gates and limits; leave them out"
+            raise option_error("dry_run", fix)
+        return _dry_run(spec_file, options, price, as_json=as_json)
+    if price is not None:
+        raise option_error("price", "is for a dry run; add --dry-run, or leave it out", price)
     if address is not None and address.startswith(("http://", "https://")):
         if judges:
             fix = "a submitted run does not judge; leave out the gold, the gates and the limits"
@@ -157,16 +164,15 @@ def _judge(
     return print_result(judged, show_judged_run, judged_run_json, as_json=as_json, code=code)
 
 
-def _dry_run(spec_file: str, options: RunOptions, *, as_json: bool) -> int:
-    from pipeline.report.run import show_plan
-    from pipeline.runtime.dry_run import dry_run
+def _dry_run(spec_file: str, options: RunOptions, price: float | None, *, as_json: bool) -> int:
+    from pipeline.report.run import show_forecast
+    from pipeline.verbs.forecast import forecast
 
     with spec_in(spec_file) as spec:
-        planned = dry_run(spec, options, cache_dir=cache_dir())
-    words = words_of(options)
-    bounds = [word for word in words if word.startswith("--max-hours")]
-    show = partial(show_plan, bounds=bounds)
-    return print_result(planned, show, lambda planned: planned.counts, as_json=as_json)
+        result = forecast(spec, options, price=price, cache_dir=cache_dir())
+    bounds = [word for word in words_of(options) if word.startswith("--max-hours")]
+    show = partial(show_forecast, spec_file=spec_file, bounds=bounds)
+    return print_result(result, show, as_json=as_json)
 
 
 def _submit(spec_file: str, address: str, flags: Sequence[str], *, insecure: bool) -> int:
@@ -250,24 +256,6 @@ def check(
 
 
 @verb(LABEL, 3)
-def plan(
-    spec_file: SpecFile, /, *, options: PlanOptions = PlanOptions(), as_json: AsJson = False
-) -> int:
-    """Estimate what a run would compute, how long it takes and what it costs.
-
-    Nothing is written. The model is loaded only if documents are missing and no rate is given.
-    """
-    from pipeline.report.progress import phase_progress
-    from pipeline.report.run import show_estimate
-
-    with spec_in(spec_file) as spec, shown_by(phase_progress) as announce:
-        with imports_of_torch():
-            from pipeline.verbs.plan import estimate
-        estimated = estimate(spec, options, cache_dir=cache_dir(), announce=announce)
-    return print_result(estimated, show_estimate, as_json=as_json)
-
-
-@verb(LABEL, 4)
 def status(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Show how many documents are done, missing and failed, the rate, and the time left.
 

@@ -87,7 +87,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     planned = plan(job, store, keep=False)
     last = last_published(store, spec.name)
     known = known_counts(store, None if last is None else table_of(store, last))
-    files = counted(store, _label_files(store, job, planned), known)
+    files = counted(store, label_files(store, job, planned), known)
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(
@@ -157,7 +157,7 @@ def _sum(values: pa.ChunkedArray) -> int:
     return pc.sum(values).as_py() or 0
 
 
-def _label_files(store: Store, job: Job, planned: Plan) -> pa.Table:
+def label_files(store: Store, job: Job, planned: Plan) -> pa.Table:
     """The current label file of each task and shard; without one, those of runs with conditions.
 
     Their answers count: a run of the whole does not ask these documents again.

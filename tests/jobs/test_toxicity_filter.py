@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from filtered import ids, labelled
 from finished import toy_spec
+from reports import forecast_of
 
 from jobs.toxicity_filter import main as job
 from pipeline.ledger.cells import Committed
@@ -74,7 +75,8 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
 ) -> None:
     """The spec has no model: the plan of the labelling is a stand-in."""
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
-    monkeypatch.setattr("pipeline.runtime.dry_run.dry_run", lambda *_, **__: planned)
+    nothing = forecast_of(planned)
+    monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: nothing)
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     folder = labelled(tmp_path / "corpus", ["en", "de", None])
     for name, output in (("labelled", "out"), ("new", "none")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -14,7 +14,9 @@ from pipeline.filters.decisions import Size
 from pipeline.filters.tally import BARS, ScoreCounts
 from pipeline.report.console import console_on
 from pipeline.report.corpus_page import page
+from pipeline.runtime.plan import Plan
 from pipeline.verbs.corpus_report import CorpusReport, FilterReport, TaskReport
+from pipeline.verbs.forecast import Forecast
 
 Result = TypeVar("Result")
 PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
@@ -87,3 +89,15 @@ def printed(show: Callable[[Result, Console], None], result: Result) -> str:
     stream = io.StringIO()
     show(result, console_on(stream))
     return stream.getvalue()
+
+
+def forecast_of(planned: Plan) -> Forecast:
+    """Of an output without labels."""
+    return Forecast(
+        **asdict(planned.counts),
+        plan=planned,
+        documents_for_model=planned.rows_for_model,
+        tokens_per_document=None,
+        docs_per_s=None,
+        price=None,
+    )
