@@ -150,44 +150,34 @@ class FitOptions:
     """Number of cross-validation folds."""
     hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
+    recall: float | None = None
+    """Of a task with a cascade: the minimum recall, from 0 to 1, compared with the last stage."""
+    precision: float | None = None
+    """Of a task with a cascade: the minimum precision, from 0 to 1."""
+    documents: int | None = None
+    """Of a task with a cascade: documents to draw; every stage labels all of them (default: 500).
+    """
     overwrite: bool = False
     """Replace existing files (default: refuse)."""
 
-
-@dataclass(frozen=True, slots=True)
-class CascadeOptions:
-    """What the thresholds of a cascade promise, and the sample that they are chosen from."""
-
-    task: str
-    """Name of the task with the cascade."""
-    to: str
-    """File to write: a local path or a URL."""
-    recall: float
-    """Minimum recall, from 0 to 1."""
-    precision: float
-    """Minimum precision, from 0 to 1."""
-    confidence: float = 0.95
-    """Probability, over samples, that both minima hold."""
-    documents: int = 500
-    """Documents to draw; every stage labels all of them."""
-    positive: str | None = None
-    """Label that recall and precision are of (default: the label with the task's name, or the first
-    one)."""
-    gold: str | None = None
-    """Gold labels that say which documents are positive: documents of the sample without one are
-    left out (default: the answers of the last stage)."""
-    overwrite: bool = False
-    """Replace an existing file (default: refuse)."""
-
-    def __post_init__(self) -> None:
+    def chooses_thresholds(self) -> bool:
+        """Whether thresholds of a cascade are chosen, not readouts fitted; SpecError if unclear."""
+        promise = {"recall": self.recall, "precision": self.precision}
+        if set(promise.values()) == {None} and self.documents is None:
+            return False
         fix = "write a number above 0 and below 1"
-        shares = {name: getattr(self, name) for name in ("recall", "precision", "confidence")}
-        problems = [
-            Problem(Option(name), fix, value) for name, value in shares.items() if not 0 < value < 1
+        wrong = [
+            Problem(Option(name), fix if share is not None else f"missing; {fix}", share)
+            for name, share in promise.items()
+            if share is None or not 0 < share < 1
         ]
-        if problems:
-            raise SpecError(problems)
+        for name in ("layers", "document", "to", "folds", "hold_out"):
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                wrong.append(Problem(Option(name), "is for readouts; leave it out for a cascade"))
+        if wrong:
+            raise SpecError(wrong)
         require_positive(self, "documents")
+        return True
 
 
 @dataclass(frozen=True, slots=True)

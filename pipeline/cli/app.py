@@ -50,6 +50,7 @@ Result = TypeVar("Result")
 # Verbs that were removed, and what to write.
 _GONE = {
     "calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`",
+    "cascade": "cascade was removed; write `assay fit SPEC --recall X --precision X`",
     "plan": "plan was removed; write `assay run SPEC --dry-run`",
     "pull": "pull was removed; `assay check` fetches the model",
     "show": "show was removed; write `assay export SPEC --head N`",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -14,13 +15,8 @@ from pipeline.cache import cache_dir
 from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, GoldFile, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
-from pipeline.options import (
-    CascadeOptions,
-    EvalOptions,
-    FitOptions,
-    GoldColumns,
-    GoldOptions,
-)
+from pipeline.errors import option_error
+from pipeline.options import EvalOptions, FitOptions, GoldOptions
 from pipeline.review.options import ReviewOptions
 
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
@@ -55,7 +51,7 @@ def fit(
     spec_file: SpecFile,
     /,
     *,
-    gold: GoldFile,
+    gold: GoldFile | None = None,
     gold_options: GoldOptions = GoldOptions(),
     options: FitOptions = FitOptions(),
     as_json: AsJson = False,
@@ -64,7 +60,19 @@ def fit(
 
     The figures come from rows that were held out by cross-validation. Of the layers that are as
     good as the best one, up to one standard error, the cheapest is chosen.
+
+    With --recall and --precision, choose instead when a cheap stage of a cascade decides alone.
+    Every stage answers a sample. With a confidence of 95 %, the cascade then has this recall and
+    this precision, compared with the last stage alone.
     """
+    if options.chooses_thresholds():
+        if gold is not None or gold_options != GoldOptions(tasks=gold_options.tasks):
+            fix = "thresholds are compared with the last stage; leave the gold options out"
+            raise option_error("gold", fix, gold)
+        return _thresholds(spec_file, options, gold_options.tasks, as_json=as_json)
+    if gold is None:
+        fix = "missing; add --gold FILE, or for a task with a cascade --recall and --precision"
+        raise option_error("gold", fix)
     from pipeline.report.progress import fit_progress
 
     with spec_in(spec_file) as spec, shown_by(fit_progress) as announce:
@@ -77,20 +85,7 @@ def fit(
     return print_result(fitted, partial(show_fit, spec_file=spec_file), as_json=as_json)
 
 
-@verb(IMPROVE, 3)
-def cascade(
-    spec_file: SpecFile,
-    /,
-    *,
-    options: CascadeOptions,
-    gold_options: GoldColumns = GoldColumns(),
-    as_json: AsJson = False,
-) -> int:
-    """Choose from a sample when a cheap stage of a cascade decides alone.
-
-    Every stage answers the sample. With the stated confidence, the cascade then has the recall and
-    the precision, compared with the last stage alone, or with gold labels.
-    """
+def _thresholds(spec_file: str, options: FitOptions, tasks: Sequence[str], *, as_json: bool) -> int:
     from pipeline.report.progress import run_progress
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
@@ -98,7 +93,7 @@ def cascade(
             from pipeline.report.fit import show_thresholds
             from pipeline.verbs.cascade import choose_thresholds
         chosen = choose_thresholds(
-            spec, options, gold_options=gold_options, cache_dir=cache_dir(), announce=announce
+            spec, options, tasks=tasks, cache_dir=cache_dir(), announce=announce
         )
     return print_result(chosen, show_thresholds, as_json=as_json)
 

@@ -43,7 +43,7 @@ from pipeline.stores.retries import (
 # What makes the files, by the key of a task that names one.
 _MADE_BY = {
     "readout": "assay fit",
-    "cascade.file": "assay cascade",
+    "cascade.file": "assay fit --recall --precision",
     "classifier.path": "fasttext or skl2onnx",
 }
 _NONE: Mapping[str, str] = MappingProxyType({})

@@ -269,7 +269,7 @@ class CascadeSpec(Frozen):
     stage before the last decides a document if its probability is outside the thresholds. The last
     stage decides the others."""
     file: str = Field(min_length=1)
-    """Path or URL of the thresholds that `assay cascade --to` wrote."""
+    """Path or URL of the thresholds that `assay fit --recall --precision` writes."""
 
 
 class CascadeTask(_UnaskedTask):
