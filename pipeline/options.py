@@ -35,10 +35,10 @@ class InitOptions:
     to: str = "spec.yaml"
     """Spec to write."""
     text: str | None = None
-    """Column with the text (default: proposed from names, types and lengths)."""
+    """Column with the text (default: that with a usual name, or the longest texts)."""
     id: str | None = None
-    """Column with the id (default: proposed from names, types and uniqueness)."""
-    model: str = "Qwen/Qwen2.5-1.5B-Instruct"
+    """Column with the id (default: that with a usual name and different values)."""
+    model: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
     """Model: a name on the Hugging Face Hub, a folder or a .gguf file."""
     overwrite: bool = False
     """Replace an existing file (default: refuse)."""

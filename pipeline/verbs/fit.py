@@ -28,6 +28,9 @@ from pipeline.evaluation.readout_fitting import (
 from pipeline.fitted.readout import readout_file
 from pipeline.gold.labels import Gold, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED, GoldTask
+from pipeline.hashes import sha256_hex
+from pipeline.ledger.cells import stored_version
+from pipeline.ledger.snapshots import last_published
 from pipeline.options import FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import Job, make_job
@@ -36,6 +39,7 @@ from pipeline.spec.labels import YES, part_file
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file, open_target
+from pipeline.stores.store import open_store
 from pipeline.verbs import ForPeople
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
@@ -201,10 +205,7 @@ def readout_path(task: str, *, named: str | None, to: str | None) -> str:
 
 
 def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> list[str]:
-    """The path of each task's readout; SpecError if one exists and `options.overwrite` is not set.
-
-    The hash of a readout that the spec names is in the fingerprint of what was labelled with it.
-    """
+    """The path of each task's readout; SpecError if one exists and may not be replaced."""
     to = options.to
     if len(tasks) > 1 and to is not None and to.endswith(SUFFIX):
         fix = f"is one file for {len(tasks)} readouts; write a folder, or name one task with --task"
@@ -213,9 +214,31 @@ def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> lis
     if repeated := sorted({path for path in paths if paths.count(path) > 1}):
         fix = "is the readout of several tasks; give each task its own file"
         raise SpecError([Problem("tasks.readout", fix, repeated[0])])
+    if to is None:
+        _refuse_published(spec, paths)
     for path in paths:
         new_file(path, options_for(path, spec), overwrite=options.overwrite)
     return paths
+
+
+def _refuse_published(spec: JobSpec, paths: Sequence[str]) -> None:
+    """SpecError if one of the readouts gave the answers of the spec's last snapshot.
+
+    Its hash is in their fingerprint, so without it the corpus cannot grow.
+    """
+    store = open_store(spec.output, spec.storage_options)
+    last = last_published(store, spec.name)
+    tasks = {} if last is None else last["tasks"]
+    versions = [stored_version(store, name, of["fp"]).json() for name, of in tasks.items()]
+    for path in paths:
+        target = open_target(path, options_for(path, spec))
+        if last is None or not target.exists():
+            continue
+        digest = sha256_hex(target.read()).encode()
+        if any(digest in version for version in versions):
+            fix = f"missing; snapshot {last['number']:08d} has answers of the readout {path}, and "
+            fix += "is to grow with it; write another path"
+            raise option_error("to", fix)
 
 
 def _gold_states(gold: GoldTask, task: str, read: ReadGold) -> GoldStates:

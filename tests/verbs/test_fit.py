@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from finished import finish
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
@@ -23,10 +24,13 @@ from pipeline.gold.labels import read_gold
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.ledger.cells import record_specs
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.spec.parse import load_spec
 from pipeline.spec.prompts import prompt_text
+from pipeline.stores.local import LocalStore
 from pipeline.verbs import gold_states
 from pipeline.verbs.fit import _agreement, readout_path
 from pipeline.verbs.gold_states import chosen_layers
@@ -301,6 +305,26 @@ def test_a_readout_is_replaced_only_with_overwrite(
     first = file.read_bytes()
     assert main(command) == 2 and file.read_bytes() == first
     assert main([*command, "--folds", "3", "--overwrite"]) == 0 and file.read_bytes() != first
+
+
+def test_a_readout_that_answered_the_last_snapshot_is_not_replaced_in_its_place(
+    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = {"name": "toxic", "labels": ["toxic", "clean"], "question": "Rude?"}
+    task["readout"] = str(tmp_path / "named.safetensors")
+    spec_file = write_spec(tasks=[task])
+    gold = write_gold(tmp_path, ["text", "toxic"])
+    command = ["fit", str(spec_file), "--gold", str(gold), "--text", "text", "--layers", "1"]
+    assert main(command) == 0
+    spec = load_spec(str(spec_file))
+    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    store = LocalStore(Path(spec.output))
+    record_specs(store, job.versions)
+    finish(store, plan(job, store).shards, job.fingerprints, spec.name)
+    capsys.readouterr()
+    assert main([*command, "--overwrite"]) == 2
+    assert capsys.readouterr().err.startswith("--to: missing; snapshot 00000001 has answers of")
+    assert main([*command, "--to", str(tmp_path / "new.safetensors")]) == 0
 
 
 def test_layers_are_spread_over_the_decoder() -> None:
