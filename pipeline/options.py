@@ -146,8 +146,6 @@ class FitOptions:
     to: str | None = None
     """Where to write: FILE.safetensors, or a folder with a file for each task (default: the paths
     that the spec names)."""
-    folds: int = FOLDS
-    """Number of cross-validation folds."""
     hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
     recall: float | None = None
@@ -171,7 +169,7 @@ class FitOptions:
             for name, share in promise.items()
             if share is None or not 0 < share < 1
         ]
-        for name in ("layers", "document", "to", "folds", "hold_out"):
+        for name in ("layers", "document", "to", "hold_out"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 wrong.append(Problem(Option(name), "is for readouts; leave it out for a cascade"))
         if wrong:

@@ -31,7 +31,7 @@ from pipeline.gold.values import UNLABELLED, GoldTask
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.snapshots import last_published
-from pipeline.options import FitOptions, GoldOptions
+from pipeline.options import FOLDS, FitOptions, GoldOptions
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
@@ -168,7 +168,7 @@ def fit_readouts(
         for task, path in zip(tasks, paths, strict=True)
         if (task.readout, task.question) != (path, questions[task.name])
     )
-    return Fit(spec.name, _gold_counts(gold, read), options.folds, fits, not_in_spec)
+    return Fit(spec.name, _gold_counts(gold, read), FOLDS, fits, not_in_spec)
 
 
 def _gold_counts(gold: Gold, read: ReadGold) -> GoldCounts:
@@ -258,32 +258,31 @@ def _labelled(gold: GoldTask, read: ReadGold) -> NDArray[np.intp]:
 
 def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitOptions) -> None:
     """SpecError unless every fold can have a document of every label; `counts` is by task."""
-    folds = options.folds
-    problems = [] if folds >= 2 else [Problem(Option("folds"), "write 2 or more", folds)]
+    problems = []
     if not 0 <= options.hold_out < 1:
         problems.append(Problem(Option("hold_out"), "write a share, as in 0.2", options.hold_out))
     for task, of_task in counts.items():
-        for lack in _lacks(task, gold.tasks[task], of_task, folds):
+        for lack in _lacks(task, gold.tasks[task], of_task):
             fix = f"{lack}; add some, or name only the other tasks with --task"
             problems.append(Problem(Option("gold"), fix, gold.source))
     if problems:
         raise SpecError(problems)
 
 
-def _lacks(name: str, task: GoldTask, counts: Sequence[int], folds: int) -> Iterator[str]:
+def _lacks(name: str, task: GoldTask, counts: Sequence[int]) -> Iterator[str]:
     """What the gold lacks for a fit of the task; `counts` are the documents of each label."""
     if task.soft is None or task.scored is None:
         for label, count in zip(task.labels, counts, strict=True):
-            if count < folds:
+            if count < FOLDS:
                 yield (
                     f"{_which(name, label)} has {count} documents, and one is needed in each of "
-                    f"{folds} folds"
+                    f"{FOLDS} folds"
                 )
     # — a document with a score teaches both labels, so all scores may be on one side of .5
-    elif sum(counts) < len(task.labels) * folds:
+    elif sum(counts) < len(task.labels) * FOLDS:
         yield (
             f"task {name} has {sum(counts)} documents with a score, and {len(task.labels)} are "
-            f"needed in each of {folds} folds"
+            f"needed in each of {FOLDS} folds"
         )
     elif (low := np.nanmin(task.soft[:, 0])) == np.nanmax(task.soft[:, 0]):
         score = low if task.scored == task.labels[0] else 1 - low
@@ -312,7 +311,7 @@ def _fit_task(
 
     The figures of a sample of `assay audit` are weighted: they are those of its corpus.
     """
-    fitted, gold_task = fit(states, folds_number=options.folds), gold.tasks[task.name]
+    fitted, gold_task = fit(states, folds_number=FOLDS), gold.tasks[task.name]
     keys = [gold.keys[row] for row in read.rows[_labelled(gold_task, read)]]
     sampling = None if gold.design is None else gold.design.sampling(keys)
     weights = np.ones(len(keys)) if sampling is None else sampling.weights
@@ -398,7 +397,7 @@ def _card(job: Job, fitted: TaskFit, question: str | None, options: FitOptions) 
             }
             for layer in fitted.layers
         },
-        "folds": options.folds,
+        "folds": FOLDS,
         "hold_out": options.hold_out,
         "model": {
             "weights": dict(job.readers[0].files.hashes),

@@ -21,8 +21,9 @@ from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
 from pipeline.ledger.snapshots import known_counts, last_published, table_of
+from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job, job_of_output
-from pipeline.runtime.plan import Plan, plan
+from pipeline.runtime.plan import Plan
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
@@ -55,6 +56,7 @@ class Status:
     documents: int  # of the whole input
     # Input files whose documents cannot be counted, with the reason.
     unreadable: ForPeople[tuple[str, ...]]
+    to_read: int  # the most documents that the model reads: it reads no known text again
     snapshot: int | None  # the spec's last
     limit: ForPeople[str | None]  # the condition of the run that made this snapshot
     tasks: Mapping[str, TaskStatus]
@@ -84,7 +86,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
-    planned = plan(job, store, keep=False)
+    planned = dry_run(spec, cache_dir=cache_dir)
     last = last_published(store, spec.name)
     known = known_counts(store, None if last is None else table_of(store, last))
     files = counted(store, label_files(store, job, planned), known)
@@ -93,6 +95,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     return Status(
         output=spec.output,
         documents=planned.rows,
+        to_read=planned.rows_for_model,
         unreadable=planned.cuts.unreadable,
         snapshot=None if last is None else last["number"],
         limit=None if last is None else last.get("limit"),

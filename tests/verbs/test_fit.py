@@ -265,8 +265,7 @@ def test_scores_that_cannot_be_fitted_are_one_line(
     [
         (["--layers", "3"], "--layers: write all, or numbers from 1 to 2"),
         (["--hold-out", "1"], "--hold-out: write a share, as in 0.2 (got 1.0)"),
-        (["--folds", "1"], "--folds: write 2 or more"),
-        (["--folds", "16"], "--gold: label 'toxic' of task toxic has 15 documents, and one is"),
+        (["--hold-out", "0.8"], "--gold: label 'toxic' of task toxic has 4 documents, and one is"),
         (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 readouts"),
         (["--to", "{folder}"], "--to: exists; write another name, or add --overwrite"),
     ],
@@ -304,7 +303,7 @@ def test_a_readout_is_replaced_only_with_overwrite(
     assert main(command) == 0
     first = file.read_bytes()
     assert main(command) == 2 and file.read_bytes() == first
-    assert main([*command, "--folds", "3", "--overwrite"]) == 0 and file.read_bytes() != first
+    assert main([*command, "--hold-out", "0.1", "--overwrite"]) == 0 and file.read_bytes() != first
 
 
 def test_a_readout_that_answered_the_last_snapshot_is_not_replaced_in_its_place(

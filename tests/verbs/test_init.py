@@ -177,8 +177,9 @@ def test_a_run_of_the_new_spec_says_that_the_readout_is_to_be_fitted_first(
     assert [*load_spec("spec.yaml").tasks[0].labels] == ["toxic", "clean"]
     capsys.readouterr()
     assert main(["run", "spec.yaml", "--dry-run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "readout: cannot be read" in line and "`assay fit` makes one" in line
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("tasks.0.readout: the file cannot be read: ")
+    assert "`assay fit` makes one" in line
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.csv", "a.parquet"])
