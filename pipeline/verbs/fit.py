@@ -28,18 +28,14 @@ from pipeline.evaluation.readout_fitting import (
 from pipeline.fitted.readout import readout_file
 from pipeline.gold.labels import Gold, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED, GoldTask
-from pipeline.hashes import sha256_hex
-from pipeline.ledger.cells import stored_version
-from pipeline.ledger.snapshots import last_published
 from pipeline.options import FOLDS, FitOptions, GoldOptions
-from pipeline.runtime.fitted_files import options_for
+from pipeline.runtime.fitted_files import options_for, refuse_published
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.labels import YES, part_file
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file, open_target
-from pipeline.stores.store import open_store
 from pipeline.verbs import ForPeople
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
 
@@ -215,30 +211,10 @@ def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> lis
         fix = "is the readout of several tasks; give each task its own file"
         raise SpecError([Problem("tasks.readout", fix, repeated[0])])
     if to is None:
-        _refuse_published(spec, paths)
+        refuse_published(spec, paths)
     for path in paths:
         new_file(path, options_for(path, spec), overwrite=options.overwrite)
     return paths
-
-
-def _refuse_published(spec: JobSpec, paths: Sequence[str]) -> None:
-    """SpecError if one of the readouts gave the answers of the spec's last snapshot.
-
-    Its hash is in their fingerprint, so without it the corpus cannot grow.
-    """
-    store = open_store(spec.output, spec.storage_options)
-    last = last_published(store, spec.name)
-    tasks = {} if last is None else last["tasks"]
-    versions = [stored_version(store, name, of["fp"]).json() for name, of in tasks.items()]
-    for path in paths:
-        target = open_target(path, options_for(path, spec))
-        if last is None or not target.exists():
-            continue
-        digest = sha256_hex(target.read()).encode()
-        if any(digest in version for version in versions):
-            fix = f"missing; snapshot {last['number']:08d} has answers of the readout {path}, and "
-            fix += "is to grow with it; write another path"
-            raise option_error("to", fix)
 
 
 def _gold_states(gold: GoldTask, task: str, read: ReadGold) -> GoldStates:
