@@ -41,7 +41,7 @@ OUTPUTS = {
     "plan": ("verbs.plan.RunEstimate",),
     "status": ("verbs.status.Status",),
     "review": ("verbs.review.Reviewed",),
-    "eval": ("report.evaluation_json.EvaluationJson",),
+    "eval": ("verbs.evaluate.Evaluation",),
     "fit": ("verbs.fit.Fit",),
     "cascade": ("verbs.cascade.ChosenThresholds",),
     "export": ("verbs.export.ExportResult", "verbs.export.Examples"),

@@ -19,10 +19,12 @@ from scipy.special import rel_entr
 from pipeline.errors import Option, Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, snapshot_numbers
-from pipeline.options import Limits
+from pipeline.spec.gold import PublishSpec
 from pipeline.stores.store import Store
 
 SHOWN_FAILURES = 20
+USUAL_PSI = 0.1  # below it, by convention, is no shift
+USUAL_LIMITS = PublishSpec(max_psi=USUAL_PSI, max_flip_rate=0.05, max_failing=0.05)
 # The logarithm of an empty bin is infinite. A count of 0.5 replaces 0 (Jeffreys' prior).
 EMPTY_COUNT = 0.5
 
@@ -264,7 +266,7 @@ def jensen_shannon(before: Counts, after: Counts) -> float:
     return float(max(divergence, 0.0))
 
 
-def exceeded(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
+def exceeded(comparison: Comparison, limits: PublishSpec) -> tuple[str, ...]:
     """A reason for each limit that a task exceeds; only tasks of both snapshots are compared."""
     reasons = []
     for change in comparison.tasks:

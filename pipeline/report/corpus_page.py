@@ -20,25 +20,12 @@ from pipeline.filters.decisions import Size
 from pipeline.filters.removal import unanswered_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
-from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
+from pipeline.report.doubts import report_doubts
 from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
-from pipeline.report.evaluation_json import EvaluationJson, evaluation_json
-from pipeline.report.evaluation_table import (
-    confusion_grid,
-    headline,
-    issue_grid,
-    multi_grids,
-    multi_headline,
-    multi_issues,
-    multi_row_counts,
-    parts_of,
-    row_counts,
-    score_grids,
-    sources,
-    whole_tasks,
-)
+from pipeline.report.evaluation import issue_grid, sections, sources
 from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport
+from pipeline.verbs.evaluate import Evaluation
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400
@@ -76,8 +63,8 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         report=shown,
         spec_file=spec_file,
         is_ready=all(
-            task.judged and not task.at_chance and not task.swapped
-            for task in (shown.quality.tasks if shown.quality else ())
+            task.scores and not task.at_chance and not task.swapped
+            for task in (shown.quality.tasks.values() if shown.quality else ())
         ),
         sections={name: title for name, title in _SECTIONS.items() if present.get(name, True)},
         main=list(_main(shown)),
@@ -110,17 +97,8 @@ def _template() -> Template:
         "histograms": histograms,
         "score_histogram": score_histogram,
         "curves": curves,
+        "evaluated": sections,
         "sources": sources,
-        "row_counts": row_counts,
-        "evaluation_doubts": evaluation_doubts,
-        "score_grids": score_grids,
-        "shared_doubts": shared_doubts,
-        "confusion_grid": confusion_grid,
-        "multi_grids": multi_grids,
-        "multi_issues": multi_issues,
-        "multi_row_counts": multi_row_counts,
-        "parts_of": parts_of,
-        "whole_tasks": whole_tasks,
         "issue_grid": issue_grid,
         "task_grid": task_grid,
         "drift_line": drift_line,
@@ -168,9 +146,7 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     yield "documents", f"{whole.documents:,}{partial}"
     yield "filter", _filter_text(report) if report.filter else "The spec has no filter."
     if report.quality is not None:
-        for task in whole_tasks(report.quality):
-            yield task.task, headline(task, report.quality.gold)
-        yield from ((whole.task, multi_headline(whole)) for whole in report.quality.multi)
+        yield from ((section.task, section.headline) for section in sections(report.quality))
 
 
 def _filter_text(report: CorpusReport) -> str:
@@ -228,7 +204,7 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
 class CorpusReportJson(CorpusFigures):
     """Every number of the page."""
 
-    quality: EvaluationJson | None
+    quality: Evaluation | None
     drift: ComparisonJson | None
     warnings: tuple[str, ...]
 
@@ -237,7 +213,7 @@ def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
     """The JSON form of the report."""
     return CorpusReportJson(
         **{field.name: getattr(report, field.name) for field in fields(CorpusFigures)},
-        quality=None if report.quality is None else evaluation_json(report.quality),
+        quality=report.quality,
         drift=None if report.drift is None else comparison_json(report.drift),
         warnings=tuple(report_doubts(report)),
     )

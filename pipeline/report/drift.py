@@ -9,8 +9,14 @@ from typing import Literal
 import numpy as np
 
 from pipeline.evaluation.gates import Decision
-from pipeline.integrity.diff import Comparison, TaskChange, exceeded, shares
-from pipeline.options import USUAL_LIMITS, USUAL_PSI
+from pipeline.integrity.diff import (
+    USUAL_LIMITS,
+    USUAL_PSI,
+    Comparison,
+    TaskChange,
+    exceeded,
+    shares,
+)
 from pipeline.report.console import Grid, Part, printed
 from pipeline.report.run import SummaryJson, summary_facts, summary_json
 from pipeline.verbs.run import JudgedRun

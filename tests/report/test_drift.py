@@ -10,8 +10,7 @@ from json_outputs import validator
 from rich.console import Console
 from task_changes import change_of
 
-from pipeline.integrity.diff import Comparison, TaskChange, exceeded
-from pipeline.options import USUAL_LIMITS
+from pipeline.integrity.diff import USUAL_LIMITS, Comparison, TaskChange, exceeded
 from pipeline.report.console import json_value
 from pipeline.report.drift import SHOWN_LABELS, comparison_json, drift_line, show_comparison
 
