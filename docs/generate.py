@@ -48,7 +48,7 @@ OUTPUTS = {
     "filter": ("filters.run.FilterResult", "report.filters.FilterPreviewJson"),
     "audit": ("verbs.audit.AuditResult", "verbs.audit_sample.DrawnSample"),
     "report": ("report.corpus_page.CorpusReportJson",),
-    "diff": ("report.drift.ComparisonJson",),
+    "diff": ("integrity.diff.Comparison",),
     "verify": ("integrity.verify.VerifyResult",),
     "gc": ("integrity.gc.GcResult",),
 }

@@ -138,13 +138,13 @@ def diff(
 ) -> int:
     """Show what changed between two snapshots: label shares, flipped answers, failures."""
     from pipeline.integrity.diff import compare, sides
-    from pipeline.report.drift import comparison_json, show_comparison
+    from pipeline.report.drift import show_comparison
     from pipeline.stores.store import open_store
 
     with spec_in(spec_file) as spec:
         store = open_store(spec.output, spec.storage_options)
         comparison = compare(store, *sides(store, before, after))
-    return print_result(comparison, show_comparison, comparison_json, as_json=as_json)
+    return print_result(comparison, show_comparison, as_json=as_json)
 
 
 @verb(USE, 6)

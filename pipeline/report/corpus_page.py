@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -21,11 +21,11 @@ from pipeline.filters.removal import unanswered_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.doubts import report_doubts
-from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
+from pipeline.report.drift import change_grids, drift_line
 from pipeline.report.evaluation import issue_grid, sections, sources
+from pipeline.sources.shards import fields_of
 from pipeline.stores.named_files import Target
-from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport
-from pipeline.verbs.evaluate import Evaluation
+from pipeline.verbs.corpus_report import CorpusReport
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400
@@ -100,7 +100,7 @@ def _template() -> Template:
         "evaluated": sections,
         "sources": sources,
         "issue_grid": issue_grid,
-        "task_grid": task_grid,
+        "change_grids": change_grids,
         "drift_line": drift_line,
     }
     return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
@@ -201,19 +201,12 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReportJson(CorpusFigures):
-    """Every number of the page."""
+class CorpusReportJson(CorpusReport):
+    """Every number of the page, and its doubts."""
 
-    quality: Evaluation | None
-    drift: ComparisonJson | None
     warnings: tuple[str, ...]
 
 
 def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
     """The JSON form of the report."""
-    return CorpusReportJson(
-        **{field.name: getattr(report, field.name) for field in fields(CorpusFigures)},
-        quality=report.quality,
-        drift=None if report.drift is None else comparison_json(report.drift),
-        warnings=tuple(report_doubts(report)),
-    )
+    return CorpusReportJson(**fields_of(report), warnings=tuple(report_doubts(report)))

@@ -89,8 +89,8 @@ class ShownExample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusFigures:
-    """All numbers of a report, without those of gold labels and of the snapshot before."""
+class CorpusReport:
+    """All numbers of a report."""
 
     spec: str
     model: str  # that answered; if the label files do not name it, the spec's
@@ -113,12 +113,6 @@ class CorpusFigures:
     files: Pairs
     lengths: Pairs
     examples: tuple[ShownExample, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReport(CorpusFigures):
-    """All numbers of a report."""
-
     quality: Evaluation | None
     drift: Comparison | None  # with the snapshot before
 
