@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pipeline.runtime.placement import Placement
     from pipeline.runtime.plan import Plan
     from pipeline.runtime.progress import Progress
-    from pipeline.runtime.run import run
     from pipeline.spec.parse import load_spec, parse_spec
     from pipeline.spec.schema import JobSpec
+    from pipeline.verbs.run import run
 
 __all__ = [
     "AssayError",
@@ -71,7 +71,7 @@ _HOMES = {
     "Outcome": "pipeline.runtime.outcome",
     "Placement": "pipeline.runtime.placement",
     "Progress": "pipeline.runtime.progress",
-    "run": "pipeline.runtime.run",
+    "run": "pipeline.verbs.run",
     "load_spec": "pipeline.spec.parse",
     "parse_spec": "pipeline.spec.parse",
     "JobSpec": "pipeline.spec.schema",

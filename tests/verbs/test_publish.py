@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from stages import run_without_ray
 
+import pipeline
 from pipeline.cli import main
 from pipeline.spec.fingerprint import fingerprints
 from pipeline.spec.parse import load_spec
@@ -44,6 +45,8 @@ def test_scheduled_runs_label_and_publish_once(
     rejected = run(1, gates=["toxic.accuracy > 1"])
     assert [each["passed"] for each in rejected["gates"]] == [False]
     assert len(rejected["reasons"]) == 1 and not rejected["published"]
+    run_without_ray(monkeypatch)
+    assert pipeline.run(load_spec(tmp_path / "spec.yaml")).snapshot is None
     names = {f.name for f in (tmp_path / "out" / "snapshots").iterdir()}
     assert names == {"00000001.json", "00000001.parquet"}
 
