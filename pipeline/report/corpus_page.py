@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
@@ -18,6 +19,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.removal import unanswered_words
+from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
@@ -38,19 +40,18 @@ from pipeline.report.evaluation_table import (
     whole_tasks,
 )
 from pipeline.stores.named_files import Target
-from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport
+from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport, ShownExample
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400
 _SECTIONS = {
-    "summary": "Summary",
-    "reasons": "Why documents are dropped",
-    "examples": "Examples",
-    "groups": "Kept and dropped by group",
     "answers": "Answers",
-    "quality": "Quality",
+    "reasons": "Why documents are dropped",
+    "groups": "Kept and dropped by group",
+    "quality": "Figures of quality",
     "drift": "Changes since the snapshot before",
     "provenance": "What was labelled, and with what",
+    "examples": "Examples",
 }
 
 
@@ -75,14 +76,15 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
     return _template().render(
         report=shown,
         spec_file=spec_file,
-        is_ready=all(
-            task.judged and not task.at_chance and not task.swapped
-            for task in (shown.quality.tasks if shown.quality else ())
-        ),
         sections={name: title for name, title in _SECTIONS.items() if present.get(name, True)},
-        main=list(_main(shown)),
+        quality=list(_quality(shown)),
+        filter_text=_filter_text(shown),
         documents=sum(shown.whole, Size()).documents,
         doubts=list(report_doubts(shown)),
+        steps=list(_steps(shown, spec_file)),
+        examples=[
+            (title, list(of)) for title, of in groupby(shown.examples, partial(_title, shown))
+        ],
         statuses=list(_statuses(shown)),
         provenance=[("spec", f"{spec_file}, job {shown.spec}"), *_overview(shown), written],
     )
@@ -167,10 +169,66 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     partial = " (the snapshot leaves out documents of the input)" if report.partial else ""
     yield "documents", f"{whole.documents:,}{partial}"
     yield "filter", _filter_text(report) if report.filter else "The spec has no filter."
-    if report.quality is not None:
-        for task in whole_tasks(report.quality):
-            yield task.task, headline(task, report.quality.gold)
-        yield from ((whole.task, multi_headline(whole)) for whole in report.quality.multi)
+    yield from ((figure.task, figure.words) for figure in _quality(report))
+
+
+@dataclass(frozen=True, slots=True)
+class _Quality:
+    """The main figures of a task in words, and the interval of the first of them."""
+
+    task: str
+    words: str
+    low: float | None = None
+    high: float | None = None
+
+
+def _quality(report: CorpusReport) -> Iterator[_Quality]:
+    if report.quality is None:
+        return
+    for task in whole_tasks(report.quality):
+        words, first = headline(task, report.quality.gold), None
+        if task.judged is not None:
+            figures = task.judged.scores.headlines
+            first = figures["accuracy" if figures["auroc"].value is None else "auroc"]
+        yield _Quality(task.task, words, *((first.low, first.high) if first else ()))
+    for whole in report.quality.multi:
+        ends = [(figure.low, figure.high) for figure in whole.figures.values()]
+        yield _Quality(whole.task, multi_headline(whole), *(ends[0] if ends else ()))
+
+
+def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """What to do next in words, each with the words of a command, or with none."""
+    if report.partial or report.older_answers:
+        yield "bring the output up to date", ["assay", "run", spec_file]
+    if report.quality is None:
+        yield (
+            "label some documents to know how good the answers are",
+            ["assay", "review", spec_file, "--to", "gold.jsonl"],
+        )
+        return
+    gold, tasks = report.quality.gold, report.quality.tasks
+    for task in tasks:
+        if task.at_chance:
+            words = ["assay", "fit", spec_file, "--gold", gold.source]
+            yield f"{task.task}: train a readout", [*words, *gold.options.words(task.task)]
+        if task.label_issues:
+            issues = f"{len(task.label_issues):,} gold labels that may be wrong"
+            yield f"{task.task}: read the {issues}, below", []
+        if task.swapped:
+            yield f"{task.task}: check which label each value of the gold means", []
+    if all(task.judged and not task.at_chance and not task.swapped for task in tasks):
+        step = "write a rule as filter.keep in the spec, then run"
+        if report.filter:
+            step = "write the documents that the rule keeps"
+        yield step, ["assay", "filter", spec_file, "--to", "FOLDER"]
+
+
+def _title(report: CorpusReport, shown: ShownExample) -> str:
+    """The title above a document that is shown."""
+    kept = "Kept by the filter" if report.filter else "Any documents"
+    of = shown.example
+    titles = {KEPT: kept, DROPPED: "Dropped by the filter"}
+    return titles.get(of.kind, f"{of.task}, the least sure first")
 
 
 def _filter_text(report: CorpusReport) -> str:
