@@ -204,13 +204,11 @@ def with_thresholds(rule: SnapshotRule, shards: Mapping[str, Shard]) -> Policy:
     Raises:
         SpecError: A row that did not fail has no score, or no row has one.
     """
-    if rule.filter.policy is not None:
-        return rule.policy
     judge, top = rule.judge(rule.policy), rule.filter.drop_top
     tasks = {name: task.fp for name, task in rule.contents.tasks.items() if name in judge.columns}
     if top is None:
         return replace(rule.policy, tasks=tasks)
-    [bound] = [clause for clause in judge.clauses if clause.clause.kind == "drop_top"]
+    [bound] = judge.clauses
     with scratch() as table:
         for rows, failed in rule.rows(shards):
             answered = np.array([not status for status in failed], np.bool_)
@@ -240,5 +238,4 @@ def with_thresholds(rule: SnapshotRule, shards: Mapping[str, Shard]) -> Policy:
         sizes={name: size for name, size, *_ in groups},
         small=tuple(name for name, size, *_ in groups if size < top.smallest),
     )
-    clauses = tuple(done if clause is bound.clause else clause for clause in rule.policy.clauses)
-    return replace(rule.policy, clauses=clauses, tasks=tasks)
+    return replace(rule.policy, clauses=(done,), tasks=tasks)

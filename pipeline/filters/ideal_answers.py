@@ -61,7 +61,7 @@ def reasons_of(policy: Policy, schema: pa.Schema, tasks: Collection[str]) -> tup
     for clause in policy.clauses:
         bound = BoundClause(clause, schema)
         read = tuple(name for name in bound.expressions[0].columns if name in tasks)
-        clauses.append(Reason(f"{clause.kind}: {clause.of}", read, bound.kept))
+        clauses.append(Reason(f"drop_top: {clause.of}", read, bound.kept))
     return (*conditions, *clauses)
 
 

@@ -1,7 +1,7 @@
 """A policy: the rule of a filter with its thresholds, and why it drops a document.
 
-Entry points: `Policy.of_spec`, `read_policy` for the policy of another filter, and `Judge`, which
-applies one.
+Entry points: `Policy.of_spec`, `read_policy` for the thresholds that a filter stored, and `Judge`,
+which applies a policy.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import StorageError
 from pipeline.filters.expressions import Group, Score, conjuncts, probabilities_in
 from pipeline.hashes import parse_versioned_json, validated
-from pipeline.ledger.snapshots import Contents, SnapshotTask
+from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.sources.rule import Expression, Rule, fields_in
-from pipeline.spec.filters import DropTopSpec, FilterSpec, ThresholdsSpec
+from pipeline.spec.filters import FilterSpec
 
 FORMAT = 1
 # The column of the input's columns, which are strings.
@@ -37,12 +37,11 @@ Bools = NDArray[np.bool_]
 class Clause:
     """Drops the documents whose score is above the threshold of their group."""
 
-    kind: str  # drop_top | thresholds
     of: str
     by: str | None
     otherwise: float
     at: Mapping[str, float] = field(default_factory=dict)  # by group
-    share: float | None = None  # of drop_top
+    share: float = 0
     sizes: Mapping[str, int] = field(default_factory=dict)  # documents of each group, with a score
     small: tuple[str, ...] = ()  # groups that have the threshold of all documents
 
@@ -54,7 +53,7 @@ class Clause:
     @property
     def places(self) -> tuple[str, str]:
         """Where the user wrote `of` and `by`."""
-        return f"filter.{self.kind}.of", f"filter.{self.kind}.by"
+        return "filter.drop_top.of", "filter.drop_top.by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +90,11 @@ class Policy:
     @classmethod
     def of_spec(cls, spec: FilterSpec, tasks: Mapping[str, SnapshotTask]) -> Policy:
         """The policy of a spec. `decisions.with_thresholds` adds the thresholds of `drop_top`."""
-        clauses = []
-        for kind, own in (("drop_top", spec.drop_top), ("thresholds", spec.thresholds)):
-            if own is None:
-                continue
-            by = own.by and group_sql(own.by, tasks)
-            if isinstance(own, ThresholdsSpec):
-                clauses.append(Clause(kind, own.of, by, own.otherwise, dict(own.at)))
-            elif isinstance(own, DropTopSpec):
-                clauses.append(Clause(kind, own.of, by, math.inf, share=own.share))
-        return cls(spec.keep, tuple(clauses))
+        top = spec.drop_top
+        if top is None:
+            return cls(spec.keep, ())
+        by = top.by and group_sql(top.by, tasks)
+        return cls(spec.keep, (Clause(top.of, by, math.inf, share=top.share),))
 
 
 def group_sql(by: str, tasks: Mapping[str, SnapshotTask]) -> str:
@@ -110,23 +104,12 @@ def group_sql(by: str, tasks: Mapping[str, SnapshotTask]) -> str:
     return f"{by}.labels" if "labels" in tasks[by].columns else f"{by}.label"
 
 
-def read_policy(data: bytes, path: str, contents: Contents) -> Policy:
-    """The policy in a file; SpecError unless its tasks are those of the snapshot."""
+def read_policy(data: bytes, path: str) -> Policy:
+    """The policy that a filter stored; StorageError if the file is damaged."""
     try:
-        policy = validated(Policy, parse_versioned_json(data, FORMAT))
+        return validated(Policy, parse_versioned_json(data, FORMAT))
     except ValueError as error:
-        fix = f"is not a policy: {error}; name a policy.json that a filter wrote"
-        raise SpecError([Problem("filter.policy", fix, path)]) from error
-    for task, fp in policy.tasks.items():
-        now = contents.tasks.get(task)
-        if now is None or now.fp != fp:
-            present = "no such task" if now is None else f"the version {now.fp}"
-            fix = (
-                f"its thresholds are of the version {fp} of the task {task!r}, and the snapshot "
-                f"has {present}; label with the same spec, or choose thresholds again"
-            )
-            raise SpecError([Problem("filter.policy", fix, path)])
-    return policy
+        raise StorageError(f"{path}: is not a policy: {error}; delete it") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +175,7 @@ class Judge:
             scores.append(bound.scores(rows))
             groups.append(bound.groups(rows))
             limits = bound.limits(groups[-1])
-            name = f"{bound.clause.kind}: {bound.clause.of}"
+            name = f"drop_top: {bound.clause.of}"
             for row in np.flatnonzero((scores[-1] > limits) & answered).tolist():
                 where = f" in {groups[-1][row]}" if groups[-1][row] else ""
                 words[row].append(f"{name} > {limits[row]:.{_DIGITS}g}{where}")

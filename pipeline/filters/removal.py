@@ -52,10 +52,8 @@ def kept_words(policy: Policy) -> str:
     parts = [one_line(policy.keep, place="filter.keep")] if policy.keep else []
     for clause in policy.clauses:
         of, by = _lines(clause)
-        # — the thresholds may be those of another corpus, by a policy
-        share = "" if clause.share is None else f" of the highest {clause.share * 100:g} %"
         group = f" of its group by {by}" if by else ""
-        limit = f"the threshold{share}{group}" if share or group else f"{clause.otherwise!r}"
+        limit = f"the threshold of the highest {clause.share * 100:g} %{group}"
         parts.append(f"{of} is at most {limit}")
     return " and ".join(f"({part})" if len(parts) > 1 else part for part in parts)
 

@@ -206,7 +206,7 @@ def _with_thresholds(job: _Filter, shards: Mapping[str, Shard]) -> _Filter:
         policy = with_thresholds(job.rule, shards)
         job.kept.create(key, canonical_json(policy.to_json()) + b"\n")
     # — of two filters at once, the first to write
-    policy = read_policy(job.kept.read(key), key, job.rule.contents)
+    policy = read_policy(job.kept.read(key), key)
     return replace(job, judge=job.rule.judge(policy))
 
 

@@ -15,10 +15,9 @@ from pipeline.errors import Option, Problem, SpecError
 from pipeline.filters.expressions import Group
 from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
 from pipeline.filters.labelled import current_labels, labelled_shards, warn_of_older_answers
-from pipeline.filters.policy import INPUT, Judge, Policy, group_sql, read_policy
+from pipeline.filters.policy import INPUT, Judge, Policy, group_sql
 from pipeline.ledger.rows import aligned_batches, asked_rows, wide_schema
 from pipeline.ledger.snapshots import Contents
-from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 from pipeline.sources.rule import fields_in
 from pipeline.sources.shards import Shard
@@ -48,12 +47,7 @@ class SnapshotRule:
             raise SpecError([Problem("filter", fix)])
         store = open_store(spec.output, spec.storage_options)
         contents = current_labels(spec, store)
-        if (source := spec.filter.policy) is None:
-            policy = Policy.of_spec(spec.filter, contents.tasks)
-        else:
-            options = options_for(source, spec)
-            data = read_fitted(source, options, place="filter.policy", made_by="assay filter")
-            policy = read_policy(data, source, contents)
+        policy = Policy.of_spec(spec.filter, contents.tasks)
         rule = cls(spec, spec.filter, store, contents, policy)
         rule.judge(policy)
         return rule

@@ -54,8 +54,8 @@ def rows_of(*p: float | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-def clause(kind: str = "thresholds", **values: Any) -> Clause:
-    return Clause(kind, **{"of": "toxic.p.toxic", "by": None, "otherwise": 0.7, **values})
+def clause(**values: Any) -> Clause:
+    return Clause(**{"of": "toxic.p.toxic", "by": None, "otherwise": 0.7, **values})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def clause(kind: str = "thresholds", **values: Any) -> Clause:
     [
         Policy("toxic.p.toxic < 0.5 and topic.label = 'law' and n_chars > 2", ()),
         Policy("toxic.p.toxic < 0.5 or topic.label = 'law'", (clause(),)),
-        Policy(None, (clause(), clause("drop_top", of="n_chars", otherwise=6.0))),
+        Policy(None, (clause(), clause(of="n_chars", otherwise=6.0))),
         Policy("topic.label <> 'law'", (clause(by="topic.label", at={"law": 0.2}),)),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_reason_reads_the_tasks_of_its_condition_and_not_of_its_groups() -> No
     assert [(each.words, each.tasks) for each in reasons_of(policy, SCHEMA, TASKS)] == [
         ("topic.label = 'law'", ("topic",)),
         ("n_chars > 2", ()),
-        ("thresholds: toxic.p.toxic", ("toxic",)),
+        ("drop_top: toxic.p.toxic", ("toxic",)),
     ]
 
 

@@ -18,8 +18,8 @@ from filtered import (
     dropped,
     filtered_with,
     ids,
+    kept,
     labelled,
-    policy_of,
     previewed,
     query,
     spec_of,
@@ -36,8 +36,7 @@ from pipeline.options import ReportOptions
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import CorpusReport, report_of
 
-QUOTED = "o'hara `x`"
-LANGUAGES = ("en", QUOTED, "de", None)
+LANGUAGES = ("en", "o'hara `x`", "de", None)
 RULES: dict[str, dict[str, Any]] = {
     "keep": {"keep": f"{SCORE} < 0.6 and topic.label <> 'law'"},
     "keep of input": {"keep": "doc.lang = 'en' -- null where a row has no language"},
@@ -50,17 +49,11 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "top of decimals": {"drop_top": {"share": 0.3, "of": "(toxic.p.toxic * 7)::DECIMAL(18, 17)"}},
     "thresholds": {
-        "thresholds": {
-            "of": SCORE,
-            "by": "doc.lang",
-            "at": {"en": 0.3, QUOTED: 0.6},
-            "otherwise": 1,
-        }
+        "keep": f"{SCORE} <= case doc.lang when 'en' then .3 when 'o''hara `x`' then .6 else 1 end"
     },
     "all": {
-        "keep": "topic.p.law < 0.9",
+        "keep": "topic.p.law < 0.9 and topic.p.art <= 0.71",
         "drop_top": {"share": 0.1, "of": SCORE, "by": "topic", "smallest": 1},
-        "thresholds": {"of": "topic.p.art", "otherwise": 0.71},
     },
 }
 
@@ -156,45 +149,47 @@ def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     assert sum(s.documents for pair in few.groups.values() for s in pair) == 3 * ROWS
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return labelled(tmp_path_factory.mktemp("elsewhere"), LANGUAGES)
-
-
-@pytest.mark.parametrize("name", [name for name in RULES if not name.startswith("keep")])
-def test_a_policy_gives_the_same_split_elsewhere(name: str, folder: Path, elsewhere: Path) -> None:
-    first = filtered_with(folder, **RULES[name])
-    again = filtered_with(elsewhere, policy=first.policy)
-    assert again.removes == first.removes and policy_of(again) == policy_of(first)
-    assert dropped(again) == dropped(first)
-    current = json.loads((elsewhere / "to" / "current.json").read_text())
-    assert current["policy"] == again.policy
+@pytest.mark.parametrize("on_error", ["keep", "drop"])
+@pytest.mark.parametrize("name", RULES)
+def test_what_a_filter_removes_pins_its_thresholds_when_it_is_pasted_into_keep(
+    name: str, on_error: str, folder: Path
+) -> None:
+    first = filtered_with(folder, on_error=on_error, **RULES[name])
+    again = filtered_with(folder, on_error=on_error, keep=f"({first.removes}) IS NOT TRUE")
+    assert kept(again) == kept(first) and dropped(again).keys() == dropped(first).keys()
 
 
 def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
     folder: Path,
 ) -> None:
     keep = f"{SCORE} < 0.6 and topic.label <> 'law' and doc.lang = 'en'"
-    thresholds = {"of": "topic.p.art", "by": "doc.lang", "at": {"de": 0.2}, "otherwise": 0.3}
-    result = filtered_with(folder, keep=keep, thresholds=thresholds)
+    top = {"share": 0.5, "of": "topic.p.art", "by": "doc.lang", "smallest": 1}
+    result = filtered_with(folder, keep=keep, drop_top=top)
+    limits = dict(
+        query(
+            folder,
+            f"""select coalesce(lang, 'null'), quantile_disc(topic.p.art::double, 0.5)
+            from labels where {ANSWERED} group by 1""",
+        )
+    )
     rows = query(
         folder,
-        f"""select doc_id, coalesce(lang, 'null'), {SCORE} < 0.6, topic.label <> 'law',
-            doc.lang = 'en', topic.p.art::double > if(lang is not distinct from 'de', 0.2, 0.3)
+        f"""select doc_id, coalesce(lang, 'null'), topic.p.art::double,
+            {SCORE} < 0.6, topic.label <> 'law', doc.lang = 'en'
             from labels where toxic.status = 'ok'""",
     )
     parts = keep.split(" and ")
     reasons, counts, several = dropped(result), Counter[str](), 0
-    for id, lang, *verdicts, is_above in rows:
+    for id, lang, score, *verdicts in rows:
+        is_above = score > limits[lang]
         found = "false" if False in verdicts else "null" if None in verdicts else ""
         of_kind = False if found == "false" else None
         broken = [part for part, v in zip(parts, verdicts, strict=True) if v is of_kind and found]
         words = [f"keep is {found}: {'; '.join(broken)}"] if broken else []
-        limit = 0.2 if lang == "de" else 0.3
-        words += [f"thresholds: topic.p.art > {limit} in {lang}"] if is_above else []
+        words += [f"drop_top: topic.p.art > {limits[lang]:.6g} in {lang}"] if is_above else []
         assert reasons.get(id, "") == "; ".join(words)
         counts.update(f"keep is {found}: {part}" for part in broken)
-        counts.update(["thresholds: topic.p.art is above its threshold"] if is_above else [])
+        counts.update(["drop_top: topic.p.art is above its threshold"] if is_above else [])
         several += len(broken) + is_above > 1
     assert result.counts.reasons == {**counts, "on_error: empty": 3}
     assert result.counts.several == several > 10
@@ -243,7 +238,7 @@ def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: st
         [{"s": score, "g": group} for score in scores],
         pa.schema([("s", pa.float64()), ("g", pa.string())]),
     )
-    clause = Clause("thresholds", "s", "g", 0.0, {group: number})
+    clause = Clause("s", "g", 0.0, {group: number})
     judge = Judge(Policy(None, (clause,)), rows.schema)
     decision = judge.decide(rows, [""] * 4, "drop")
     assert decision.dropped.tolist() == [False, math.isfinite(above), False, False]
@@ -258,10 +253,9 @@ def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: st
     [
         ({"keep": "a < 1 and b > 2"}, "a < 1 and b > 2"),
         ({"drop_top": {"share": 0.05, "of": "s"}}, "s is at most the threshold of the highest 5 %"),
-        ({"thresholds": {"of": "s", "otherwise": 0.9}}, "s is at most 0.9"),
         (
-            {"keep": "a -- c", "thresholds": {"of": "s", "by": "g", "otherwise": 0.9}},
-            "(a) and (s is at most the threshold of its group by g)",
+            {"keep": "a -- c", "drop_top": {"share": 0.1, "of": "s", "by": "g"}},
+            "(a) and (s is at most the threshold of the highest 10 % of its group by g)",
         ),
     ],
 )

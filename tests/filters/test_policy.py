@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -123,32 +122,6 @@ def test_a_filter_that_was_stopped_goes_on_with_the_same_thresholds(
     assert dropped(resumed) == dropped(whole) and kept(resumed) == kept(whole)
 
 
-def test_a_policy_of_another_task_version_is_refused(folder: Path) -> None:
-    first = filtered_with(folder, drop_top={"share": 0.3, "of": SCORE, "smallest": 1})
-    content = policy_of(first)
-    (folder / "other.json").write_text(json.dumps(content | {"tasks": {"toxic": "0" * 16}}))
-    with pytest.raises(SpecError, match=r"filter.policy: its thresholds are of the version 0000"):
-        filtered_with(folder, policy=str(folder / "other.json"))
-    (folder / "none.json").write_text(json.dumps(content | {"tasks": {"rude": "0" * 16}}))
-    with pytest.raises(SpecError, match=r"'rude', and the snapshot has no such task"):
-        filtered_with(folder, policy=str(folder / "none.json"))
-
-
-NAN = (
-    '{"format": 1, "keep": null, "clauses": [{"kind": "drop_top", "of": "toxic.p.toxic", '
-    '"by": null, "otherwise": 1, "at": {"en": NaN}}]}'
-)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"keep": null, "clauses": 3}', '{"format": 2}', NAN]
-)
-def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
-    (folder / "policy.json").write_text(text)
-    with pytest.raises(SpecError, match=r"^filter\.policy: is not a policy: .*$"):
-        filtered_with(folder, policy=str(folder / "policy.json"))
-
-
 @pytest.mark.parametrize(
     ("rule", "place"),
     [
@@ -156,7 +129,6 @@ def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
         ({"keep": "toxic.p.rude < 1"}, "filter.keep"),
         ({"keep": "true; copy x to 'y'"}, "filter.keep"),
         ({"keep": "doc.no = 'x'"}, "filter"),
-        ({"policy": "a", "keep": "true"}, "filter"),
         ({"drop_top": {"share": 0, "of": SCORE}}, "filter.drop_top.share"),
         ({"drop_top": {"share": 1, "of": SCORE}}, "filter.drop_top.share"),
         ({"drop_top": {"share": 0.1, "of": "toxic.p.rude"}}, "filter.drop_top.of"),
@@ -165,12 +137,6 @@ def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
         ({"drop_top": {"share": 0.1, "of": SCORE, "by": "doc.tongue"}}, "filter"),
         # — a score that is no number for a document with an answer
         ({"drop_top": {"share": 0.1, "of": f"nullif({SCORE}, {SCORE})"}}, "filter.drop_top.of"),
-        ({"thresholds": {"of": SCORE, "at": {"en": 0.2}}}, "filter.thresholds.otherwise"),
-        (
-            {"thresholds": {"of": SCORE, "at": {"en": "high"}, "otherwise": 1}},
-            "filter.thresholds.at.en",
-        ),
-        ({"policy": "/nowhere/policy.json"}, "filter.policy"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
