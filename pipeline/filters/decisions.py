@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.inputs import INPUT
-from pipeline.filters.rule import OF, FilterRule
+from pipeline.filters.rule import OF, FilterRule, failed_status
 from pipeline.spec.filters import DropTopSpec
 
 OTHERS = "others"
@@ -166,8 +166,8 @@ def decided(
     with scratch() as table:
         for number, rows in enumerate(chain([nothing], shards), start=-1):
             table.add("answers", pa.table({**_answers(rule, rows, number), **columns(rows)}))
-        if rule.top is not None:
-            table.thresholds = _thresholds(table, rule.top)
+        if rule.filter.drop_top is not None:
+            table.thresholds = _thresholds(table, rule.filter.drop_top)
         table.rows(_decisions_view(rule, on_error, table.thresholds))
         yield table
 
@@ -187,7 +187,7 @@ def scratch() -> Iterator[Decisions]:
 
 def _answers(rule: FilterRule, rows: pa.RecordBatch, shard: int) -> dict[str, pa.Array]:
     """What decides about the documents of a shard, and their sizes."""
-    failed = rule.failed(rows)
+    failed = failed_status(rows, rule.tasks)
     ranked = pc.and_(pc.is_null(failed), rule.asked(rows))
     columns = {
         "shard": pa.array([shard] * rows.num_rows, pa.int32()),
@@ -269,8 +269,8 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
         reasons += [f"{verdict} || {condition}" for condition in broken]
         # — of several conditions, the first one has the verdict
         words.append(f"{verdict} || nullif(concat_ws('; ', {', '.join(broken)}), '')")
-    if rule.top is not None:
-        name = quoted(f"drop_top: {rule.lines[1]}")
+    if rule.score is not None:
+        name = quoted(f"drop_top: {rule.score.text}")
         limit = f"printf('%.{_DIGITS}g', threshold) || if(part = '', '', ' in ' || part)"
         reasons.append(f"case when is_above then {name} || ' is above its threshold' end")
         words.append(f"case when is_above then {name} || ' > ' || {limit} end")
@@ -297,7 +297,7 @@ def _judged(rule: FilterRule, thresholds: Thresholds | None) -> str:
         return f"select *, {kept} as kept, false as is_above from answers"
     return f"""
         select *, {kept} as kept, coalesce(score > threshold, false) as is_above from (
-            select answers.*, coalesce(of_part, {thresholds.otherwise!r}::DOUBLE) as threshold
+            select answers.*, coalesce(of_part, {number(thresholds.otherwise)}) as threshold
             from answers left join thresholds using (part)
         )
     """
@@ -306,3 +306,8 @@ def _judged(rule: FilterRule, thresholds: Thresholds | None) -> str:
 def quoted(text: str) -> str:
     """The text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def number(value: float) -> str:
+    """The number as a literal of DuckDB, which reads one without an exponent as a decimal."""
+    return repr(value) if "e" in repr(value) else f"{value!r}e0"

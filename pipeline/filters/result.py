@@ -6,7 +6,6 @@ report show the same result.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from pipeline.filters.decisions import (
     Size,
     Thresholds,
     limits,
+    number,
     quoted,
     sizes_where,
 )
@@ -27,8 +27,6 @@ from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 
 # The shares of the documents for which a dry run counts what they would drop.
 SHARES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-# Digits that a decimal literal of DuckDB has, so that its value as a DOUBLE is the nearest one.
-_DECIMAL_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +136,9 @@ def result_of(rule: SnapshotRule, on_error: OnError, table: Decisions) -> Filter
 
 def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
     """The groups of `drop_top` in the order of their names; without groups, all documents."""
-    top, thresholds = rule.filter.drop_top, table.thresholds
-    by = top.by if top else None
+    assert rule.spec.filter is not None
+    top, thresholds = rule.spec.filter.drop_top, table.thresholds
+    by = top.by if top else None  # — as the user wrote it
     sizes = {"": table.whole} if by is None else table.sizes("part")
     return tuple(
         GroupResult(
@@ -155,9 +154,9 @@ def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
 
 def other_shares(rule: FilterRule, table: Decisions) -> tuple[OtherShare, ...]:
     """What each of `SHARES` would drop by `drop_top`, of all documents and of each group."""
-    if rule.top is None:
+    if rule.score is None:
         return ()
-    groups = "union all from ranked" if rule.top.by else ""
+    groups = "union all from ranked" if rule.group else ""
     rows = table.rows(
         f"""
         with ranked as (select part, score, n_chars, tokens from documents where ranked),
@@ -175,12 +174,12 @@ def other_shares(rule: FilterRule, table: Decisions) -> tuple[OtherShare, ...]:
 
 def kept_words(rule: FilterRule) -> str:
     """What is true for the documents that the rule keeps, without the thresholds of groups."""
-    keep, of, by = rule.lines
+    keep, top = rule.filter.keep, rule.filter.drop_top
     parts = [keep] if keep else []
-    if rule.top is not None:
-        group = f" of its group by {by}" if by else ""
-        share = f"the highest {rule.top.share * 100:g} %"
-        parts.append(f"{of} is at most the threshold of {share}{group}")
+    if top is not None:
+        group = f" of its group by {top.by}" if top.by else ""
+        share = f"the highest {top.share * 100:g} %"
+        parts.append(f"{top.of} is at most the threshold of {share}{group}")
     return " and ".join(f"({part})" if len(parts) > 1 else part for part in parts)
 
 
@@ -191,16 +190,15 @@ def removed_sql(rule: FilterRule, thresholds: Thresholds | None, on_error: OnErr
     a struct `doc`. Its negation as `keep` keeps the same documents. With `on_error: fail` the
     filter removes nothing if a document has no answer, so the condition does not mention these.
     """
-    keep, of, by = rule.lines
     # — a row on which an expression fails has null, as in the filter
-    broken = [f"TRY({keep}) IS NOT TRUE"] if keep else []
-    if thresholds is not None:
-        limit = _number(thresholds.otherwise)
-        if by and thresholds.at:
-            cases = (f"WHEN {quoted(g)} THEN {_number(at)}" for g, at in thresholds.at.items())
-            group = f"coalesce(TRY(({by})::VARCHAR), {quoted(NO_GROUP)})"
+    broken = [f"TRY({rule.filter.keep}) IS NOT TRUE"] if rule.filter.keep else []
+    if rule.score is not None and thresholds is not None:
+        limit = number(thresholds.otherwise)
+        if rule.group is not None and thresholds.at:
+            cases = (f"WHEN {quoted(g)} THEN {number(at)}" for g, at in thresholds.at.items())
+            group = f"coalesce(TRY(({rule.group.text})::VARCHAR), {quoted(NO_GROUP)})"
             limit = f"CASE {group} {' '.join(cases)} ELSE {limit} END"
-        broken.append(f"nullif(TRY(({of})::DOUBLE), 'NaN') > {limit}")
+        broken.append(f"nullif(TRY(({rule.score.text})::DOUBLE), 'NaN') > {limit}")
     condition = " OR ".join(broken)
     statuses = ["status", *(f'"{task}".status' for task in rule.tasks)]
     answered = f"IN ('{OK}', '{TRUNCATED}', '{SKIPPED}')"
@@ -209,15 +207,6 @@ def removed_sql(rule: FilterRule, thresholds: Thresholds | None, on_error: OnErr
     if on_error == "keep":
         return f"{' AND '.join(f'{status} {answered}' for status in statuses)} AND ({condition})"
     return condition
-
-
-def _number(value: float) -> str:
-    """The number as a literal of DuckDB, which reads long ones without an exponent as decimals."""
-    if not math.isfinite(value):
-        return f"'{value}'::DOUBLE"
-    text = repr(value)
-    is_exact = "e" in text or sum(char.isdigit() for char in text) <= _DECIMAL_DIGITS
-    return text if is_exact else f"{text}e0"
 
 
 def unanswered_words(failed: Mapping[str, int], documents: int) -> str:

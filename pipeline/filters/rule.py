@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pipeline.sources.rule import (
     sql_of,
     whole,
 )
-from pipeline.spec.filters import DropTopSpec, FilterSpec
+from pipeline.spec.filters import FilterSpec
 
 # The group of documents without a value.
 NO_GROUP = "null"
@@ -59,25 +59,22 @@ class Group(Expression):
 
 @dataclass(frozen=True, slots=True)
 class FilterRule:
-    """The conditions of `keep`, and the score and the groups of `drop_top`."""
+    """A rule, bound to the columns of some rows."""
 
-    keep: str | None
-    top: DropTopSpec | None  # its groups as SQL
+    filter: FilterSpec
     conditions: Mapping[str, Rule]  # that `keep` joins with AND, by their SQL; all must be true
-    score: Score | None  # of `top`
-    group: Group | None  # of `top`
+    score: Score | None  # of `drop_top`
+    group: Group | None  # of `drop_top`
     schema: pa.Schema
     tasks: tuple[str, ...]  # that it reads
 
     @classmethod
-    def of(
-        cls, spec: FilterSpec, tasks: Mapping[str, SnapshotTask], schema: pa.Schema
-    ) -> FilterRule:
+    def of(cls, spec: FilterSpec, tasks: Collection[str], schema: pa.Schema) -> FilterRule:
         """The rule, bound to rows of this schema; SpecError if it does not suit them.
 
         Args:
-            spec: The rule as the user wrote it.
-            tasks: The tasks of the snapshot.
+            spec: As of `in_sql`.
+            tasks: The columns with answers.
             schema: Of the rows; `doc` is a struct of the columns of `inputs_of`.
         """
         bound: list[Expression] = []
@@ -87,38 +84,19 @@ class FilterRule:
             for part in conjuncts(spec.keep, place=KEEP):
                 # — SQL also takes a number or a string for a condition
                 conditions[part] = Rule(f"({part})::BOOLEAN", schema, place=KEEP)
-        score, group, top = None, None, top_of(spec, tasks)
-        if top is not None:
-            score = Score(top.of, schema, place=OF)
-            group = Group(top.by, schema, place=BY) if top.by else None
-            bound += [score, *([group] if group else [])]
+        top = spec.drop_top
+        score = Score(top.of, schema, place=OF) if top else None
+        group = Group(top.by, schema, place=BY) if top and top.by else None
+        bound += [expression for expression in (score, group) if expression]
         read = {column for expression in bound for column in expression.columns}
-        named = tuple(name for name in tasks if name in read)
-        return cls(spec.keep, top, conditions, score, group, schema, named)
+        own = tuple(name for name in tasks if name in read)
+        return cls(spec, conditions, score, group, schema, own)
 
     @property
     def probabilities(self) -> set[tuple[str, str]]:
         """The probabilities that it reads, by task and label."""
-        read = (probabilities_in(text, place=place) for text, place in _texts(self.keep, self.top))
+        read = (probabilities_in(text, place=place) for text, place in _texts(self.filter))
         return {name for names in read for name in names}
-
-    @property
-    def lines(self) -> tuple[str | None, str | None, str | None]:
-        """`keep`, and score and groups of `drop_top`, each as SQL on one line."""
-        texts = {place: text for text, place in _texts(self.keep, self.top)}
-        keep, of, by = (
-            one_line(texts[place], place=place) if place in texts else None
-            for place in (KEEP, OF, BY)
-        )
-        return keep, of, by
-
-    def failed(self, rows: pa.RecordBatch) -> pa.StringArray:  # [rows]
-        """The first failed status of each document, of reading or of a task that the rule reads.
-
-        Null without one. A question that was not asked because of its condition did not fail: its
-        answer is null.
-        """
-        return failed_status(rows, self.tasks)
 
     def asked(self, rows: pa.RecordBatch) -> pa.BooleanArray:  # [rows]
         """Whether each question that the rule reads was asked."""
@@ -129,12 +107,15 @@ class FilterRule:
         return asked
 
 
-def top_of(spec: FilterSpec, tasks: Mapping[str, SnapshotTask]) -> DropTopSpec | None:
-    """`drop_top` with its groups as SQL."""
-    top = spec.drop_top
-    if top is None or top.by is None:
-        return top
-    return top.model_copy(update={"by": group_sql(top.by, tasks)})
+def in_sql(spec: FilterSpec, tasks: Mapping[str, SnapshotTask]) -> FilterSpec:
+    """The rule with each expression on one line, and groups as SQL; SpecError as of `Rule`."""
+    keep, top = spec.keep, spec.drop_top
+    if keep is not None:
+        keep = one_line(keep, place=KEEP)
+    if top is not None:
+        by = one_line(group_sql(top.by, tasks), place=BY) if top.by else None
+        top = top.model_copy(update={"of": one_line(top.of, place=OF), "by": by})
+    return spec.model_copy(update={"keep": keep, "drop_top": top})
 
 
 def group_sql(by: str, tasks: Mapping[str, SnapshotTask]) -> str:
@@ -144,21 +125,24 @@ def group_sql(by: str, tasks: Mapping[str, SnapshotTask]) -> str:
     return f"{by}.labels" if "labels" in tasks[by].columns else f"{by}.label"
 
 
-def inputs_of(spec: FilterSpec, tasks: Mapping[str, SnapshotTask]) -> tuple[str, ...]:
+def inputs_of(spec: FilterSpec) -> tuple[str, ...]:
     """The columns of the input that a rule reads; SpecError as of `Rule`."""
-    texts = _texts(spec.keep, top_of(spec, tasks))
-    read = (fields_in(text, INPUT, place=place) for text, place in texts)
+    read = (fields_in(text, INPUT, place=place) for text, place in _texts(spec))
     return tuple(dict.fromkeys(name for names in read for name in names))
 
 
-def _texts(keep: str | None, top: DropTopSpec | None) -> Iterator[tuple[str, str]]:
+def _texts(spec: FilterSpec) -> Iterator[tuple[str, str]]:
     """Each expression of a rule, and where the user wrote it."""
-    texts = [(keep, KEEP), *([(top.of, OF), (top.by, BY)] if top else [])]
+    top = spec.drop_top
+    texts = [(spec.keep, KEEP), *([(top.of, OF), (top.by, BY)] if top else [])]
     yield from ((text, place) for text, place in texts if text)
 
 
-def failed_status(rows: pa.RecordBatch, tasks: tuple[str, ...]) -> pa.StringArray:  # [rows]
-    """The first failed status of each document, of reading or of one of the tasks; else null."""
+def failed_status(rows: pa.RecordBatch, tasks: Collection[str]) -> pa.StringArray:  # [rows]
+    """The first failed status of each document, of reading or of one of the tasks; else null.
+
+    A question that was not asked because of its condition did not fail: its answer is null.
+    """
     statuses = (pc.struct_field(rows.column(name), "status") for name in tasks)
     answered = pa.array([OK, TRUNCATED, SKIPPED])
     return pc.coalesce(

@@ -77,7 +77,7 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
     rule = SnapshotRule.of(spec)
     rule.warn_of_older_answers(cache_dir)
     shards, _ = rule.input_shards(cache_dir)
-    on_error = options.on_error or rule.filter.on_error
+    on_error = options.on_error or rule.rule.filter.on_error
     with decided(rule.rule, rule.rows(shards), on_error) as table:
         result = result_of(rule, on_error, table)
         return replace(result, other_shares=other_shares(rule.rule, table))
@@ -124,13 +124,13 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     refuse_own_places(spec, to)
     refuse_own_places(spec, options.dropped or to, place="dropped")
     rule = SnapshotRule.of(spec)
-    on_error = options.on_error or rule.filter.on_error
+    on_error = options.on_error or rule.rule.filter.on_error
     paths = {*rule.contents.files["path"].unique().to_pylist()}
     layout = Layout(
         id=_filter_id(rule, on_error),
         relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
     )
-    target = rule.filter.storage_options
+    target = rule.rule.filter.storage_options
     target_options = spec.storage_options if target is None else target
     kept = dropped = open_store(to, target_options, place=Option("to"))
     if options.dropped is not None:
@@ -147,11 +147,9 @@ def _filter_id(rule: SnapshotRule, on_error: OnError) -> str:
 
     The thresholds of a share follow from these: each filter with this id computes the same.
     """
-    top = rule.rule.top
     content = {
         "format": FORMAT,
-        "keep": rule.rule.keep,
-        "drop_top": top.model_dump() if top else None,
+        **rule.rule.filter.model_dump(include={"keep", "drop_top"}),
         "on_error": on_error,
         **identity_of(rule.contents),
     }

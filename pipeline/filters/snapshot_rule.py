@@ -12,13 +12,12 @@ import pyarrow.compute as pc
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.filters.inputs import INPUT, check_columns_of, doc_field, with_inputs
 from pipeline.filters.labelled import current_labels, labelled_shards, warn_of_older_answers
-from pipeline.filters.rule import FilterRule, Group, group_sql, inputs_of
+from pipeline.filters.rule import FilterRule, Group, group_sql, in_sql, inputs_of
 from pipeline.ledger.rows import aligned_batches, asked_rows, read_shard, wide_schema
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.ledger.snapshots import Contents
 from pipeline.sources.rule import fields_in
 from pipeline.sources.shards import Shard
-from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
@@ -30,7 +29,6 @@ class SnapshotRule:
     """A snapshot, and the rule that is applied to its rows."""
 
     spec: JobSpec
-    filter: FilterSpec
     store: Store
     contents: Contents
     rule: FilterRule
@@ -51,16 +49,17 @@ class SnapshotRule:
         store = open_store(spec.output, spec.storage_options)
         contents = current_labels(spec, store)
         tasks = contents.tasks
-        own = [spec.filter.drop_top.by] if spec.filter.drop_top else []
+        filter = in_sql(spec.filter, tasks)
+        own = [filter.drop_top.by] if filter.drop_top else []
         groups = [group_sql(sql, tasks) for sql in by or own if sql]
         read = [fields_in(sql, INPUT, place=Option("by")) for sql in groups]
-        named = (inputs_of(spec.filter, tasks), *read)
+        named = (inputs_of(filter), *read)
         inputs = tuple(dict.fromkeys(name for names in named for name in names))
         doc = [doc_field(inputs)] if inputs else []
         schema = pa.schema([*wide_schema(contents, list(tasks)), *doc])
-        rule = FilterRule.of(spec.filter, tasks, schema)
+        rule = FilterRule.of(filter, tasks, schema)
         bound = tuple(Group(sql, schema, place=Option("by")) for sql in groups)
-        return cls(spec, spec.filter, store, contents, rule, bound, inputs)
+        return cls(spec, store, contents, rule, bound, inputs)
 
     def groups(self, rows: pa.RecordBatch) -> pa.StringArray:  # [rows]
         """The group of each row; without groups, the same for all."""
@@ -83,7 +82,7 @@ class SnapshotRule:
         shards, new_files = labelled_shards(self.spec, self.store, self.contents, cache_dir)
         read = [shards[named.sid] for named in self.contents.shards]
         options = self.spec.input.storage_options
-        own = inputs_of(self.filter, self.contents.tasks)
+        own = inputs_of(self.rule.filter)
         check_columns_of(read, options, own, place="filter")
         others = tuple(name for name in self.inputs if name not in own)
         check_columns_of(read, options, others, place=Option("by"))

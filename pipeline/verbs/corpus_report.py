@@ -154,7 +154,7 @@ def report_of(
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
     rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec), options.by)
-    contents, on_error = rule.contents, rule.filter.on_error
+    contents, on_error = rule.contents, rule.rule.filter.on_error
     shards, _ = rule.input_shards(cache_dir)
     named = {task.name: contents.tasks[task.name] for task in spec.tasks}
     scored = scored_labels(named, rule.rule.probabilities)

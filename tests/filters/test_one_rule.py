@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size, decided
 from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
-from pipeline.filters.rule import FilterRule
+from pipeline.filters.rule import FilterRule, in_sql
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.options import ReportOptions
 from pipeline.spec.filters import FilterSpec
@@ -249,7 +249,7 @@ def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: st
     ],
 )
 def test_what_a_rule_keeps_is_said_in_one_line(rule: dict[str, Any], words: str) -> None:
-    assert kept_words(FilterRule.of(FilterSpec(**rule), {}, COLUMNS)) == words
+    assert kept_words(FilterRule.of(in_sql(FilterSpec(**rule), {}), {}, COLUMNS)) == words
 
 
 def test_the_probabilities_of_a_rule_are_those_of_all_its_parts(folder: Path) -> None:
