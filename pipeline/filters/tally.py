@@ -10,7 +10,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.filters.decisions import Decisions
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.filters.decisions import Decisions, quoted
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.ledger.snapshots import SnapshotTask
 
 BARS = 50  # of a histogram
@@ -46,7 +50,7 @@ class ShownDocument:
     path: str
     row: int
     margin: float | None  # between the two likeliest labels, or those of the answer
-    reason: str  # why the filter drops it; "" where it is kept
+    reason: str  # why the filter drops it, in words; "" where it is kept
 
 
 def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -> list[Label]:
@@ -60,20 +64,23 @@ def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -
 
 
 def tallied_columns(
-    tasks: Mapping[str, SnapshotTask], scored: Sequence[Label]
-) -> dict[str, tuple[str, ...]]:
-    """The columns of the table by name: of each task `TASK_label`, and `p_N` of scored label N.
+    rule: SnapshotRule, rows: pa.RecordBatch, *, scored: Sequence[Label]
+) -> dict[str, pa.Array]:
+    """The columns that a report needs, of these rows.
 
-    Of the kind `multi`, `TASK_labels`: a list. Of the kind `score`, also `TASK_score`.
+    They are those of every document, `grp` (the group), of each task `TASK_label`, and `p_N` of
+    scored label N. Of the kind `multi`, `TASK_labels`: a list. Of the kind `score`, also
+    `TASK_score`.
     """
-    names = ("label", "labels", "score", "status", "margin")
-    fields = {
-        f"{task}_{name}": (task, name)
-        for task, named in tasks.items()
-        for name in names
-        if name in named.columns
-    }
-    return fields | {f"p_{n}": (task, "p", label) for n, (task, label) in enumerate(scored)}
+    columns = {name: rows.column(name) for name in ("doc_id", "path", "content_hash", "status")}
+    columns["grp"] = rule.groups(rows)
+    for task, named in rule.contents.tasks.items():
+        for name in ("label", "labels", "score", "status", "margin"):
+            if name in named.columns:
+                columns[f"{task}_{name}"] = pc.struct_field(rows.column(task), name)
+    for number, (task, label) in enumerate(scored):
+        columns[f"p_{number}"] = pc.struct_field(rows.column(task), ["p", label])
+    return columns
 
 
 def score_counts(table: Decisions, scored: Sequence[Label]) -> Iterator[ScoreCounts]:
@@ -106,18 +113,13 @@ def examples(
             of_task = {n: name for n, (of, name) in enumerate(scored) if of == task}
             if not of_task:
                 continue
-            names = ", ".join(_sql_text(name) for name in of_task.values())
+            names = ", ".join(quoted(name) for name in of_task.values())
             own = ", ".join(f"abs(2 * p_{n} - 1)" for n in of_task)
             margin = f"list_min([{own}])"
             label = f"[{names}][list_position([{own}], {margin})]"
         for shown in _first(table, f"isfinite({margin})", margin, label):
             doc_id, path, row, least, reason, named_label = shown
             yield ShownDocument(LEAST_SURE, task, named_label, doc_id, path, row, least, reason)
-
-
-def _sql_text(value: str) -> str:
-    quoted = value.replace("'", "''")
-    return f"'{quoted}'"
 
 
 def _first(table: Decisions, where: str, order: str, label: str = "''") -> list[tuple[Any, ...]]:
@@ -129,7 +131,7 @@ def _first(table: Decisions, where: str, order: str, label: str = "''") -> list[
             select content_hash, min(place) as place from ({chosen}) group by content_hash
             order by place, content_hash limit {EXAMPLES}
         )
-        select doc_id, path, row, place, reason, named
+        select doc_id, path, row, place, why, named
         from ({chosen}) join texts using (content_hash, place)
         qualify row_number() over (partition by content_hash order by path, row) = 1
         order by place, content_hash

@@ -18,7 +18,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
-from pipeline.filters.removal import unanswered_words
+from pipeline.filters.result import unanswered_words
 from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings

@@ -227,7 +227,7 @@ def test_a_key_that_resembles_none_lists_those_that_exist() -> None:
     (line,) = lines_of(SMALLEST + "filter: {keep: a, zzz: 1}\n")
     assert line == (
         "filter.zzz: no such key; remove it or correct its spelling: the keys are keep, drop_top, "
-        "thresholds, policy, on_error, storage_options (got 1) in spec, line 8"
+        "on_error, storage_options (got 1) in spec, line 8"
     )
 
 
