@@ -22,7 +22,7 @@ from pipeline.cli.verbs import run
 from pipeline.filters.result import FilterResult
 from pipeline.filters.run import filter_corpus
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import EvalOptions, FilterOptions, GoldOptions, ReportOptions
+from pipeline.options import EvalOptions, FilterOptions, ReportOptions
 from pipeline.report.console import (
     Grid,
     Part,
@@ -56,9 +56,7 @@ def demo() -> int:
     if code := run(SPEC):
         return code
     spec, cache_dir = load_spec(SPEC), cache.cache_dir()
-    gold = GoldOptions(columns=((UNTRAINED, TRAINED),))
-    source = f"{CORPUS}/gold.jsonl"
-    evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
+    evaluation = evaluate(spec, EvalOptions(), cache_dir=cache_dir)
     report = report_of(spec, evaluation, ReportOptions(), cache_dir=cache_dir)
     page = new_file(PAGE, {}, overwrite=True)
     write_report(report, page, spec_file=SPEC)
@@ -73,8 +71,8 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
     title += "(95 % intervals)"
     names = ("task", "method", "accuracy", "AUROC", "gold")
     yield from ("", Grid(title, names, list(_quality(spec, evaluation)), texts=2))
-    for task in evaluation.tasks:
-        yield from warnings(evaluation_doubts(task, evaluation.gold))
+    for task in evaluation.tasks.values():
+        yield from warnings(evaluation_doubts(task))
     kept = filtered.documents - filtered.dropped
     assert spec.filter is not None and filtered.written is not None
     yield from (
@@ -104,15 +102,14 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
 
 def _quality(spec: JobSpec, evaluation: Evaluation) -> Iterable[tuple[str, ...]]:
     readouts = {task.name for task in spec.tasks if task.readout}
-    for task in evaluation.tasks:
-        assert task.judged is not None, task.task
-        scores = task.judged.scores
-        figures = (scores.headlines["accuracy"], scores.headlines["auroc"])
+    for task in evaluation.tasks.values():
+        assert task.scores is not None, task.task
+        figures = (task.scores.headlines["accuracy"], task.auroc)
         yield (
             task.task,
             "trained readout" if task.task in readouts else "asked, without training",
             *map(interval, figures),
-            f"{scores.rows:,}",
+            f"{task.scores.rows:,}",
         )
 
 

@@ -16,7 +16,7 @@ from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
 from pipeline.report.console import truncate
 from pipeline.verbs.corpus_report import ExpectedScores
-from pipeline.verbs.evaluate import Judged
+from pipeline.verbs.evaluate import JudgedRows, TaskEvaluation
 
 MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
@@ -111,15 +111,17 @@ def _histogram(name: str, bars: Sequence[int], ends: tuple[float, float]) -> Cha
     )
 
 
-def curves(task: str, labels: Sequence[str], judged: Judged) -> tuple[Chart, Chart]:
+def curves(task: TaskEvaluation) -> list[Chart]:
     """The reliability of the answers, and precision by recall of the most frequent labels."""
+    if task.scores is None or task.judged is None:
+        return []
     ticks = [(share, f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)]
-    bins = merged_bins(judged.scores.reliability)
+    bins = merged_bins(task.scores.reliability)
     name = f"{len(bins)} groups of documents, by confidence"
     reliability = Line(name, [(part.confidence, part.accuracy) for part in bins], 0)
-    return (
+    return [
         Chart(
-            f"{task}: reliability",
+            f"{task.task}: reliability",
             _HIGH,
             ticks,
             axes=("confidence: p of the answer", "share of correct answers"),
@@ -127,13 +129,13 @@ def curves(task: str, labels: Sequence[str], judged: Judged) -> tuple[Chart, Cha
             diagonal=True,
         ),
         Chart(
-            f"{task}: precision and recall",
+            f"{task.task}: precision and recall",
             _HIGH,
             ticks,
             axes=("recall", "precision"),
-            lines=list(_precision_by_recall(labels, judged)),
+            lines=list(_precision_by_recall(task.labels, task.judged)),
         ),
-    )
+    ]
 
 
 def merged_bins(bins: Sequence[Bin]) -> list[Bin]:
@@ -150,7 +152,7 @@ def merged_bins(bins: Sequence[Bin]) -> list[Bin]:
     return merged
 
 
-def _precision_by_recall(labels: Sequence[str], judged: Judged) -> Iterator[Line]:
+def _precision_by_recall(labels: Sequence[str], judged: JudgedRows) -> Iterator[Line]:
     """A line for each label; of two labels the second mirrors the first."""
     support = np.bincount(judged.truth, minlength=len(labels))
     most = np.argsort(-support, kind="stable")[:MAX_LINES].tolist()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import groupby
@@ -22,25 +22,12 @@ from pipeline.filters.result import unanswered_words
 from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
-from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
-from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
-from pipeline.report.evaluation_json import EvaluationJson, evaluation_json
-from pipeline.report.evaluation_table import (
-    confusion_grid,
-    headline,
-    issue_grid,
-    multi_grids,
-    multi_headline,
-    multi_issues,
-    multi_row_counts,
-    parts_of,
-    row_counts,
-    score_grids,
-    sources,
-    whole_tasks,
-)
+from pipeline.report.doubts import report_doubts
+from pipeline.report.drift import change_grids, drift_line
+from pipeline.report.evaluation import issue_grid, sections, sources
+from pipeline.sources.shards import fields_of
 from pipeline.stores.named_files import Target
-from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport, ShownExample
+from pipeline.verbs.corpus_report import CorpusReport, ShownExample
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400
@@ -77,7 +64,7 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         report=shown,
         spec_file=spec_file,
         sections={name: title for name, title in _SECTIONS.items() if present.get(name, True)},
-        quality=list(_quality(shown)),
+        quality=list(sections(shown.quality)) if shown.quality else [],
         filter_text=_filter_text(shown),
         documents=sum(shown.whole, Size()).documents,
         doubts=list(report_doubts(shown)),
@@ -113,18 +100,8 @@ def _template() -> Template:
         "score_histogram": score_histogram,
         "curves": curves,
         "sources": sources,
-        "row_counts": row_counts,
-        "evaluation_doubts": evaluation_doubts,
-        "score_grids": score_grids,
-        "shared_doubts": shared_doubts,
-        "confusion_grid": confusion_grid,
-        "multi_grids": multi_grids,
-        "multi_issues": multi_issues,
-        "multi_row_counts": multi_row_counts,
-        "parts_of": parts_of,
-        "whole_tasks": whole_tasks,
         "issue_grid": issue_grid,
-        "task_grid": task_grid,
+        "change_grids": change_grids,
         "drift_line": drift_line,
     }
     return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
@@ -169,31 +146,8 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     partial = " (the snapshot leaves out documents of the input)" if report.partial else ""
     yield "documents", f"{whole.documents:,}{partial}"
     yield "filter", _filter_text(report) if report.filter else "The spec has no filter."
-    yield from ((figure.task, figure.words) for figure in _quality(report))
-
-
-@dataclass(frozen=True, slots=True)
-class _Quality:
-    """The main figures of a task in words, and the interval of the first of them."""
-
-    task: str
-    words: str
-    low: float | None = None
-    high: float | None = None
-
-
-def _quality(report: CorpusReport) -> Iterator[_Quality]:
-    if report.quality is None:
-        return
-    for task in whole_tasks(report.quality):
-        words, first = headline(task, report.quality.gold), None
-        if task.judged is not None:
-            figures = task.judged.scores.headlines
-            first = figures["accuracy" if figures["auroc"].value is None else "auroc"]
-        yield _Quality(task.task, words, *((first.low, first.high) if first else ()))
-    for whole in report.quality.multi:
-        ends = [(figure.low, figure.high) for figure in whole.figures.values()]
-        yield _Quality(whole.task, multi_headline(whole), *(ends[0] if ends else ()))
+    if report.quality is not None:
+        yield from ((section.task, section.headline) for section in sections(report.quality))
 
 
 def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence[str]]]:
@@ -206,17 +160,17 @@ def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence
             ["assay", "review", spec_file, "--to", "gold.jsonl"],
         )
         return
-    gold, tasks = report.quality.gold, report.quality.tasks
+    source, tasks = report.quality.gold.source, report.quality.tasks.values()
     for task in tasks:
         if task.at_chance:
-            words = ["assay", "fit", spec_file, "--gold", gold.source]
-            yield f"{task.task}: train a readout", [*words, *gold.options.words(task.task)]
-        if task.label_issues:
-            issues = f"{len(task.label_issues):,} gold labels that may be wrong"
+            words = ["assay", "fit", spec_file, "--gold", source, "--task", task.task]
+            yield f"{task.task}: train a readout", words
+        if task.mislabelled:
+            issues = f"{len(task.mislabelled):,} gold labels that may be wrong"
             yield f"{task.task}: read the {issues}, below", []
         if task.swapped:
             yield f"{task.task}: check which label each value of the gold means", []
-    if all(task.judged and not task.at_chance and not task.swapped for task in tasks):
+    if all(task.scores and not task.at_chance and not task.swapped for task in tasks):
         step = "write a rule as filter.keep in the spec, then run"
         if report.filter:
             step = "write the documents that the rule keeps"
@@ -283,19 +237,12 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReportJson(CorpusFigures):
-    """Every number of the page."""
+class CorpusReportJson(CorpusReport):
+    """Every number of the page, and its doubts."""
 
-    quality: EvaluationJson | None
-    drift: ComparisonJson | None
     warnings: tuple[str, ...]
 
 
 def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
     """The JSON form of the report."""
-    return CorpusReportJson(
-        **{field.name: getattr(report, field.name) for field in fields(CorpusFigures)},
-        quality=None if report.quality is None else evaluation_json(report.quality),
-        drift=None if report.drift is None else comparison_json(report.drift),
-        warnings=tuple(report_doubts(report)),
-    )
+    return CorpusReportJson(**fields_of(report), warnings=tuple(report_doubts(report)))

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from pipeline.spec.filters import FilterSpec
+from pipeline.spec.gold import GoldSpec, PublishSpec
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import (
     NO_MODEL,
@@ -171,8 +172,12 @@ class JobSpec(Frozen):
     """Largest share of rows without an answer. A run above it fails. Default: none."""
     tasks: tuple[TaskSpec, ...] = Field(min_length=1)
     """The questions. All are asked of every document."""
+    gold: GoldSpec = GoldSpec()
+    """Gold labels, which `fit`, `eval`, `report` and the gates of a run read."""
     filter: FilterSpec | None = None
     """The rule of `assay filter`. A run ignores it."""
+    publish: PublishSpec = PublishSpec()
+    """What must hold for a run to publish its answers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -218,6 +223,12 @@ class JobSpec(Frozen):
             for key, is_set in {"dtype": model.is_int8, "kv": model.kv != "none"}.items():
                 if is_set:
                     yield (*above, key), "not supported for a sequence classifier; remove it"
+
+    @model_validator(mode="after")
+    def _gold_is_of_the_tasks(self) -> JobSpec:
+        if mistakes := [(("gold", *place), fix) for place, fix in self.gold.mistakes(self.tasks)]:
+            raise mistakes_error(mistakes)
+        return self
 
     @model_validator(mode="after")
     def _images_are_read(self) -> JobSpec:

@@ -31,7 +31,7 @@ from pipeline.filters.tally import (
 )
 from pipeline.integrity.diff import Comparison, compare
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
-from pipeline.options import EvalOptions, GoldOptions, ReportOptions
+from pipeline.options import EvalOptions, ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -83,8 +83,8 @@ class ShownExample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusFigures:
-    """All numbers of a report, without those of gold labels and of the snapshot before."""
+class CorpusReport:
+    """All numbers of a report."""
 
     spec: str
     model: str  # that answered; if the label files do not name it, the spec's
@@ -107,31 +107,17 @@ class CorpusFigures:
     files: Pairs
     lengths: Pairs
     examples: tuple[ShownExample, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReport(CorpusFigures):
-    """All numbers of a report."""
-
     quality: Evaluation | None
     drift: Comparison | None  # with the snapshot before
 
 
-def corpus_report(
-    spec: JobSpec,
-    gold: str | None,
-    gold_options: GoldOptions,
-    options: ReportOptions,
-    *,
-    cache_dir: Path,
-) -> CorpusReport:
+def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> CorpusReport:
     """The numbers of the spec's last snapshot.
 
     Args:
-        spec: The job; a filter is optional.
-        gold: Path or URL of gold labels; None for no figures of quality.
-        gold_options: How the gold is read.
-        options: Groups.
+        spec: The job; a filter is optional, and so is gold, without which there are no figures of
+            quality.
+        options: Gold and groups.
         cache_dir: Folder of file hashes.
 
     Raises:
@@ -139,8 +125,8 @@ def corpus_report(
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
     quality = None
-    if gold is not None:
-        quality = evaluate(spec, gold, gold_options, EvalOptions(), cache_dir=cache_dir)
+    if options.gold or spec.gold.path:
+        quality = evaluate(spec, EvalOptions(gold=options.gold), cache_dir=cache_dir)
     return report_of(spec, quality, options, cache_dir=cache_dir)
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -86,8 +87,10 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     assert list(report_doubts(REPORT)) == []
     constant = task("topic", {"ok": 98, "error:x": 2}, labels={"<art>": 98}, answered=98)
     before, after = np.array([90, 10]), np.array([10, 90])
-    change = change_of("spam", "ab", before, after, np.eye(2, dtype=int))
-    drift = Comparison("snapshot 00000006", "now", (100, 100), (0, 100, 0), (change,), (), ())
+    change = change_of("ab", before, after, np.eye(2, dtype=int))
+    rows: Any = {"before": 100, "after": 100}
+    texts: Any = {"before_alone": 0, "both": 100, "after_alone": 0}
+    drift = Comparison("snapshot 00000006", "now", rows, texts, {"spam": change}, (), ())
     report = replace(REPORT, partial=True, tasks=(constant,), drift=drift)
     doubts = list(report_doubts(report))
     starts = (

@@ -18,7 +18,7 @@ from pipeline.cli import main
 from pipeline.evaluation.metrics import task_metrics
 from pipeline.evaluation.survey import Estimate
 from pipeline.ledger.snapshots import contents
-from pipeline.options import EvalOptions, GoldOptions
+from pipeline.options import EvalOptions
 from pipeline.report.audit import show_audited
 from pipeline.report.console import console_on
 from pipeline.stores.local import LocalStore
@@ -268,22 +268,16 @@ def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_inte
     for seed in range(samples):
         known.draw(spec, documents=150, seed=seed)
         known.label()
-        evaluation = evaluate(
-            spec,
-            str(known.folder / "sample.csv"),
-            GoldOptions(),
-            EvalOptions(resamples=1),
-            cache_dir=known.folder / "cache",
-            candidate=snapshot,
-        )
-        for task in evaluation.tasks:
-            assert evaluation.gold.kind(task.task) == "sample"
+        options = EvalOptions(str(known.folder / "sample.csv"), resamples=1)
+        places = {"cache_dir": known.folder / "cache", "candidate": snapshot}
+        for task in evaluate(spec, options, **places).tasks.values():
+            assert task.gold == "sample"
             assert task.represented == pytest.approx(1)
             hits = known.p[task.task].argmax(axis=1) == [
                 LABELS[task.task].index(label) for label in known.truth[task.task]
             ]
-            assert task.judged is not None
-            accuracy = task.judged.scores.headlines["accuracy"]
+            assert task.scores is not None
+            accuracy = task.scores.headlines["accuracy"]
             assert accuracy.low is not None and accuracy.high is not None
             inside += accuracy.low <= hits.mean() <= accuracy.high
             tries += 1
@@ -294,15 +288,14 @@ def test_a_sample_of_all_texts_evaluates_to_the_corpus(known: Known) -> None:
     spec = known.spec(**DEMO)
     known.draw(spec, documents=1_000)
     known.label()
-    source, options = str(known.folder / "sample.csv"), EvalOptions(resamples=1)
+    options = EvalOptions(str(known.folder / "sample.csv"), resamples=1)
     snapshot = contents(LocalStore(known.folder / "out"), 1)
     places = {"cache_dir": known.folder / "cache", "candidate": snapshot}
-    evaluation = evaluate(spec, source, GoldOptions(), options, **places)
-    for task in evaluation.tasks:
+    for task in evaluate(spec, options, **places).tasks.values():
         truth = np.array([LABELS[task.task].index(each) for each in known.truth[task.task]])
         p = known.p[task.task].astype(np.float64)
         expected = task_metrics(truth, p)
-        assert task.judged is not None
-        figures = task.judged.scores.headlines
+        assert task.scores is not None
+        figures = task.scores.headlines
         for name in figures.keys() - {"ece"}:  # its noise is taken out by simulation
             assert figures[name].value == pytest.approx(expected[name], abs=1e-6), name

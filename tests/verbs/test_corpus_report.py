@@ -234,7 +234,7 @@ def test_a_rule_that_stops_at_missing_answers_says_so(
         (["--by", "nothing +"], "--by: is not one SQL expression"),
         (["--by", "doc.nothing"], "--by: "),
         (["--by", "toxic.p"], "--by: has several values; name one, such as toxic.label"),
-        (["--gold", "nowhere.csv"], "--gold: "),
+        (["--gold", "nowhere.csv"], "nowhere.csv: there is no such file"),
         (["--to", "ftpp://host/x.html"], "--to: cannot be opened: "),
         (["--to", "."], "--to: is a folder; name a file (got '.')"),
         (["--to", "spec.yaml"], "--to: exists; write another name, or add --overwrite"),
@@ -268,7 +268,7 @@ def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no
     folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report(spec(), folder, capsys, "--gold", write_gold(folder), "--text", "text")
+    report(spec(), folder, capsys, "--gold", write_gold(folder))
     browser.get(f"file://{folder}/report.html")
     for width in (400, 1_280):
         browser.set_window_size(width, 900)
