@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain
 from typing import Any
@@ -58,6 +58,7 @@ class Thresholds:
     at: Mapping[str, float]  # by group
 
 
+@dataclass(frozen=True, slots=True)
 class Decisions:
     """The table `documents`: a row for each document, with the decision about it.
 
@@ -67,25 +68,24 @@ class Decisions:
     `why` (the reasons in words, with thresholds; '' where it is kept); and those asked for.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._connection = connection
-        self.thresholds: Thresholds | None = None  # of `drop_top`
+    connection: duckdb.DuckDBPyConnection
+    thresholds: Thresholds | None = None  # of `drop_top`
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query. Several threads may call it."""
-        with self._connection.cursor() as cursor:
+        with self.connection.cursor() as cursor:
             return cursor.execute(query, list(values)).fetchall()
 
     def table(self, query: str, values: Sequence[object] = ()) -> pa.Table:
         """The same as an Arrow table."""
-        with self._connection.cursor() as cursor:
+        with self.connection.cursor() as cursor:
             return cursor.sql(query, params=list(values)).to_arrow_table()
 
     def add(self, name: str, rows: pa.Table) -> None:
         """Adds rows to the table of this name."""
-        self._connection.register("added", rows)
-        self._connection.execute(f"create table if not exists {name} as from added with no data")
-        self._connection.execute(f"insert into {name} from added")
+        self.connection.register("added", rows)
+        self.connection.execute(f"create table if not exists {name} as from added with no data")
+        self.connection.execute(f"insert into {name} from added")
 
     def of_shard(self, number: int) -> pa.Table:  # [docs of the shard]
         """`dropped` and `why` of the documents of a shard, in their order."""
@@ -166,10 +166,10 @@ def decided(
     with scratch() as table:
         for number, rows in enumerate(chain([nothing], shards), start=-1):
             table.add("answers", pa.table({**_answers(rule, rows, number), **columns(rows)}))
-        if rule.filter.drop_top is not None:
-            table.thresholds = _thresholds(table, rule.filter.drop_top)
-        table.rows(_decisions_view(rule, on_error, table.thresholds))
-        yield table
+        top = rule.filter.drop_top
+        thresholds = None if top is None else _thresholds(table, top)
+        table.rows(_decisions_view(rule, on_error, thresholds))
+        yield replace(table, thresholds=thresholds)
 
 
 @contextmanager
@@ -246,7 +246,7 @@ def _thresholds(table: Decisions, top: DropTopSpec) -> Thresholds:
     scores = "(select part, score from answers where ranked)"
     groups = table.rows(f"{limits(scores, [top.share])} order by part") if top.by else []
     at = {name: threshold for name, size, _, threshold in groups if size >= top.smallest}
-    columns = pa.array(at, pa.string()), pa.array(at.values(), pa.float64())
+    columns = pa.array([*at], pa.string()), pa.array([*at.values()], pa.float64())
     table.add("thresholds", pa.table(columns, ["part", "of_part"]))
     return Thresholds(whole[0][-1], at)
 

@@ -89,21 +89,6 @@ def test_kept_and_dropped_are_what_a_plain_query_says_in_the_layout_of_the_input
         assert row == whole[identifier]
 
 
-def test_what_is_counted_is_what_was_written(folder: Path) -> None:
-    sizes = filtered_with(folder, keep=KEEP).sizes
-    kept, _, _ = oracle(folder)
-    written = {i: json.loads(line) for i, line in input_lines(folder).items()}
-    labels = open_labels(str(folder / "out")).to_table().to_pylist()
-    tokens = {
-        row["doc_id"]: max(row[task]["n_tokens"] or 0 for task in ("toxic", "topic"))
-        for row in labels
-    }
-    for size, chosen in ((sizes.kept, kept), (sizes.dropped, written.keys() - set(kept))):
-        assert size.documents == len(chosen) > 0
-        assert size.chars == sum(len(written[i]["text"]) for i in chosen)
-        assert size.tokens == sum(tokens[i] for i in chosen)
-
-
 @pytest.mark.parametrize("rule", [{"keep": KEEP}, {"drop_top": TOP}], ids=["keep", "top"])
 def test_a_second_run_reads_no_label_writes_nothing_and_says_the_same(
     own_folder: Path, rule: dict[str, Any]
