@@ -45,7 +45,7 @@ OUTPUTS = {
     "fit": ("verbs.fit.Fit",),
     "cascade": ("verbs.cascade.ChosenThresholds",),
     "export": ("verbs.export.ExportResult", "verbs.export.Examples"),
-    "filter": ("filters.run.FilterResult", "report.filters.FilterPreviewJson"),
+    "filter": ("filters.result.FilterResult",),
     "audit": ("verbs.audit.AuditResult", "verbs.audit_sample.DrawnSample"),
     "report": ("report.corpus_page.CorpusReportJson",),
     "diff": ("integrity.diff.Comparison",),

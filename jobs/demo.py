@@ -19,7 +19,8 @@ import duckdb
 from pipeline import cache
 from pipeline.cli.app import call, new_app
 from pipeline.cli.verbs import run
-from pipeline.filters.run import FilterResult, filter_corpus
+from pipeline.filters.result import FilterResult
+from pipeline.filters.run import filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import EvalOptions, FilterOptions, ReportOptions
 from pipeline.report.console import (
@@ -72,11 +73,11 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
     yield from ("", Grid(title, names, list(_quality(spec, evaluation)), texts=2))
     for task in evaluation.tasks.values():
         yield from warnings(evaluation_doubts(task))
-    kept, dropped = filtered.counts.all.kept.documents, filtered.counts.all.dropped.documents
-    assert spec.filter is not None
+    kept = filtered.documents - filtered.dropped
+    assert spec.filter is not None and filtered.written is not None
     yield from (
         "",
-        f"The filter keeps {kept:,} of {kept + dropped:,} documents: {spec.filter.keep}",
+        f"The filter keeps {kept:,} of {filtered.documents:,} documents: {spec.filter.keep}",
     )
     right, judged, bad = _filter_quality(spec)
     yield (
@@ -94,7 +95,7 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
     yield {
         "page": PAGE,
         "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
-        "kept documents": filtered.kept_at,
+        "kept documents": filtered.written.kept.folder,
         "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",
     }
 

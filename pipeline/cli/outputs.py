@@ -59,28 +59,17 @@ def filter_corpus(
     The answers come from the last snapshot. The same command again writes nothing. Exit code 3
     means that the snapshot leaves out documents of the input.
     """
-    if options.dry_run:
-        return _preview(spec_file, options, as_json=as_json)
-    options.folder()  # — an error before the spec is read
-    from pipeline.filters.run import filter_corpus
-    from pipeline.report.filters import show_filtered
+    if not options.dry_run:
+        options.folder()  # — an error before the spec is read
+    from pipeline.filters.run import filter_corpus, preview
+    from pipeline.report.filters import show_filter
 
     with spec_in(spec_file) as spec:
-        filtered = filter_corpus(spec, options, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
-    return print_result(filtered, show_filtered, as_json=as_json, code=code)
-
-
-def _preview(spec_file: str, options: FilterOptions, *, as_json: bool) -> int:
-    from pipeline.filters.dry_run import preview
-    from pipeline.report.filters import filter_preview_json, show_filter_preview
-
-    with spec_in(spec_file) as spec:
-        previewed = preview(spec, options, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if previewed.complete else EXIT_INCOMPLETE
-    code = EXIT_FAILED if previewed.filter.stops else code
-    show, to_json = show_filter_preview, filter_preview_json
-    return print_result(previewed, show, to_json, as_json=as_json, code=code)
+        work = preview if options.dry_run else filter_corpus
+        result = work(spec, options, cache_dir=cache_dir())
+    code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
+    code = EXIT_FAILED if result.stops else code
+    return print_result(result, show_filter, as_json=as_json, code=code)
 
 
 @verb(USE, 3)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.evaluation.metrics import Bin
 from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
 from pipeline.report.console import truncate
@@ -19,8 +20,9 @@ from pipeline.verbs.evaluate import JudgedRows, TaskEvaluation
 
 MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
-MAX_LINES = 10  # labels of a chart: those with the most gold rows
+MAX_LINES = 5  # labels of a chart: those with the most gold rows
 LABEL_CHARS = 40
+LEAST_ROWS = 20  # of a point of the reliability, but for the last
 _POINTS = 200  # of a curve: more are not visible
 _LOG_BELOW_ONE = 0.3  # the axis begins below 1, so that a bar of one document has a height
 _LOW, _HIGH = 130, 280  # pixels
@@ -114,8 +116,8 @@ def curves(task: TaskEvaluation) -> list[Chart]:
     if task.scores is None or task.judged is None:
         return []
     ticks = [(share, f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)]
-    bins = task.scores.reliability
-    name = f"{len(bins)} bins of about equal mass"
+    bins = merged_bins(task.scores.reliability)
+    name = f"{len(bins)} groups of documents, by confidence"
     reliability = Line(name, [(part.confidence, part.accuracy) for part in bins], 0)
     return [
         Chart(
@@ -134,6 +136,20 @@ def curves(task: TaskEvaluation) -> list[Chart]:
             lines=list(_precision_by_recall(task.labels, task.judged)),
         ),
     ]
+
+
+def merged_bins(bins: Sequence[Bin]) -> list[Bin]:
+    """Neighbouring bins as one where they have few rows: the share of a few rows is an accident."""
+    merged: list[Bin] = []
+    for bin in bins:
+        if merged and merged[-1].rows < LEAST_ROWS:
+            before = merged.pop()
+            rows = before.rows + bin.rows
+            share = bin.rows / rows
+            confidence = before.confidence + share * (bin.confidence - before.confidence)
+            bin = Bin(rows, confidence, before.accuracy + share * (bin.accuracy - before.accuracy))
+        merged.append(bin)
+    return merged
 
 
 def _precision_by_recall(labels: Sequence[str], judged: JudgedRows) -> Iterator[Line]:

@@ -48,6 +48,7 @@ class Section:
 
     task: str
     headline: str  # the main figures in one line, and who gave the gold labels
+    figure: Figure | None  # the first of them
     counts: Sequence[str]  # how many rows were evaluated, and why the others were not
     doubts: Sequence[str]
     grids: Sequence[Grid]  # in all, by label, by threshold, the confusion matrix; () without rows
@@ -81,6 +82,7 @@ def sections(evaluation: Evaluation) -> Iterator[Section]:
         yield Section(
             task=name,
             headline=_headline(figures, parts),
+            figure=next(iter(_main(figures).values()), None),
             counts=list(_counts(name, parts)),
             doubts=list(shared_doubts(parts)),
             grids=list(_grids(name, figures, parts, is_multi=is_multi)) if figures else (),
@@ -97,11 +99,13 @@ def _by_task(evaluation: Evaluation) -> dict[str, list[TaskEvaluation]]:
     return parts
 
 
+def _main(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    main = {name: figures[name] for name in _MAIN if name in figures}
+    return {name: figure for name, figure in main.items() if figure.value is not None}
+
+
 def _headline(figures: Mapping[str, Figure], parts: Sequence[TaskEvaluation]) -> str:
-    main = ((name, figures[name]) for name in _MAIN if name in figures)
-    shown = [
-        f"{_NAMES[name]} {interval(figure)}" for name, figure in main if figure.value is not None
-    ]
+    shown = [f"{_NAMES[name]} {interval(figure)}" for name, figure in _main(figures).items()]
     if not shown:
         return "nothing is judged"
     rows = max(part.rows.evaluated for part in parts)

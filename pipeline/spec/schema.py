@@ -63,7 +63,7 @@ class Columns(NamedTuple):
 class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
-    path: Location = Field(min_length=1)
+    path: Location
     """File, folder or glob, local or at any fsspec URL, such as `s3://` or `hf://`. Formats:
     Parquet, Arrow, WET, text files (`.txt`, one document each), WebDataset (`.tar`), and JSON
     lines, CSV or TSV, each plain or as gzip or zstd. Hidden names and the output are left out below
@@ -160,7 +160,7 @@ class JobSpec(Frozen):
     """The model that answers. Tasks with classifiers need none."""
     input: InputSpec
     """The documents."""
-    output: Location = Field(min_length=1)
+    output: Location
     """Folder or URL where answers and snapshots are kept."""
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `output`. Secrets are refused."""

@@ -1,29 +1,23 @@
 """What an output holds, how good its answers are, and what its filter does.
 
 Entry point: `corpus_report`. The labels of the last snapshot are read once, and once more for each
-of gold, `drop_top` and the comparison with the snapshot before. The counts are queries over a table
-of the decisions about all documents.
+of gold and the comparison with the snapshot before. The counts are queries over the table of the
+filter's decisions about all documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.filters.decisions import (
-    MOST_GROUPS,
-    Decisions,
-    Pairs,
-    Size,
-    decisions,
-    with_thresholds,
-)
+from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import older_answers, what_answered
-from pipeline.filters.removal import FilterReport, filter_report
+from pipeline.filters.result import FilterResult, result_of
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
@@ -107,7 +101,7 @@ class CorpusReport:
     docs_per_s: float | None
     tasks: tuple[TaskReport, ...]
     scores: tuple[ScoreCounts, ...]
-    filter: FilterReport | None
+    filter: FilterResult | None
     by: str | None  # what the groups are
     groups: Pairs
     files: Pairs
@@ -145,15 +139,15 @@ def report_of(
         SpecError: The spec or `options.by` is wrong.
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
-    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec)).grouped(options.by)
-    contents, shards = rule.contents, rule.input_shards(cache_dir)
-    policy, on_error = with_thresholds(rule, shards), rule.filter.on_error
+    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec), options.by)
+    contents, on_error = rule.contents, rule.rule.filter.on_error
+    shards, _ = rule.input_shards(cache_dir)
     named = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    scored = scored_labels(named, policy.probabilities)
-    columns = tallied_columns(named, scored)
+    scored = scored_labels(named, rule.rule.probabilities)
+    columns = partial(tallied_columns, rule, scored=scored)
     before = _before(rule)
     seconds, rate = _pace(rule.store, contents, before)
-    with decisions(rule, policy, shards, on_error, read=named, columns=columns) as table:
+    with decided(rule.rule, rule.rows(shards), on_error, columns) as table:
         tasks = tuple(_task(task, rule, table) for task in spec.tasks)
         return CorpusReport(
             spec=spec.name,
@@ -172,8 +166,8 @@ def report_of(
             docs_per_s=rate,
             tasks=tasks,
             scores=tuple(score_counts(table, scored)),
-            filter=filter_report(rule.judge(policy), on_error, table) if spec.filter else None,
-            by=", ".join(rule.by) or None,
+            filter=result_of(rule, on_error, table) if spec.filter else None,
+            by=", ".join(group.text for group in rule.by) or None,
             groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
             files=table.sizes("path", MOST_GROUPS),
             lengths=table.sizes(BY_LENGTH),

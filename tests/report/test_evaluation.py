@@ -121,12 +121,14 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     task = whole.tasks["toxic"]
     written, auroc = page(whole), task.auroc
     first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
-    begin, _, _ = written.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
+    screen, _, rest = written.partition("<h2 id='answers'>")
+    begin, _, _ = rest.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
     [section] = sections(whole)
     line = section.headline
     assert line.startswith(first) and "on 50 documents, by " in line
     assert "of job<" in begin and NOW in begin and "<dt>model</dt>" in begin
-    assert "read the 1 gold labels that may be wrong" in begin
+    assert line in html.unescape(screen)
+    assert "read the 1 gold labels that may be wrong" in screen
     renamed = replace(whole, gold=replace(whole.gold, source="gold.csv"))
     assert task.at_chance
     command = "assay fit 'my spec.yaml' --gold gold.csv --task toxic</code>"
@@ -135,7 +137,7 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     command = "<code>assay filter 'my spec.yaml' --to FOLDER</code>"
     assert f"write the documents that the rule keeps: {command}" in html.unescape(page(passed))
     unruled = shown(replace(REPORT, filter=None, quality=passed), "my spec.yaml")
-    line = "write a rule as <code>filter.keep</code> in the spec, then run: "
+    line = "write a rule as filter.keep in the spec, then run: "
     assert line + command in html.unescape(unruled)
 
 

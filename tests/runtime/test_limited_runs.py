@@ -210,7 +210,7 @@ def test_other_verbs_read_the_snapshot_of_a_sample(plain: Corpus) -> None:
     plain.check(texts=inside)
     to, cache = plain.folder / "kept", plain.cache
     filtered = filter_corpus(plain.spec, FilterOptions(to=str(to)), cache_dir=cache)
-    assert filtered.counts.all.documents == len(inside) and not filtered.complete
+    assert filtered.documents == len(inside) and not filtered.complete
     rows = {name: row for name, row in plain.rows().items() if row["status"] != "skipped"}
     kept = {name: inside[name] for name, row in rows.items() if row["p"]["toxic"] > 0.5}
     written = [json.loads(line) for f in to.rglob("*.jsonl") for line in f.read_text().splitlines()]

@@ -94,7 +94,7 @@ def test_of_the_demos_rule_all_labels_give_what_scikit_learn_counts(known: Known
 
 
 @pytest.mark.parametrize(
-    "rule", ["and doc", "or doc", "thresholds", "drop_top", "groups", "negated", "no conjunction"]
+    "rule", ["and doc", "or doc", "case", "drop_top", "groups", "negated", "no conjunction"]
 )
 def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> None:
     """Documents of one text differ where the rule reads the input."""
@@ -107,7 +107,7 @@ def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> N
     for label in range(3):
         own = known.p["language"].argmax(axis=1) == label
         by_language |= own & (scores > np.quantile(scores[own], 0.9, method="inverted_cdf"))
-    at_forum = {"of": "toxic.p.toxic", "by": "doc.source", "at": {"forum": 1.0}, "otherwise": 0.4}
+    of_source = "toxic.p.toxic <= case doc.source when 'forum' then 1 else 0.4 end"
     loose = (known.p["toxic"][:, 0] > 0.4) & ~forum
     part = {"share": 0.1, "of": "spam.p.spam"}
     content, whole, reasons = {
@@ -121,10 +121,10 @@ def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> N
             (toxic & ~forum, is_toxic & ~forum),
             {f"{TOXIC} or doc.source = 'forum'": (toxic & ~forum, is_toxic & ~forum)},
         ),
-        "thresholds": (
-            {"keep": SPAM, "thresholds": at_forum},
+        "case": (
+            {"keep": f"{SPAM} and {of_source}"},
             (spam | loose, is_spam | is_toxic & ~forum),
-            {SPAM: by_demo[SPAM], "thresholds: toxic.p.toxic": (loose, is_toxic & ~forum)},
+            {SPAM: by_demo[SPAM], of_source: (loose, is_toxic & ~forum)},
         ),
         "drop_top": (
             {"keep": TOXIC, "drop_top": part},

@@ -174,7 +174,7 @@ def test_the_page_runs_nothing_of_a_text_and_fetches_nothing(
     assert "<script>alert" not in page and "\x1b" not in page
     assert "default-src 'none'" in page
     assert re.findall(r"(?:src|href)='(?!#|data:)", page) == []
-    for kind in ("kept", "dropped", "sure", "borderline"):
+    for kind in ("kept", "dropped", "least sure"):
         assert any(each["example"]["kind"] == kind for each in result["examples"])
     assert "blurred" in page and page.count("class='text'") == len(result["examples"])
 
@@ -197,7 +197,7 @@ def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(
     assert [each["documents"] for each in result["whole"]] == [3 * ROWS, 0]
     assert result["filter"] is None and result["quality"] is None
     assert set(result["groups"]) == {"art", "law", "sport", "null"}
-    assert "The spec has no filter" in page and "--gold FILE" in page
+    assert "The spec has no filter" in page and "There are no gold labels" in page
 
 
 def test_groups_do_not_change_the_thresholds_of_the_rule(
