@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -13,10 +12,9 @@ from cyclopts import Group
 
 from pipeline.cache import cache_dir
 from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by, spec_in
-from pipeline.cli.parameters import AsJson, GoldFile, SpecFile
+from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
-from pipeline.errors import option_error
-from pipeline.options import EvalOptions, FitOptions, GoldOptions
+from pipeline.options import EvalOptions, FitOptions
 from pipeline.review.options import ReviewOptions
 
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
@@ -24,37 +22,25 @@ IMPROVE = Group("Measure and improve the answers", sort_key=2)
 
 @verb(IMPROVE, 1, "eval")
 def evaluate(
-    spec_file: SpecFile,
-    /,
-    *,
-    gold: GoldFile,
-    gold_options: GoldOptions = GoldOptions(),
-    options: EvalOptions = EvalOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: EvalOptions = EvalOptions(), as_json: AsJson = False
 ) -> int:
     """Compare the answers with gold labels, with confidence intervals.
 
-    `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
+    `assay report` shows the same figures on a page. The exit code is 1 if a gate of the spec's
+    `publish` fails.
     """
-    from pipeline.report.evaluation_json import evaluation_json
-    from pipeline.report.evaluation_table import show_evaluation
+    from pipeline.report.evaluation import show_evaluation
     from pipeline.verbs.evaluate import evaluate
 
     with spec_in(spec_file) as spec:
-        evaluation = evaluate(spec, gold, gold_options, options, cache_dir=cache_dir())
+        evaluation = evaluate(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if evaluation.passed else EXIT_FAILED
-    return print_result(evaluation, show_evaluation, evaluation_json, as_json=as_json, code=code)
+    return print_result(evaluation, show_evaluation, as_json=as_json, code=code)
 
 
 @verb(IMPROVE, 2)
 def fit(
-    spec_file: SpecFile,
-    /,
-    *,
-    gold: GoldFile | None = None,
-    gold_options: GoldOptions = GoldOptions(),
-    options: FitOptions = FitOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: FitOptions = FitOptions(), as_json: AsJson = False
 ) -> int:
     """Train readouts, small classifiers of the model's states, from gold labels.
 
@@ -66,35 +52,25 @@ def fit(
     this precision, compared with the last stage alone.
     """
     if options.chooses_thresholds():
-        if gold is not None or gold_options != GoldOptions(tasks=gold_options.tasks):
-            fix = "thresholds are compared with the last stage; leave the gold options out"
-            raise option_error("gold", fix, gold)
-        return _thresholds(spec_file, options, gold_options.tasks, as_json=as_json)
-    if gold is None:
-        fix = "missing; add --gold FILE, or for a task with a cascade --recall and --precision"
-        raise option_error("gold", fix)
+        return _thresholds(spec_file, options, as_json=as_json)
     from pipeline.report.progress import fit_progress
 
     with spec_in(spec_file) as spec, shown_by(fit_progress) as announce:
         with imports_of_torch():
             from pipeline.report.fit import show_fit
             from pipeline.verbs.fit import fit_readouts
-        fitted = fit_readouts(
-            spec, gold, gold_options, options, cache_dir=cache_dir(), announce=announce
-        )
+        fitted = fit_readouts(spec, options, cache_dir=cache_dir(), announce=announce)
     return print_result(fitted, partial(show_fit, spec_file=spec_file), as_json=as_json)
 
 
-def _thresholds(spec_file: str, options: FitOptions, tasks: Sequence[str], *, as_json: bool) -> int:
+def _thresholds(spec_file: str, options: FitOptions, *, as_json: bool) -> int:
     from pipeline.report.progress import run_progress
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with imports_of_torch():
             from pipeline.report.fit import show_thresholds
             from pipeline.verbs.cascade import choose_thresholds
-        chosen = choose_thresholds(
-            spec, options, tasks=tasks, cache_dir=cache_dir(), announce=announce
-        )
+        chosen = choose_thresholds(spec, options, cache_dir=cache_dir(), announce=announce)
     return print_result(chosen, show_thresholds, as_json=as_json)
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.filters.expressions import conjuncts
-from pipeline.filters.policy import BoundClause, Policy
+from pipeline.filters.decisions import Thresholds
+from pipeline.filters.rule import FilterRule
 from pipeline.sources.documents import OK
 from pipeline.sources.rule import Rule
 from pipeline.spec.tasks import TaskSpec
@@ -27,10 +28,10 @@ Truth = str | Collection[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A condition of `keep`, or a clause."""
+    """A condition of `keep`, or `drop_top`."""
 
     words: str
-    tasks: tuple[str, ...]  # whose answers it reads; not those that are a clause's groups
+    tasks: tuple[str, ...]  # whose answers it reads; not those that are the groups of `drop_top`
     kept: Callable[[pa.RecordBatch], Sequence[bool | None]]  # by row; None: it is null
 
     def drops(self, rows: pa.RecordBatch) -> Bools:  # [rows]
@@ -45,24 +46,31 @@ def condition(sql: str, words: str, schema: pa.Schema, tasks: Collection[str]) -
     return Reason(words, read, lambda rows: list(rule.verdicts(rows).to_pylist()))
 
 
-def reasons_of(policy: Policy, schema: pa.Schema, tasks: Collection[str]) -> tuple[Reason, ...]:
-    """The conditions that `keep` joins with AND, then the clauses.
+def reasons_of(rule: FilterRule, thresholds: Thresholds | None) -> tuple[Reason, ...]:
+    """The conditions that `keep` joins with AND, then `drop_top`.
 
-    Law: the policy drops a document exactly if one of them does.
-
-    Args:
-        policy: With thresholds.
-        schema: The rows' columns, with those of the input.
-        tasks: The names of all tasks.
+    Law: the rule drops a document exactly if one of them does.
     """
-    parts = conjuncts(policy.keep, place="filter.keep") if policy.keep else ()
-    conditions = [condition(part, part, schema, tasks) for part in dict.fromkeys(parts)]
-    clauses = []
-    for clause in policy.clauses:
-        bound = BoundClause(clause, schema)
-        read = tuple(name for name in bound.expressions[0].columns if name in tasks)
-        clauses.append(Reason(f"{clause.kind}: {clause.of}", read, bound.kept))
-    return (*conditions, *clauses)
+    reasons = [
+        condition(f"({words})::BOOLEAN", words, rule.schema, rule.tasks)
+        for words in rule.conditions
+    ]
+    if rule.score is not None and thresholds is not None:
+        read = tuple(name for name in rule.score.columns if name in rule.tasks)
+        kept = partial(_is_at_most, rule, thresholds)
+        reasons.append(Reason(f"drop_top: {rule.score.text}", read, kept))
+    return tuple(reasons)
+
+
+def _is_at_most(rule: FilterRule, thresholds: Thresholds, rows: pa.RecordBatch) -> list[bool]:
+    """Whether the score of each row is at most the threshold of its group, or missing."""
+    assert rule.score is not None
+    scores = rule.score.scores(rows).to_pylist()
+    groups = [None] * len(scores) if rule.group is None else rule.group.names(rows).to_pylist()
+    return [
+        score is None or score <= thresholds.at.get(group, thresholds.otherwise)
+        for score, group in zip(scores, groups, strict=True)
+    ]
 
 
 def ideal_rows(

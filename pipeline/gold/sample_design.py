@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError, option_error
+from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.resampling import Sampling
-from pipeline.gold.files import GoldRows
+from pipeline.gold.files import GoldRows, gold_error
 from pipeline.hashes import canonical_json, parse_versioned_json, sha256_hex, validated
 from pipeline.ledger.keys import audit_key, parse_key
 from pipeline.spec.schema import JobSpec
@@ -85,9 +85,7 @@ def find_design(rows: GoldRows, spec: JobSpec) -> SampleDesign | None:
         return None
     names = rows.columns[SAMPLE]
     if not rows.rows:
-        raise SpecError(
-            [Problem(Option("gold"), "has no rows; draw a sample and label it", rows.path)]
-        )
+        raise gold_error(rows.path, "has no rows; draw a sample and label it")
     odd = next((row for row, name in enumerate(names) if name != names[0]), None)
     if odd is not None:
         fix = f"the column {SAMPLE} has another value than in row 1; put each sample in its own "
@@ -109,5 +107,5 @@ def _stored_design(path: str, name: str, spec: JobSpec) -> SampleDesign:
     if parse_key(key) is None or not any(stored.key == key for stored in store.list(key)):
         fix = f"{store.url} has no design of this sample ({SAMPLE} {name}); name the spec whose "
         fix += "output the sample was drawn from"
-        raise option_error("gold", fix, path)
+        raise gold_error(path, fix)
     return validated(SampleDesign, parse_versioned_json(store.read(key), FORMAT))

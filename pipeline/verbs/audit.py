@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, LabelledSample, estimate
-from pipeline.gold.files import GoldRows, gold_format, read_gold_rows
+from pipeline.gold.files import GoldRows, gold_error, gold_format, read_gold_rows
 from pipeline.gold.labels import read_gold
 from pipeline.gold.people import label_columns
 from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, find_design
 from pipeline.gold.values import UNLABELLED
-from pipeline.options import AuditOptions, GoldColumns, GoldOptions
+from pipeline.options import AuditOptions
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.audited_rule import (
@@ -145,13 +144,7 @@ class _Judged:
         )
 
 
-def audit(
-    spec: JobSpec,
-    options: AuditOptions,
-    gold_options: GoldColumns = GoldColumns(),
-    *,
-    cache_dir: Path,
-) -> AuditResult:
+def audit(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> AuditResult:
     """Estimates precision, recall and prevalence from the labels in a file of `draw_sample`.
 
     The decisions are those of the spec's filter now: one sample judges several rules.
@@ -161,7 +154,7 @@ def audit(
             reads was fitted to its documents.
     """
     audited = AuditedRule.of(spec, options)
-    sheet = _read_sheet(audited, options.gold or "", gold_options)
+    sheet = _read_sheet(audited, options.gold or "")
     fitted = fitted_hashes(audited)
     _refuse_fitted(sheet, fitted)
     documents = _documents(audited.with_thresholds(cache_dir), sheet)
@@ -198,12 +191,8 @@ def audit(
     )
 
 
-def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _Sheet:
+def _read_sheet(audited: AuditedRule, source: str) -> _Sheet:
     """The labels of the file, by text; SpecError if it is not a sample of the spec's output."""
-    for name, column in (("id", options.id), ("text", options.text)):
-        if column is not None:
-            fix = f"the rows of a sample are matched by their {HASH}; leave this option out"
-            raise SpecError([Problem(Option(name), fix, column)])
     spec, format = audited.rule.spec, gold_format(source)
     rows = read_gold_rows(source, format, spec.input.storage_options) if format else None
     own_tasks = [task for task in spec.tasks if task.name in audited.tasks]
@@ -216,11 +205,10 @@ def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _She
             fix = "is no evidence about a filter: its labels are of documents that were not drawn "
             fix += "for one audit, or were given with the model's answer in view; label a new file "
             fix += "(assay review --by audit)"
-        raise option_error("gold", fix, source)
-    named = {task_of(name) for name, _ in (*options.columns, *options.scores)}
+        raise gold_error(source, fix)
+    named = set(map(task_of, (*spec.gold.columns, *spec.gold.scores)))
     tasks = [task for task in audited.tasks if task in rows.columns or task in named]
-    columns = options.columns, options.values, options.scores, tuple(tasks or audited.tasks)
-    gold = read_gold(source, spec, GoldOptions(HASH, None, *columns))
+    gold = read_gold(source, spec, tasks or tuple(audited.tasks))
     keys = np.array([text_number(key) for key in gold.keys], np.uint64)
     order = np.argsort(keys)
     unlabelled = np.full(len(keys), UNLABELLED)
@@ -236,7 +224,7 @@ def _refuse_fitted(sheet: _Sheet, fitted: Hashes) -> None:
     if both := int(np.isin(sheet.texts, fitted).sum()):
         fix = f"a readout of the filter was fitted to {both:,} of its {len(sheet.texts):,} texts, "
         fix += "so they do not show its quality; draw other documents: assay audit --to"
-        raise option_error("gold", fix, sheet.rows.path)
+        raise gold_error(sheet.rows.path, fix)
 
 
 def _refuse_stratum_without_label(sheet: _Sheet, whole: _Judged) -> None:
@@ -249,7 +237,7 @@ def _refuse_stratum_without_label(sheet: _Sheet, whole: _Judged) -> None:
         shown = ", ".join(rows[:_SHOWN_ROWS]) + ", ..." * (len(rows) > _SHOWN_ROWS)
         fix = "a part of the sample has no row with the labels that the rule needs; label one or "
         fix += f"more of its rows: {shown}"
-        raise option_error("gold", fix, sheet.rows.path)
+        raise gold_error(sheet.rows.path, fix)
 
 
 def _documents(audited: AuditedRule, sheet: _Sheet) -> _Documents:

@@ -153,7 +153,7 @@ def _frame(audited: AuditedRule) -> _Frame:
         kept = np.ones(len(documents.rows))
         for task in tasks:
             p = probabilities(documents.rows.column(task.name), tuple(task.labels))
-            kept *= 1 - drop_probabilities(p, audited.criteria, audited.rule.schema, task)
+            kept *= 1 - drop_probabilities(p, audited.criteria, audited.rule.rule.schema, task)
         parts.append(
             (documents.hashes, documents.positions, 1 - kept, documents.groups, documents.dropped)
         )

@@ -5,8 +5,9 @@ Entry point: `AuditedRule`. Used by `audit_sample`, which draws texts, and `audi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, listed, option_error
-from pipeline.filters.decisions import with_thresholds
+from pipeline.filters.decisions import Thresholds, decided
 from pipeline.filters.ideal_answers import Reason, Truth, condition, ideal_rows, reasons_of
-from pipeline.filters.snapshot_rule import SnapshotRule, failed_status
+from pipeline.filters.rule import failed_status
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.sample_design import HASH
 from pipeline.gold.values import UNLABELLED
@@ -48,7 +50,8 @@ class AuditedRule:
     """A filter's rule, and what says which documents should be dropped."""
 
     rule: SnapshotRule  # with the groups of the estimates
-    shards: Mapping[str, Shard]  # without them, thresholds of shares are missing
+    shards: Mapping[str, Shard]
+    dropped: Sequence[Bools]  # [shards][docs]: by the whole rule; [] before the labels are read
     positive: str | None  # the task and label of documents that should be dropped, if it is named
     reasons: tuple[Reason, ...]  # for which the rule drops documents; with `positive`, none
     # A document should be dropped if one of these drops it with perfect answers.
@@ -57,8 +60,8 @@ class AuditedRule:
     @classmethod
     def of(cls, spec: JobSpec, options: AuditOptions) -> AuditedRule:
         """The rule, after every check that needs no work; SpecError if an option does not suit."""
-        rule = SnapshotRule.of(spec).grouped(options.by)
-        audited = cls._bound(rule, {}, options.positive)
+        rule = SnapshotRule.of(spec, options.by)
+        audited = cls._bound(rule, {}, [], options.positive, Thresholds(math.inf, {}))
         if not audited.tasks:
             fix = "reads no answer, so people have nothing to label; name a label of documents "
             fix += "that should be dropped: --positive TASK.LABEL"
@@ -69,26 +72,35 @@ class AuditedRule:
         """The same with all thresholds, after a check of the input."""
         rule = self.rule
         rule.warn_of_older_answers(cache_dir)
-        shards = rule.input_shards(cache_dir)
-        rule = replace(rule, policy=with_thresholds(rule, shards))
-        return self._bound(rule, shards, self.positive)
+        shards, _ = rule.input_shards(cache_dir)
+        with decided(rule.rule, rule.rows(shards), "keep") as table:
+            dropped = [
+                table.of_shard(number)["dropped"].to_numpy()
+                for number in range(len(rule.contents.shards))
+            ]
+            return self._bound(rule, shards, dropped, self.positive, table.thresholds)
 
     @classmethod
     def _bound(
-        cls, rule: SnapshotRule, shards: Mapping[str, Shard], positive: str | None
+        cls,
+        rule: SnapshotRule,
+        shards: Mapping[str, Shard],
+        dropped: Sequence[Bools],
+        positive: str | None,
+        thresholds: Thresholds | None,
     ) -> AuditedRule:
         names = rule.contents.tasks.keys()
         if positive is None:
-            reasons = reasons_of(rule.policy, rule.schema, names)
-            return cls(rule, shards, None, reasons, reasons)
+            reasons = reasons_of(rule.rule, thresholds)
+            return cls(rule, shards, dropped, None, reasons, reasons)
         task, label = _task_and_label(rule, positive)
         quoted = label.replace("'", "''")
         kinds = {each.name: each.kind for each in rule.spec.tasks}
         sql = f"\"{task}\".label <> '{quoted}'"
         if kinds[task] == "multi":
             sql = f"not list_contains(\"{task}\".labels, '{quoted}')"
-        other = condition(sql, positive, rule.schema, names)
-        return cls(rule, shards, positive, (), (other,))
+        other = condition(sql, positive, rule.rule.schema, names)
+        return cls(rule, shards, dropped, positive, (), (other,))
 
     @property
     def spec_tasks(self) -> dict[str, TaskSpec]:
@@ -104,7 +116,7 @@ class AuditedRule:
     @property
     def read_tasks(self) -> tuple[str, ...]:
         """The tasks that a document needs an answer to: those of the rule, and those to label."""
-        names = {*self.rule.judge(self.rule.policy).columns, *self.tasks}
+        names = {*self.rule.rule.tasks, *self.tasks}
         return tuple(task.name for task in self.rule.spec.tasks if task.name in names)
 
     def documents(self, groups: dict[str, int]) -> Iterator[AnsweredDocuments]:
@@ -112,19 +124,17 @@ class AuditedRule:
 
         A document without a group has an answer all the same.
         """
-        judge, groups_of, first = self.rule.judge(self.rule.policy), self.rule.groups(), 0
-        read = self.read_tasks
-        for batch, _ in self.rule.rows(self.shards):
-            failed = failed_status(batch, read)
-            answered = np.array([not status for status in failed], np.bool_)
+        first, read = 0, self.read_tasks
+        for batch, dropped in zip(self.rule.rows(self.shards), self.dropped, strict=True):
+            answered = failed_status(batch, read).is_null().to_numpy(zero_copy_only=False)
             rows = batch.filter(pa.array(answered))
-            hashes, names = rows.column(HASH).to_pylist(), groups_of(rows)
+            hashes, names = rows.column(HASH).to_pylist(), self.rule.groups(rows).to_pylist()
             yield AnsweredDocuments(
                 rows,
                 first + np.flatnonzero(answered),
                 np.array([text_number(text) for text in hashes], np.uint64),
                 np.array([groups.setdefault(name, len(groups)) for name in names], np.int64),
-                judge.decide(rows, [""] * len(rows), "drop").dropped,
+                dropped[answered],
             )
             first += len(batch)
 

@@ -69,7 +69,6 @@ def choose_thresholds(
     spec: JobSpec,
     options: FitOptions,
     *,
-    tasks: Sequence[str] = (),
     cache_dir: Path,
     announce: Announce = ignore,
 ) -> ChosenThresholds:
@@ -85,7 +84,7 @@ def choose_thresholds(
         StorageError: Some documents of the sample could not be labelled; run again.
     """
     assert options.recall is not None and options.precision is not None, options
-    cascade = _cascade(spec, tasks)
+    cascade = _cascade(spec, options.tasks)
     path, labels = cascade.cascade.file, tuple(cascade.labels)
     target = new_file(path, options_for(path, spec), overwrite=options.overwrite)
     promise = Promise(options.recall, options.precision)

@@ -17,7 +17,7 @@ from pipeline.evaluation.gates import Gate, metrics_of, parse_gate
 from pipeline.evaluation.intervals import Figure
 from pipeline.filters.layout import refuse_own_places
 from pipeline.gold.answers import answers_for, matching_snapshot
-from pipeline.gold.labels import Gold
+from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.people import GoldFile
 from pipeline.gold.values import GoldTask
 from pipeline.options import AuditOptions
@@ -185,7 +185,8 @@ def _pool(
     every = GoldTask(tuple(task.labels), np.zeros(len(documents), np.int64))
     hashes, texts = (tuple(getattr(d, name) for d in documents) for name in ("hash", "text"))
     # — a row for each document, as gold is read; its labels do not count
-    rows = Gold(job.spec.input.path, "content_hash", hashes, {task.name: every}, texts)
+    counts = GoldCounts(job.spec.input.path, "content_hash", len(documents))
+    rows = Gold(counts, hashes, {task.name: every}, texts)
     question = None if task.kind == "multi" else task.question
     read = read_gold_states(job, rows, {task.name: question}, layers=None, announce=announce)
     own = read.kinds[task.name]

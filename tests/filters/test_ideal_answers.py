@@ -8,14 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.filters.decisions import Thresholds, decided
 from pipeline.filters.ideal_answers import (
     drop_probabilities,
     dropping_labels,
     ideal_rows,
     reasons_of,
 )
-from pipeline.filters.policy import Clause, Judge, Policy
+from pipeline.filters.rule import FilterRule
 from pipeline.ledger.columns import ANSWER_COLUMNS, answers_type
+from pipeline.spec.filters import FilterSpec
 from pipeline.spec.tasks import QuestionTask
 
 TASKS = {
@@ -27,7 +29,9 @@ TASKS = {
 SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
+        ("row", pa.int64()),
         ("n_chars", pa.int64()),
+        ("status", pa.string()),
         ("toxic", answers_type(ANSWER_COLUMNS, ["toxic", "clean"])),
         ("topic", answers_type(("label", "top", "levels", "mass", "status"), ["art/film", "law"])),
     ]
@@ -38,7 +42,9 @@ def rows_of(*p: float | None) -> pa.RecordBatch:
     rows = [
         {
             "doc_id": str(number),
+            "row": number,
             "n_chars": number,
+            "status": "ok",
             "toxic": None
             if each is None
             else {
@@ -54,35 +60,39 @@ def rows_of(*p: float | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-def clause(kind: str = "thresholds", **values: Any) -> Clause:
-    return Clause(kind, **{"of": "toxic.p.toxic", "by": None, "otherwise": 0.7, **values})
+ABOVE = Thresholds(0.7, {"law": 0.2})
+TOP = {"share": 0.3, "of": "toxic.p.toxic", "smallest": 1}
+
+
+def rule_of(**rule: Any) -> FilterRule:
+    return FilterRule.of(FilterSpec(**rule), TASKS, SCHEMA)
 
 
 @pytest.mark.parametrize(
-    "policy",
+    "rule",
     [
-        Policy("toxic.p.toxic < 0.5 and topic.label = 'law' and n_chars > 2", ()),
-        Policy("toxic.p.toxic < 0.5 or topic.label = 'law'", (clause(),)),
-        Policy(None, (clause(), clause("drop_top", of="n_chars", otherwise=6.0))),
-        Policy("topic.label <> 'law'", (clause(by="topic.label", at={"law": 0.2}),)),
+        {"keep": "toxic.p.toxic < 0.5 and topic.label = 'law' and n_chars > 2"},
+        {"keep": "toxic.p.toxic < 0.5 or topic.label = 'law'", "drop_top": TOP},
+        {"drop_top": {**TOP, "of": "n_chars"}},
+        {"keep": "topic.label <> 'law'", "drop_top": {**TOP, "by": "topic.label"}},
     ],
 )
-def test_a_rule_drops_a_document_exactly_if_one_of_its_reasons_does(policy: Policy) -> None:
-    rows = rows_of(None, *np.random.default_rng(0).random(40))
-    whole = Judge(policy, SCHEMA).decide(rows, [""] * len(rows), "drop").reasons
-    reasons = reasons_of(policy, SCHEMA, TASKS)
-    assert np.any([reason.drops(rows) for reason in reasons], axis=0).tolist() == [
-        bool(each) for each in whole
-    ]
+def test_a_rule_drops_a_document_exactly_if_one_of_its_reasons_does(rule: dict[str, Any]) -> None:
+    rows, bound = rows_of(*np.random.default_rng(0).random(40)), rule_of(**rule)
+    with decided(bound, [rows], "keep") as table:
+        dropped = table.of_shard(0)["dropped"].to_pylist()
+        reasons = reasons_of(bound, table.thresholds)
+    assert np.any([reason.drops(rows) for reason in reasons], axis=0).tolist() == dropped
+    assert 0 < sum(dropped) < 40
 
 
 def test_a_reason_reads_the_tasks_of_its_condition_and_not_of_its_groups() -> None:
-    by_topic = clause(by="topic.label", at={"law": 0.2})
-    policy = Policy("topic.label = 'law' and n_chars > 2", (by_topic,))
-    assert [(each.words, each.tasks) for each in reasons_of(policy, SCHEMA, TASKS)] == [
+    keep = "topic.label = 'law' and n_chars > 2"
+    reasons = reasons_of(rule_of(keep=keep, drop_top={**TOP, "by": "topic.label"}), ABOVE)
+    assert [(each.words, each.tasks) for each in reasons] == [
         ("topic.label = 'law'", ("topic",)),
         ("n_chars > 2", ()),
-        ("thresholds: toxic.p.toxic", ("toxic",)),
+        ("drop_top: toxic.p.toxic", ("toxic",)),
     ]
 
 
@@ -109,20 +119,20 @@ def test_ideal_answers_are_certain_and_leave_all_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "toxic", "topic"),
+    ("rule", "toxic", "topic"),
     [
-        (Policy("toxic.p.toxic < 0.5 and topic.label = 'law'", ()), [0], [0]),
-        (Policy("toxic.p.toxic < 0.5 or topic.label = 'law'", ()), [], []),
-        (Policy("topic.label <> 'law' and doc_id <> 'x'", (clause(),)), [0], [1]),
-        (Policy("toxic.p.clean < 0.5", ()), [1], []),
+        ({"keep": "toxic.p.toxic < 0.5 and topic.label = 'law'"}, [0], [0]),
+        ({"keep": "toxic.p.toxic < 0.5 or topic.label = 'law'"}, [], []),
+        ({"keep": "topic.label <> 'law' and doc_id <> 'x'", "drop_top": TOP}, [0], [1]),
+        ({"keep": "toxic.p.clean < 0.5"}, [1], []),
         # — of a task alone, whatever a condition of another one makes of a missing answer
-        (Policy("toxic.margin > 0.5 and coalesce(topic.mass, 0) > 1", ()), [], [0, 1]),
+        ({"keep": "toxic.margin > 0.5 and coalesce(topic.mass, 0) > 1"}, [], [0, 1]),
     ],
 )
 def test_the_labels_that_alone_are_a_reason_to_drop(
-    policy: Policy, toxic: list[int], topic: list[int]
+    rule: dict[str, str], toxic: list[int], topic: list[int]
 ) -> None:
-    reasons = reasons_of(policy, SCHEMA, TASKS)
+    reasons = reasons_of(rule_of(**rule), ABOVE)
     assert dropping_labels(reasons, SCHEMA, TASKS["toxic"]).tolist() == toxic
     assert dropping_labels(reasons, SCHEMA, TASKS["topic"]).tolist() == topic
 
@@ -178,6 +188,6 @@ def test_the_probability_of_an_answer_that_is_a_reason_to_drop(
     keep: str, task: str, expected: float
 ) -> None:
     p = {"about": np.array([[0.3, 0.6]]), "quality": np.array([[0.2, 0.5, 0.3]])}[task]
-    reasons = reasons_of(Policy(keep, ()), KINDS_SCHEMA, KINDS)
+    reasons = reasons_of(FilterRule.of(FilterSpec(keep=keep), KINDS, KINDS_SCHEMA), None)
     [estimate] = drop_probabilities(p, reasons, KINDS_SCHEMA, KINDS[task])
     assert estimate == pytest.approx(expected)

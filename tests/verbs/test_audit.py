@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -14,12 +15,13 @@ import pyarrow as pa
 import pytest
 from finished import ROWS, Corpus, finish, toy_fingerprints, toy_spec
 from fitted import card_of, write_readout
+from judged import with_gold
 from sklearn.metrics import precision_score, recall_score
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import AuditOptions, GoldColumns
+from pipeline.options import AuditOptions
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
@@ -56,11 +58,12 @@ def draw(folder: Path, name: str = "sample.csv", **options: Any) -> DrawnSample:
 def judge(
     folder: Path,
     spec: JobSpec | None = None,
-    gold: GoldColumns = GoldColumns(),
+    gold: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> AuditResult:
     named = AuditOptions(gold=str(folder / "sample.csv"), **options)
-    return audit(spec or spec_of(folder), named, gold, cache_dir=folder / "cache")
+    judged = with_gold(spec or spec_of(folder), **gold)
+    return audit(judged, named, cache_dir=folder / "cache")
 
 
 def design_of(folder: Path, name: str) -> dict[str, Any]:
@@ -295,20 +298,6 @@ def test_a_file_without_rows_is_refused(folder: Path) -> None:
         judge(folder)
 
 
-@pytest.mark.parametrize(
-    ("columns", "place"),
-    [(GoldColumns(id="doc_id"), "id: "), (GoldColumns(text="_text"), "text: ")],
-)
-def test_rows_of_a_sample_are_matched_by_their_own_key_alone(
-    columns: GoldColumns, place: str, folder: Path
-) -> None:
-    draw(folder, documents=60)
-    fill(folder)
-    with pytest.raises(SpecError, match="are matched by their content_hash") as refused:
-        judge(folder, gold=columns)
-    assert str(refused.value).startswith(place)
-
-
 def test_labels_have_other_columns_and_names_or_are_scores(folder: Path) -> None:
     draw(folder, documents=60)
     rows = fill(folder)
@@ -319,11 +308,12 @@ def test_labels_have_other_columns_and_names_or_are_scores(folder: Path) -> None
         for row in rows
     ]
     write(folder, named)
-    columns = GoldColumns(columns=(("toxic", "rude"),), values=(("yes", "toxic"), ("no", "clean")))
+    columns = {"columns": {"toxic": "rude"}, "values": {"yes": "toxic", "no": "clean"}}
     assert judge(folder, gold=columns) == expected
-    assert judge(folder, gold=GoldColumns(scores=(("toxic", "s"),))) == expected
+    # — rows of a sample have their own key
+    assert judge(folder, gold={"scores": {"toxic": "s"}, "id": "nothing"}) == expected
     with pytest.raises(SpecError, match="columns"):
-        judge(folder, gold=GoldColumns(columns=(("toxic", "nothing"),)))
+        judge(folder, gold={"columns": {"toxic": "nothing"}})
 
 
 def test_the_command_draws_estimates_and_prints_json(

@@ -18,7 +18,7 @@ from pipeline.cli import main
 from pipeline.evaluation.metrics import task_metrics
 from pipeline.evaluation.survey import Estimate
 from pipeline.ledger.snapshots import contents
-from pipeline.options import EvalOptions, GoldOptions
+from pipeline.options import EvalOptions
 from pipeline.report.audit import show_audited
 from pipeline.report.console import console_on
 from pipeline.stores.local import LocalStore
@@ -94,7 +94,7 @@ def test_of_the_demos_rule_all_labels_give_what_scikit_learn_counts(known: Known
 
 
 @pytest.mark.parametrize(
-    "rule", ["and doc", "or doc", "thresholds", "drop_top", "groups", "negated", "no conjunction"]
+    "rule", ["and doc", "or doc", "case", "drop_top", "groups", "negated", "no conjunction"]
 )
 def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> None:
     """Documents of one text differ where the rule reads the input."""
@@ -107,7 +107,7 @@ def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> N
     for label in range(3):
         own = known.p["language"].argmax(axis=1) == label
         by_language |= own & (scores > np.quantile(scores[own], 0.9, method="inverted_cdf"))
-    at_forum = {"of": "toxic.p.toxic", "by": "doc.source", "at": {"forum": 1.0}, "otherwise": 0.4}
+    of_source = "toxic.p.toxic <= case doc.source when 'forum' then 1 else 0.4 end"
     loose = (known.p["toxic"][:, 0] > 0.4) & ~forum
     part = {"share": 0.1, "of": "spam.p.spam"}
     content, whole, reasons = {
@@ -121,10 +121,10 @@ def test_other_rules_give_what_scikit_learn_counts(rule: str, known: Known) -> N
             (toxic & ~forum, is_toxic & ~forum),
             {f"{TOXIC} or doc.source = 'forum'": (toxic & ~forum, is_toxic & ~forum)},
         ),
-        "thresholds": (
-            {"keep": SPAM, "thresholds": at_forum},
+        "case": (
+            {"keep": f"{SPAM} and {of_source}"},
             (spam | loose, is_spam | is_toxic & ~forum),
-            {SPAM: by_demo[SPAM], "thresholds: toxic.p.toxic": (loose, is_toxic & ~forum)},
+            {SPAM: by_demo[SPAM], of_source: (loose, is_toxic & ~forum)},
         ),
         "drop_top": (
             {"keep": TOXIC, "drop_top": part},
@@ -268,22 +268,16 @@ def test_an_evaluation_on_a_sample_has_the_figures_of_the_corpus_within_its_inte
     for seed in range(samples):
         known.draw(spec, documents=150, seed=seed)
         known.label()
-        evaluation = evaluate(
-            spec,
-            str(known.folder / "sample.csv"),
-            GoldOptions(),
-            EvalOptions(resamples=1),
-            cache_dir=known.folder / "cache",
-            candidate=snapshot,
-        )
-        for task in evaluation.tasks:
-            assert evaluation.gold.kind(task.task) == "sample"
+        options = EvalOptions(str(known.folder / "sample.csv"), resamples=1)
+        places = {"cache_dir": known.folder / "cache", "candidate": snapshot}
+        for task in evaluate(spec, options, **places).tasks.values():
+            assert task.gold == "sample"
             assert task.represented == pytest.approx(1)
             hits = known.p[task.task].argmax(axis=1) == [
                 LABELS[task.task].index(label) for label in known.truth[task.task]
             ]
-            assert task.judged is not None
-            accuracy = task.judged.scores.headlines["accuracy"]
+            assert task.scores is not None
+            accuracy = task.scores.headlines["accuracy"]
             assert accuracy.low is not None and accuracy.high is not None
             inside += accuracy.low <= hits.mean() <= accuracy.high
             tries += 1
@@ -294,15 +288,14 @@ def test_a_sample_of_all_texts_evaluates_to_the_corpus(known: Known) -> None:
     spec = known.spec(**DEMO)
     known.draw(spec, documents=1_000)
     known.label()
-    source, options = str(known.folder / "sample.csv"), EvalOptions(resamples=1)
+    options = EvalOptions(str(known.folder / "sample.csv"), resamples=1)
     snapshot = contents(LocalStore(known.folder / "out"), 1)
     places = {"cache_dir": known.folder / "cache", "candidate": snapshot}
-    evaluation = evaluate(spec, source, GoldOptions(), options, **places)
-    for task in evaluation.tasks:
+    for task in evaluate(spec, options, **places).tasks.values():
         truth = np.array([LABELS[task.task].index(each) for each in known.truth[task.task]])
         p = known.p[task.task].astype(np.float64)
         expected = task_metrics(truth, p)
-        assert task.judged is not None
-        figures = task.judged.scores.headlines
+        assert task.scores is not None
+        figures = task.scores.headlines
         for name in figures.keys() - {"ece"}:  # its noise is taken out by simulation
             assert figures[name].value == pytest.approx(expected[name], abs=1e-6), name

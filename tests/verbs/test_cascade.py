@@ -21,11 +21,10 @@ TEXTS = [f"text number {row}" for row in range(400)]
 
 
 def run_verb(staged: Corpus, **changes: Any) -> ChosenThresholds:
-    tasks = changes.pop("tasks", ())
     options = {"recall": 0.6, "precision": 0.6, "documents": 200, "overwrite": True} | changes
     made = FitOptions(**options)
     assert made.chooses_thresholds()
-    return choose_thresholds(staged.spec, made, tasks=tasks, cache_dir=staged.cache)
+    return choose_thresholds(staged.spec, made, cache_dir=staged.cache)
 
 
 def lines_of(staged: Corpus, **changes: Any) -> list[str]:
