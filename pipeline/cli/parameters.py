@@ -84,7 +84,6 @@ _PLACEHOLDERS = {
     "HOURS": ("max_hours",),
     "LABEL": ("positive",),
     "LAYERS": ("layers",),
-    "METRIC": ("until",),
     "MODEL": ("model",),
     "ORDER": ("order",),
     "PATH": ("dropped", "to"),

@@ -33,7 +33,7 @@ Given = TypeVar("Given", bound=Hashable)
 Label = str | tuple[str, ...]  # of a task of kind `multi`: the labels that apply, or ()
 AUDIT = "audit:"  # `Shown.chosen` of a row that `assay audit` drew: this and the sample's name
 # Other values of `Shown.chosen` of rows that are no random sample; a threshold may follow.
-_TEACHING = frozenset({"mixed", "diverse", "uncertain", "near", "disagreement"})
+_TEACHING = frozenset({"mixed", "diverse", "uncertain", "near", "disagreement", "where"})
 
 
 @dataclass(frozen=True, slots=True)

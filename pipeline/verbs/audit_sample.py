@@ -94,13 +94,12 @@ def draw_sample(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> Dra
     )
 
 
-def sample_hashes(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> tuple[str, set[str]]:
-    """The name of the sample that `draw_sample` would write, and the content hashes of its texts.
+def sample_sheet(spec: JobSpec, options: AuditOptions, *, cache_dir: Path) -> pa.Table:
+    """The rows of the file that `draw_sample` would write, in its order.
 
-    The output keeps its design.
+    The output keeps the sample's design.
     """
-    drawn = _draw(spec, options, cache_dir)
-    return drawn.sheet[SAMPLE][0].as_py(), set(drawn.sheet[HASH].to_pylist())
+    return _draw(spec, options, cache_dir).sheet
 
 
 @dataclass(frozen=True, slots=True)
