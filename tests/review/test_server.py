@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -271,3 +273,34 @@ def test_a_port_that_is_in_use_is_one_line() -> None:
         port = own.getsockname()[1]
         with pytest.raises(SpecError, match=rf"^port: cannot be opened .* \(got {port}\)$"):
             listen(port)
+
+
+def test_a_review_that_is_killed_goes_on_and_keeps_every_answer(file: Path) -> None:
+    folder = Path(__file__).parents[1] / "support"
+    paths = os.pathsep.join(map(str, (folder.parents[1], folder)))
+    command = [sys.executable, str(folder / "toy_review.py"), str(file), "0", "choice"]
+
+    async def answers(address: str, times: int) -> list[str]:
+        root, _, token = address.partition("/?token=")
+        async with ClientSession(headers={TOKEN_HEADER: token}) as client:
+            ids = []
+            for _ in range(times):
+                async with client.post(f"{root}/next", json={"by": "ann"}) as reply:
+                    ids.append((await reply.json())["row"]["id"])
+                body = {"by": "ann", "id": ids[-1], "action": "label", "label": "clean"}
+                async with client.post(f"{root}/answer", json=body) as reply:
+                    assert reply.status == 200
+            return ids
+
+    ids: list[str] = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        with process.stdout as output:
+            ids += asyncio.run(answers(output.readline().strip(), 5))
+            process.kill()
+            process.wait()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["content_hash"] for line in lines] == ids and len({*ids}) == 10
