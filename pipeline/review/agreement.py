@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from sklearn.metrics import cohen_kappa_score
 
 from pipeline.gold.people import GoldLine, Label
 from pipeline.spec.tasks import TaskSpec
@@ -40,6 +39,8 @@ def agreements(lines: Iterable[GoldLine], task: TaskSpec) -> list[Agreement]:
 
 def _kappa(one: list[Label], other: list[Label], task: TaskSpec) -> float | None:
     """Cohen's kappa; of `multi` its mean over the labels, of `score` with quadratic weights."""
+    from sklearn.metrics import cohen_kappa_score  # — the first document does not wait for it
+
     names = list(task.labels)
     if task.kind == "multi":
         pairs = [

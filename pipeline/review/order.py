@@ -1,4 +1,4 @@
-"""Which documents people are asked about next. Entry points: `diverse` and `uncertainty`.
+"""Which documents people are asked about next. Entry point: `diverse`.
 
 `diverse` is TypiClust (Hacohen, Dekel and Weinshall, "Active Learning on a Budget: Opposite
 Strategies Suit High and Low Budgets", ICML 2022), on the words of the texts.
@@ -7,7 +7,6 @@ Strategies Suit High and Low Budgets", ICML 2022), on the words of the texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +16,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
+from pipeline.review.session import BATCH
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-BATCH = 20  # documents that are chosen together for diversity
 _NEAREST = 20  # neighbours of the density
 _SMALL = 5  # a cluster with fewer documents has outliers
 _MOST_CLUSTERS = 500
@@ -63,17 +63,6 @@ def features(texts: Sequence[str], seed: int) -> Floats:  # [rows] -> [rows, dim
         return np.ones((len(texts), 1))
     reduced = TruncatedSVD(dims, random_state=seed).fit_transform(words)
     return np.asarray(normalize(reduced), np.float64)
-
-
-def uncertainty(p: Floats, kind: Literal["choice", "multi", "score"]) -> Floats:
-    """[rows, labels] -> [rows]: minus the margin of the two likeliest labels.
-
-    Of `multi`, minus the smallest margin of a label between yes and no. NaN without an answer.
-    """
-    if kind == "multi":
-        return np.asarray(-np.abs(2 * p - 1).min(axis=1), np.float64)
-    second, first = np.sort(p, axis=1)[:, -2:].T
-    return np.asarray(second - first, np.float64)
 
 
 def _distances(points: Floats) -> Floats:  # [rows, dims] -> [rows]

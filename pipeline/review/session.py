@@ -9,15 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import AssayError, one_line
 from pipeline.gold.people import AUDIT, Action, GoldFile, GoldLine, Label, Shown, majority
 from pipeline.review.options import Order
-from pipeline.review.order import BATCH, Bools, Floats, diverse, uncertainty
 from pipeline.spec.tasks import TaskSpec
 
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+BATCH = 20  # documents that are chosen together for diversity
 DIVERSE = 2 * BATCH  # the first labels of the order `mixed`
 RESERVED_S = 600.0  # after that, a document that somebody has open is shown to others, too
 
@@ -201,6 +206,8 @@ class Session:
             asked = int(labelled.sum()) + len(self._asked)
             alternating = "uncertain" if asked % 2 == 0 else "random"
             order = "diverse" if asked < DIVERSE else alternating
+            # — one document at once: clusters wait for scikit-learn, which loads in a second
+            order = order if asked else "random"
             if order == "uncertain" and np.isnan(p[candidates]).all():
                 order = "random"
         if order == "diverse":
@@ -215,6 +222,8 @@ class Session:
 
     def _diverse(self, candidates: list[int], labelled: Bools) -> int:
         """A row of the queue, which is made anew when it is empty or the pool has doubled."""
+        from pipeline.review.order import diverse
+
         rows = len(labelled)
         left = [row for row in self._queue if row in candidates]
         if not left or rows >= 2 * self._queued_of:
@@ -268,3 +277,14 @@ class Session:
     def _answers(self, documents: Iterable[Document]) -> Floats:  # [rows, labels]; NaN: none
         none = (float("nan"),) * len(self.task.labels)
         return np.array([document.p or none for document in documents], np.float64)
+
+
+def uncertainty(p: Floats, kind: Literal["choice", "multi", "score"]) -> Floats:
+    """[rows, labels] -> [rows]: minus the margin of the two likeliest labels.
+
+    Of `multi`, minus the smallest margin of a label between yes and no. NaN without an answer.
+    """
+    if kind == "multi":
+        return np.asarray(-np.abs(2 * p - 1).min(axis=1), np.float64)
+    second, first = np.sort(p, axis=1)[:, -2:].T
+    return np.asarray(second - first, np.float64)

@@ -5,6 +5,7 @@ Entry points: `drawn`, `accepted_by` and `Reading`.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -159,6 +160,9 @@ class Reading:
         try:
             for shard, ranks in self._draws:
                 self._add(shard, ranks)
+                if len(self._pool):
+                    # — loaded while people look at the first document
+                    importlib.import_module("pipeline.review.order")
             self._add_named()
         except AssayError as error:
             self._pool.error = error

@@ -7,7 +7,8 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from pipeline.review.order import BATCH, diverse, features, uncertainty
+from pipeline.review.order import diverse, features
+from pipeline.review.session import BATCH, uncertainty
 
 TOPICS = ("court judge crime law", "paint colour brush canvas", "goal ball match team")
 
