@@ -40,7 +40,7 @@ _TEACHING = frozenset({"mixed", "diverse", "uncertain", "near", "disagreement", 
 class Shown:
     """What a person saw beside the document."""
 
-    question: str | None
+    question: str | None  # the task's guide, or its question
     labels: tuple[str, ...]  # the task's, in the spec's order
     fp: str | None = None  # fingerprint of the model's answer; None: there was none
     p: Mapping[str, float] | None = None  # the model's probabilities; None: not shown
@@ -55,7 +55,8 @@ class Shown:
     @classmethod
     def of(cls, task: TaskSpec, **others: object) -> Self:
         """The task's question and labels as they are now, and the other fields."""
-        return validated(cls, {"question": task.question, "labels": tuple(task.labels), **others})
+        question = task.guide or task.question
+        return validated(cls, {"question": question, "labels": tuple(task.labels), **others})
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +312,7 @@ def check_line(line: GoldLine, task: TaskSpec, place: str) -> None:
     """SpecError if a line of the task has another wording, or a label that the task lacks."""
     labels = tuple(task.labels)
     then = {"question": line.shown.question, "labels": list(line.shown.labels)}
-    now = {"question": task.question, "labels": list(labels)}
+    now = {"question": task.guide or task.question, "labels": list(labels)}
     if changed := [name for name in now if then[name] != now[name]]:
         fix = f"has an older wording of task {task.name}: {changed[0]} was another, and is now "
         fix += f"{now[changed[0]]!r}; use another gold file, or the older wording"

@@ -41,7 +41,9 @@ def view_json(session: Session, person: str) -> dict[str, Any]:
 
 
 def _question(task: TaskSpec) -> str:
-    """The question as a person reads it, above the names of the labels."""
+    """What a person reads above the names of the labels."""
+    if task.guide is not None:
+        return task.guide
     if task.question is None:
         several = "Which labels of {} fit?" if task.kind == "multi" else "Which label of {} fits?"
         return several.format(task.name)

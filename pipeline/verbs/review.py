@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import Problem, SpecError, option_error
+from pipeline.filters.labelled import warn_of_older_answers
 from pipeline.filters.layout import refuse_own_places
 from pipeline.gold.people import GoldFile
 from pipeline.gold.sample_design import HASH, SAMPLE
@@ -128,7 +129,10 @@ def _reading(
         draws = accepted_by(options.where, store, snapshot, shards, POOL, options.seed)
     else:
         draws = drawn(shards, POOL, options.seed)
-    answers = Answers(store, _answered(spec, store, task), task)
+    answered = _answered(spec, store, task)
+    if answered is not None:
+        warn_of_older_answers(spec, store, answered, cache_dir)
+    answers = Answers(store, answered, task)
     # — a condition chooses other documents than those of the file, which then are not looked for
     rest, named = (shards, labelled) if options.where is None else ((), set[str]())
     reading = Reading(pool, draws, rest, named, answers, source.storage_options)

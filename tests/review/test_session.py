@@ -11,7 +11,8 @@ import pytest
 from reviews import Clock, World, task_of
 from sklearn.metrics import cohen_kappa_score
 
-from pipeline.errors import StorageError
+from pipeline.errors import SpecError, StorageError
+from pipeline.gold.people import GoldFile
 from pipeline.review.agreement import agreements
 from pipeline.review.session import (
     DIVERSE,
@@ -55,6 +56,19 @@ def test_an_answer_is_a_line_with_what_the_person_saw(world: World, file: Path) 
     }
     assert shown["question"] == world.task.question and shown["labels"] == ["toxic", "clean"]
     assert (shown["p"], shown["blind"], shown["chosen"]) == (None, False, "random")
+
+
+def test_people_read_the_guide_of_a_task_in_place_of_its_question(file: Path) -> None:
+    asked = World(task_of())
+    guided = World(asked.task.model_copy(update={"guide": "Rude to a person?"}))
+    with guided.session(file) as session:
+        assert task_json(session, "")["question"] == "Rude to a person?"
+        guided.answers(session, "ann", 1)
+    # — another question of the model leaves what people were asked
+    with GoldFile.open(file, guided.task.model_copy(update={"question": "Impolite?"})) as gold:
+        assert len(gold.lines) == 1
+    with pytest.raises(SpecError, match="has an older wording of task tone: question was another"):
+        GoldFile.open(file, asked.task)
 
 
 def test_two_people_get_different_documents_until_a_reservation_ends(

@@ -82,7 +82,7 @@ DEFAULTS: dict[str, Any] = {
     "max_error_rate": None,
     "filter": None,
 }
-ABSENT = ["when", "model", "readout", "beam", "top_k", "separator"]
+ABSENT = ["when", "model", "readout", "beam", "top_k", "separator", "guide"]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}
 
 
