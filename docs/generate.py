@@ -46,7 +46,6 @@ OUTPUTS = {
     "cascade": ("verbs.cascade.ChosenThresholds",),
     "export": ("verbs.export.ExportResult", "verbs.export.Examples"),
     "filter": ("filters.run.FilterResult", "report.filters.FilterPreviewJson"),
-    "audit": ("verbs.audit.AuditResult", "verbs.audit_sample.DrawnSample"),
     "report": ("report.corpus_page.CorpusReportJson",),
     "diff": ("report.drift.ComparisonJson",),
     "verify": ("integrity.verify.VerifyResult",),

@@ -89,7 +89,7 @@ _PLACEHOLDERS = {
     "PATH": ("dropped", "to"),
     "PRICE": ("price",),
     "RATE": ("rate",),
-    "SHARE": ("half_width", "hold_out", "sample"),
+    "SHARE": ("hold_out", "sample"),
     "SQL": ("where",),
     "TASK": ("task", "tasks"),
     "TASK=COLUMN": ("columns", "scores"),

@@ -36,7 +36,7 @@ def evaluate(
     options: EvalOptions = EvalOptions(),
     as_json: AsJson = False,
 ) -> int:
-    """Compare the answers with gold labels, with confidence intervals.
+    """Compare the answers with gold labels, or the filter with an audit, with confidence intervals.
 
     `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
     """
@@ -120,7 +120,8 @@ def review(
     from pipeline.review.server import listen, serve
     from pipeline.verbs.review import open_review, reviewed
 
-    command = shlex.join(["assay", "fit", spec_file, "--gold", options.to])
+    following = "eval" if options.order == "audit" else "fit"
+    command = shlex.join(["assay", following, spec_file, "--gold", options.to])
     with ExitStack() as stack:
         spec = stack.enter_context(spec_in(spec_file))
         own = stack.enter_context(listen(options.port))

@@ -62,6 +62,11 @@ class Decisions:
         """The rows of a query."""
         return self._connection.execute(query, list(values)).fetchall()
 
+    def table(self, query: str, values: Sequence[object] = ()) -> pa.Table:
+        """The same as an Arrow table."""
+        with self._connection.cursor() as cursor:
+            return cursor.sql(query, params=list(values)).to_arrow_table()
+
     def add(self, name: str, rows: pa.Table) -> None:
         """Adds rows to the table of this name."""
         self._connection.register("added", rows)

@@ -17,14 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
-from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.gold.audits import is_audit
+from pipeline.gold.files import FORMATS, HASH, GoldRows, gold_format, read_gold_rows
 from pipeline.gold.people import label_columns, majority
-from pipeline.gold.sample_design import HASH, SampleDesign, find_design
 from pipeline.gold.scores import PLACE, score_columns
 from pipeline.gold.values import UNLABELLED, GoldTask, column_tasks, teacher_tasks
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.labels import task_of
@@ -34,10 +33,10 @@ from pipeline.spec.tasks import TaskSpec
 logger = logging.getLogger(__name__)
 
 By = Literal["doc_id", "content_hash"]
-Kind = Literal["people", "chosen", "scores", "teacher", "sample"]
+Kind = Literal["people", "chosen", "scores", "teacher"]
 SHOWN_TIES = 5
 # How people label a random sample.
-RANDOM = "assay review --by random, or --by audit"
+RANDOM = "assay review --by random"
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
@@ -62,7 +61,6 @@ class Gold:
     outvoted: int = 0
     ties: tuple[str, ...] = ()
     options: GoldOptions = GoldOptions()  # with which it was read
-    design: SampleDesign | None = None  # of a sample that `assay audit` drew
     # By task of the spec, why documents are no random sample, with their number.
     chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -95,7 +93,7 @@ class Gold:
             return "teacher"
         if task_of(task) in self.chosen:
             return "chosen"
-        return "people" if self.design is None else "sample"
+        return "people"
 
     def chosen_words(self, task: str) -> str:
         """The reasons for which documents of a task of kind `chosen` were shown to people."""
@@ -132,19 +130,21 @@ def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) 
     if format is None:
         return _read_teacher(source, spec, options)
     in_file = read_gold_rows(source, format, spec.input.storage_options)
+    if is_audit(in_file):
+        fix = "is an audit, which says of each document drop or keep; `assay eval` and `assay "
+        raise option_error("gold", f"{fix}report` read it", source)
     rows = label_columns(in_file, _chosen(spec, options))
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
         raise option_error("gold", fix, source)
-    design = find_design(rows, spec)
-    by_hash = design is not None or (rows is not in_file and not (options.id or options.text))
+    by_hash = rows is not in_file and not (options.id or options.text)
     by, keys, texts = _documents(rows, spec, options, by_hash=by_hash)
     columns = _task_columns(spec, options, tuple(rows.columns), source)
     tasks: dict[str, GoldTask] = {}
     for task, column in columns:
         score = scores.get(task.name)
         tasks |= column_tasks(rows, task, column, options, score=score, keys=keys)
-    gold = Gold(source, by, keys, _asked(tasks, options), texts, options=options, design=design)
+    gold = Gold(source, by, keys, _asked(tasks, options), texts, options=options)
     return _without_repeats(replace(gold, chosen=rows.chosen))
 
 
@@ -287,12 +287,10 @@ def _documents(
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
     """By which column rows are matched with documents, the keys, and the texts if there are any.
 
-    The rows of people, or of a sample of `assay audit`, have content hashes. Texts of a sample may
-    be cut.
+    The rows of a review have content hashes.
     """
     if by_hash:
-        hashes = rows.columns[HASH]
-        return "content_hash", tuple(map(str, hashes)), _sample_texts(rows, hashes)
+        return "content_hash", tuple(map(str, rows.columns[HASH])), None
     by, column = _key_column(rows, spec, options)
     text_column = options.text or spec.input.text
     texts = None
@@ -328,18 +326,6 @@ def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By
     columns = ", ".join(rows.columns)
     fix = f"has no column {names} to match its rows by; it has {columns}; name one: --id"
     raise option_error("gold", fix, rows.path)
-
-
-def _sample_texts(rows: GoldRows, hashes: Sequence[object]) -> tuple[str | None, ...] | None:
-    """The texts of a sample; None for one that was cut, which has another hash."""
-    texts = rows.columns.get(TEXT_COLUMN)
-    if texts is None:
-        return None
-    read = documents_from(RawRow(text) for text in texts)["content_hash"].to_pylist()
-    return tuple(
-        text if isinstance(text, str) and own == of_row else None
-        for text, own, of_row in zip(texts, read, hashes, strict=True)
-    )
 
 
 def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:

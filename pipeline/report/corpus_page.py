@@ -18,6 +18,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.removal import unanswered_words
+from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
@@ -111,6 +112,8 @@ def _template() -> Template:
         "score_histogram": score_histogram,
         "curves": curves,
         "sources": sources,
+        "filter_grid": filter_grid,
+        "filter_facts": filter_facts,
         "row_counts": row_counts,
         "evaluation_doubts": evaluation_doubts,
         "score_grids": score_grids,
@@ -168,6 +171,8 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     yield "documents", f"{whole.documents:,}{partial}"
     yield "filter", _filter_text(report) if report.filter else "The spec has no filter."
     if report.quality is not None:
+        if report.quality.filter is not None:
+            yield "quality of the filter", filter_words(report.quality.filter)
         for task in whole_tasks(report.quality):
             yield task.task, headline(task, report.quality.gold)
         yield from ((whole.task, multi_headline(whole)) for whole in report.quality.multi)

@@ -10,6 +10,7 @@ from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import BINS, Scores
 from pipeline.gold.labels import By, Gold, Kind
 from pipeline.sources.shards import fields_of
+from pipeline.verbs.audit import FilterQuality
 from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, RowCounts, TaskEvaluation
 
 
@@ -44,7 +45,6 @@ class TaskEvaluationJson:
     rows: RowCounts
     scores: JudgedJson | None  # None: nothing is judged
     gold: Kind
-    represented: float | None
     at_chance: bool
     swapped: bool
     mislabelled: tuple[LabelIssue, ...]
@@ -71,6 +71,7 @@ class EvaluationJson:
     gold: GoldJson
     tasks: Mapping[str, TaskEvaluationJson]
     multi: Mapping[str, MultiEvaluationJson]
+    filter: FilterQuality | None  # by an audit, whose labels are of no task
     without_gold: tuple[str, ...]  # tasks, and labels: TASK.LABEL
     gates: tuple[Decision, ...]
     passed: bool
@@ -99,6 +100,7 @@ def evaluation_json(evaluation: Evaluation) -> EvaluationJson:
         ),
         tasks={task.task: _task_json(task, gold) for task in evaluation.tasks},
         multi={of.task: MultiEvaluationJson(of.labels, of.figures) for of in evaluation.multi},
+        filter=evaluation.filter,
         without_gold=evaluation.without_gold,
         gates=evaluation.decisions,
         passed=evaluation.passed,
@@ -114,7 +116,6 @@ def _task_json(task: TaskEvaluation, gold: Gold) -> TaskEvaluationJson:
         if judged is None
         else JudgedJson(**fields_of(judged.scores), ece_bins=bins, thresholds=judged.cuts),
         gold=gold.kind(task.task),
-        represented=task.represented,
         at_chance=task.at_chance,
         swapped=task.swapped,
         mislabelled=task.label_issues,

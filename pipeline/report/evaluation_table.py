@@ -10,6 +10,7 @@ from pipeline.evaluation.metrics import BINS, LabelScore
 from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.gold.labels import Gold
+from pipeline.report.audit import filter_facts, filter_grid
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.report.doubts import evaluation_doubts, shared_doubts
 from pipeline.spec.labels import YES, task_of
@@ -45,12 +46,14 @@ _NAMES = {
 def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
     """Where answers and gold are from, each task's tables, and the gates."""
     yield [*sources(evaluation)]
+    if evaluation.filter is not None:
+        yield from ("", filter_grid(evaluation.filter), [*filter_facts(evaluation.filter)])
     for task in whole_tasks(evaluation):
         yield from ("", f"{task.task}: {row_counts(task)}")
         yield from score_grids(task)
         yield from warnings(evaluation_doubts(task, evaluation.gold))
         if task.judged is not None:
-            yield confusion_grid(task.labels, task.judged, task.represented)
+            yield confusion_grid(task.labels, task.judged)
         if task.label_issues:
             yield issue_grid(task.label_issues, SHOWN_ISSUES)
     for whole in evaluation.multi:
@@ -151,8 +154,6 @@ def row_counts(task: TaskEvaluation) -> str:
         parts.append(f"{rows.fitted:,} left out, because {FITTED_BY} was fitted to them")
     if rows.evaluated and task.judged is None:
         parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
-    if task.represented is not None:
-        parts.append(f"they represent {task.represented:.0%} of the texts of the sampled corpus")
     return ", ".join(parts)
 
 
@@ -161,7 +162,6 @@ def gold_words(gold: Gold, task: str) -> str:
     return {
         "people": "labels that people gave",
         "chosen": "labels that people gave to documents of a review, not chosen at random",
-        "sample": "labels that people gave to a random sample of the corpus",
         "scores": "scores of another classifier",
         "teacher": "answers of another model",
     }[gold.kind(task)]
@@ -256,13 +256,12 @@ def _cuts(cuts: Sequence[tuple[str, Cut]]) -> Grid:
     )
 
 
-def confusion_grid(labels: Sequence[str], judged: Judged, represented: float | None) -> Grid:
+def confusion_grid(labels: Sequence[str], judged: Judged) -> Grid:
     """The confusion matrix, or the most frequent confusions if it is too wide to be read."""
     counts = judged.scores.confusion
-    unit = "" if represented is None else ", in documents of the corpus"
     if len(labels) <= WIDE_LABELS:
         return Grid(
-            f"confusion: gold label by row, answer by column{unit}",
+            "confusion: gold label by row, answer by column",
             ("gold", *labels),
             [(label, *map("{:,}".format, row)) for label, row in zip(labels, counts, strict=True)],
             wrap=True,
@@ -275,7 +274,7 @@ def confusion_grid(labels: Sequence[str], judged: Judged, represented: float | N
     ]
     most = sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]
     return Grid(
-        f"the most frequent confusions{unit}; --json has all",
+        "the most frequent confusions; --json has all",
         ("gold", "answer", "documents"),
         [(gold, answer, f"{count:,}") for count, gold, answer in most],
         texts=2,

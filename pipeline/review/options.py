@@ -15,14 +15,14 @@ Order = Literal["mixed", "random", "audit"]
 class ReviewOptions:
     """Which documents people label, in which order, and where their labels are written."""
 
-    task: str
-    """Name of the task."""
     to: str
     """Gold file: a local FILE.jsonl, to which every answer is appended. A file that exists is
     continued."""
+    task: str | None = None
+    """Name of the task (default: the only one). An audit asks drop or keep, of no task."""
     order: Order = "mixed"
     """What decides which document comes next. mixed: diverse documents first, then uncertain and
-    random ones in turn. random. audit: the sample of an audit, blind."""
+    random ones in turn. random. audit: a sample that judges the filter, blind."""
     where: str | None = None
     """Show only documents whose stored answers satisfy this condition, such as
     'toxic.p.toxic > .5'; for rare labels."""
@@ -30,15 +30,20 @@ class ReviewOptions:
     """Hide the stored answer of the model."""
     second: bool = False
     """Show the documents that one other person labelled, or on which people disagree."""
+    documents: int | None = None
+    """Number of documents to draw (default: 2,000; of an audit 200)."""
     port: int | None = None
     """Port of the page on 127.0.0.1 (default: a free one)."""
     seed: int = 0
     """Seed of the random choice."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "port")
+        require_positive(self, "port", "documents")
         require_up_to(self, 65535, "port")
         require_up_to(self, LARGEST_SEED, "seed")
         if self.order == "audit" and self.where is not None:
             fix = "a part of an audit's sample is no sample; leave --where or --by audit out"
             raise option_error("where", fix, self.where)
+        if self.order == "audit" and self.task is not None:
+            fix = "an audit asks drop or keep, of the filter and not of a task; leave --task out"
+            raise option_error("task", fix, self.task)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import AssayError, one_line
-from pipeline.gold.people import AUDIT, Action, GoldFile, GoldLine, Label, Shown, majority
+from pipeline.gold.people import Action, Drawn, GoldFile, GoldLine, Label, Shown, majority
 from pipeline.review.options import Order
 from pipeline.spec.tasks import TaskSpec
 
@@ -40,6 +40,7 @@ class Document:
     text: str
     rank: int  # its place in the random order
     p: tuple[float, ...] | None = None  # [labels]: the answer that the output has
+    audit: Drawn | None = None  # how it was drawn for an audit
 
 
 @dataclass(slots=True)
@@ -48,7 +49,6 @@ class Pool:
 
     documents: list[Document] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)  # of the documents, by their hashes
-    sample: str | None = None  # the sample of an audit that the documents are; its page is blind
     error: AssayError | None = None  # why no more documents can be shown
 
     def add(self, document: Document) -> None:
@@ -56,6 +56,12 @@ class Pool:
         if document.hash not in self.rows:
             self.documents.append(document)
             self.rows[document.hash] = len(self.documents) - 1
+
+    @property
+    def sample(self) -> str | None:
+        """The name of the sample of an audit that the documents are."""
+        own = {document.audit.sample for document in self.documents if document.audit}
+        return next(iter(own), None)
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -99,7 +105,7 @@ class Session:
     ) -> None:
         self.pool, self.task, self.gold, self.rules = pool, task, gold, rules
         # — a label given in view of the model's answer is no evidence about it
-        self.blind = rules.blind or pool.sample is not None
+        self.blind = rules.blind or rules.order == "audit"
         self._now = now
         self._asked: dict[str, Asked] = {}  # by person
         self._queue: list[int] = []  # rows that are to be asked about next for diversity
@@ -176,7 +182,7 @@ class Session:
         document = self.pool.documents[asked.row]
         hidden = self.blind or document.p is None
         p = None if hidden else dict(zip(self.task.labels, document.p or (), strict=True))
-        shown = {"p": p, "blind": self.blind, "chosen": asked.chosen}
+        shown = {"p": p, "blind": self.blind, "chosen": asked.chosen, "audit": document.audit}
         now = self._now()
         return GoldLine(
             doc_id=document.doc_id,
@@ -217,8 +223,7 @@ class Session:
             row = candidates[int(np.nanargmax(unsure))]
         else:
             row = min(candidates, key=lambda each: documents[each].rank)
-        sample = self.pool.sample
-        return row, f"{AUDIT}{sample}" if sample is not None else self.rules.reason or order
+        return row, self.rules.reason or order
 
     def _diverse(self, candidates: list[int], labelled: Bools) -> int:
         """A row of the queue, which is made anew when it is empty or the pool has doubled."""

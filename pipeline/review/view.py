@@ -25,7 +25,7 @@ def task_json(session: Session, command: str) -> dict[str, Any]:
         "question": _question(task),
         "labels": list(task.labels),
         "blind": session.blind,
-        "goal": GOAL,
+        "goal": len(session.pool) if session.rules.order == "audit" else GOAL,
         "command": command,
     }
 

@@ -131,9 +131,9 @@ def choose_thresholds(
 def _random_gold(source: str, spec: JobSpec, options: GoldColumns, task: str) -> Gold:
     """The gold of the task; SpecError if its documents were not drawn with equal chances."""
     gold = read_gold(source, spec, options.of_task(task))
-    if gold.kind(task) in ("chosen", "sample"):
-        fix = "its documents were not drawn with equal chances (a review or an audit chose them), "
-        fix += "so they prove nothing about the corpus; give gold of documents drawn at random "
+    if gold.kind(task) == "chosen":
+        fix = "its documents were not drawn with equal chances (a review chose them), so they "
+        fix += "prove nothing about the corpus; give gold of documents drawn at random "
         fix += "(assay review --by random), or leave --gold out"
         raise option_error("gold", fix, source)
     return gold

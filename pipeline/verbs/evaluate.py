@@ -17,17 +17,19 @@ from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import Scores, score
 from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
-from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
+from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
+from pipeline.gold.audits import Audit, read_audit
 from pipeline.gold.fitted_texts import LEAST_ROWS, fitted_texts
 from pipeline.gold.labels import RANDOM, Gold, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents
+from pipeline.ledger.snapshots import Contents, last_contents
 from pipeline.options import MOST_RESAMPLES, EvalOptions, GoldOptions
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
+from pipeline.verbs.audit import FilterQuality, judge_filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,6 @@ class Judged:
     gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
     truth: NDArray[np.int64]  # [evaluated]
     p: NDArray[np.float64]  # [evaluated, labels]
-    weights: NDArray[np.float64]  # [evaluated]: the documents that a row represents
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,6 @@ class TaskEvaluation:
     rows: RowCounts
     judged: Judged | None  # None: too few rows are left
     label_issues: tuple[LabelIssue, ...]
-    represented: float | None  # share of the sampled texts; None: the gold is no such sample
 
     @property
     def at_chance(self) -> bool:
@@ -133,6 +133,7 @@ class Evaluation:
     labelled_at: str  # ISO 8601; "" if the snapshot is not published
     limit: str | None = None  # the condition of the run that made the snapshot
     multi: tuple[MultiEvaluation, ...] = ()
+    filter: FilterQuality | None = None  # by the labels of an audit, which are of no task
 
     @property
     def passed(self) -> bool:
@@ -148,13 +149,15 @@ def evaluate(
     cache_dir: Path,
     candidate: Contents | None = None,
 ) -> Evaluation:
-    """Scores the spec's answers against the gold labels at `source`.
+    """Scores the spec's answers against the gold labels at `source`, or its filter by an audit.
 
     The answers are those of `candidate`, an unpublished snapshot, or else of the newest snapshot
     that was labelled with the spec's questions and model. SpecError if an option, a gate or the
     gold is wrong, if there is no such snapshot, or if it has no document of the gold.
     """
     _check_options(options)
+    if candidate is None and not options.gates and (audit := read_audit(source, spec)) is not None:
+        return _evaluate_filter(spec, source, audit, cache_dir)
     gold = read_gold(source, spec, gold_options)
     gates = parse_gates(options.gates, gold, spec)
     store = open_store(spec.output, spec.storage_options)
@@ -190,6 +193,30 @@ def evaluate(
         decisions=tuple(_decide(gate, tasks, multi) for gate in gates),
         labelled_at=snapshot.created_at,
         limit=snapshot.limit,
+    )
+
+
+def _evaluate_filter(spec: JobSpec, source: str, audit: Audit, cache_dir: Path) -> Evaluation:
+    """The quality of the filter alone, on the last snapshot."""
+    store = open_store(spec.output, spec.storage_options)
+    snapshot = last_contents(store, spec.name)
+    quality = judge_filter(spec, audit, source, cache_dir=cache_dir)
+    gold = Gold(source, "content_hash", tuple(audit.drops), {}, None, repeated=audit.repeated)
+    return Evaluation(
+        spec=spec.name,
+        output=store.url,
+        snapshot=snapshot.number,
+        newest_snapshot=snapshot.number,
+        corpus_rows=snapshot.rows,
+        gold=replace(gold, outvoted=audit.outvoted, ties=audit.ties),
+        in_corpus=quality.labels,
+        repeated_in_corpus=0,
+        tasks=(),
+        without_gold=(),
+        decisions=(),
+        labelled_at=snapshot.created_at,
+        limit=snapshot.limit,
+        filter=quality,
     )
 
 
@@ -268,7 +295,6 @@ def _evaluate_multi(
         [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in judged],
         len(rows),
         resamples=options.resamples,
-        sampling=sampling_of(gold, answers, rows),
     )
     return MultiEvaluation(task.name, labels, figures)
 
@@ -287,7 +313,7 @@ def _evaluate_task(
     rows = np.flatnonzero(usable & ~seen)
     judged = None
     if len(rows) >= (LEAST_ROWS if seen.any() else 1):
-        judged = _judge(task, gold, answers, rows, of_task.p[rows], options)
+        judged = _judge(task, gold, rows, of_task.p[rows], options)
     evaluated = TaskEvaluation(
         task=name,
         labels=of_gold.labels,
@@ -301,7 +327,6 @@ def _evaluate_task(
         ),
         judged=judged,
         label_issues=(),
-        represented=_represented(gold, answers.hashes[rows]),
     )
     # — answers at chance say nothing about the gold
     if judged is None or evaluated.at_chance or evaluated.swapped:
@@ -309,25 +334,15 @@ def _evaluate_task(
     return replace(evaluated, label_issues=tuple(_issues(evaluated.labels, judged, gold, answers)))
 
 
-def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
-    """The share of the texts of a sample's corpus that these texts of the sample represent."""
-    if gold.design is None:
-        return None
-    return sum(gold.design.weights(hashes.tolist()).values()) / gold.design.texts
-
-
 def _judge(
     task: TaskSpec,
     gold: Gold,
-    answers: GoldAnswers,
     rows: NDArray[np.int64],  # [evaluated], of the gold
     p: NDArray[np.float64],  # [evaluated, labels]
     options: EvalOptions,
 ) -> Judged:
-    """The scores of these rows; those of a sample of `assay audit` are weighted."""
+    """The scores of these rows."""
     truth, labels = gold.tasks[task.name].truth[rows], gold.tasks[task.name].labels
-    sampling = sampling_of(gold, answers, rows)
-    weights = np.ones(len(rows)) if sampling is None else sampling.weights
     minima: dict[Literal["precision", "recall"], float | None] = {
         "precision": options.precision,
         "recall": options.recall,
@@ -337,16 +352,14 @@ def _judge(
             label,
             metric,
             least,
-            choose_threshold(metric, least, truth == index, p[:, index], weights),
+            choose_threshold(metric, least, truth == index, p[:, index]),
         )
         for index, label in enumerate(labels)
         for metric, least in minima.items()
         if least is not None
     )
-    scores = score(
-        truth, p, labels, values=task.values, resamples=options.resamples, sampling=sampling
-    )
-    return Judged(scores, cuts, rows, truth, p, weights)
+    scores = score(truth, p, labels, values=task.values, resamples=options.resamples)
+    return Judged(scores, cuts, rows, truth, p)
 
 
 def _issues(

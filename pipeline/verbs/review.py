@@ -13,23 +13,20 @@ from pathlib import Path
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.filters.labelled import warn_of_older_answers
 from pipeline.filters.layout import refuse_own_places
+from pipeline.gold.audits import DROP
 from pipeline.gold.people import GoldFile
-from pipeline.gold.sample_design import HASH, SAMPLE
 from pipeline.ledger.cuts import load_or_cut
-from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.ledger.snapshots import Contents, contents, last_contents, last_snapshot
-from pipeline.options import AuditOptions
 from pipeline.review.agreement import Agreement
 from pipeline.review.options import ReviewOptions
-from pipeline.review.session import Document, Pool, Rules, Session
+from pipeline.review.session import Pool, Rules, Session
 from pipeline.review.view import pairs
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store, open_store
-from pipeline.verbs.audit_sample import sample_sheet
-from pipeline.verbs.review_documents import Answers, Reading, accepted_by, drawn, shown_text
+from pipeline.verbs.review_documents import Answers, Reading, accepted_by, drawn
 
 POOL = 2_000  # documents
 SMALL_BYTES = 16_000_000  # of a corpus of which all documents are read before the page opens
@@ -50,7 +47,7 @@ class Reviewed:
 
 @contextmanager
 def open_review(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> Iterator[Session]:
-    """The session of a task, with its gold file open until the end of the block.
+    """The session of a task or an audit, with its gold file open until the end of the block.
 
     The block begins when some documents are read. The others are read meanwhile.
 
@@ -58,18 +55,24 @@ def open_review(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> It
         SpecError: The spec has no such task, an option is wrong, or the gold file does not fit.
         StorageError: The input, the output or the gold file cannot be read.
     """
-    task = _task(spec, options.task)
+    task = _task(spec, options)
     refuse_own_places(spec, options.to)
     reason = None if options.where is None else "where"
     rules = Rules(options.order, reason, options.blind, options.second, options.seed)
     with GoldFile.open(options.to, task) as gold:
+        pool = Pool()
         if options.order == "audit":
-            pool = _audit_sample(spec, options, cache_dir)
+            from pipeline.verbs.audit import (
+                draw_sample,  # — scipy: other reviews do not wait for it
+            )
+
+            size, seed = options.documents, options.seed
+            for document in draw_sample(spec, texts=size, seed=seed, cache_dir=cache_dir):
+                pool.add(document)
             gold.check_sample(pool.sample)
             yield Session(pool, task, gold, rules)
             return
         gold.check_sample(None)
-        pool = Pool()
         with closing(_reading(spec, task, options, pool, gold, cache_dir)):
             yield Session(pool, task, gold, rules)
         if pool.error is not None:
@@ -90,25 +93,20 @@ def reviewed(session: Session, options: ReviewOptions) -> Reviewed:
     )
 
 
-def _task(spec: JobSpec, name: str) -> TaskSpec:
-    """The task; SpecError if there is none, or its documents are images."""
-    own = next((task for task in spec.tasks if task.name == name), None)
-    if own is None:
-        known = ", ".join(task.name for task in spec.tasks)
-        raise option_error("task", f"the spec has no such task; it has {known}", name)
+def _task(spec: JobSpec, options: ReviewOptions) -> TaskSpec:
+    """What people are asked; SpecError if there is no such task, or documents are images."""
     if spec.input.image is not None:
         fix = "a review shows texts, and the documents of this spec are images"
         raise SpecError([Problem("input.image", fix, spec.input.image)])
-    return own
-
-
-def _audit_sample(spec: JobSpec, options: ReviewOptions, cache_dir: Path) -> Pool:
-    sheet = sample_sheet(spec, AuditOptions(seed=options.seed), cache_dir=cache_dir)
-    pool = Pool(sample=sheet[SAMPLE][0].as_py())
-    rows = zip(*(sheet[name].to_pylist() for name in (HASH, "doc_id", TEXT_COLUMN)), strict=True)
-    for rank, (text_hash, doc_id, text) in enumerate(rows):
-        pool.add(Document(text_hash, doc_id, shown_text(text), rank))
-    return pool
+    if options.order == "audit":
+        return DROP
+    tasks, name = {task.name: task for task in spec.tasks}, options.task
+    if name is None and len(tasks) == 1:
+        return spec.tasks[0]
+    if name not in tasks:
+        fix = "missing; write one" if name is None else "the spec has no such task; it has"
+        raise option_error("task", f"{fix}{' of' * (name is None)} {', '.join(tasks)}", name)
+    return tasks[name]
 
 
 def _reading(
@@ -124,11 +122,12 @@ def _reading(
     objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
     shards = load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False).shards
     labelled = {line.content_hash for line in gold.answers.values()}
+    most = options.documents or POOL
     if options.where is not None:
         snapshot = last_contents(store, spec.name)
-        draws = accepted_by(options.where, store, snapshot, shards, POOL, options.seed)
+        draws = accepted_by(options.where, store, snapshot, shards, most, options.seed)
     else:
-        draws = drawn(shards, POOL, options.seed)
+        draws = drawn(shards, most, options.seed)
     answered = _answered(spec, store, task)
     if answered is not None:
         warn_of_older_answers(spec, store, answered, cache_dir)

@@ -31,7 +31,6 @@ VERBS = {
     "export": ["export", "--to", "labels.parquet"],
     "dry run": ["filter", "--dry-run"],
     "filter": ["filter", "--to", "kept"],
-    "audit": ["audit", "--to", "sample.jsonl"],
     "report": ["report", "--to", "report.html"],
 }
 Line = Callable[..., str]
@@ -104,12 +103,13 @@ def test_each_verb_names_answers_to_an_older_question_and_the_model_that_answere
     assert "differs in question. Run again (assay run)" in line
 
 
-def test_a_review_that_shows_answers_to_an_older_question_says_so(
-    run: Line, caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize("by", [{"task": "toxic"}, {"order": "audit"}])
+def test_a_review_of_answers_to_an_older_question_says_so(
+    by: dict[str, Any], run: Line, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     run("head", tasks=tasks(question="Rude?"))
     caplog.clear()
-    options = ReviewOptions("toxic", str(tmp_path / "gold.jsonl"))
+    options = ReviewOptions(str(tmp_path / "gold.jsonl"), **by)
     with open_review(load_spec(tmp_path / "spec.yaml"), options, cache_dir=tmp_path / "cache"):
         [line] = older("\n".join(caplog.messages))
     assert "warning: toxic: these are answers of first to an older wording" in line

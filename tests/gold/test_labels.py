@@ -45,7 +45,7 @@ def test_scores_that_differ_have_different_hashes_also_where_their_labels_are_eq
     assert hashes[0] != hashes[1]
 
 
-@pytest.mark.parametrize("verb", ["eval", "fit", "cascade", "report", "audit"])
+@pytest.mark.parametrize("verb", ["eval", "fit", "cascade", "report"])
 def test_every_command_that_takes_gold_takes_the_same_options(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

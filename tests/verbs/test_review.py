@@ -14,14 +14,11 @@ from known_corpus import Known, known_corpus
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.gold.people import AUDIT
-from pipeline.options import AuditOptions
 from pipeline.review.options import ReviewOptions
 from pipeline.review.server import listen
 from pipeline.review.session import DIVERSE, Session
 from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.verbs.audit import audit
 from pipeline.verbs.review import open_review, reviewed
 
 
@@ -51,6 +48,7 @@ def labels(session: Session, times: int, label: str = "clean") -> list[dict[str,
         (["--task", "tone"], "--task: the spec has no such task; it has toxic, topic (got 'tone')"),
         (["--by", "most"], "--by: "),
         (["--by", "audit", "--where", "true"], "--where: a part of an audit's sample is no sample"),
+        (["--by", "audit"], "--task: an audit asks drop or keep, of the filter and not of a task"),
         (["--port", "0"], "--port: write a number above 0 (got 0)"),
         (["--to", "gold.csv"], "--to: end the name in .jsonl (got 'gold.csv')"),
         (["--to", "s3://bucket/gold.jsonl"], "--to: people's labels are written to a local file"),
@@ -171,7 +169,7 @@ def test_where_shows_only_documents_that_the_condition_accepts(
         )
         if p[0] > 0.9 and language.argmax() == 2
     }
-    options = ReviewOptions("toxic", str(tmp_path / "gold.jsonl"), where=where)
+    options = ReviewOptions(str(tmp_path / "gold.jsonl"), "toxic", where=where)
     with open_review(spec_of(known), options, cache_dir=tmp_path / "cache") as session:
         assert {document.text for document in session.pool.documents} == meant
         assert {line["shown"].chosen for line in labels(session, len(meant))} == {"where"}
@@ -204,32 +202,3 @@ def test_the_same_command_goes_on_and_a_file_of_another_corpus_is_refused(
     spec = spec_of(known, input=other, output=str(tmp_path / "other"))
     with pytest.raises(SpecError, match=r"^to: 6 of its 6 documents are not in the input"):
         opened(spec, tmp_path)
-
-
-def test_a_sample_that_is_labelled_on_the_page_gives_its_audit_and_takes_no_other_documents(
-    known: Known, tmp_path: Path
-) -> None:
-    spec = known.spec(keep="toxic.p.toxic < 0.5")
-    known.draw(spec, seed=1)
-    known.label(("toxic",))
-    expected = known.audit(spec)
-    file = tmp_path / "gold.jsonl"
-    options = ReviewOptions("toxic", str(file), order="audit", seed=1)
-    with open_review(spec, options, cache_dir=tmp_path / "cache") as session:
-        assert session.blind and len(session.pool) == 400
-        while (asked := session.open_document("ann")) is not None:
-            document = session.pool.documents[asked.row]
-            truth = known.by_text[document.text]["toxic"]
-            session.answer("ann", document.hash, "label", truth)
-    result = audit(spec, AuditOptions(gold=str(file)), cache_dir=tmp_path / "cache")
-    assert (result.precision, result.recall) == (expected.precision, expected.recall)
-    assert result.prevalence == expected.prevalence
-    with pytest.raises(SpecError, match=r"^to: has the answers of an audit's sample"):
-        opened(spec, tmp_path)
-    # — a label that was given in view of the model's answer is no evidence
-    *lines, last = map(json.loads, file.read_text().splitlines())
-    assert last["shown"]["chosen"].startswith(AUDIT) and last["shown"]["p"] is None
-    last["shown"]["p"] = {"toxic": 0.9, "clean": 0.1}
-    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, last]))
-    with pytest.raises(SpecError, match=r"gold: is no evidence about a filter: .* in view"):
-        audit(spec, AuditOptions(gold=str(file)), cache_dir=tmp_path / "cache")
