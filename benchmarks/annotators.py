@@ -42,7 +42,7 @@ from threadpoolctl import threadpool_limits
 from jobs.corpus.build import HERE, read_comments, read_mails
 from pipeline.evaluation.readout_fitting import STRENGTHS, GoldStates, cheapest, choose, refit
 from pipeline.gold.fitted_texts import is_held_out
-from pipeline.gold.labels import Gold
+from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.values import GoldTask
 from pipeline.hashes import sha256_hex
 from pipeline.review.order import diverse
@@ -134,7 +134,8 @@ def labelled(name: str, model: str) -> Labelled:
     if not file.exists():
         spec = parse_spec(SPEC.format(model=model, cache=CACHE, labels=json.dumps(labels)))
         task = GoldTask(tuple(labels), truth)
-        gold = Gold(name, "content_hash", tuple(keys), {"label": task}, texts)
+        counts = GoldCounts(name, "content_hash", len(keys))
+        gold = Gold(counts, tuple(keys), {"label": task}, texts)
         job = make_job(spec, place(spec.model, this_machine()), CACHE)
         read = read_gold_states(
             job, gold, {"label": None}, layers=str(LAYER), announce=lambda _: lambda _: None

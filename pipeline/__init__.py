@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -78,8 +79,15 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, which Tab shows."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
     """What `__all__` names, imported when it is asked for: `assay --help` needs no Arrow."""
+    if name == "__version__":
+        return importlib.metadata.version("corpus-assay")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "pipeline.errors")), name)

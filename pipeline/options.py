@@ -7,7 +7,6 @@ below it as its help. `None` means that the verb decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 from pipeline.errors import (
@@ -89,70 +88,31 @@ class RunOptions(WorkOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class GoldColumns:
-    """How gold labels are read where their names differ from the spec's."""
+class GoldOptions:
+    """Which gold labels are read; the spec's `gold` says how."""
 
-    id: str | None = None
-    """Column of the gold file with document ids (default: the spec's id column, or `id`)."""
-    text: str | None = None
-    """Column of the gold file with texts, to match documents by text instead of by id (default: the
-    spec's text column, if the file has no column of ids)."""
-    columns: tuple[tuple[str, str], ...] = ()
-    """Column of the gold file with the labels of a task (default: the task's name); of a task of
-    kind multi, TASK.LABEL=COLUMN for yes or no of one label. Repeatable."""
-    values: tuple[tuple[str, str], ...] = ()
-    """Value of the gold file that means a label (default: the label's name). Repeatable."""
-    scores: tuple[tuple[str, str], ...] = ()
-    """Column of the gold file with scores from 0 to 1 of the label that has the task's name, or
-    TASK.LABEL=COLUMN for another label; the task has two labels, or is of kind multi.
-    Repeatable."""
-
-    def words(self, task: str) -> tuple[str, ...]:
-        """The options with which a command reads the same gold labels for one task alone.
-
-        Of a task of kind `multi`, `task` may be one label of it: TASK.LABEL.
-        """
-        pairs = [("--id", self.id), ("--text", self.text), ("--task", task)]
-        pairs += [("--column", f"{n}={c}") for n, c in self.columns if _is_of(n, task)]
-        pairs += [("--value", f"{value}={label}") for value, label in self.values]
-        pairs += [("--score", f"{n}={c}") for n, c in self.scores if _is_of(n, task)]
-        return tuple(word for name, value in pairs if value is not None for word in (name, value))
-
-    def of_task(self, task: str) -> GoldOptions:
-        """The same, for one task alone."""
-        return GoldOptions(self.id, self.text, self.columns, self.values, self.scores, (task,))
-
-
-def _is_of(name: str, task: str) -> bool:
-    """Whether what is named TASK or TASK.LABEL has gold labels of this task or label."""
-    return task in (name, name.partition(".")[0]) or name == task.partition(".")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class GoldOptions(GoldColumns):
-    """How gold labels are read, and for which tasks."""
-
+    gold: str | None = None
+    """Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output (default: the
+    spec's gold.path)."""
     tasks: tuple[str, ...] = ()
-    """Use this task only (default: every task that the gold file has labels for). Repeatable."""
+    """Use this task only (default: every task that the gold has labels for). Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """What an evaluation reports beside its figures."""
+class EvalOptions(GoldOptions):
+    """The gold labels of an evaluation, and what it reports beside its figures."""
 
     precision: float | None = None
     """Find for each label the threshold that reaches this precision, from 0 to 1."""
     recall: float | None = None
     """Find for each label the threshold that reaches this recall, from 0 to 1."""
-    gates: tuple[str, ...] = ()
-    """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
     resamples: int = RESAMPLES
     """Number of bootstrap resamples for the confidence intervals."""
 
 
 @dataclass(frozen=True, slots=True)
-class FitOptions:
-    """Which readouts are fitted, and where they are written."""
+class FitOptions(GoldOptions):
+    """Which readouts are fitted to which gold labels, and where they are written."""
 
     layers: str | None = None
     """Layers to fit at, as in 8,12,16, or all (default: a few, spread over the decoder)."""
@@ -230,8 +190,11 @@ class FilterOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What a report is written to, and which groups it has."""
+    """What a report is written to, and what it has."""
 
+    gold: str | None = None
+    """Gold labels: a file, or another run's output (default: the spec's gold.path; without either,
+    the page has no figures of quality)."""
     to: str = "report.html"
     """The page, at a local path or a URL."""
     by: tuple[str, ...] = ()
@@ -267,33 +230,3 @@ class ExportOptions:
         if self.where is not None and self.head is None:
             raise option_error("where", "is for example rows; add --head N", self.where)
         return self.to is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What must hold for a run to publish its labels; None is no limit."""
-
-    gates: tuple[str, ...] = ()
-    """Publish only if this requirement holds, such as 'toxic.f1 >= 0.8'; needs --gold. Repeatable.
-    The exit code is 1 if it fails."""
-    max_psi: float | None = None
-    """Publish only if the label shares of each task have at most this population stability index,
-    compared with the last snapshot; 0.1 is a usual limit."""
-    max_flip_rate: float | None = None
-    """Publish only if at most this share of the texts in both snapshots changed their answer."""
-    max_failing: float | None = None
-    """Publish only if at most this share of all rows lost their answer."""
-
-    def __post_init__(self) -> None:
-        # — NaN is above no number, so as a limit it would let everything pass
-        if self.max_psi is not None and not 0 <= self.max_psi < inf:
-            raise option_error("max_psi", "write a number from 0 on, such as 0.1", self.max_psi)
-        for name in ("max_flip_rate", "max_failing"):
-            share = getattr(self, name)
-            if share is not None and not 0 <= share <= 1:
-                raise option_error(name, "write a share from 0 to 1, such as 0.05", share)
-
-
-# A PSI below 0.1 conventionally means no shift (`integrity.diff.psi`).
-USUAL_PSI = 0.1
-USUAL_LIMITS = Limits(max_psi=USUAL_PSI, max_flip_rate=0.05, max_failing=0.05)

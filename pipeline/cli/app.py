@@ -55,6 +55,20 @@ _GONE = {
     "show": "show was removed; write `assay export SPEC --head N`",
 }
 
+# Options that are keys of the spec: what to write.
+_IN_SPEC = {
+    "--column": "gold: {columns: {TASK: COLUMN}}",
+    "--gate": "publish: {gates: [TASK.METRIC >= NUMBER]}",
+    "--gold": "gold: {path: FILE}",
+    "--id": "gold: {id: COLUMN}",
+    "--max-failing": "publish: {max_failing: SHARE}",
+    "--max-flip-rate": "publish: {max_flip_rate: SHARE}",
+    "--max-psi": "publish: {max_psi: NUMBER}",
+    "--score": "gold: {scores: {TASK: COLUMN}}",
+    "--text": "gold: {text: COLUMN}",
+    "--value": "gold: {values: {GOLD_VALUE: LABEL}}",
+}
+
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENT = 2
@@ -291,6 +305,8 @@ def _problem(error: CycloptsError, command: App) -> Problem:
     match error:
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
+            if key := _IN_SPEC.get(option.partition("=")[0]):
+                return Problem(option, f"is a key of the spec; write {key}", option)
             return Problem(option, f"no such option; {_help_for(option) or instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)

@@ -12,14 +12,12 @@ from cyclopts import Group
 
 from pipeline.cache import cache_dir
 from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by, spec_in
-from pipeline.cli.parameters import AsJson, GoldFile, SpecFile
+from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
 from pipeline.options import (
     CascadeOptions,
     EvalOptions,
     FitOptions,
-    GoldColumns,
-    GoldOptions,
 )
 from pipeline.review.options import ReviewOptions
 
@@ -28,37 +26,25 @@ IMPROVE = Group("Measure and improve the answers", sort_key=2)
 
 @verb(IMPROVE, 1, "eval")
 def evaluate(
-    spec_file: SpecFile,
-    /,
-    *,
-    gold: GoldFile,
-    gold_options: GoldOptions = GoldOptions(),
-    options: EvalOptions = EvalOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: EvalOptions = EvalOptions(), as_json: AsJson = False
 ) -> int:
     """Compare the answers with gold labels, or the filter with an audit, with confidence intervals.
 
-    `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
+    `assay report` shows the same figures on a page. The exit code is 1 if a gate of the spec's
+    `publish` fails.
     """
-    from pipeline.report.evaluation_json import evaluation_json
-    from pipeline.report.evaluation_table import show_evaluation
+    from pipeline.report.evaluation import show_evaluation
     from pipeline.verbs.evaluate import evaluate
 
     with spec_in(spec_file) as spec:
-        evaluation = evaluate(spec, gold, gold_options, options, cache_dir=cache_dir())
+        evaluation = evaluate(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if evaluation.passed else EXIT_FAILED
-    return print_result(evaluation, show_evaluation, evaluation_json, as_json=as_json, code=code)
+    return print_result(evaluation, show_evaluation, as_json=as_json, code=code)
 
 
 @verb(IMPROVE, 2)
 def fit(
-    spec_file: SpecFile,
-    /,
-    *,
-    gold: GoldFile,
-    gold_options: GoldOptions = GoldOptions(),
-    options: FitOptions = FitOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: FitOptions = FitOptions(), as_json: AsJson = False
 ) -> int:
     """Train readouts, small classifiers of the model's states, from gold labels.
 
@@ -71,9 +57,7 @@ def fit(
         with imports_of_torch():
             from pipeline.report.fit import show_fit
             from pipeline.verbs.fit import fit_readouts
-        fitted = fit_readouts(
-            spec, gold, gold_options, options, cache_dir=cache_dir(), announce=announce
-        )
+        fitted = fit_readouts(spec, options, cache_dir=cache_dir(), announce=announce)
     return print_result(fitted, partial(show_fit, spec_file=spec_file), as_json=as_json)
 
 
@@ -83,7 +67,6 @@ def cascade(
     /,
     *,
     options: CascadeOptions,
-    gold_options: GoldColumns = GoldColumns(),
     as_json: AsJson = False,
 ) -> int:
     """Choose from a sample when a cheap stage of a cascade decides alone.
@@ -97,9 +80,7 @@ def cascade(
         with imports_of_torch():
             from pipeline.report.fit import show_thresholds
             from pipeline.verbs.cascade import choose_thresholds
-        chosen = choose_thresholds(
-            spec, options, gold_options=gold_options, cache_dir=cache_dir(), announce=announce
-        )
+        chosen = choose_thresholds(spec, options, cache_dir=cache_dir(), announce=announce)
     return print_result(chosen, show_thresholds, as_json=as_json)
 
 

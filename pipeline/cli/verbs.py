@@ -27,14 +27,7 @@ from pipeline.cli.app import (
     spec_in,
 )
 from pipeline.cli.parameters import AsJson, SpecFile, Verb, with_flags, words_of
-from pipeline.errors import Problem, SpecError
-from pipeline.options import (
-    GoldOptions,
-    InitOptions,
-    Limits,
-    PlanOptions,
-    RunOptions,
-)
+from pipeline.options import InitOptions, PlanOptions, RunOptions
 from pipeline.runtime.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -75,16 +68,13 @@ def run(
     address: str | None = None,
     dry_run: bool = False,
     options: RunOptions = RunOptions(),
-    limits: Limits = Limits(),
-    gold: str | None = None,
-    gold_options: GoldOptions = GoldOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Label every document that has no answer yet, then publish a snapshot.
 
     After a crash, or when the corpus has grown, run the same command again. Exit code 3 means that
-    some documents are not labelled yet. With gates or limits, the snapshot is published only if all
-    of them hold; otherwise the last one stays current, and the exit code is 1.
+    some documents are not labelled yet. With `publish` in the spec, the snapshot is published only
+    if all of it holds; otherwise the last one stays current, and the exit code is 1.
 
     Parameters
     ----------
@@ -93,64 +83,40 @@ def run(
         Ray on this machine).
     dry_run
         Print what would be computed, and compute nothing.
-    gold
-        Gold labels for the gates, as `assay eval` reads them.
     """
-    judges = gold is not None or limits != Limits()
     if dry_run:
         return _dry_run(spec_file, options, as_json=as_json)
     if address is not None and address.startswith(("http://", "https://")):
-        if judges:
-            fix = "a submitted run does not judge; leave out the gold, the gates and the limits"
-            raise SpecError([Problem("--address", fix, address)])
         flags = [*words_of(options), *(["--json"] if as_json else [])]
         insecure = options.insecure_cluster
         return _submit(spec_file, address, flags, insecure=insecure)
-    if judges:
-        judge = partial(_judge, gold=gold, gold_options=gold_options, limits=limits)
-        return judge(spec_file, address, options, as_json=as_json)
     from pipeline.report.progress import run_progress
-    from pipeline.report.run import show_summary, summary_json
+    from pipeline.spec.gold import PublishSpec
 
-    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
-        with quick_imports():
-            from pipeline.runtime.run import run
-        outcome = run(
-            spec,
-            cache_dir=cache_dir(),
-            address=address,
-            options=options,
-            announce=announce,
-        )
+    with spec_in(spec_file) as spec:
+        if spec.publish != PublishSpec():
+            return _judge(spec, address, options, as_json=as_json)
+        with shown_by(run_progress) as announce:
+            with quick_imports():
+                from pipeline.report.run import show_summary, summary_json
+                from pipeline.runtime.run import run
+            outcome = run(
+                spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
+            )
     code = EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
     return print_result(outcome, show_summary, summary_json, as_json=as_json, code=code)
 
 
-def _judge(
-    spec_file: str,
-    address: str | None,
-    options: RunOptions,
-    *,
-    gold: str | None,
-    gold_options: GoldOptions,
-    limits: Limits,
-    as_json: bool,
-) -> int:
+def _judge(spec: JobSpec, address: str | None, options: RunOptions, *, as_json: bool) -> int:
+    """A run of a spec that says what must hold to publish."""
     from pipeline.report.progress import run_progress
 
-    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
+    with shown_by(run_progress) as announce:
         with quick_imports():
             from pipeline.report.drift import judged_run_json, show_judged_run
             from pipeline.verbs.run import judged_run
         judged = judged_run(
-            spec,
-            gold,
-            gold_options,
-            limits,
-            cache_dir=cache_dir(),
-            address=address,
-            options=options,
-            announce=announce,
+            spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
         )
     code = EXIT_COMPLETE if judged.outcome.complete else EXIT_INCOMPLETE
     code = EXIT_FAILED if judged.rejected else code

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.errors import option_error
-from pipeline.gold.files import LINE_FIELDS, GoldRows, gold_format, read_gold_rows
+from pipeline.gold.files import LINE_FIELDS, GoldRows, gold_error, gold_format, read_gold_rows
 from pipeline.gold.people import Drawn, Label, current_lines, majority
 from pipeline.spec.labels import NO, YES
 from pipeline.spec.schema import JobSpec
@@ -29,6 +28,7 @@ class Audit:
     drops: Mapping[str, bool]  # whether most people say drop
     ties: tuple[str, ...]  # texts that are left out
     outvoted: int  # texts with several answers, of which one was given most often
+    tied: int  # answers to them
     repeated: int  # further answers to a text
 
 
@@ -53,7 +53,7 @@ def read_audit(source: str, spec: JobSpec) -> Audit | None:
         fix = "is no evidence about a filter: it has no label, or labels of documents that were "
         fix += "not drawn for one audit, or that were given with the model's answer in view; label "
         fix += "a new file (assay review --by audit)"
-        raise option_error("gold", fix, source)
+        raise gold_error(source, fix)
     votes: dict[str, list[Label]] = {}
     for line in lines:
         votes.setdefault(line.content_hash, []).append(line.label or "")
@@ -63,5 +63,6 @@ def read_audit(source: str, spec: JobSpec) -> Audit | None:
         drops={text: label == YES for text, label in most.items() if label is not None},
         ties=tuple(text for text, label in most.items() if label is None),
         outvoted=sum(most[text] is not None and len({*votes[text]}) > 1 for text in votes),
+        tied=sum(len(votes[text]) for text, label in most.items() if label is None),
         repeated=len(lines) - len(votes),
     )

@@ -63,7 +63,7 @@ def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
     yield from gold.disagreements
-    for reason, documents in gold.left_out.items():
+    for reason, documents in fit.left_out.items():
         yield "left out", f"{documents:,} documents: {reason}"
     yield "scores", f"of held-out rows in {fit.folds} folds, with 95 % intervals"
 

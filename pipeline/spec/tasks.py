@@ -30,6 +30,7 @@ from pipeline.spec.labels import (
     scores_fix,
     with_slot,
 )
+from pipeline.spec.locations import FilePath
 from pipeline.spec.model import ClassifierSpec, Frozen, Mistake, ModelSpec, mistakes_error
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
@@ -163,7 +164,7 @@ class QuestionTask(Task):
     follows `{answer}` is not asked but begins the answer. So all labels share one question in
     `Which topics is it about? Answer yes or no.{answer}{label}:`. `null`, with a readout: read the
     state after the document itself, which takes no additional tokens."""
-    readout: Text | None = None
+    readout: FilePath | None = None
     """Path or URL of a trained readout (`assay fit`), which answers from the state after the
     question. Of a task of kind `multi`: a folder with a file for each label."""
     model: ModelSpec | None = None
@@ -271,7 +272,7 @@ class CascadeSpec(Frozen):
     its own, and maybe `labels`, with the texts or classes that mean the task's labels there. A
     stage before the last decides a document if its probability is outside the thresholds. The last
     stage decides the others."""
-    file: str = Field(min_length=1)
+    file: FilePath
     """Path or URL of the thresholds that `assay cascade --to` wrote."""
 
 

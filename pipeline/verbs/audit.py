@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, option_error
@@ -26,11 +27,12 @@ from pipeline.evaluation.survey import (
     estimate,
     strata,
 )
-from pipeline.filters.decisions import Decisions, decisions, with_thresholds
+from pipeline.filters.decisions import Decisions, decided
 from pipeline.filters.excerpts import excerpts
-from pipeline.filters.removal import kept_words
+from pipeline.filters.result import kept_words
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.gold.audits import Audit
+from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.people import Drawn
 from pipeline.hashes import canonical_json, sha256_hex
@@ -135,7 +137,7 @@ def judge_filter(spec: JobSpec, audit: Audit, source: str, *, cache_dir: Path) -
         if fitted:
             fix = f"answers of the filter were fitted to {fitted:,} of its {len(audit.drops):,} "
             fix += "texts, so they do not show its quality; draw other documents: assay review "
-            raise option_error("gold", f"{fix}--by audit", source)
+            raise gold_error(source, f"{fix}--by audit")
         found = table.rows(
             "select content_hash, count(*), count(*) filter (dropped) from answered "
             "where content_hash in (from audited) group by content_hash order by content_hash"
@@ -173,22 +175,27 @@ def _decided(spec: JobSpec, cache_dir: Path) -> Iterator[tuple[SnapshotRule, str
     what the least sure of these answers lacks of a margin of 1. The table `fitted` has the texts
     that the answers were fitted to.
     """
-    rule = SnapshotRule.of(spec).grouped()
+    rule = SnapshotRule.of(spec)
     rule.warn_of_older_answers(cache_dir)
-    shards = rule.input_shards(cache_dir)
-    policy = with_thresholds(rule, shards)
-    judge = rule.judge(policy)
-    tasks, counted = judge.tasks, rule.counted_task(judge)
-    columns = {f"{task}_margin": (task, "margin") for task in tasks}
-    unsure = f"(1 - least({', '.join(columns)})) / 2" if columns else "null"
-    with decisions(rule, policy, shards, "keep", read=[counted], columns=columns) as table:
+    shards, _ = rule.input_shards(cache_dir)
+    tasks = rule.rule.tasks
+
+    def columns(rows: pa.RecordBatch) -> dict[str, pa.Array]:
+        margins = [pc.struct_field(rows.column(task), "margin") for task in tasks]
+        none = pa.nulls(rows.num_rows, pa.float32())
+        named = {name: rows.column(name) for name in ("doc_id", "path", "content_hash")}
+        least = pc.min_element_wise(none, *margins)
+        return {**named, "grp": rule.groups(rows), "least_margin": least}
+
+    with decided(rule.rule, rule.rows(shards), "keep", columns) as table:
         table.rows(
             "create view answered as select content_hash, path, row, doc_id, dropped, grp, "
-            f"coalesce({unsure}, 'nan')::DOUBLE as unsure from documents where failed = ''"
+            "coalesce((1 - least_margin) / 2, 'nan')::DOUBLE as unsure "
+            "from documents where failed is null"
         )
         parts = (part for task in spec.tasks if task.name in tasks for part in task.parts)
         table.add("fitted", _hashes({text for part in parts for text in fitted_texts(spec, part)}))
-        yield rule, kept_words(policy), table
+        yield rule, kept_words(rule.rule), table
 
 
 def _hashes(texts: Iterable[str]) -> pa.Table:

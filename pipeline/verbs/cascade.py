@@ -26,7 +26,7 @@ from pipeline.gold.labels import Gold, gold_hash, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.rows import aligned_batches, wide_schema
-from pipeline.options import CascadeOptions, GoldColumns, RunOptions
+from pipeline.options import CascadeOptions, RunOptions
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import in_format, job_of_output, reader_specs
 from pipeline.runtime.outcome import Outcome
@@ -73,7 +73,6 @@ def choose_thresholds(
     spec: JobSpec,
     options: CascadeOptions,
     *,
-    gold_options: GoldColumns = GoldColumns(),
     cache_dir: Path,
     announce: Callable[[Progress], None] = ignore,
 ) -> ChosenThresholds:
@@ -91,7 +90,7 @@ def choose_thresholds(
     target = new_file(options.to, options_for(options.to, spec), overwrite=options.overwrite)
     gold = None
     if options.gold is not None:
-        gold = _random_gold(options.gold, spec, gold_options, name)
+        gold = _random_gold(options.gold, spec, name)
     promise = Promise(options.recall, options.precision, options.confidence)
     sample = _sample(spec, options, stages, gold, cache_dir, announce)
     # — not the rarer one of the sample: the promise may not depend on what it is proved with
@@ -128,9 +127,9 @@ def choose_thresholds(
     return _effect(options.to, file, sample, of_label)
 
 
-def _random_gold(source: str, spec: JobSpec, options: GoldColumns, task: str) -> Gold:
+def _random_gold(source: str, spec: JobSpec, task: str) -> Gold:
     """The gold of the task; SpecError if its documents were not drawn with equal chances."""
-    gold = read_gold(source, spec, options.of_task(task))
+    gold = read_gold(source, spec, (task,))
     if gold.kind(task) == "chosen":
         fix = "its documents were not drawn with equal chances (a review chose them), so they "
         fix += "prove nothing about the corpus; give gold of documents drawn at random "
@@ -201,7 +200,7 @@ def _sample(
     truth = p[-1].argmax(axis=1)
     if gold is not None:
         by_key = dict(zip(gold.keys, gold.tasks[options.task].truth.tolist(), strict=True))
-        key_of, ids = spellings(gold.keys), documents.column(gold.by).to_pylist()
+        key_of, ids = spellings(gold.keys), documents.column(gold.counts.joined_by).to_pylist()
         truth = np.array([by_key.get(key_of.get(own, own), UNLABELLED) for own in ids])
         usable &= truth != UNLABELLED
     seen = usable & np.isin(hashes.to_pylist(), list(_fitted(spec, options.task)))

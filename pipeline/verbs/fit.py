@@ -26,9 +26,9 @@ from pipeline.evaluation.readout_fitting import (
     loss_limit,
 )
 from pipeline.fitted.readout import readout_file
-from pipeline.gold.labels import Gold, read_gold, warn_of_chosen
+from pipeline.gold.labels import Gold, GoldCounts, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED, GoldTask
-from pipeline.options import FitOptions, GoldOptions
+from pipeline.options import FitOptions
 from pipeline.runtime.fitted_files import options_for
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
@@ -89,23 +89,12 @@ class TaskFit:
 
 
 @dataclass(frozen=True, slots=True)
-class GoldCounts:
-    """The gold that readouts were fitted to."""
-
-    source: str
-    documents: int
-    repeated: int  # rows
-    contradictory: int  # rows
-    disagreements: ForPeople[list[tuple[str, str]]]
-    left_out: Mapping[str, int]  # documents that could not be read, by reason
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """The readouts that were fitted to one gold file. Also its JSON form."""
 
     spec: str
     gold: GoldCounts
+    left_out: Mapping[str, int]  # gold documents that could not be read, by reason
     folds: int
     tasks: tuple[TaskFit, ...]
     # Tasks whose readout the spec does not name, or reads otherwise.
@@ -114,14 +103,12 @@ class Fit:
 
 def fit_readouts(
     spec: JobSpec,
-    source: str,
-    gold_options: GoldOptions,
     options: FitOptions,
     *,
     cache_dir: Path,
     announce: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
 ) -> Fit:
-    """Fits and writes a readout for every task that the gold at `source` has labels for.
+    """Fits and writes a readout for every task that the gold has labels for.
 
     A task of kind `multi` has a readout for each label that has gold.
 
@@ -129,7 +116,7 @@ def fit_readouts(
     returns a function that is called with the number of documents of each batch. SpecError if the
     gold has too few labels, or an option is wrong.
     """
-    gold = read_gold(source, spec, gold_options)
+    gold = read_gold(options.gold, spec, options.tasks)
     warn_of_chosen(gold, "the figures are those of harder documents than the corpus has")
     tasks = [part for part in spec.model_parts if part.name in gold.tasks]
     if not tasks:
@@ -164,12 +151,7 @@ def fit_readouts(
         for task, path in zip(tasks, paths, strict=True)
         if (task.readout, task.question) != (path, questions[task.name])
     )
-    return Fit(spec.name, _gold_counts(gold, read), options.folds, fits, not_in_spec)
-
-
-def _gold_counts(gold: Gold, read: ReadGold) -> GoldCounts:
-    counts = gold.source, gold.rows, gold.repeated, gold.contradictory, gold.disagreements
-    return GoldCounts(*counts, read.left_out)
+    return Fit(spec.name, gold.counts, read.left_out, options.folds, fits, not_in_spec)
 
 
 def _rows_by_label(gold: GoldTask) -> list[int]:
@@ -242,7 +224,7 @@ def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitO
     for task, of_task in counts.items():
         for lack in _lacks(task, gold.tasks[task], of_task, folds):
             fix = f"{lack}; add some, or name only the other tasks with --task"
-            problems.append(Problem(Option("gold"), fix, gold.source))
+            problems.append(Problem(Option(part=gold.source), fix))
     if problems:
         raise SpecError(problems)
 

@@ -6,24 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import option_error
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
-from pipeline.options import EvalOptions, GoldOptions, Limits, RunOptions
+from pipeline.options import EvalOptions, RunOptions
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
+from pipeline.spec.gold import PublishSpec
 from pipeline.spec.schema import JobSpec
-from pipeline.verbs.evaluate import evaluate, parse_gates
+from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """The result of a run with gates or limits."""
+    """The result of a run whose spec says what must hold to publish."""
 
     outcome: Outcome
     previous: int | None  # number of the snapshot that it was compared with
@@ -38,44 +39,40 @@ class JudgedRun:
 
 def judged_run(
     spec: JobSpec,
-    gold: str | None,
-    gold_options: GoldOptions,
-    limits: Limits,
     *,
     cache_dir: Path,
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
 ) -> JudgedRun:
-    """Labels missing documents and publishes a snapshot if all gates and limits hold.
+    """Labels missing documents and publishes a snapshot if all of the spec's `publish` holds.
 
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
     if options.publish_partial:
-        fix = "publishes labels that were not judged; leave it out, or the gates and limits"
+        fix = "publishes labels that were not judged; leave it out, or remove publish from the spec"
         raise option_error("publish_partial", fix)
-    if limits.gates and gold is None:
-        raise option_error("gold", "missing; a gate needs gold labels: --gold FILE")
-    if gold is not None:
-        if not limits.gates:
-            raise option_error("gates", "missing; --gold judges nothing without a gate")
-        parse_gates(limits.gates, read_gold(gold, spec, gold_options), spec)
+    if gates := parse_gates(spec):
+        gold = read_gold(None, spec)
+        reasons = [why_not_judged(gate, gold) for gate in gates]
+        if problems := [
+            Problem(f"publish.gates.{number}", reason, gates[number].written)
+            for number, reason in enumerate(reasons)
+            if reason
+        ]:
+            raise SpecError(problems)
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:
-        assert gold is not None
-        by_gates = EvalOptions(gates=limits.gates)
-        return evaluate(
-            spec, gold, gold_options, by_gates, cache_dir=cache_dir, candidate=candidate
-        ).decisions
+        return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
 
     with label(
         spec, cache_dir=cache_dir, address=address, options=options, announce=announce
     ) as labelled:
-        return judge(labelled, decide if limits.gates else None, limits)
+        return judge(labelled, decide if gates else None, spec.publish)
 
 
-def judge(labelled: Outcome, gate: Gate | None, limits: Limits) -> JudgedRun:
+def judge(labelled: Outcome, gate: Gate | None, limits: PublishSpec) -> JudgedRun:
     """Compares the labelled output with the previous snapshot, and publishes or rejects it."""
     previous = last_snapshot(labelled.store, labelled.job.spec.name)
     if not labelled.complete:

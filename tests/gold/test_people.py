@@ -16,11 +16,11 @@ import pytest
 from gold_lines import QUALITY, THEMES, TOPIC, line, written
 from hypothesis import given
 from hypothesis import strategies as st
+from judged import with_gold
 
 from pipeline.errors import AssayError, SpecError, StorageError
 from pipeline.gold.labels import read_gold
 from pipeline.gold.people import GoldFile, GoldLine, Shown
-from pipeline.options import GoldOptions
 from pipeline.spec.parse import load_spec
 from pipeline.spec.tasks import QuestionTask, TaskSpec
 
@@ -188,7 +188,7 @@ def test_a_line_that_does_not_fit_is_refused_with_its_number(
     assert path.read_bytes() == before
     with pytest.raises(SpecError) as refused:
         read_gold(str(path), load_spec(spec_file))
-    assert f"gold {path}, row 2: " in str(refused.value) and reason in str(refused.value)
+    assert f"{path}, row 2: " in str(refused.value) and reason in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,18 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
     written(path, line("d", "2", task=QUALITY), task=QUALITY)
     spec = load_spec(spec_file)
     gold = read_gold(str(path), spec)
-    assert gold.by == "content_hash" and gold.kind("topic") == "people"
+    assert gold.counts.joined_by == "content_hash" and gold.kind("topic") == "people"
     assert gold.keys == ("hash-b", "hash-d")
     assert gold.tasks["topic"].truth.tolist() == [0, 1]
     assert gold.tasks["quality"].truth.tolist() == [-1, 2]
-    assert (gold.repeated, gold.contradictory, gold.ties) == (1, 2, ("hash-a",))
-    assert read_gold(str(path), spec, GoldOptions(id="doc_id")).keys == ("b", "d")
+    assert (gold.counts.repeated, gold.counts.contradictory, gold.counts.ties) == (
+        1,
+        2,
+        ("hash-a",),
+    )
+    # — a review names documents, tasks and labels as the spec does, whatever it says of its gold
+    other = with_gold(spec, text="body", columns={"topic": "subject"}, values={"art": "law"})
+    assert read_gold(str(path), other).keys == gold.keys
 
 
 @pytest.mark.parametrize("chosen", ["diverse", "uncertain", "where"])
@@ -255,7 +261,8 @@ def test_gold_of_documents_that_a_review_chose_is_named(
     written(path, line("a", chosen=chosen), line("b", "law", chosen="random"))
     gold = read_gold(str(path), load_spec(spec_file))
     assert gold.kind("topic") == "chosen"
-    assert gold.chosen_words("topic") == f"not at random ({chosen} 1)"
+    words = f"a review chose the documents of {path} not at random ({chosen} 1)"
+    assert gold.chosen_words("topic") == words
 
 
 @pytest.mark.parametrize("chosen", ["", "random", "table", "label-studio"])

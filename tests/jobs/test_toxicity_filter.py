@@ -86,7 +86,7 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
     assert job([str(tmp_path / "labelled.json"), *dry_run]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["run"]["missing_documents"] == 0
-    assert shown["filter"]["kept"] == len(ids(folder, KEEP)) > 0
+    assert shown["filter"]["sizes"]["kept"]["documents"] == len(ids(folder, KEEP)) > 0
     assert job([str(tmp_path / "new.json"), *dry_run]) == 0
     assert json.loads(capsys.readouterr().out)["filter"] is None
     assert sorted(folder.rglob("*")) == before

@@ -83,8 +83,8 @@ RECORDS = [
     (b'7,"never closed\n8,ok', NOTHING, "error:a quote is not closed"),
 ]
 WET = [
-    (gzip.compress(wet_record(b"\xff", id="1")), "1", "error:invalid UTF-8"),
-    (gzip.compress(wet_record(b"fine", id="2")), "2", "ok"),
+    (gzip.compress(wet_record(b"\xff", id="1"), mtime=0), "1", "error:invalid UTF-8"),
+    (gzip.compress(wet_record(b"fine", id="2"), mtime=0), "2", "ok"),
 ]
 
 
@@ -159,9 +159,13 @@ def test_a_file_that_violates_its_format_is_one_line(
         ("a.ndjson", b"\n <HTML><head>", "is an HTML page; download the file itself"),
         ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
         ("a.jsonl", b'[{"text": "a"},\n{"text": "b"}]', "is a JSON array; convert it: duckdb -c"),
-        ("a.jsonl", gzip.compress(b'{"text": "a"}\n'), "is compressed with gzip; add .gz"),
+        ("a.jsonl", gzip.compress(b'{"text": "a"}\n', mtime=0), "is compressed with gzip; add .gz"),
         ("a.jsonl", b"text\nplain words\n", "line 1 is not JSON: 'text'; write a JSON object in"),
-        ("a.jsonl.gz", gzip.compress(b"\n3\n4\n"), "line 1 is not an object: '3'; write a JSON"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b"\n3\n4\n", mtime=0),
+            "line 1 is not an object: '3'; write a JSON",
+        ),
         ("a.csv", b'{"text": "a"}\n', "is JSON; name it .json"),
     ],
 )

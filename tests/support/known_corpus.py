@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile
-from pipeline.options import EvalOptions, GoldOptions
+from pipeline.options import EvalOptions
 from pipeline.review.options import ReviewOptions
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
@@ -75,8 +75,8 @@ class Known:
 
     def quality(self, spec: JobSpec, file: Path) -> FilterQuality:
         """What the labels of an audit say about the filter."""
-        cache_dir = self.folder / "cache"
-        evaluated = evaluate(spec, str(file), GoldOptions(), EvalOptions(), cache_dir=cache_dir)
+        options = EvalOptions(gold=str(file))
+        evaluated = evaluate(spec, options, cache_dir=self.folder / "cache")
         assert evaluated.filter is not None
         return evaluated.filter
 
