@@ -44,7 +44,6 @@ OUTPUTS = {
     "fit": ("verbs.fit.Fit", "verbs.cascade.ChosenThresholds"),
     "export": ("verbs.export.ExportResult", "verbs.export.Examples"),
     "filter": ("filters.result.FilterResult",),
-    "audit": ("verbs.audit.AuditResult", "verbs.audit_sample.DrawnSample"),
     "report": ("report.corpus_page.CorpusReportJson",),
     "diff": ("integrity.diff.Comparison",),
     "verify": ("integrity.verify.VerifyResult",),

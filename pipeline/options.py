@@ -15,7 +15,6 @@ from pipeline.errors import (
     SpecError,
     option_error,
     require_positive,
-    require_up_to,
 )
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
@@ -158,43 +157,6 @@ class FilterOptions:
             fix = "missing; name a folder for the kept documents, or write --dry-run"
             raise option_error("to", fix)
         return self.to
-
-
-@dataclass(frozen=True, slots=True)
-class AuditOptions:
-    """How a sample of a filter's corpus is drawn, or which labelled sample is read."""
-
-    documents: int | None = None
-    """Number of documents with different texts to draw (default: 400)."""
-    to: str | None = None
-    """Draw a sample for people to label, and write it here: FILE.csv, FILE.jsonl or FILE.parquet.
-    Use either --to or --gold."""
-    gold: str | None = None
-    """A labelled sample, to estimate from. Use either --to or --gold."""
-    positive: str | None = None
-    """TASK.LABEL of documents that should be dropped, whatever the rule is (default: what the rule
-    drops when its answers are the labels of people)."""
-    by: tuple[str, ...] = ()
-    """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's).
-    Repeatable."""
-    seed: int = 0
-    """Seed of the random choice."""
-    half_width: float = 0.05
-    """Half-width of the intervals to plan for: with 0.05, the result says how many more labels
-    intervals of +-5 points need."""
-    overwrite: bool = False
-    """Replace an existing file (default: refuse)."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "documents", "half_width")
-        require_up_to(self, LARGEST_SEED, "seed")
-
-    def draws(self) -> bool:
-        """Whether a sample is drawn, not read; SpecError unless exactly one of both is named."""
-        if (self.to is None) == (self.gold is None):
-            fix = "write --to to draw a sample, or --gold to estimate from a labelled one"
-            raise SpecError([Problem(Option("to", "gold"), fix)])
-        return self.to is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,16 +65,16 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("review s --task t --to g --port 65536", "--port: write a whole number from 0 to 65535"),
         (f"review s --task t --to g --port {10**20}", "--port: write a whole number up to"),
         ("review s --task t --to g --seed -1", "--seed: write a whole number from 0 to"),
-        ("audit s --to x --seed -1", "--seed: write a whole number from 0 to"),
         ("run s --price x", "--price: write a number (got 'x')"),
         ("status s --json=3", "--json: write no value (got '3')"),
         ("run s --max-hours 0", "--max-hours: write a number above 0 (got 0.0)"),
-        ("audit s --to x --documents 0", "--documents: write a number above 0 (got 0)"),
+        ("review s --to x --documents 0", "--documents: write a number above 0 (got 0)"),
         ("gc s", "--keep: missing; add it: "),
         ("gc s --keep", "--keep: missing; add it: "),
         ("filter s", "--to: missing; name a folder"),
         ("filter s --to x --on-error dorp", "--on-error: write one of fail, keep, drop (got"),
         ("diff s 1", "B: missing; add it: "),
+        ("audit s", "VERB: audit was removed; `assay review --by audit` draws the sample, `assay "),
         (
             "eval s --gate q",
             "--gate: is a key of the spec; write publish: {gates: [TASK.METRIC >= ",
@@ -110,7 +110,6 @@ NUMBERS = [
     if float in (option.hint, *get_args(option.hint))
 ]
 NEEDED = {
-    "audit": {"--to": "sample.csv"},
     "eval": {"--gold": "gold.csv"},
     "fit": {"--gold": "gold.csv"},
     "gc": {"--keep": "1"},

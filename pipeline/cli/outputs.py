@@ -17,7 +17,6 @@ from pipeline.cli.app import (
 from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import verb
 from pipeline.options import (
-    AuditOptions,
     ExportOptions,
     FilterOptions,
     ReportOptions,
@@ -73,28 +72,6 @@ def filter_corpus(
 
 
 @verb(USE, 3)
-def audit(
-    spec_file: SpecFile, /, *, options: AuditOptions = AuditOptions(), as_json: AsJson = False
-) -> int:
-    """Estimate how good a filter is on its corpus, from a random sample that people label.
-
-    With --to, write the sample. With --gold, read it, and estimate precision, recall and
-    prevalence with 95 % intervals, also for each reason of the rule and by group.
-    """
-    is_drawn = options.draws()  # — an error before the spec is read
-    from pipeline.report.audit import show_audited, show_drawn_sample
-    from pipeline.verbs.audit import audit
-    from pipeline.verbs.audit_sample import draw_sample
-
-    with spec_in(spec_file) as spec:
-        if is_drawn:
-            sample = draw_sample(spec, options, cache_dir=cache_dir())
-            return print_result(sample, show_drawn_sample, as_json=as_json)
-        result = audit(spec, options, cache_dir=cache_dir())
-    return print_result(result, show_audited, as_json=as_json)
-
-
-@verb(USE, 4)
 def report(
     spec_file: SpecFile, /, *, options: ReportOptions = ReportOptions(), as_json: AsJson = False
 ) -> int:
@@ -116,7 +93,7 @@ def report(
     return print_result(report, pages.show_corpus_report, pages.corpus_report_json, as_json=as_json)
 
 
-@verb(USE, 5)
+@verb(USE, 4)
 def diff(
     spec_file: SpecFile,
     before: str,
@@ -136,7 +113,7 @@ def diff(
     return print_result(comparison, show_comparison, as_json=as_json)
 
 
-@verb(USE, 6)
+@verb(USE, 5)
 def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Read a finished output again, and prove that it is complete and undamaged."""
     from pipeline.integrity.verify import verify_output
@@ -148,7 +125,7 @@ def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     return print_result(verified, show_verified, as_json=as_json, code=code)
 
 
-@verb(USE, 7)
+@verb(USE, 6)
 def gc(
     spec_file: SpecFile,
     /,

@@ -24,7 +24,7 @@ IMPROVE = Group("Measure and improve the answers", sort_key=2)
 def evaluate(
     spec_file: SpecFile, /, *, options: EvalOptions = EvalOptions(), as_json: AsJson = False
 ) -> int:
-    """Compare the answers with gold labels, with confidence intervals.
+    """Compare the answers with gold labels, or the filter with an audit, with confidence intervals.
 
     `assay report` shows the same figures on a page. The exit code is 1 if a gate of the spec's
     `publish` fails.
@@ -82,24 +82,22 @@ def review(
     options: ReviewOptions,
     as_json: AsJson = False,
 ) -> int:
-    """Show a page on this machine, on which people label the documents that teach most.
+    """Show a page on this machine, on which people label documents; no model is needed.
 
     Every answer is on the disk before the next document is shown. The same command goes on where
     the last one ended. Ctrl-C ends it.
     """
-    from pipeline.report.progress import fit_progress
+    from pipeline.report.review import show_reviewed
+    from pipeline.review.server import listen, serve
+    from pipeline.verbs.review import open_review, reviewed
 
-    command = shlex.join(["assay", "fit", spec_file, "--gold", options.to])
+    following = "eval" if options.order == "audit" else "fit"
+    command = shlex.join(["assay", following, spec_file, "--gold", options.to])
     with ExitStack() as stack:
         spec = stack.enter_context(spec_in(spec_file))
-        with shown_by(fit_progress) as announce:
-            with imports_of_torch():
-                from pipeline.report.review import show_reviewed
-                from pipeline.review.server import serve
-                from pipeline.verbs.review import open_review, reviewed
-            opened = open_review(spec, options, cache_dir=cache_dir(), announce=announce)
-            session = stack.enter_context(opened)
-        asyncio.run(serve(session, port=options.port, command=command, announce=_announce))
+        own = stack.enter_context(listen(options.port))
+        session = stack.enter_context(open_review(spec, options, cache_dir=cache_dir()))
+        asyncio.run(serve(session, own, command=command, announce=_announce))
         result = reviewed(session, options)
     return print_result(result, partial(show_reviewed, command=command), as_json=as_json)
 

@@ -36,10 +36,6 @@ class Gate:
     sign: str
     bound: float
 
-    def admits(self, value: float) -> bool:
-        """Whether the value is within the bound."""
-        return bool(_COMPARED[self.sign](value, self.bound))
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -67,7 +63,7 @@ def parse_gate(written: str, tasks: Mapping[str, TaskSpec], place: str = "publis
     if name not in tasks:
         raise wrong(f"no such task; the spec has {', '.join(tasks)}")
     task = tasks[name]
-    of_task, of_label = metrics_of(task)
+    of_task, of_label = _metrics_of(task)
     if metric not in of_task and metric not in of_label:
         known = ", ".join((*of_task, *(f"{metric}.LABEL" for metric in of_label)))
         raise wrong(f"no such metric; known are {known}")
@@ -83,7 +79,7 @@ def parse_gate(written: str, tasks: Mapping[str, TaskSpec], place: str = "publis
     return Gate(written.strip(), name, metric, label, match["sign"], float(match["bound"]))
 
 
-def metrics_of(task: TaskSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _metrics_of(task: TaskSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The metrics of the whole task, and those of each label."""
     if task.kind == "multi":
         return MULTI_HEADLINES, tuple(dict.fromkeys((*LABEL_METRICS, *HEADLINES)))
@@ -98,5 +94,5 @@ def decide(gate: Gate, headlines: Mapping[str, Figure], labels: Sequence[LabelSc
     else:
         of_label = next(metrics for metrics in labels if metrics.label == gate.label)
         value = getattr(of_label, gate.metric)
-    passed = value is not None and gate.admits(value)
+    passed = value is not None and bool(_COMPARED[gate.sign](value, gate.bound))
     return Decision(gate.written, value, passed)

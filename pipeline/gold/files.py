@@ -31,6 +31,7 @@ FORMATS = (*(f"{name}{codec}" for name in _TEXTS for codec in ("", ".gz", ".zst"
 LINE_FIELDS = frozenset(
     {"doc_id", "content_hash", "task", "action", "label", "by", "at", "seconds", "shown"}
 )
+HASH = "content_hash"  # of them, and of a document: the hash of its text
 _WORD = re.compile(r"[\w.+-]*")
 MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's
 

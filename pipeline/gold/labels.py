@@ -17,13 +17,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, StorageError
-from pipeline.gold.files import FORMATS, GoldRows, gold_error, gold_format, read_gold_rows
+from pipeline.gold.audits import is_audit
+from pipeline.gold.files import FORMATS, HASH, GoldRows, gold_error, gold_format, read_gold_rows
 from pipeline.gold.people import label_columns, majority
-from pipeline.gold.sample_design import HASH, SampleDesign, find_design
 from pipeline.gold.values import UNLABELLED, GoldTask, column_tasks, teacher_tasks
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.gold import GoldSpec
 from pipeline.spec.labels import task_of
@@ -33,10 +32,10 @@ from pipeline.spec.tasks import TaskSpec
 logger = logging.getLogger(__name__)
 
 By = Literal["doc_id", "content_hash"]
-Kind = Literal["people", "chosen", "scores", "teacher", "sample"]
+Kind = Literal["people", "chosen", "scores", "teacher"]
 SHOWN_TIES = 5
 # How people label a random sample.
-RANDOM = "assay review --by random, or --by audit"
+RANDOM = "assay review --by random"
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
@@ -79,7 +78,6 @@ class Gold:
     keys: tuple[str, ...]  # [rows]: distinct doc_id, or content_hash as `documents` makes it
     tasks: Mapping[str, GoldTask]
     texts: tuple[str | None, ...] | None  # [rows]; None: the gold has no texts
-    design: SampleDesign | None = None  # of a sample that `assay audit` drew
     # By task of the spec, why documents are no random sample, with their number.
     chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -103,7 +101,7 @@ class Gold:
             return "teacher"
         if task_of(task) in self.chosen:
             return "chosen"
-        return "people" if self.design is None else "sample"
+        return "people"
 
     def chosen_words(self, task: str) -> str:
         """The reasons for which a review showed the documents of a task; "" if it chose none."""
@@ -142,6 +140,9 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
     if format is None:
         return _read_teacher(source, spec, chosen, tasks)
     in_file = read_gold_rows(source, format, spec.input.storage_options)
+    if is_audit(in_file):
+        fix = "is an audit, which says of each document drop or keep; `assay eval` and `assay "
+        raise gold_error(source, f"{fix}report` read it")
     rows = label_columns(in_file, chosen)
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
@@ -149,15 +150,14 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
     # — a review writes tasks and labels as the spec has them, and each document's hash
     of_review = rows is not in_file
     how = GoldSpec() if of_review else spec.gold
-    design = find_design(rows, spec)
-    by, keys, texts = _documents(rows, spec, how, by_hash=of_review or design is not None)
+    by, keys, texts = _documents(rows, spec, how, by_hash=of_review)
     scores = how.score_columns(spec.tasks)
     labels: dict[str, GoldTask] = {}
     for task, column in _task_columns(spec, how, chosen, tasks, tuple(rows.columns), source):
         score = scores.get(task.name)
         labels |= column_tasks(rows, task, column, how.values, score=score, keys=keys)
     counts = GoldCounts(source, by, len(keys))
-    gold = Gold(counts, keys, _asked(labels, tasks), texts, design, rows.chosen)
+    gold = Gold(counts, keys, _asked(labels, tasks), texts, rows.chosen)
     return _without_repeats(gold)
 
 
@@ -275,12 +275,10 @@ def _documents(
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
     """By which column rows are matched with documents, the keys, and the texts if there are any.
 
-    The rows of people, or of a sample of `assay audit`, have content hashes. Texts of a sample may
-    be cut.
+    The rows of a review have content hashes.
     """
     if by_hash:
-        hashes = rows.columns[HASH]
-        return "content_hash", tuple(map(str, hashes)), _sample_texts(rows, hashes)
+        return "content_hash", tuple(map(str, rows.columns[HASH])), None
     by, column = _key_column(rows, spec, how)
     text_column = how.text or spec.input.text
     texts = None
@@ -316,18 +314,6 @@ def _key_column(rows: GoldRows, spec: JobSpec, how: GoldSpec) -> tuple[By, str]:
     columns = ", ".join(rows.columns)
     fix = f"has no column {names} to match its rows by; it has {columns}; name one: gold.id"
     raise gold_error(rows.path, fix)
-
-
-def _sample_texts(rows: GoldRows, hashes: Sequence[object]) -> tuple[str | None, ...] | None:
-    """The texts of a sample; None for one that was cut, which has another hash."""
-    texts = rows.columns.get(TEXT_COLUMN)
-    if texts is None:
-        return None
-    read = documents_from(RawRow(text) for text in texts)["content_hash"].to_pylist()
-    return tuple(
-        text if isinstance(text, str) and own == of_row else None
-        for text, own, of_row in zip(texts, read, hashes, strict=True)
-    )
 
 
 def _read_teacher(

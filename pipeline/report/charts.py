@@ -160,7 +160,7 @@ def _precision_by_recall(labels: Sequence[str], judged: JudgedRows) -> Iterator[
         positive = judged.truth == label
         if positive.all() or not positive.any():
             continue
-        points = operating_points(positive, judged.p[:, label], judged.weights)
+        points = operating_points(positive, judged.p[:, label])
         # — evenly spaced, with the last one
         count = len(points.recall)
         kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(np.int64))

@@ -20,6 +20,7 @@ from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.result import unanswered_words
 from pipeline.filters.tally import DROPPED, KEPT
+from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.doubts import report_doubts
@@ -100,6 +101,8 @@ def _template() -> Template:
         "score_histogram": score_histogram,
         "curves": curves,
         "sources": sources,
+        "filter_grid": filter_grid,
+        "filter_facts": filter_facts,
         "issue_grid": issue_grid,
         "change_grids": change_grids,
         "drift_line": drift_line,
@@ -147,6 +150,8 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     yield "documents", f"{whole.documents:,}{partial}"
     yield "filter", _filter_text(report) if report.filter else "The spec has no filter."
     if report.quality is not None:
+        if report.quality.filter is not None:
+            yield "quality of the filter", filter_words(report.quality.filter)
         yield from ((section.task, section.headline) for section in sections(report.quality))
 
 

@@ -10,6 +10,7 @@ from pipeline.evaluation.metrics import BINS, LabelScore
 from pipeline.evaluation.multi import MULTI_HEADLINES
 from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
+from pipeline.report.audit import filter_facts, filter_grid
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.report.doubts import shared_doubts
 from pipeline.spec.labels import YES, task_of
@@ -60,6 +61,8 @@ class Section:
 def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
     """Where answers and gold are from, each task's tables, and the gates."""
     yield [*sources(evaluation)]
+    if evaluation.filter is not None:
+        yield from ("", filter_grid(evaluation.filter), [*filter_facts(evaluation.filter)])
     for section in sections(evaluation):
         yield ""
         yield from section.counts
@@ -163,8 +166,6 @@ def _row_counts(task: TaskEvaluation) -> str:
         parts.append(f"{rows.fitted:,} left out, because {FITTED_BY} was fitted to them")
     if rows.evaluated and task.scores is None:
         parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
-    if task.represented is not None:
-        parts.append(f"they represent {task.represented:.0%} of the texts of the sampled corpus")
     return ", ".join(parts)
 
 
@@ -245,10 +246,10 @@ def _cuts(cuts: Sequence[tuple[str, Cut]]) -> Grid:
 
 def _confusion(task: TaskEvaluation, counts: Sequence[Sequence[int]]) -> Grid:
     """The confusion matrix, or the most frequent confusions if it is too wide to be read."""
-    labels, unit = task.labels, "" if task.represented is None else ", in documents of the corpus"
+    labels = task.labels
     if len(labels) <= WIDE_LABELS:
         return Grid(
-            f"confusion: gold label by row, answer by column{unit}",
+            "confusion: gold label by row, answer by column",
             ("gold", *labels),
             [(label, *map("{:,}".format, row)) for label, row in zip(labels, counts, strict=True)],
             wrap=True,
@@ -261,7 +262,7 @@ def _confusion(task: TaskEvaluation, counts: Sequence[Sequence[int]]) -> Grid:
     ]
     most = sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]
     return Grid(
-        f"the most frequent confusions{unit}; --json has all",
+        "the most frequent confusions; --json has all",
         ("gold", "answer", "documents"),
         [(gold, answer, f"{count:,}") for count, gold, answer in most],
         texts=2,

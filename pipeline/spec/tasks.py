@@ -82,6 +82,9 @@ class Task(Frozen):
     labels."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the levels of hierarchical labels, such as `/`."""
+    guide: Text | None = None
+    """What people read on the page of `assay review` in place of the question. It changes no
+    answer."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,19 +18,21 @@ from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import Scores, score
 from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
-from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
+from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
+from pipeline.gold.audits import Audit, read_audit
 from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import LEAST_ROWS, fitted_texts
 from pipeline.gold.labels import RANDOM, Gold, GoldCounts, Kind, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents
+from pipeline.ledger.snapshots import Contents, last_contents
 from pipeline.options import MOST_RESAMPLES, EvalOptions
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs import ForPeople
+from pipeline.verbs.audit import FilterQuality, judge_filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,6 @@ class JudgedRows:
     gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
     truth: NDArray[np.int64]  # [evaluated]
     p: NDArray[np.float64]  # [evaluated, labels]
-    weights: NDArray[np.float64]  # [evaluated]: the documents that a row represents
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,6 @@ class TaskEvaluation:
     rows: RowCounts
     gold: Kind
     chosen: str = ""  # that a review chose the documents, and why; "" if it did not
-    represented: float | None = None  # share of the sampled texts; None: the gold is no such sample
     scores: Scores | None = None  # None: too few rows are left
     thresholds: tuple[Cut, ...] = ()
     mislabelled: tuple[LabelIssue, ...] = ()
@@ -129,6 +129,7 @@ class Evaluation:
     multi: Mapping[str, Mapping[str, Figure]]
     without_gold: tuple[str, ...]  # tasks, and labels of tasks of kind `multi`: TASK.LABEL
     gates: tuple[Decision, ...] = ()
+    filter: FilterQuality | None = None  # by an audit, whose labels are of no task
 
     @computed_field
     @property
@@ -147,6 +148,9 @@ def evaluate(
     or if it has no document of the gold.
     """
     _check_options(options)
+    source = options.gold or spec.gold.path
+    if candidate is None and source and (audit := read_audit(source, spec)) is not None:
+        return _evaluate_filter(spec, source, audit, cache_dir)
     gates = [gate for gate in parse_gates(spec) if _is_asked(gate, options)]
     gold = read_gold(options.gold, spec, options.tasks)
     store = open_store(spec.output, spec.storage_options)
@@ -182,6 +186,37 @@ def evaluate(
         multi=multi,
         without_gold=tuple(_without_gold(spec, gold)),
         gates=tuple(_decide(gate, gold, tasks, multi) for gate in gates),
+    )
+
+
+def _evaluate_filter(spec: JobSpec, source: str, audit: Audit, cache_dir: Path) -> Evaluation:
+    """The quality of the filter alone, on the last snapshot."""
+    store = open_store(spec.output, spec.storage_options)
+    snapshot = last_contents(store, spec.name)
+    quality = judge_filter(spec, audit, source, cache_dir=cache_dir)
+    return Evaluation(
+        spec=spec.name,
+        output=store.url,
+        snapshot=snapshot.number,
+        newest_snapshot=snapshot.number,
+        labelled_at=snapshot.created_at,
+        limit=snapshot.limit,
+        corpus_rows=snapshot.rows,
+        gold=GoldCounts(
+            source,
+            "content_hash",
+            len(audit.drops),
+            repeated=audit.repeated,
+            contradictory=audit.tied,
+            outvoted=audit.outvoted,
+            ties=audit.ties,
+        ),
+        in_corpus=quality.labels,
+        repeated_in_corpus=0,
+        tasks={},
+        multi={},
+        without_gold=(),
+        filter=quality,
     )
 
 
@@ -253,7 +288,6 @@ def _means_over_labels(
         [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in judged],
         len(rows),
         resamples=options.resamples,
-        sampling=sampling_of(gold, answers, rows),
     )
 
 
@@ -283,14 +317,11 @@ def _evaluate_task(
         rows=counts,
         gold=gold.kind(name),
         chosen=gold.chosen_words(name),
-        represented=_represented(gold, answers.hashes[rows]),
     )
     if len(rows) < (LEAST_ROWS if seen.any() else 1):
         return evaluated
-    sampling = sampling_of(gold, answers, rows)
-    weights = np.ones(len(rows)) if sampling is None else sampling.weights
     truth, p = of_gold.truth[rows], of_task.p[rows]
-    judged = JudgedRows(rows, truth, p, weights)
+    judged = JudgedRows(rows, truth, p)
     scored = replace(
         evaluated,
         judged=judged,
@@ -301,7 +332,6 @@ def _evaluate_task(
             of_gold.labels,
             values=task.values,
             resamples=options.resamples,
-            sampling=sampling,
         ),
     )
     # — answers at chance say nothing about the gold
@@ -311,13 +341,6 @@ def _evaluate_task(
     return replace(scored, mislabelled=tuple(issues))
 
 
-def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
-    """The share of the texts of a sample's corpus that these texts of the sample represent."""
-    if gold.design is None:
-        return None
-    return sum(gold.design.weights(hashes.tolist()).values()) / gold.design.texts
-
-
 def _thresholds(labels: Sequence[str], judged: JudgedRows, options: EvalOptions) -> Iterator[Cut]:
     """The threshold of each label for each minimum that is asked for."""
     minima: dict[Literal["precision", "recall"], float | None] = {
@@ -325,7 +348,7 @@ def _thresholds(labels: Sequence[str], judged: JudgedRows, options: EvalOptions)
         "recall": options.recall,
     }
     for index, label in enumerate(labels):
-        rows = judged.truth == index, judged.p[:, index], judged.weights
+        rows = judged.truth == index, judged.p[:, index]
         for metric, least in minima.items():
             if least is not None:
                 yield Cut(label, metric, least, choose_threshold(metric, least, *rows))

@@ -265,17 +265,9 @@ def _fit_task(
     options: FitOptions,
     path: str,
 ) -> TaskFit:
-    """Fits the task's maps, measures them and writes their file.
-
-    The figures of a sample of `assay audit` are weighted: they are those of its corpus.
-    """
+    """Fits the task's maps, measures them and writes their file."""
     fitted, gold_task = fit(states, folds_number=FOLDS), gold.tasks[task.name]
-    keys = [gold.keys[row] for row in read.rows[_labelled(gold_task, read)]]
-    sampling = None if gold.design is None else gold.design.sampling(keys)
-    weights = np.ones(len(keys)) if sampling is None else sampling.weights
-    measure = partial(
-        score, states.truth, labels=list(task.labels), values=task.values, sampling=sampling
-    )
+    measure = partial(score, states.truth, labels=list(task.labels), values=task.values)
     scores = measure(fitted.held_out)
     task_fit = TaskFit(
         task=task.name,
@@ -290,8 +282,8 @@ def _fit_task(
         loss_limit=loss_limit(fitted.best_choices),
         labels={label.label: label.support for label in scores.labels},
         scores=scores.headlines,
-        agreement=_agreement(states, fitted, weights) if gold_task.scored else None,
-        layers=_layer_fits(states, fitted, read, measure, weights),
+        agreement=_agreement(states, fitted) if gold_task.scored else None,
+        layers=_layer_fits(states, fitted, read, measure),
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
     card = _card(job, task_fit, question, options)
@@ -301,12 +293,11 @@ def _fit_task(
     return task_fit
 
 
-def _agreement(gold: GoldStates, fitted: Fitted, weights: Floats) -> Agreement:
+def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:
     """Of two labels, either one gives the same figures."""
     scores, p = gold.targets[:, 0], fitted.held_out[:, 0]
-    [rank] = rank_correlations(scores, p, weights[None])
-    error = float(np.average(np.abs(scores - p), weights=weights))
-    return Agreement(number_or_none(rank), error)
+    [rank] = rank_correlations(scores, p, np.ones((1, len(p))))
+    return Agreement(number_or_none(rank), float(np.abs(scores - p).mean()))
 
 
 def _layer_fits(
@@ -314,7 +305,6 @@ def _layer_fits(
     fitted: Fitted,
     read: ReadGold,
     measure: Callable[[Floats], Scores],
-    weights: Floats,  # [rows]
 ) -> tuple[LayerFit, ...]:
     """The figures of each layer that was read."""
     return tuple(
@@ -327,9 +317,7 @@ def _layer_fits(
             loss_standard_error=fitted.best_choices[n].standard_error,
             scores=measure(fitted.by_layer[n]).headlines,
             auroc_by_pooling={
-                POOLINGS[pooling]: number_or_none(
-                    task_metrics(gold.truth, p, weights=weights)["auroc"]
-                )
+                POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
                 for pooling, p in enumerate(fitted.by_place[n])
             },
         )

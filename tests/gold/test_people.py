@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def test_what_was_appended_is_read_again(path: Path) -> None:
         "p": None,
         "blind": False,
         "chosen": "",
+        "audit": None,
     }
 
 
@@ -253,7 +254,7 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
     assert read_gold(str(path), other).keys == gold.keys
 
 
-@pytest.mark.parametrize("chosen", ["mixed", "diverse", "uncertain", "near:0.8", "disagreement"])
+@pytest.mark.parametrize("chosen", ["diverse", "uncertain", "where"])
 def test_gold_of_documents_that_a_review_chose_is_named(
     path: Path, spec_file: Path, chosen: str
 ) -> None:
@@ -290,41 +291,18 @@ def test_what_was_skipped_or_undone_says_nothing_about_the_rest(
     assert read_gold(str(path), load_spec(spec_file)).kind("topic") == "people"
 
 
-@pytest.mark.parametrize("first, second", [("audit:x", "random"), ("random", "audit:x")])
-@pytest.mark.parametrize("other", ["random", "uncertain", "", "audit:y"])
-def test_a_file_of_a_sample_takes_no_answer_to_another_document(
-    path: Path, first: str, second: str, other: str
+@pytest.mark.parametrize("task", [TOPIC, THEMES])
+@pytest.mark.parametrize(("mine", "other"), [("x", None), (None, "x"), ("x", "y")])
+def test_a_file_of_an_audit_takes_no_answer_to_another_document(
+    path: Path, mine: str | None, other: str | None, task: TaskSpec
 ) -> None:
-    mine, others = (first, other) if first == "audit:x" else (other, second)
-    written(path, line("a", chosen=mine))
+    written(path, line("a", sample=mine))
     before = path.read_bytes()
+    label = ["art"] if task is THEMES else "art"
     with pytest.raises(SpecError, match=r"to: has (the )?answers .* name a new file"):
-        written(path, line("b", chosen=others))
+        written(path, line("b", label, task=task, sample=other), task=task)
     assert path.read_bytes() == before
-    written(path, line("b", chosen=mine))
-
-
-def with_p(given: GoldLine) -> GoldLine:
-    return replace(given, shown=replace(given.shown, p={"art": 0.9, "law": 0.1}))
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [with_p(line("a", chosen="audit:x"))],
-        [line("a", chosen="audit:x"), with_p(line("b", chosen="audit:x"))],
-        [line("a", chosen="audit:x"), line("b", chosen="random")],
-        [line("a", chosen="audit:x"), line("b", chosen="audit:y")],
-    ],
-)
-def test_a_sample_beside_other_rows_or_seen_answers_is_no_sample(
-    path: Path, spec_file: Path, lines: list[GoldLine]
-) -> None:
-    """Files of before: the page showed answers beside a sample, and took other documents."""
-    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in lines))
-    gold = read_gold(str(path), load_spec(spec_file))
-    assert gold.design is None and gold.kind("topic") == "chosen"
-    assert "audit" in gold.chosen_words("topic")
+    written(path, line("b", sample=mine))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ DEFAULTS: dict[str, Any] = {
     },
     "publish": {"gates": [], "max_psi": None, "max_flip_rate": None, "max_failing": None},
 }
-ABSENT = ["when", "model", "readout", "beam", "top_k", "separator"]
+ABSENT = ["when", "model", "readout", "beam", "top_k", "separator", "guide"]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}
 
 

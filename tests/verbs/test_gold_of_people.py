@@ -37,7 +37,7 @@ def reviewed(bench: Bench, *chosen: str, task: str = "toxic") -> str:
 
 @pytest.mark.parametrize(
     "chosen",
-    [("uncertain",), ("near:0.8",), ("disagreement",), ("diverse", "uncertain", "random")],
+    [("uncertain",), ("where",), ("diverse", "uncertain", "random")],
 )
 def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
     bench: Bench, capsys: pytest.CaptureFixture[str], chosen: tuple[str, ...]
@@ -57,7 +57,7 @@ def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
         assert bench.evaluate(gold) == 1
         shown = capsys.readouterr().out
         assert f"FAILED: {gate} (not judged: a review chose the documents of {gold} not" in shown
-        assert "assay review --by random, or --by audit" in shown
+        assert "assay review --by random" in shown
         assert bench.evaluate(gold, "--json") == 1
         [decision] = json.loads(capsys.readouterr().out)["gates"]
         assert decision["value"] is None and not decision["passed"]
