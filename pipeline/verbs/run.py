@@ -6,9 +6,10 @@ Entry points: `run`, and `judged_run` for a spec with `publish`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError, option_error
@@ -22,6 +23,7 @@ from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
 from pipeline.runtime.run import run as run_without_judging
 from pipeline.spec.gold import PublishSpec
+from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
 
@@ -46,7 +48,7 @@ class JudgedRun:
 
 
 def run(
-    spec: JobSpec,
+    spec: str | Path | Mapping[str, Any] | JobSpec,
     *,
     cache_dir: Path | None = None,
     address: str | None = None,
@@ -60,7 +62,7 @@ def run(
     the reasons.
 
     Args:
-        spec: The job.
+        spec: The job, its YAML file, or a dictionary of its keys.
         cache_dir: Folder of models and file hashes, on every node (default: `$ASSAY_CACHE`, or
             `~/.cache/assay`).
         address: A Ray cluster, such as `auto` (default: a local Ray).
@@ -81,15 +83,15 @@ def run(
         StalledError: No worker can go on.
 
     Examples:
-        >>> run(load_spec("my.yaml")).complete
+        >>> run("my.yaml").complete
         True
     """
-    cache = cache_dir or default_cache_dir()
-    if spec.publish == PublishSpec():
+    job, cache = as_spec(spec), cache_dir or default_cache_dir()
+    if job.publish == PublishSpec():
         return run_without_judging(
-            spec, cache_dir=cache, address=address, options=options, announce=announce
+            job, cache_dir=cache, address=address, options=options, announce=announce
         )
-    judged = judged_run(spec, cache_dir=cache, address=address, options=options, announce=announce)
+    judged = judged_run(job, cache_dir=cache, address=address, options=options, announce=announce)
     for reason in judged.rejected:
         logger.warning("not published: %s", reason)
     return judged.outcome
