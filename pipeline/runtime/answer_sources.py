@@ -33,7 +33,7 @@ class StoredFiles:
 
     # By version: files of it, then of others with equal raw answers; none without an answer.
     by_version: Mapping[str, tuple[Committed, ...]]
-    new: frozenset[str]  # shards with work that were cut since the last snapshot
+    new: frozenset[str]  # shards with work that the last snapshot did not show as of the listing
 
     @property
     def sids(self) -> set[str]:
@@ -51,8 +51,12 @@ def stored_files(job: Job, store: Store, planned: Plan) -> StoredFiles:
     if published is None:
         published = last_files(store, None)
     shown = frozenset[str](() if published is None else published["sid"].unique().to_pylist())
-    tried_first = {work.shard.id for work in planned.work_items if not work.retry}
-    new = frozenset(tried_first - shown if shown else ())
+    # — the documents of a shown shard are missing if another run has published it since the listing
+    new = frozenset(
+        work.shard.id
+        for work in planned.work_items
+        if shown and not work.retry and (work.documents or work.shard.id not in shown)
+    )
     asking = {work.shard.id for work in planned.work_items}.union(shown if new else ())
     missing = {task for work in planned.work_items for task in work.tasks}
     by_version = {}

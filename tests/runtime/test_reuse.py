@@ -55,6 +55,19 @@ def step(corpus: Corpus, asked: dict[str, Sequence[str]], *, creates: bool) -> O
     return outcome
 
 
+def test_nothing_is_asked_of_moved_texts_that_another_run_labels_meanwhile(plain: Corpus) -> None:
+    """The other run publishes after this one has listed what is missing: both take it over."""
+    plain.write("a", numbered("a", 24))
+    plain.run()
+    plain.move("z")
+
+    def other_run() -> None:
+        assert plain.run().complete and not plain.asked
+
+    outcome = plain.run_until(1, other_run, folder="specs/")
+    assert outcome is not None and outcome.complete and not plain.asked
+
+
 def test_each_change_of_the_input_costs_what_it_changes(plain: Corpus) -> None:
     plain.others = [TOPIC]
     plain.write("a", numbered("a", 24))
