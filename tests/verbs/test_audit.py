@@ -226,7 +226,7 @@ def test_labels_of_other_documents_or_in_view_of_an_answer_are_no_evidence(
     rows = lines(file)
     change(rows)
     rewrite(file, rows)
-    with pytest.raises(SpecError, match=r"gold: is no evidence about a filter: .* in view"):
+    with pytest.raises(SpecError, match=r"audit.jsonl: is no evidence about a filter: .* in view"):
         known.quality(spec, file)
 
 
@@ -247,7 +247,7 @@ def test_the_page_is_blind_and_its_file_takes_no_other_documents(known: Known, f
             open_review(spec, other, cache_dir=known.folder / "cache"),
         ):
             pass
-    with pytest.raises(SpecError, match=r"^gold: is an audit, which says of each document"):
+    with pytest.raises(SpecError, match=r"audit.jsonl: is an audit, which says of each document"):
         read_gold(str(file), spec)
 
 
