@@ -56,7 +56,7 @@ def evaluation(labels: tuple[str, ...]) -> Evaluation:
         scores=scores,
         thresholds=cuts,
         mislabelled=(LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40),),
-        judged=JudgedRows(np.arange(50), truth, p, np.ones(50)),
+        judged=JudgedRows(np.arange(50), truth, p),
     )
     return Evaluation(
         spec="job",
