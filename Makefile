@@ -3,8 +3,10 @@
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3) python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# A CPU build is enough for the demo and the tests; an open range takes gigabytes of CUDA packages.
+# The build for CPUs is enough for the demo and the tests. It is at PyTorch's own index; where that is
+# not reached, and where there is a GPU, pip takes the build that PyPI has.
 TORCH := torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL := models/smollm2-135m-instruct.gguf
 # Two test processes on two cores: more threads than that would wait for each other.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
@@ -25,8 +27,7 @@ test: $(VENV)/installed-dev $(MODEL)
 	$(PYTEST) $(QUICK) --ignore=tests/journeys --durations=10
 	$(PYTEST) -m "not slow" --durations=0 tests/journeys
 
-# The quick tests on the other versions of Python that are installed. Where pip finds no CPU build of
-# torch, each version takes 5 GB.
+# The quick tests on the other versions of Python that are installed.
 test-pythons:
 	@for version in 3.12 3.13; do \
 	  if ! python$$version -c '' 2>/dev/null; then echo "python$$version is not installed: skipped"; \
@@ -57,7 +58,7 @@ docs: $(VENV)/installed-docs
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) jobs/check_machine.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet $$($(PYTHON) jobs/torch_index.py $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 

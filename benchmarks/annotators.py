@@ -3,8 +3,9 @@
     python -m benchmarks.annotators models/smollm2-135m-instruct.gguf [--sets spam] [--to FILE]
 
 A simulated person labels the documents of a pool in each order, and errs at a known rate. A readout
-is fitted to the first N labels as in a review, and judged on other texts, chosen by content hash.
+is fitted to the first N labels, and judged on other texts, chosen by content hash.
 In all orders of a seed, the pool begins in the same order and a document has the same error.
+`mixed` is that of an output without answers: diverse documents, then random ones.
 
 Sets, which are fetched once into the cache and not passed on:
 - toxicity: the comments of jobs/corpus (MIT).
@@ -41,17 +42,18 @@ from threadpoolctl import threadpool_limits
 from jobs.corpus.build import HERE, read_comments, read_mails
 from pipeline.evaluation.readout_fitting import STRENGTHS, GoldStates, cheapest, choose, refit
 from pipeline.gold.fitted_texts import is_held_out
-from pipeline.gold.labels import Gold
+from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.values import GoldTask
 from pipeline.hashes import sha256_hex
-from pipeline.review.choice import BATCH, Known, Order, features, ranked
+from pipeline.review.order import diverse
+from pipeline.review.session import DIVERSE
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.parse import parse_spec
 from pipeline.verbs.gold_states import read_gold_states
 
 CACHE = Path.home() / ".cache" / "assay-annotators"
-ORDERS = ("mixed", "uncertain", "diverse", "random")
+ORDERS = ("mixed", "diverse", "random")
 LABELS = (20, 40, 60, 80, 100, 150, 200)
 NOISES = (0.0, 0.05, 0.1)
 LEVEL = 0.05  # of a test
@@ -79,6 +81,7 @@ Ints = NDArray[np.int64]
 class Labelled:
     """A set's document states with their labels; the held-out ones are chosen by content hash."""
 
+    texts: Sequence[str]
     states: NDArray[np.float32]  # [docs, poolings, hidden]
     truth: Ints  # [docs]
     held_out: NDArray[np.bool_]  # [docs]
@@ -131,14 +134,16 @@ def labelled(name: str, model: str) -> Labelled:
     if not file.exists():
         spec = parse_spec(SPEC.format(model=model, cache=CACHE, labels=json.dumps(labels)))
         task = GoldTask(tuple(labels), truth)
-        gold = Gold(name, "content_hash", tuple(keys), {"label": task}, texts)
+        counts = GoldCounts(name, "content_hash", len(keys))
+        gold = Gold(counts, tuple(keys), {"label": task}, texts)
         job = make_job(spec, place(spec.model, this_machine()), CACHE)
         read = read_gold_states(
             job, gold, {"label": None}, layers=str(LAYER), announce=lambda _: lambda _: None
         )
         assert len(read.rows) == len(keys), read.left_out
         np.save(file, read.states[:, 0])
-    return Labelled(np.load(file), truth, np.array([is_held_out(key, HELD_OUT) for key in keys]))
+    held_out = np.array([is_held_out(key, HELD_OUT) for key in keys])
+    return Labelled(texts, np.load(file), truth, held_out)
 
 
 class Simulation:
@@ -149,46 +154,41 @@ class Simulation:
         self._data, self._seed = data, seed
         self._states = data.states[self._pool]
         self._answers = erring(data.truth, noise, seed)[self._pool]
-        self._features = features(self._states[:, -1], seed)
+        self._texts = [data.texts[row] for row in self._pool]
 
     def curve(self, by: str) -> list[float]:  # [LABELS]
         """The figure on held-out texts after each number of labels."""
-        order, p = Order.parse(by), None
         asked: list[int] = []
         queue: list[int] = []
         figures = []
         while len(asked) < max(LABELS):
-            now = order.at(len(asked), is_fitted=p is not None)
-            queue = [] if now.name != "diverse" else queue or self._ranked(now, asked, p)
-            asked.append(queue.pop(0) if queue else self._ranked(now, asked, p)[0])
-            if len(asked) in LABELS or (len(asked) % BATCH == 0 and by in ("mixed", "uncertain")):
-                p_pool, p_held_out = self._fitted(asked)
-                p = p if len(asked) % BATCH else p_pool
-                if len(asked) in LABELS:
-                    figures.append(figure(self._data.truth[self._data.held_out], p_held_out))
+            is_diverse = by == "diverse" or (by == "mixed" and len(asked) < DIVERSE)
+            queue = queue or self._following(asked, is_diverse=is_diverse)
+            asked.append(queue.pop(0))
+            if len(asked) in LABELS:
+                figures.append(figure(self._data.truth[self._data.held_out], self._fitted(asked)))
         return figures
 
-    def _ranked(self, order: Order, asked: Sequence[int], p: Floats | None) -> list[int]:
+    def _following(self, asked: Sequence[int], *, is_diverse: bool) -> list[int]:
+        """The rows to ask about next: a batch of diverse ones, or one of the random order."""
         has_label = np.isin(np.arange(len(self._pool)), asked)
-        known = Known(self._features, has_label, "choice", p)
-        rows: list[int] = ranked(order, known, np.flatnonzero(~has_label), self._seed).tolist()
+        if not is_diverse:
+            return [int(np.flatnonzero(~has_label)[0])]
+        rows: list[int] = diverse(self._texts, has_label, ~has_label, seed=self._seed).tolist()
         return rows
 
-    def _fitted(self, asked: Sequence[int]) -> tuple[Floats | None, Floats]:
-        """p of the pool and of held-out texts; of the pool None if there are too few labels."""
+    def _fitted(self, asked: Sequence[int]) -> Floats:
+        """p of held-out texts."""
         rows, count = np.array(asked), self._data.truth.max() + 1
         targets = np.eye(count)[self._answers[rows]]
         held_out = self._data.states[self._data.held_out]
         if (targets.sum(axis=0) >= 2).sum() < 2:
-            return None, np.tile(targets.mean(axis=0), (len(held_out), 1))
+            return np.tile(targets.mean(axis=0), (len(held_out), 1))
         gold = GoldStates(self._states[:, None], targets, np.arange(len(rows)), rows)
         choices = choose(gold, STRENGTHS)
         layer, pooling = cheapest(choices)
         map_ = refit(gold, layer, pooling, choices[layer][pooling])
-        p_pool, p = (
-            softmax(map_.logits(states[:, pooling]), axis=1) for states in (self._states, held_out)
-        )
-        return p_pool, p
+        return np.asarray(softmax(map_.logits(held_out[:, pooling]), axis=1), np.float64)
 
 
 def erring(truth: Ints, noise: float, seed: int) -> Ints:  # [docs] -> [docs]

@@ -134,7 +134,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
     readout are also asked as questions, if they have one; the method `readouts` is the spec itself.
     """
     if spec.input.image is not None:
-        fix = "bench cuts texts to equal length; `assay plan` measures images"
+        fix = "bench cuts texts to equal length, which images have not"
         raise SpecError([Problem("input.image", fix, spec.input.image)])
     tokens = options.tokens
     placement = place(spec.model, this_machine())

@@ -19,9 +19,10 @@ import duckdb
 from pipeline import cache
 from pipeline.cli.app import call, new_app
 from pipeline.cli.verbs import run
-from pipeline.filters.run import FilterResult, filter_corpus
+from pipeline.filters.result import FilterResult
+from pipeline.filters.run import filter_corpus
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import EvalOptions, FilterOptions, GoldOptions, ReportOptions
+from pipeline.options import EvalOptions, FilterOptions, ReportOptions
 from pipeline.report.console import (
     Grid,
     Part,
@@ -55,9 +56,7 @@ def demo() -> int:
     if code := run(SPEC):
         return code
     spec, cache_dir = load_spec(SPEC), cache.cache_dir()
-    gold = GoldOptions(columns=((UNTRAINED, TRAINED),))
-    source = f"{CORPUS}/gold.jsonl"
-    evaluation = evaluate(spec, source, gold, EvalOptions(), cache_dir=cache_dir)
+    evaluation = evaluate(spec, EvalOptions(), cache_dir=cache_dir)
     report = report_of(spec, evaluation, ReportOptions(), cache_dir=cache_dir)
     page = new_file(PAGE, {}, overwrite=True)
     write_report(report, page, spec_file=SPEC)
@@ -72,13 +71,13 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
     title += "(95 % intervals)"
     names = ("task", "method", "accuracy", "AUROC", "gold")
     yield from ("", Grid(title, names, list(_quality(spec, evaluation)), texts=2))
-    for task in evaluation.tasks:
-        yield from warnings(evaluation_doubts(task, evaluation.gold))
-    kept, dropped = filtered.counts.all.kept.documents, filtered.counts.all.dropped.documents
-    assert spec.filter is not None
+    for task in evaluation.tasks.values():
+        yield from warnings(evaluation_doubts(task))
+    kept = filtered.documents - filtered.dropped
+    assert spec.filter is not None and filtered.written is not None
     yield from (
         "",
-        f"The filter keeps {kept:,} of {kept + dropped:,} documents: {spec.filter.keep}",
+        f"The filter keeps {kept:,} of {filtered.documents:,} documents: {spec.filter.keep}",
     )
     right, judged, bad = _filter_quality(spec)
     yield (
@@ -96,22 +95,21 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
     yield {
         "page": PAGE,
         "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
-        "kept documents": filtered.kept_at,
+        "kept documents": filtered.written.kept.folder,
         "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",
     }
 
 
 def _quality(spec: JobSpec, evaluation: Evaluation) -> Iterable[tuple[str, ...]]:
     readouts = {task.name for task in spec.tasks if task.readout}
-    for task in evaluation.tasks:
-        assert task.judged is not None, task.task
-        scores = task.judged.scores
-        figures = (scores.headlines["accuracy"], scores.headlines["auroc"])
+    for task in evaluation.tasks.values():
+        assert task.scores is not None, task.task
+        figures = (task.scores.headlines["accuracy"], task.auroc)
         yield (
             task.task,
             "trained readout" if task.task in readouts else "asked, without training",
             *map(interval, figures),
-            f"{scores.rows:,}",
+            f"{task.scores.rows:,}",
         )
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from pipeline.runtime.placement import Placement
     from pipeline.runtime.plan import Plan
     from pipeline.runtime.progress import Progress
-    from pipeline.runtime.run import run
     from pipeline.spec.parse import load_spec, parse_spec
     from pipeline.spec.schema import JobSpec
+    from pipeline.verbs.run import run
 
 __all__ = [
     "AssayError",
@@ -71,15 +72,22 @@ _HOMES = {
     "Outcome": "pipeline.runtime.outcome",
     "Placement": "pipeline.runtime.placement",
     "Progress": "pipeline.runtime.progress",
-    "run": "pipeline.runtime.run",
+    "run": "pipeline.verbs.run",
     "load_spec": "pipeline.spec.parse",
     "parse_spec": "pipeline.spec.parse",
     "JobSpec": "pipeline.spec.schema",
 }
 
 
+def __dir__() -> list[str]:
+    """The public names, which Tab shows."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
     """What `__all__` names, imported when it is asked for: `assay --help` needs no Arrow."""
+    if name == "__version__":
+        return importlib.metadata.version("corpus-assay")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "pipeline.errors")), name)

@@ -35,6 +35,8 @@ class AssayError(Exception):
 class Option(str):
     """The place of a mistake in an argument: the names of options, and a part of their value.
 
+    Without a name it is a part of a file that is not the spec's.
+
     A name is that of a field of the library's options, or of a parameter of its functions. The
     command shows its own names: `gold a.csv, row 3` is `--gold a.csv, row 3` there.
     """

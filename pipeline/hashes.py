@@ -14,9 +14,9 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -82,12 +82,18 @@ def parse_versioned_json(data: bytes, format: int) -> Mapping[str, Any]:
 def validated(kind: type[T], content: object) -> T:
     """The value of this type that JSON values give; ValueError names the first wrong key."""
     try:
-        return TypeAdapter(kind).validate_python(content)
+        adapter: TypeAdapter[T] = _adapter(cast("Any", kind))
+        return adapter.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         reason = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{place}: {reason}" if place else reason) from error
+
+
+@cache  # — to make one takes milliseconds, and a gold file has a value on each line
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def content_hash(path: Path, cache_dir: Path) -> str:

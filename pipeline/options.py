@@ -7,7 +7,6 @@ below it as its help. `None` means that the verb decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
 from pipeline.errors import (
@@ -16,7 +15,6 @@ from pipeline.errors import (
     SpecError,
     option_error,
     require_positive,
-    require_up_to,
 )
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
@@ -35,10 +33,10 @@ class InitOptions:
     to: str = "spec.yaml"
     """Spec to write."""
     text: str | None = None
-    """Column with the text (default: proposed from names, types and lengths)."""
+    """Column with the text (default: that with a usual name, or the longest texts)."""
     id: str | None = None
-    """Column with the id (default: proposed from names, types and uniqueness)."""
-    model: str = "Qwen/Qwen2.5-1.5B-Instruct"
+    """Column with the id (default: that with a usual name and different values)."""
+    model: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
     """Model: a name on the Hugging Face Hub, a folder or a .gguf file."""
     overwrite: bool = False
     """Replace an existing file (default: refuse)."""
@@ -58,23 +56,6 @@ class WorkOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions(WorkOptions):
-    """The work and the workers that a plan is made for."""
-
-    workers: int = 1
-    """Number of workers to plan for."""
-    price: float | None = None
-    """Price of one worker for one hour, in any currency."""
-    rate: float | None = None
-    """Documents that one worker labels in a second (default: measured here)."""
-    documents: int | None = None
-    """Number of documents to measure the rate on (default: 8 on a CPU, 256 on a GPU)."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "workers", "price", "rate", "documents")
-
-
-@dataclass(frozen=True, slots=True)
 class RunOptions(WorkOptions):
     """What a run labels and publishes, and when it ends if that is not done."""
 
@@ -90,70 +71,31 @@ class RunOptions(WorkOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class GoldColumns:
-    """How gold labels are read where their names differ from the spec's."""
+class GoldOptions:
+    """Which gold labels are read; the spec's `gold` says how."""
 
-    id: str | None = None
-    """Column of the gold file with document ids (default: the spec's id column, or `id`)."""
-    text: str | None = None
-    """Column of the gold file with texts, to match documents by text instead of by id (default: the
-    spec's text column, if the file has no column of ids)."""
-    columns: tuple[tuple[str, str], ...] = ()
-    """Column of the gold file with the labels of a task (default: the task's name); of a task of
-    kind multi, TASK.LABEL=COLUMN for yes or no of one label. Repeatable."""
-    values: tuple[tuple[str, str], ...] = ()
-    """Value of the gold file that means a label (default: the label's name). Repeatable."""
-    scores: tuple[tuple[str, str], ...] = ()
-    """Column of the gold file with scores from 0 to 1 of the label that has the task's name, or
-    TASK.LABEL=COLUMN for another label; the task has two labels, or is of kind multi.
-    Repeatable."""
-
-    def words(self, task: str) -> tuple[str, ...]:
-        """The options with which a command reads the same gold labels for one task alone.
-
-        Of a task of kind `multi`, `task` may be one label of it: TASK.LABEL.
-        """
-        pairs = [("--id", self.id), ("--text", self.text), ("--task", task)]
-        pairs += [("--column", f"{n}={c}") for n, c in self.columns if _is_of(n, task)]
-        pairs += [("--value", f"{value}={label}") for value, label in self.values]
-        pairs += [("--score", f"{n}={c}") for n, c in self.scores if _is_of(n, task)]
-        return tuple(word for name, value in pairs if value is not None for word in (name, value))
-
-    def of_task(self, task: str) -> GoldOptions:
-        """The same, for one task alone."""
-        return GoldOptions(self.id, self.text, self.columns, self.values, self.scores, (task,))
-
-
-def _is_of(name: str, task: str) -> bool:
-    """Whether what is named TASK or TASK.LABEL has gold labels of this task or label."""
-    return task in (name, name.partition(".")[0]) or name == task.partition(".")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class GoldOptions(GoldColumns):
-    """How gold labels are read, and for which tasks."""
-
+    gold: str | None = None
+    """Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output (default: the
+    spec's gold.path)."""
     tasks: tuple[str, ...] = ()
-    """Use this task only (default: every task that the gold file has labels for). Repeatable."""
+    """Use this task only (default: every task that the gold has labels for). Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """What an evaluation reports beside its figures."""
+class EvalOptions(GoldOptions):
+    """The gold labels of an evaluation, and what it reports beside its figures."""
 
     precision: float | None = None
     """Find for each label the threshold that reaches this precision, from 0 to 1."""
     recall: float | None = None
     """Find for each label the threshold that reaches this recall, from 0 to 1."""
-    gates: tuple[str, ...] = ()
-    """Requirement such as 'toxic.f1 >= 0.8'; the exit code is 1 if it fails. Repeatable."""
     resamples: int = RESAMPLES
     """Number of bootstrap resamples for the confidence intervals."""
 
 
 @dataclass(frozen=True, slots=True)
-class FitOptions:
-    """Which readouts are fitted, and where they are written."""
+class FitOptions(GoldOptions):
+    """Which readouts are fitted to which gold labels, and where they are written."""
 
     layers: str | None = None
     """Layers to fit at, as in 8,12,16, or all (default: a few, spread over the decoder)."""
@@ -163,48 +105,36 @@ class FitOptions:
     to: str | None = None
     """Where to write: FILE.safetensors, or a folder with a file for each task (default: the paths
     that the spec names)."""
-    folds: int = FOLDS
-    """Number of cross-validation folds."""
     hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
+    recall: float | None = None
+    """Of a task with a cascade: the minimum recall, from 0 to 1, compared with the last stage."""
+    precision: float | None = None
+    """Of a task with a cascade: the minimum precision, from 0 to 1."""
+    documents: int | None = None
+    """Of a task with a cascade: documents to draw; every stage labels all of them (default: 500).
+    """
     overwrite: bool = False
     """Replace existing files (default: refuse)."""
 
-
-@dataclass(frozen=True, slots=True)
-class CascadeOptions:
-    """What the thresholds of a cascade promise, and the sample that they are chosen from."""
-
-    task: str
-    """Name of the task with the cascade."""
-    to: str
-    """File to write: a local path or a URL."""
-    recall: float
-    """Minimum recall, from 0 to 1."""
-    precision: float
-    """Minimum precision, from 0 to 1."""
-    confidence: float = 0.95
-    """Probability, over samples, that both minima hold."""
-    documents: int = 500
-    """Documents to draw; every stage labels all of them."""
-    positive: str | None = None
-    """Label that recall and precision are of (default: the label with the task's name, or the first
-    one)."""
-    gold: str | None = None
-    """Gold labels that say which documents are positive: documents of the sample without one are
-    left out (default: the answers of the last stage)."""
-    overwrite: bool = False
-    """Replace an existing file (default: refuse)."""
-
-    def __post_init__(self) -> None:
+    def chooses_thresholds(self) -> bool:
+        """Whether thresholds of a cascade are chosen, not readouts fitted; SpecError if unclear."""
+        promise = {"recall": self.recall, "precision": self.precision}
+        if set(promise.values()) == {None} and self.documents is None:
+            return False
         fix = "write a number above 0 and below 1"
-        shares = {name: getattr(self, name) for name in ("recall", "precision", "confidence")}
-        problems = [
-            Problem(Option(name), fix, value) for name, value in shares.items() if not 0 < value < 1
+        wrong = [
+            Problem(Option(name), fix if share is not None else f"missing; {fix}", share)
+            for name, share in promise.items()
+            if share is None or not 0 < share < 1
         ]
-        if problems:
-            raise SpecError(problems)
+        for name in ("gold", "layers", "document", "to", "hold_out"):
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                wrong.append(Problem(Option(name), "is for readouts; leave it out for a cascade"))
+        if wrong:
+            raise SpecError(wrong)
         require_positive(self, "documents")
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,46 +160,12 @@ class FilterOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditOptions:
-    """How a sample of a filter's corpus is drawn, or which labelled sample is read."""
-
-    documents: int | None = None
-    """Number of documents with different texts to draw (default: 400)."""
-    to: str | None = None
-    """Draw a sample for people to label, and write it here: FILE.csv, FILE.jsonl or FILE.parquet.
-    Use either --to or --gold."""
-    gold: str | None = None
-    """A labelled sample, to estimate from. Use either --to or --gold."""
-    positive: str | None = None
-    """TASK.LABEL of documents that should be dropped, whatever the rule is (default: what the rule
-    drops when its answers are the labels of people)."""
-    by: tuple[str, ...] = ()
-    """Groups, for strata and estimates: a task, or SQL such as doc.source (default: the rule's).
-    Repeatable."""
-    seed: int = 0
-    """Seed of the random choice."""
-    half_width: float = 0.05
-    """Half-width of the intervals to plan for: with 0.05, the result says how many more labels
-    intervals of +-5 points need."""
-    overwrite: bool = False
-    """Replace an existing file (default: refuse)."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "documents", "half_width")
-        require_up_to(self, LARGEST_SEED, "seed")
-
-    def draws(self) -> bool:
-        """Whether a sample is drawn, not read; SpecError unless exactly one of both is named."""
-        if (self.to is None) == (self.gold is None):
-            fix = "write --to to draw a sample, or --gold to estimate from a labelled one"
-            raise SpecError([Problem(Option("to", "gold"), fix)])
-        return self.to is not None
-
-
-@dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What a report is written to, and which groups it has."""
+    """What a report is written to, and what it has."""
 
+    gold: str | None = None
+    """Gold labels: a file, or another run's output (default: the spec's gold.path; without either,
+    the page has no figures of quality)."""
     to: str = "report.html"
     """The page, at a local path or a URL."""
     by: tuple[str, ...] = ()
@@ -305,33 +201,3 @@ class ExportOptions:
         if self.where is not None and self.head is None:
             raise option_error("where", "is for example rows; add --head N", self.where)
         return self.to is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What must hold for a run to publish its labels; None is no limit."""
-
-    gates: tuple[str, ...] = ()
-    """Publish only if this requirement holds, such as 'toxic.f1 >= 0.8'; needs --gold. Repeatable.
-    The exit code is 1 if it fails."""
-    max_psi: float | None = None
-    """Publish only if the label shares of each task have at most this population stability index,
-    compared with the last snapshot; 0.1 is a usual limit."""
-    max_flip_rate: float | None = None
-    """Publish only if at most this share of the texts in both snapshots changed their answer."""
-    max_failing: float | None = None
-    """Publish only if at most this share of all rows lost their answer."""
-
-    def __post_init__(self) -> None:
-        # — NaN is above no number, so as a limit it would let everything pass
-        if self.max_psi is not None and not 0 <= self.max_psi < inf:
-            raise option_error("max_psi", "write a number from 0 on, such as 0.1", self.max_psi)
-        for name in ("max_flip_rate", "max_failing"):
-            share = getattr(self, name)
-            if share is not None and not 0 <= share <= 1:
-                raise option_error(name, "write a share from 0 to 1, such as 0.05", share)
-
-
-# A PSI below 0.1 conventionally means no shift (`integrity.diff.psi`).
-USUAL_PSI = 0.1
-USUAL_LIMITS = Limits(max_psi=USUAL_PSI, max_flip_rate=0.05, max_failing=0.05)

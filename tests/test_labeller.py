@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -204,6 +205,8 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
     assert {"Labeller", "load_spec", "open_labels", "run"} <= {*pipeline.__all__}
     for name in pipeline.__all__:
         assert getattr(pipeline, name).__name__ == name
+    assert {*dir(pipeline)} == {*pipeline.__all__, "__version__"}  # what Tab shows
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", pipeline.__version__)
     with pytest.raises(AttributeError, match="no attribute 'labels'"):
         pipeline.labels  # noqa: B018
 

@@ -49,9 +49,26 @@ Result = TypeVar("Result")
 
 # Verbs that were removed, and what to write.
 _GONE = {
+    "audit": "audit was removed; `assay review --by audit` draws the sample, `assay eval` judges",
     "calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`",
+    "cascade": "cascade was removed; write `assay fit SPEC --recall X --precision X`",
+    "plan": "plan was removed; write `assay run SPEC --dry-run`",
     "pull": "pull was removed; `assay check` fetches the model",
     "show": "show was removed; write `assay export SPEC --head N`",
+}
+
+# Options that are keys of the spec: what to write.
+_IN_SPEC = {
+    "--column": "gold: {columns: {TASK: COLUMN}}",
+    "--gate": "publish: {gates: [TASK.METRIC >= NUMBER]}",
+    "--gold": "gold: {path: FILE}",
+    "--id": "gold: {id: COLUMN}",
+    "--max-failing": "publish: {max_failing: SHARE}",
+    "--max-flip-rate": "publish: {max_flip_rate: SHARE}",
+    "--max-psi": "publish: {max_psi: NUMBER}",
+    "--score": "gold: {scores: {TASK: COLUMN}}",
+    "--text": "gold: {text: COLUMN}",
+    "--value": "gold: {values: {GOLD_VALUE: LABEL}}",
 }
 
 EXIT_COMPLETE = 0
@@ -290,6 +307,8 @@ def _problem(error: CycloptsError, command: App) -> Problem:
     match error:
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
+            if key := _IN_SPEC.get(option.partition("=")[0]):
+                return Problem(option, f"is a key of the spec; write {key}", option)
             return Problem(option, f"no such option; {_help_for(option) or instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)

@@ -17,11 +17,8 @@ from pipeline.cli.app import (
 from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import verb
 from pipeline.options import (
-    AuditOptions,
     ExportOptions,
     FilterOptions,
-    GoldColumns,
-    GoldOptions,
     ReportOptions,
 )
 
@@ -61,76 +58,26 @@ def filter_corpus(
     The answers come from the last snapshot. The same command again writes nothing. Exit code 3
     means that the snapshot leaves out documents of the input.
     """
-    if options.dry_run:
-        return _preview(spec_file, options, as_json=as_json)
-    options.folder()  # — an error before the spec is read
-    from pipeline.filters.run import filter_corpus
-    from pipeline.report.filters import show_filtered
+    if not options.dry_run:
+        options.folder()  # — an error before the spec is read
+    from pipeline.filters.run import filter_corpus, preview
+    from pipeline.report.filters import show_filter
 
     with spec_in(spec_file) as spec:
-        filtered = filter_corpus(spec, options, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if filtered.complete else EXIT_INCOMPLETE
-    return print_result(filtered, show_filtered, as_json=as_json, code=code)
-
-
-def _preview(spec_file: str, options: FilterOptions, *, as_json: bool) -> int:
-    from pipeline.filters.dry_run import preview
-    from pipeline.report.filters import filter_preview_json, show_filter_preview
-
-    with spec_in(spec_file) as spec:
-        previewed = preview(spec, options, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if previewed.complete else EXIT_INCOMPLETE
-    code = EXIT_FAILED if previewed.filter.stops else code
-    show, to_json = show_filter_preview, filter_preview_json
-    return print_result(previewed, show, to_json, as_json=as_json, code=code)
+        work = preview if options.dry_run else filter_corpus
+        result = work(spec, options, cache_dir=cache_dir())
+    code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
+    code = EXIT_FAILED if result.stops else code
+    return print_result(result, show_filter, as_json=as_json, code=code)
 
 
 @verb(USE, 3)
-def audit(
-    spec_file: SpecFile,
-    /,
-    *,
-    options: AuditOptions = AuditOptions(),
-    gold_options: GoldColumns = GoldColumns(),
-    as_json: AsJson = False,
-) -> int:
-    """Estimate how good a filter is on its corpus, from a random sample that people label.
-
-    With --to, write the sample. With --gold, read it, and estimate precision, recall and
-    prevalence with 95 % intervals, also for each reason of the rule and by group.
-    """
-    is_drawn = options.draws()  # — an error before the spec is read
-    from pipeline.report.audit import show_audited, show_drawn_sample
-    from pipeline.verbs.audit import audit
-    from pipeline.verbs.audit_sample import draw_sample
-
-    with spec_in(spec_file) as spec:
-        if is_drawn:
-            sample = draw_sample(spec, options, cache_dir=cache_dir())
-            return print_result(sample, show_drawn_sample, as_json=as_json)
-        result = audit(spec, options, gold_options, cache_dir=cache_dir())
-    return print_result(result, show_audited, as_json=as_json)
-
-
-@verb(USE, 4)
 def report(
-    spec_file: SpecFile,
-    /,
-    *,
-    gold: str | None = None,
-    gold_options: GoldOptions = GoldOptions(),
-    options: ReportOptions = ReportOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: ReportOptions = ReportOptions(), as_json: AsJson = False
 ) -> int:
     """Write one page: what was labelled, how good it is, and what the filter does.
 
     The page fetches nothing and needs no server. --json has every number of it.
-
-    Parameters
-    ----------
-    gold
-        Gold labels: a file, or another run's output. Without them, the page has no figures of
-        quality.
     """
     from pipeline.report import corpus_page as pages
     from pipeline.runtime.fitted_files import options_for
@@ -140,13 +87,13 @@ def report(
     with spec_in(spec_file) as spec:
         storage_options = options_for(options.to, spec)
         target = new_file(options.to, storage_options, overwrite=options.overwrite)
-        report = corpus_report(spec, gold, gold_options, options, cache_dir=cache_dir())
+        report = corpus_report(spec, options, cache_dir=cache_dir())
         pages.write_report(report, target, spec_file=spec_file)
     print(f"assay: wrote the page {target.url}", file=sys.stderr)
     return print_result(report, pages.show_corpus_report, pages.corpus_report_json, as_json=as_json)
 
 
-@verb(USE, 5)
+@verb(USE, 4)
 def diff(
     spec_file: SpecFile,
     before: str,
@@ -157,16 +104,16 @@ def diff(
 ) -> int:
     """Show what changed between two snapshots: label shares, flipped answers, failures."""
     from pipeline.integrity.diff import compare, sides
-    from pipeline.report.drift import comparison_json, show_comparison
+    from pipeline.report.drift import show_comparison
     from pipeline.stores.store import open_store
 
     with spec_in(spec_file) as spec:
         store = open_store(spec.output, spec.storage_options)
         comparison = compare(store, *sides(store, before, after))
-    return print_result(comparison, show_comparison, comparison_json, as_json=as_json)
+    return print_result(comparison, show_comparison, as_json=as_json)
 
 
-@verb(USE, 6)
+@verb(USE, 5)
 def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Read a finished output again, and prove that it is complete and undamaged."""
     from pipeline.integrity.verify import verify_output
@@ -178,7 +125,7 @@ def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     return print_result(verified, show_verified, as_json=as_json, code=code)
 
 
-@verb(USE, 7)
+@verb(USE, 6)
 def gc(
     spec_file: SpecFile,
     /,

@@ -14,10 +14,6 @@ from pydantic_core.core_schema import any_schema
 
 SpecFile = Annotated[str, Parameter("SPEC", help="YAML file that says what to label.")]
 AsJson = Annotated[bool, Parameter("--json", help="Print one JSON value instead of tables.")]
-GoldFile = Annotated[
-    str,
-    Parameter(help="Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output."),
-]
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
@@ -32,23 +28,6 @@ def _whole_number(_: Any, tokens: Sequence[Any]) -> int:
     return value
 
 
-def _pairs(_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
-    """Each `LEFT=RIGHT` split at its last `=`, because a gold value may contain one."""
-    pairs = [token.value.rpartition("=") for token in tokens]
-    for left, _sign, right in pairs:
-        if not (left and right):
-            raise ValueError("write LEFT=RIGHT")
-    return tuple((left, right) for left, _, right in pairs)
-
-
-def _distinct_pairs(type_: Any, tokens: Sequence[Any]) -> tuple[tuple[str, str], ...]:
-    """As `_pairs`; each left side may occur once."""
-    pairs = _pairs(type_, tokens)
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("one name occurs twice; write each name once")
-    return pairs
-
-
 _MOST = 2**31 - 1
 _WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
 # Flags with another name than their field, or with values of another form; and arguments without
@@ -56,21 +35,11 @@ _WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
 _FLAGS = {
     "after": Parameter("B", help="Number of the later snapshot."),
     "before": Parameter("A", help="Number of the earlier snapshot."),
-    "columns": Parameter("--column", converter=_distinct_pairs, n_tokens=1),
     "data": Parameter("DATA", help="File, folder or glob of documents, local or at a URL."),
-    "gates": Parameter("--gate"),
     "n": Parameter(("--n", "-n")),
     "older_than_days": Parameter("--older-than"),
     "order": Parameter("--by"),
-    "scores": Parameter("--score", converter=_distinct_pairs, n_tokens=1),
     "tasks": Parameter("--task"),
-    "values": Parameter("--value", converter=_pairs, n_tokens=1),
-}
-# The title above the options of a class in a help text (default: Parameters).
-_TITLES = {
-    "GoldColumns": "How gold labels are read",
-    "GoldOptions": "How gold labels are read",
-    "Limits": "When a run publishes",
 }
 # What the help shows in place of a value; for a whole number it is N.
 _PLACEHOLDERS = {
@@ -78,23 +47,18 @@ _PLACEHOLDERS = {
     "COLUMN": ("id", "text"),
     "DAYS": ("older_than_days",),
     "FILE": ("gold",),
-    "GATE": ("gates",),
-    "GOLD=LABEL": ("values",),
     "GROUP": ("by",),
     "HOURS": ("max_hours",),
     "LABEL": ("positive",),
     "LAYERS": ("layers",),
-    "METRIC": ("until",),
     "MODEL": ("model",),
     "ORDER": ("order",),
     "PATH": ("dropped", "to"),
     "PRICE": ("price",),
-    "RATE": ("rate",),
-    "SHARE": ("half_width", "hold_out", "sample"),
+    "SHARE": ("hold_out", "sample"),
     "SQL": ("where",),
     "TASK": ("task", "tasks"),
-    "TASK=COLUMN": ("columns", "scores"),
-    "X": ("confidence", "max_failing", "max_flip_rate", "max_psi", "precision", "recall"),
+    "X": ("confidence", "precision", "recall"),
 }
 _PLACEHOLDER_OF = {name: shown for shown, names in _PLACEHOLDERS.items() for name in names}
 
@@ -117,8 +81,7 @@ def with_flags(verb: Verb) -> Verb:
 
 def _flag(name: str, hint: Any) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
-        title = _TITLES.get(hint.__name__, "Parameters")
-        return Annotated[_parsed(hint), Parameter("*", group=title)]
+        return Annotated[_parsed(hint), Parameter("*")]
     if int in (hint, *get_args(hint)):
         hint = Annotated[hint, _WHOLE]
     elif name in _PLACEHOLDER_OF:

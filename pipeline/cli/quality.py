@@ -12,15 +12,9 @@ from cyclopts import Group
 
 from pipeline.cache import cache_dir
 from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by, spec_in
-from pipeline.cli.parameters import AsJson, GoldFile, SpecFile
+from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
-from pipeline.options import (
-    CascadeOptions,
-    EvalOptions,
-    FitOptions,
-    GoldColumns,
-    GoldOptions,
-)
+from pipeline.options import EvalOptions, FitOptions
 from pipeline.review.options import ReviewOptions
 
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
@@ -28,78 +22,55 @@ IMPROVE = Group("Measure and improve the answers", sort_key=2)
 
 @verb(IMPROVE, 1, "eval")
 def evaluate(
-    spec_file: SpecFile,
-    /,
-    *,
-    gold: GoldFile,
-    gold_options: GoldOptions = GoldOptions(),
-    options: EvalOptions = EvalOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: EvalOptions = EvalOptions(), as_json: AsJson = False
 ) -> int:
-    """Compare the answers with gold labels, with confidence intervals.
+    """Compare the answers with gold labels, or the filter with an audit, with confidence intervals.
 
-    `assay report --gold` shows the same figures on a page. The exit code is 1 if a gate fails.
+    `assay report` shows the same figures on a page. The exit code is 1 if a gate of the spec's
+    `publish` fails.
     """
-    from pipeline.report.evaluation_json import evaluation_json
-    from pipeline.report.evaluation_table import show_evaluation
+    from pipeline.report.evaluation import show_evaluation
     from pipeline.verbs.evaluate import evaluate
 
     with spec_in(spec_file) as spec:
-        evaluation = evaluate(spec, gold, gold_options, options, cache_dir=cache_dir())
+        evaluation = evaluate(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if evaluation.passed else EXIT_FAILED
-    return print_result(evaluation, show_evaluation, evaluation_json, as_json=as_json, code=code)
+    return print_result(evaluation, show_evaluation, as_json=as_json, code=code)
 
 
 @verb(IMPROVE, 2)
 def fit(
-    spec_file: SpecFile,
-    /,
-    *,
-    gold: GoldFile,
-    gold_options: GoldOptions = GoldOptions(),
-    options: FitOptions = FitOptions(),
-    as_json: AsJson = False,
+    spec_file: SpecFile, /, *, options: FitOptions = FitOptions(), as_json: AsJson = False
 ) -> int:
     """Train readouts, small classifiers of the model's states, from gold labels.
 
     The figures come from rows that were held out by cross-validation. Of the layers that are as
     good as the best one, up to one standard error, the cheapest is chosen.
+
+    With --recall and --precision, choose instead when a cheap stage of a cascade decides alone.
+    Every stage answers a sample. With a confidence of 95 %, the cascade then has this recall and
+    this precision, compared with the last stage alone.
     """
+    if options.chooses_thresholds():
+        return _thresholds(spec_file, options, as_json=as_json)
     from pipeline.report.progress import fit_progress
 
     with spec_in(spec_file) as spec, shown_by(fit_progress) as announce:
         with imports_of_torch():
             from pipeline.report.fit import show_fit
             from pipeline.verbs.fit import fit_readouts
-        fitted = fit_readouts(
-            spec, gold, gold_options, options, cache_dir=cache_dir(), announce=announce
-        )
+        fitted = fit_readouts(spec, options, cache_dir=cache_dir(), announce=announce)
     return print_result(fitted, partial(show_fit, spec_file=spec_file), as_json=as_json)
 
 
-@verb(IMPROVE, 3)
-def cascade(
-    spec_file: SpecFile,
-    /,
-    *,
-    options: CascadeOptions,
-    gold_options: GoldColumns = GoldColumns(),
-    as_json: AsJson = False,
-) -> int:
-    """Choose from a sample when a cheap stage of a cascade decides alone.
-
-    Every stage answers the sample. With the stated confidence, the cascade then has the recall and
-    the precision, compared with the last stage alone, or with gold labels.
-    """
+def _thresholds(spec_file: str, options: FitOptions, *, as_json: bool) -> int:
     from pipeline.report.progress import run_progress
 
     with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with imports_of_torch():
             from pipeline.report.fit import show_thresholds
             from pipeline.verbs.cascade import choose_thresholds
-        chosen = choose_thresholds(
-            spec, options, gold_options=gold_options, cache_dir=cache_dir(), announce=announce
-        )
+        chosen = choose_thresholds(spec, options, cache_dir=cache_dir(), announce=announce)
     return print_result(chosen, show_thresholds, as_json=as_json)
 
 
@@ -111,24 +82,22 @@ def review(
     options: ReviewOptions,
     as_json: AsJson = False,
 ) -> int:
-    """Show a page on this machine, on which people label the documents that teach most.
+    """Show a page on this machine, on which people label documents; no model is needed.
 
     Every answer is on the disk before the next document is shown. The same command goes on where
     the last one ended. Ctrl-C ends it.
     """
-    from pipeline.report.progress import fit_progress
+    from pipeline.report.review import show_reviewed
+    from pipeline.review.server import listen, serve
+    from pipeline.verbs.review import open_review, reviewed
 
-    command = shlex.join(["assay", "fit", spec_file, "--gold", options.to])
+    following = "eval" if options.order == "audit" else "fit"
+    command = shlex.join(["assay", following, spec_file, "--gold", options.to])
     with ExitStack() as stack:
         spec = stack.enter_context(spec_in(spec_file))
-        with shown_by(fit_progress) as announce:
-            with imports_of_torch():
-                from pipeline.report.review import show_reviewed
-                from pipeline.review.server import serve
-                from pipeline.verbs.review import open_review, reviewed
-            opened = open_review(spec, options, cache_dir=cache_dir(), announce=announce)
-            session = stack.enter_context(opened)
-        asyncio.run(serve(session, port=options.port, command=command, announce=_announce))
+        own = stack.enter_context(listen(options.port))
+        session = stack.enter_context(open_review(spec, options, cache_dir=cache_dir()))
+        asyncio.run(serve(session, own, command=command, announce=_announce))
         result = reviewed(session, options)
     return print_result(result, partial(show_reviewed, command=command), as_json=as_json)
 

@@ -27,14 +27,8 @@ from pipeline.cli.app import (
     spec_in,
 )
 from pipeline.cli.parameters import AsJson, SpecFile, Verb, with_flags, words_of
-from pipeline.errors import Problem, SpecError
-from pipeline.options import (
-    GoldOptions,
-    InitOptions,
-    Limits,
-    PlanOptions,
-    RunOptions,
-)
+from pipeline.errors import option_error
+from pipeline.options import InitOptions, RunOptions
 from pipeline.runtime.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -74,17 +68,15 @@ def run(
     *,
     address: str | None = None,
     dry_run: bool = False,
+    price: float | None = None,
     options: RunOptions = RunOptions(),
-    limits: Limits = Limits(),
-    gold: str | None = None,
-    gold_options: GoldOptions = GoldOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Label every document that has no answer yet, then publish a snapshot.
 
     After a crash, or when the corpus has grown, run the same command again. Exit code 3 means that
-    some documents are not labelled yet. With gates or limits, the snapshot is published only if all
-    of them hold; otherwise the last one stays current, and the exit code is 1.
+    some documents are not labelled yet. With `publish` in the spec, the snapshot is published only
+    if all of it holds; otherwise the last one stays current, and the exit code is 1.
 
     Parameters
     ----------
@@ -92,81 +84,62 @@ def run(
         A running Ray cluster, or http://HEAD:8265 to submit the run to it as a job (default: start
         Ray on this machine).
     dry_run
-        Print what would be computed, and compute nothing.
-    gold
-        Gold labels for the gates, as `assay eval` reads them.
+        Print the documents, the tokens and the hours of the run, and compute nothing.
+    price
+        With --dry-run: price of an hour of the workers of the last run, in any currency.
     """
-    judges = gold is not None or limits != Limits()
     if dry_run:
-        return _dry_run(spec_file, options, as_json=as_json)
+        if address is not None:
+            raise option_error("address", "a dry run needs no cluster; leave it out", address)
+        return _dry_run(spec_file, options, price, as_json=as_json)
+    if price is not None:
+        raise option_error("price", "is for a dry run; add --dry-run, or leave it out", price)
     if address is not None and address.startswith(("http://", "https://")):
-        if judges:
-            fix = "a submitted run does not judge; leave out the gold, the gates and the limits"
-            raise SpecError([Problem("--address", fix, address)])
         flags = [*words_of(options), *(["--json"] if as_json else [])]
         insecure = options.insecure_cluster
         return _submit(spec_file, address, flags, insecure=insecure)
-    if judges:
-        judge = partial(_judge, gold=gold, gold_options=gold_options, limits=limits)
-        return judge(spec_file, address, options, as_json=as_json)
     from pipeline.report.progress import run_progress
-    from pipeline.report.run import show_summary, summary_json
+    from pipeline.spec.gold import PublishSpec
 
-    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
-        with quick_imports():
-            from pipeline.runtime.run import run
-        outcome = run(
-            spec,
-            cache_dir=cache_dir(),
-            address=address,
-            options=options,
-            announce=announce,
-        )
+    with spec_in(spec_file) as spec:
+        if spec.publish != PublishSpec():
+            return _judge(spec, address, options, as_json=as_json)
+        with shown_by(run_progress) as announce:
+            with quick_imports():
+                from pipeline.report.run import show_summary, summary_json
+                from pipeline.runtime.run import run
+            outcome = run(
+                spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
+            )
     code = EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
     return print_result(outcome, show_summary, summary_json, as_json=as_json, code=code)
 
 
-def _judge(
-    spec_file: str,
-    address: str | None,
-    options: RunOptions,
-    *,
-    gold: str | None,
-    gold_options: GoldOptions,
-    limits: Limits,
-    as_json: bool,
-) -> int:
+def _judge(spec: JobSpec, address: str | None, options: RunOptions, *, as_json: bool) -> int:
+    """A run of a spec that says what must hold to publish."""
     from pipeline.report.progress import run_progress
 
-    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
+    with shown_by(run_progress) as announce:
         with quick_imports():
             from pipeline.report.drift import judged_run_json, show_judged_run
             from pipeline.verbs.run import judged_run
         judged = judged_run(
-            spec,
-            gold,
-            gold_options,
-            limits,
-            cache_dir=cache_dir(),
-            address=address,
-            options=options,
-            announce=announce,
+            spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
         )
     code = EXIT_COMPLETE if judged.outcome.complete else EXIT_INCOMPLETE
     code = EXIT_FAILED if judged.rejected else code
     return print_result(judged, show_judged_run, judged_run_json, as_json=as_json, code=code)
 
 
-def _dry_run(spec_file: str, options: RunOptions, *, as_json: bool) -> int:
-    from pipeline.report.run import show_plan
-    from pipeline.runtime.dry_run import dry_run
+def _dry_run(spec_file: str, options: RunOptions, price: float | None, *, as_json: bool) -> int:
+    from pipeline.report.run import show_forecast
+    from pipeline.verbs.forecast import forecast
 
     with spec_in(spec_file) as spec:
-        planned = dry_run(spec, options, cache_dir=cache_dir())
-    words = words_of(options)
-    bounds = [word for word in words if word.startswith("--max-hours")]
-    show = partial(show_plan, bounds=bounds)
-    return print_result(planned, show, lambda planned: planned.counts, as_json=as_json)
+        result = forecast(spec, options, price=price, cache_dir=cache_dir())
+    bounds = [word for word in words_of(options) if word.startswith("--max-hours")]
+    show = partial(show_forecast, spec_file=spec_file, bounds=bounds)
+    return print_result(result, show, as_json=as_json)
 
 
 def _submit(spec_file: str, address: str, flags: Sequence[str], *, insecure: bool) -> int:
@@ -250,24 +223,6 @@ def check(
 
 
 @verb(LABEL, 3)
-def plan(
-    spec_file: SpecFile, /, *, options: PlanOptions = PlanOptions(), as_json: AsJson = False
-) -> int:
-    """Estimate what a run would compute, how long it takes and what it costs.
-
-    Nothing is written. The model is loaded only if documents are missing and no rate is given.
-    """
-    from pipeline.report.progress import phase_progress
-    from pipeline.report.run import show_estimate
-
-    with spec_in(spec_file) as spec, shown_by(phase_progress) as announce:
-        with imports_of_torch():
-            from pipeline.verbs.plan import estimate
-        estimated = estimate(spec, options, cache_dir=cache_dir(), announce=announce)
-    return print_result(estimated, show_estimate, as_json=as_json)
-
-
-@verb(LABEL, 4)
 def status(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
     """Show how many documents are done, missing and failed, the rate, and the time left.
 

@@ -33,11 +33,14 @@ def content_id(bundled: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
 
 
 def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the job's working directory: the spec, the fitted files it names, and the program.
+    """Writes the job's working directory: the spec, the files that it names, and the program.
 
     Returns the spec's content as it is uploaded.
     """
     bundled = {**content, "tasks": [_with_files(task, folder) for task in content["tasks"]]}
+    gold = content.get("gold", {})
+    if (file := Path(os.path.expanduser(gold.get("path", "")))).is_file():
+        bundled["gold"] = {**gold, "path": _copied(file, folder)}
     written = yaml.dump(bundled, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False)
     (folder / SPEC_FILE).write_text(written, encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")

@@ -19,6 +19,7 @@ from scipy.stats import beta
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating]
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Promise:
 
     recall: float  # of the documents that are positive, the share that the cascade calls so
     precision: float  # of the documents that the cascade calls positive, the share that is so
-    confidence: float  # the probability, over samples, that both hold
+    confidence: float = CONFIDENCE  # the probability, over samples, that both hold
 
     @property
     def positives_needed(self) -> int:
@@ -77,32 +78,29 @@ def _upper_bound(
 
 def choose(
     scores: Floats,  # [stages before the last, docs]
-    last: Bools,  # [docs]
-    truth: Bools,  # [docs]
+    positive: Bools,  # [docs]: by the last stage
     promise: Promise,
-) -> tuple[float, float] | None:
-    """The thresholds below and above which a stage decides; None if the sample allows none.
+) -> tuple[float, float]:
+    """The thresholds below and above which a stage decides.
 
     The lower one rises, and the upper one falls, until one error more would be too many. An error
-    of any stage counts, and one of the last stage, whichever thresholds are chosen. Because more
-    extreme thresholds never add an error, no correction for the number of tries is needed: the
-    first threshold that breaks the promise is one fixed number, and it is taken with at most the
-    stated risk.
+    of any stage counts. Because more extreme thresholds never add an error, no correction for the
+    number of tries is needed: the first threshold that breaks the promise is one fixed number, and
+    it is taken with at most the stated risk.
 
     Args:
         scores: The probability of the positive label that each stage before the last gives.
-        last: Whether the last stage answers with the positive label.
-        truth: Whether the document is positive: by gold labels, or `last` itself.
+        positive: Whether the last stage answers with the positive label; at least
+            `promise.positives_needed` of them.
         promise: What shall hold.
     """
-    missed_allowed, false_allowed = promise.errors_allowed(int(truth.sum()))
+    missed_allowed, false_allowed = promise.errors_allowed(int(positive.sum()))
+    assert missed_allowed >= 0 and false_allowed >= 0, positive.sum()
     # — the first stage to be wrong is the one with the most extreme score
-    missed = np.sort(np.where(last[truth], scores.min(axis=0)[truth], -1.0))
-    false = -np.sort(-np.where(last[~truth], 2.0, scores.max(axis=0)[~truth]))
-    if missed_allowed < int((missed < 0).sum()) or false_allowed < int((false > 1).sum()):
-        return None
+    missed = np.sort(scores.min(axis=0)[positive])
+    false = -np.sort(-scores.max(axis=0)[~positive])
     below = np.append(missed, 1.0)[missed_allowed]
-    above = np.append(false, 0.0)[false_allowed] if false_allowed < len(false) else 0.0
+    above = false[false_allowed] if false_allowed < len(false) else 0.0
     # — as float32, in which the scores are stored; the middle stays with the last stage
     low = min(np.nextafter(np.float32(below), np.float32(-1)), np.float32(0.499))
     high = max(np.nextafter(np.float32(above), np.float32(2)), np.float32(0.501))

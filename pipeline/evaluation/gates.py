@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
 
-from pipeline.errors import Option, Problem, SpecError
+from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, LabelScore
 from pipeline.evaluation.multi import MULTI_HEADLINES
@@ -16,7 +16,6 @@ from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.spec.labels import YES
 from pipeline.spec.tasks import TaskSpec
 
-PLACE = Option("gates")
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _GATE = re.compile(
     r"\s*(?P<task>[a-z][a-z0-9_]*)\.(?P<metric>[a-z0-9_]+)"
@@ -37,10 +36,6 @@ class Gate:
     sign: str
     bound: float
 
-    def admits(self, value: float) -> bool:
-        """Whether the value is within the bound."""
-        return bool(_COMPARED[self.sign](value, self.bound))
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -49,37 +44,42 @@ class Decision:
     gate: str
     value: float | None
     passed: bool
+    not_judged: str | None = None  # why the gold says nothing about it
 
 
-def parse_gate(written: str, tasks: Mapping[str, TaskSpec]) -> Gate:
+def parse_gate(written: str, tasks: Mapping[str, TaskSpec], place: str = "publish.gates") -> Gate:
     """The gate, for one of the spec's tasks; SpecError if it is malformed.
 
     That of a label of a task of kind `multi` is a gate of the label's part, `TASK.LABEL`.
     """
+
+    def wrong(fix: str) -> SpecError:
+        return SpecError([Problem(place, fix, written)])
+
     match = _GATE.fullmatch(written)
     if match is None or isinf(float(match["bound"])):
-        raise _wrong(_FORM, written)
+        raise wrong(_FORM)
     name, metric, label = match["task"], match["metric"], match["label"]
     if name not in tasks:
-        raise _wrong(f"no such task; the spec has {', '.join(tasks)}", written)
+        raise wrong(f"no such task; the spec has {', '.join(tasks)}")
     task = tasks[name]
-    of_task, of_label = metrics_of(task)
+    of_task, of_label = _metrics_of(task)
     if metric not in of_task and metric not in of_label:
         known = ", ".join((*of_task, *(f"{metric}.LABEL" for metric in of_label)))
-        raise _wrong(f"no such metric; known are {known}", written)
+        raise wrong(f"no such metric; known are {known}")
     if label is None and metric not in of_task:
         first = next(iter(task.labels))
-        raise _wrong(f"is a metric of one label; write {name}.{metric}.{first}", written)
+        raise wrong(f"is a metric of one label; write {name}.{metric}.{first}")
     if label is not None and metric not in of_label:
-        raise _wrong(f"{metric} is a metric of the whole task; write {name}.{metric}", written)
+        raise wrong(f"{metric} is a metric of the whole task; write {name}.{metric}")
     if label is not None and label not in task.labels:
-        raise _wrong(f"no such label; {name} has {', '.join(task.labels)}", written)
+        raise wrong(f"no such label; {name} has {', '.join(task.labels)}")
     if task.kind == "multi" and label is not None:
         name, label = f"{name}.{label}", YES if metric in LABEL_METRICS else None
     return Gate(written.strip(), name, metric, label, match["sign"], float(match["bound"]))
 
 
-def metrics_of(task: TaskSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _metrics_of(task: TaskSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The metrics of the whole task, and those of each label."""
     if task.kind == "multi":
         return MULTI_HEADLINES, tuple(dict.fromkeys((*LABEL_METRICS, *HEADLINES)))
@@ -94,9 +94,5 @@ def decide(gate: Gate, headlines: Mapping[str, Figure], labels: Sequence[LabelSc
     else:
         of_label = next(metrics for metrics in labels if metrics.label == gate.label)
         value = getattr(of_label, gate.metric)
-    passed = value is not None and gate.admits(value)
+    passed = value is not None and bool(_COMPARED[gate.sign](value, gate.bound))
     return Decision(gate.written, value, passed)
-
-
-def _wrong(fix: str, written: str) -> SpecError:
-    return SpecError([Problem(PLACE, fix, written)])

@@ -1,7 +1,7 @@
 """Figures with 95 % intervals; each interval is wider than 0.
 
-Entry points: `wilson` for shares, at the `effective_rows` of weighted rows, `auroc_interval`,
-`interval` for resampled metrics, and `error_figure` for calibration errors.
+Entry points: `wilson` for shares, `auroc_interval`, `interval` for resampled metrics, and
+`error_figure` for calibration errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from scipy.stats import norm
 from scipy.stats import t as students_t
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 CONFIDENCE = 0.95
 NORMAL = float(norm.ppf((1 + CONFIDENCE) / 2))
@@ -48,14 +49,6 @@ def wilson(share: float, rows: float, quantile: float = NORMAL) -> tuple[float, 
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
-def effective_rows(weights: Floats) -> float:
-    """The number of rows of equal weight that are as good a sample (Kish, "Survey Sampling", 1965).
-
-    0 for no rows.
-    """
-    return float(weights.sum() ** 2 / (weights**2).sum()) if len(weights) else 0.0
-
-
 def unseen_share(rows: float) -> float:
     """The largest share of rows of another kind that this many equal rows do not refute.
 
@@ -65,7 +58,7 @@ def unseen_share(rows: float) -> float:
 
 
 def auroc_interval(value: float, positives: float, negatives: float) -> tuple[float, float]:
-    """The interval of an AUROC of two labels with these effective numbers of rows.
+    """The interval of an AUROC of two labels with these numbers of rows.
 
     Method 5 of Newcombe ("Confidence intervals for an effect size measure based on the Mann-Whitney
     statistic. Part 2", Statistics in Medicine 2006): the AUROCs whose distance from `value` is at
@@ -88,8 +81,8 @@ def interval(
     value: float,
     resampled: Floats,  # [resamples]
     *,
-    rows: float,  # effective
-    rarest: float,  # effective rows of what the metric depends on most
+    rows: float,
+    rarest: float,  # rows of what the metric depends on most
 ) -> Figure:
     """The interval of a metric from 0 to 1, by the spread of its bootstrap resamples.
 
@@ -113,10 +106,9 @@ def interval(
 
 
 def error_figure(
-    shares: Floats,  # [bins]: of all rows
+    rows: Ints,  # [bins]
     confidence: Floats,  # [bins]
     accuracy: Floats,  # [bins]
-    rows: Floats,  # [bins]: effective
 ) -> Figure:
     """A calibration error, the mean absolute gap of accuracy and confidence, with its interval.
 
@@ -125,7 +117,7 @@ def error_figure(
     which the observed mean, with noise, is neither among the lowest nor among the highest
     `_PERCENTILES` of 1,000 simulations. The value is the multiple for which it is the median.
     """
-    gaps, unseen = accuracy - confidence, unseen_share(rows.sum())
+    gaps, shares, unseen = accuracy - confidence, rows / rows.sum(), unseen_share(rows.sum())
     observed = float(np.abs(gaps) @ shares)
     normal = np.random.default_rng(_SEED).normal(size=(_SIMULATIONS, len(gaps)))
 

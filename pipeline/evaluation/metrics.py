@@ -24,14 +24,13 @@ from sklearn.metrics import (
 from pipeline.evaluation.intervals import (
     Figure,
     auroc_interval,
-    effective_rows,
     error_figure,
     interval,
     number_or_none,
     wilson,
 )
 from pipeline.evaluation.ordinal import ordinal_figures
-from pipeline.evaluation.resampling import Sampling, draws
+from pipeline.evaluation.resampling import draws
 from pipeline.options import RESAMPLES
 
 Floats = NDArray[np.float64]
@@ -83,8 +82,7 @@ class Scores:
     # HEADLINES, and ORDINAL_HEADLINES of a score; f1 is macro, auroc and ap one against the rest
     headlines: Mapping[str, Figure]
     labels: tuple[LabelScore, ...]
-    # Rows by gold label, by predicted label; of a sample the documents that they represent.
-    confusion: tuple[tuple[int, ...], ...]
+    confusion: tuple[tuple[int, ...], ...]  # rows by gold label, by predicted label
     reliability: tuple[Bin, ...]
     resamples: int
 
@@ -96,53 +94,51 @@ def score(
     *,
     values: Sequence[float] = (),
     resamples: int = RESAMPLES,
-    sampling: Sampling | None = None,
 ) -> Scores:
     """The scores of at least one row. The same rows give the same intervals.
 
     Intervals of accuracy, precision and recall are Wilson's, that of AUROC of two labels is
     Newcombe's, and others are from a bootstrap. Above RANKED_LABELS labels `auroc` and `ap` have no
     interval: both ends are None. With `values`, the numbers of a score's labels, the headlines of a
-    score are among them. With `sampling`, metrics and intervals are those of the corpus.
+    score are among them.
     """
     rows, label_count = p.shape
     assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
-    weights = np.ones(rows) if sampling is None else sampling.weights
-    by_label = label_metrics(truth, p, weights)
-    of_task = task_metrics(truth, p, by_label, weights)
-    resampled = _resampled(truth, p, resamples, sampling)
+    by_label = label_metrics(truth, p)
+    of_task = task_metrics(truth, p, by_label)
+    resampled = _resampled(truth, p, resamples)
     predicted = p.argmax(axis=1)
-    confusion = confusion_matrix(truth, predicted, labels=range(label_count), sample_weight=weights)
+    confusion = confusion_matrix(truth, predicted, labels=range(label_count))
     of_labels = (by_label[name].tolist() for name in LABEL_METRICS)
     # — a mean over labels is as uncertain as the rarest of them
-    rarest = min(effective_rows(weights[truth == label]) for label in np.unique(truth))
-    whole = effective_rows(weights)
+    support = np.bincount(truth, minlength=label_count)
+    rarest = int(support[support > 0].min())
     headlines = {
         name: interval(
             of_task[name],
             resampled[name],
-            rows=whole,
-            rarest=rarest if name in _MEANS_OF_LABELS else whole,
+            rows=rows,
+            rarest=rarest if name in _MEANS_OF_LABELS else rows,
         )
         for name in HEADLINES
         if name != "ece"
     }
-    bins = _reliability(*confidence_and_hits(truth, p), weights)
-    headlines["ece"] = error_figure(bins.shares, bins.confidence, bins.accuracy, bins.effective)
-    headlines["accuracy"] = Figure(of_task["accuracy"], *wilson(of_task["accuracy"], whole))
+    bins = _reliability(*confidence_and_hits(truth, p))
+    headlines["ece"] = error_figure(bins.rows, bins.confidence, bins.accuracy)
+    headlines["accuracy"] = Figure(of_task["accuracy"], *wilson(of_task["accuracy"], rows))
     if label_count == 2 and headlines["auroc"].value is not None:
-        sides = (effective_rows(weights[truth == label]) for label in (0, 1))
-        headlines["auroc"] = Figure(of_task["auroc"], *auroc_interval(of_task["auroc"], *sides))
+        ends = auroc_interval(of_task["auroc"], *support.tolist())
+        headlines["auroc"] = Figure(of_task["auroc"], *ends)
     if values:
-        headlines |= ordinal_figures(truth, p, values, resamples=resamples, sampling=sampling)
+        headlines |= ordinal_figures(truth, p, values, resamples=resamples)
     return Scores(
         rows=rows,
         headlines=headlines,
         labels=tuple(
-            _label_score(label, number, figures, truth, predicted, weights)
+            _label_score(label, number, figures, truth, predicted)
             for number, (label, *figures) in enumerate(zip(labels, *of_labels, strict=True))
         ),
-        confusion=tuple(map(tuple, np.rint(confusion).astype(int).tolist())),
+        confusion=tuple(map(tuple, confusion.tolist())),
         reliability=tuple(
             map(Bin, bins.rows.tolist(), bins.confidence.tolist(), bins.accuracy.tolist())
         ),
@@ -156,24 +152,19 @@ def _label_score(
     figures: Sequence[float],  # LABEL_METRICS
     truth: Ints,
     predicted: Ints,
-    weights: Floats,
 ) -> LabelScore:
     """The score of the label with this number."""
     is_gold, is_predicted = truth == number, predicted == number
     precision, recall, f1, auroc, ap = map(number_or_none, figures)
     shares = (("precision", precision, is_predicted), ("recall", recall, is_gold))
     intervals = {
-        name: wilson(share, effective_rows(weights[of]))
-        for name, share, of in shares
-        if share is not None
+        name: wilson(share, int(of.sum())) for name, share, of in shares if share is not None
     }
     counts = int(is_gold.sum()), int(is_predicted.sum())
     return LabelScore(label, *counts, precision, recall, f1, auroc, ap, intervals)
 
 
-def _resampled(
-    truth: Ints, p: Floats, resamples: int, sampling: Sampling | None
-) -> dict[str, Floats]:
+def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
     """[resamples] of each headline: samples of the same size, drawn with replacement."""
     rows, labels = p.shape
     source = np.random.default_rng(_SEED)
@@ -182,7 +173,7 @@ def _resampled(
     batches = []
     for start in range(0, resamples, at_once):
         number = min(at_once, resamples - start)
-        counts = draws(source, number, rows, sampling)
+        counts = draws(source, number, rows)
         batches.append(resampled_metrics(truth, p, counts, rank=rank))
     empty = np.zeros(0)
     names = (name for name in HEADLINES if name != "ece")
@@ -192,7 +183,6 @@ def _resampled(
 def label_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
-    weights: Floats | None = None,  # [rows]; default: all equal
 ) -> dict[str, Floats]:  # [labels] each
     """LABEL_METRICS of every label against all others; NaN where one is undefined.
 
@@ -201,18 +191,14 @@ def label_metrics(
     """
     rows, labels = p.shape
     precision, recall, f1, _ = precision_recall_fscore_support(
-        truth,
-        p.argmax(axis=1),
-        labels=range(labels),
-        zero_division=np.nan,
-        sample_weight=weights,
+        truth, p.argmax(axis=1), labels=range(labels), zero_division=np.nan
     )
     auroc, ap = np.full((2, labels), np.nan)
     for label in np.unique(truth):
         positive = truth == label
-        ap[label] = average_precision_score(positive, p[:, label], sample_weight=weights)
+        ap[label] = average_precision_score(positive, p[:, label])
         if positive.sum() < rows:
-            auroc[label] = roc_auc_score(positive, p[:, label], sample_weight=weights)
+            auroc[label] = roc_auc_score(positive, p[:, label])
     return {"precision": precision, "recall": recall, "f1": f1, "auroc": auroc, "ap": ap}
 
 
@@ -220,26 +206,24 @@ def task_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
     by_label: Mapping[str, Floats] | None = None,  # if already computed
-    weights: Floats | None = None,  # [rows]; default: all equal
 ) -> dict[str, float]:
     """The metrics of a whole task; NaN where a metric is undefined.
 
     F1, AUROC and average precision are means over the labels for which they are defined. With two
     labels, AUROC and average precision are those of the first label.
     """
-    weights = np.ones(len(p)) if weights is None else weights
-    of_labels = by_label or label_metrics(truth, p, weights)
+    of_labels = by_label or label_metrics(truth, p)
     ranked = slice(1 if p.shape[1] == 2 else None)
     confidence, hits = confidence_and_hits(truth, p)
-    bins = _reliability(confidence, hits, weights)
+    bins = _reliability(confidence, hits)
     return {
-        "accuracy": float(np.average(hits, weights=weights)),
+        "accuracy": float(hits.mean()),
         "f1": float(mean_defined(of_labels["f1"])),
         "auroc": float(mean_defined(of_labels["auroc"][ranked])),
         "ap": float(mean_defined(of_labels["ap"][ranked])),
-        "brier": float(np.average(_squared_errors(truth, p), weights=weights)),
+        "brier": float(_squared_errors(truth, p).mean()),
         "ece": float(
-            np.abs(bins.accuracy - bins.confidence) @ bins.shares
+            np.abs(bins.accuracy - bins.confidence) @ bins.rows / len(p)
         ),  # of few rows it is too high
     }
 
@@ -247,7 +231,7 @@ def task_metrics(
 def resampled_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
-    counts: Floats,  # [resamples, rows]: how often, or with which weight, a row is in a resample
+    counts: Floats,  # [resamples, rows]: how often a row is in a resample
     *,
     rank: bool = True,
 ) -> dict[str, Floats]:  # [resamples] each
@@ -317,32 +301,26 @@ class _Bins(NamedTuple):
     """The bins of the calibration error that are not empty, the least confident first."""
 
     rows: Ints  # [bins]
-    shares: Floats  # [bins]: of all rows, by weight
     confidence: Floats  # [bins]: mean
     accuracy: Floats  # [bins]
-    effective: Floats  # [bins]: rows
 
 
 def _reliability(
     confidence: Floats,  # [rows]
     hits: Bools,  # [rows]
-    weights: Floats,  # [rows]
 ) -> _Bins:
     """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin.
 
     scikit-learn's `calibration_curve` does not return how many rows a bin has.
     """
     order = np.argsort(confidence, kind="stable")
-    rising, mass = confidence[order], weights[order]
+    rising = confidence[order]
     first = np.searchsorted(rising, rising, side="left")  # of the rows of equal confidence
-    less_confident = np.pad(mass.cumsum(), (1, 0))[first]
-    # — rounding may leave the last rows above all
-    bins = np.minimum((BINS * less_confident // mass.sum()).astype(np.int64), BINS - 1)
+    bins = BINS * first // len(rising)
     rows = np.bincount(bins)
-    sums = (np.bincount(bins, mass * each) for each in (1, rising, hits[order], mass))
-    total, confident, right, squares = (each[rows > 0] for each in sums)
-    means = confident / total, right / total
-    return _Bins(rows[rows > 0], total / total.sum(), *means, total**2 / squares)
+    sums = (np.bincount(bins, each)[rows > 0] for each in (rising, hits[order]))
+    own = rows[rows > 0]
+    return _Bins(own, *(each / own for each in sums))
 
 
 def _squared_errors(truth: Ints, p: Floats) -> Floats:  # [rows], [rows, labels] -> [rows]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.intervals import Figure, effective_rows, interval
+from pipeline.evaluation.intervals import Figure, interval
 from pipeline.evaluation.metrics import mean_defined, ranked, ratio
-from pipeline.evaluation.resampling import Sampling, draws
+from pipeline.evaluation.resampling import draws
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,7 +35,6 @@ def multi_figures(
     rows: int,  # of the task
     *,
     resamples: int,
-    sampling: Sampling | None = None,
 ) -> Mapping[str, Figure]:
     """MULTI_HEADLINES with 95 % intervals from a bootstrap of the rows.
 
@@ -43,22 +42,20 @@ def multi_figures(
     are drawn for all labels, because a document's labels depend on each other.
     """
     source = np.random.default_rng(_SEED)
-    weights = np.ones(rows) if sampling is None else sampling.weights
-    measured = [_means(labels, weights[None])]
+    measured = [_means(labels, np.ones((1, rows)))]
     for start in range(0, resamples, _AT_ONCE):
-        counts = draws(source, min(_AT_ONCE, resamples - start), rows, sampling)
+        counts = draws(source, min(_AT_ONCE, resamples - start), rows)
         measured.append(_means(labels, counts))
     # — a mean over labels is as uncertain as the rarest of them
     rarest = min(
-        effective_rows(weights[label.rows[side]])
+        int(side.sum())
         for label in labels
         for side in (label.applies, ~label.applies)
         if side.any()
     )
-    whole = effective_rows(weights)
     figures = {}
     for name, values in zip(MULTI_HEADLINES, np.concatenate(measured, axis=1), strict=True):
-        figures[name] = interval(float(values[0]), values[1:], rows=whole, rarest=rarest)
+        figures[name] = interval(float(values[0]), values[1:], rows=rows, rarest=rarest)
     return figures
 
 

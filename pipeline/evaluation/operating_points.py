@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from sklearn.metrics import precision_recall_curve
 
-from pipeline.evaluation.intervals import Figure, effective_rows, wilson
+from pipeline.evaluation.intervals import Figure, wilson
 from pipeline.evaluation.metrics import Bools, Floats, Ints
 from pipeline.evaluation.resampling import folds
 from pipeline.options import FOLDS
@@ -43,10 +43,9 @@ class Threshold:
 def operating_points(
     positive: Bools,  # [rows], some of them
     score: Floats,  # [rows], 0 to 1
-    weights: Floats | None = None,  # [rows]; default: all equal
 ) -> OperatingPoints:
     """A threshold half-way between any two neighbouring scores; the last one flags all rows."""
-    precision, recall, scores = precision_recall_curve(positive, score, sample_weight=weights)
+    precision, recall, scores = precision_recall_curve(positive, score)
     following = np.r_[0.0, scores[:-1]]
     # — the curve begins at the lowest score, and ends with a point without a threshold
     return OperatingPoints(((scores + following) / 2)[::-1], precision[-2::-1], recall[-2::-1])
@@ -57,56 +56,51 @@ def choose_threshold(
     least: float,
     positive: Bools,  # [rows]
     score: Floats,  # [rows], 0 to 1
-    weights: Floats,  # [rows]
 ) -> Threshold | None:
     """The threshold with at least this precision or recall, and the best value of the other one.
 
     None if no threshold reaches it. A threshold is best on the rows that chose it. So its precision
     and recall are those of thresholds that other rows chose in the same way (cross-validation).
     """
-    chosen = _best(metric, least, positive, score, weights)
+    chosen = _best(metric, least, positive, score)
     if chosen is None:
         return None
     flagged = np.zeros(len(score), np.bool_)
     every_row = np.arange(len(score))  # — each row is a group
     for split in folds(positive.astype(np.int64), every_row, number=FOLDS, seed=_SEED):
         others, rows = split.fitted, split.held_out
-        of_others = _best(metric, least, positive[others], score[others], weights[others])
+        of_others = _best(metric, least, positive[others], score[others])
         if of_others is not None:
             flagged[rows] = score[rows] >= of_others
     return Threshold(
         chosen,
-        precision=_share(positive, flagged, weights),
-        recall=_share(flagged, positive, weights),
+        precision=_share(positive, flagged),
+        recall=_share(flagged, positive),
         flagged=int((score >= chosen).sum()),
     )
 
 
-def _best(
-    metric: str, least: float, positive: Bools, score: Floats, weights: Floats
-) -> float | None:
+def _best(metric: str, least: float, positive: Bools, score: Floats) -> float | None:
     """The threshold that reaches `least`, with the best value of the other metric."""
     if not positive.any():
         return None
-    points = operating_points(positive, score, weights)
+    points = operating_points(positive, score)
     metrics = {"precision": points.precision, "recall": points.recall}
     own = metrics.pop(metric)
     [other] = metrics.values()
-    # — sums of weights are rounded
-    candidates = np.flatnonzero(own >= least * (1 - 1e-12))
+    candidates = np.flatnonzero(own >= least)
     if not len(candidates):
         return None
     best = candidates[np.lexsort((own[candidates], other[candidates]))[-1]]
     return float(points.thresholds[best])
 
 
-def _share(part: Bools, whole: Bools, weights: Floats) -> Figure:
+def _share(part: Bools, whole: Bools) -> Figure:
     """The share of `whole` that is in `part`, with Wilson's interval."""
-    mass = weights[whole]
-    if not len(mass):
+    if not whole.any():
         return Figure(None, None, None)
-    share = float(np.average(part[whole], weights=mass))
-    return Figure(share, *wilson(share, effective_rows(mass)))
+    share = float(part[whole].mean())
+    return Figure(share, *wilson(share, int(whole.sum())))
 
 
 def find_label_issues(

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.intervals import Figure, effective_rows, interval
-from pipeline.evaluation.resampling import Sampling, draws
+from pipeline.evaluation.intervals import Figure, interval
+from pipeline.evaluation.resampling import draws
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,7 +24,6 @@ def ordinal_figures(
     values: Sequence[float],  # [labels]: rising
     *,
     resamples: int,
-    sampling: Sampling | None = None,
 ) -> Mapping[str, Figure]:
     """ORDINAL_HEADLINES of at least one row, with 95 % intervals from a bootstrap.
 
@@ -34,18 +33,16 @@ def ordinal_figures(
     """
     rows, _ = p.shape
     numbers = np.array(values, np.float64)
-    weights = np.ones(rows) if sampling is None else sampling.weights
     gold, likeliest, expected = numbers[truth], numbers[p.argmax(axis=1)], p @ numbers
-    counts = draws(np.random.default_rng(_SEED), resamples, rows, sampling)
+    counts = draws(np.random.default_rng(_SEED), resamples, rows)
     # — the first line is the sample itself
-    counts = np.concatenate([weights[None], counts])
+    counts = np.concatenate([np.ones((1, rows)), counts])
     figures = {
         "qwk": (kappas(gold, likeliest, counts), -1.0, 1.0),
         "mae": (counts @ np.abs(expected - gold) / counts.sum(axis=1), 0.0, float(np.ptp(numbers))),
         "spearman": (rank_correlations(gold, expected, counts), -1.0, 1.0),
     }
-    whole = effective_rows(weights)
-    return {name: _figure(*figure, rows=whole) for name, figure in figures.items()}
+    return {name: _figure(*figure, rows=rows) for name, figure in figures.items()}
 
 
 def _figure(measured: Floats, low: float, high: float, *, rows: float) -> Figure:
@@ -59,7 +56,7 @@ def _figure(measured: Floats, low: float, high: float, *, rows: float) -> Figure
 def kappas(
     gold: Floats,  # [rows]
     predicted: Floats,  # [rows]
-    counts: Floats,  # [resamples, rows]: how often, or with which weight, a row is in a resample
+    counts: Floats,  # [resamples, rows]: how often a row is in a resample
 ) -> Floats:  # [resamples]
     """Cohen's kappa with squared distances as weights; NaN if all numbers are equal.
 

@@ -14,45 +14,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the rows were drawn from a corpus, where they are a stratified sample."""
-
-    weights: Floats  # [rows]: the documents that a row represents
-    strata: Ints  # [rows]
-
-
-def draws(
-    source: np.random.Generator, resamples: int, rows: int, sampling: Sampling | None
-) -> Floats:
-    """[resamples, rows]: how often a row is in a resample, times the documents it represents."""
-    if sampling is None:
-        return _drawn(source, resamples, rows, rows)
-    return _drawn_by_stratum(source, resamples, sampling.strata) * sampling.weights
-
-
-def _drawn(source: np.random.Generator, resamples: int, rows: int, draws: int) -> Floats:
+def draws(source: np.random.Generator, resamples: int, rows: int) -> Floats:
     """[resamples, rows]: how often each row was drawn."""
-    drawn = source.integers(0, rows, (resamples, draws)) + rows * np.arange(resamples)[:, None]
+    drawn = source.integers(0, rows, (resamples, rows)) + rows * np.arange(resamples)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=resamples * rows)
     return counts.reshape(resamples, rows).astype(np.float64)
-
-
-def _drawn_by_stratum(source: np.random.Generator, resamples: int, strata: Ints) -> Floats:
-    """[resamples, rows]: how often each row was drawn within its stratum, scaled.
-
-    Rao and Wu, "Resampling inference with complex survey data" (JASA 1988): of n rows n - 1 are
-    drawn, each counted n / (n - 1) times, because n draws of a few rows vary too little. A stratum
-    of one row stays as it is.
-    """
-    counts = np.ones((resamples, len(strata)))
-    for stratum in np.unique(strata):
-        (places,) = np.nonzero(strata == stratum)
-        rows = len(places)
-        if rows > 1:
-            scale = rows / (rows - 1)
-            counts[:, places] = _drawn(source, resamples, rows, rows - 1) * scale
-    return counts
 
 
 @dataclass(frozen=True, slots=True)

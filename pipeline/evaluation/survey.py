@@ -121,11 +121,8 @@ class LabelledSample:
     codes: Numbers  # [labelled]: the stratum
     documents: Numbers  # [labelled]: documents of the corpus, or of a group, with this text
     dropped: Numbers  # [labelled]: those of them that the filter drops
-    positive: Bools  # [labelled]: whether one of the text's documents should be dropped
+    positive: Bools  # [labelled]: whether documents with this text should be dropped
     sizes: Mapping[int, int]  # by stratum, texts of the corpus
-    # Of `documents` and of `dropped`, those that should be dropped. None: all of a positive text.
-    # Documents of one text differ where a rule reads other columns of the input.
-    positives: tuple[Numbers, Numbers] | None = None  # [labelled] each
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +151,10 @@ def estimate(sample: LabelledSample, half_width: float) -> dict[str, Estimate]:
     """
     unit, dropped = sample.documents, sample.dropped
     none = np.zeros_like(unit)
-    known = (unit, dropped) if sample.positives is None else sample.positives
-    so, right = (
-        np.where(sample.positive, some, every)
-        for some, every in zip(known, (unit, dropped), strict=True)
-    )
     shares = {
-        "precision": _Share(if_not=(none, dropped), if_so=(right, dropped)),
-        "recall": _Share(if_not=(none, none), if_so=(right, so)),
-        "prevalence": _Share(if_not=(none, unit), if_so=(so, unit)),
+        "precision": _Share(if_not=(none, dropped), if_so=(dropped, dropped)),
+        "recall": _Share(if_not=(none, none), if_so=(dropped, unit)),
+        "prevalence": _Share(if_not=(none, unit), if_so=(unit, unit)),
     }
     return {name: _ratio(sample, share, half_width) for name, share in shares.items()}
 

@@ -15,7 +15,7 @@ from pipeline.errors import DocumentError, StorageError
 from pipeline.filters.labelled import labelled_documents
 from pipeline.inference.decoding import decode_image
 from pipeline.ledger.cuts import CutLog
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, read_shard
+from pipeline.ledger.rows import read_documents_file
 from pipeline.ledger.snapshots import Contents
 from pipeline.sources.documents import IMAGE_FIELD
 from pipeline.sources.shards import Shard
@@ -23,7 +23,6 @@ from pipeline.sources.streams import Options
 from pipeline.stores.store import Store
 
 PICTURE_PIXELS = 240  # of its longer side
-_PLACES = pa.schema([DOCUMENT_SCHEMA.field(name) for name in ("content_hash", "row")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +49,25 @@ def excerpts(
         StorageError: A text is no longer what was labelled.
     """
     places = list(zip(rows.column("path").to_pylist(), rows.column("row").to_pylist(), strict=True))
-    unread: dict[str, list[int]] = {}  # by path, the rows of the file
+    unread: dict[str, set[int]] = {}  # by path, the rows of the file
     for path, row in places:
-        unread.setdefault(path, []).append(row)
-    # — from the end, because a shard's rows are those from its first on
-    chosen = {}
-    for named in sorted(contents.shards, key=lambda shard: shard.start_row, reverse=True):
-        left = unread.get(named.path, ())
-        if of_shard := [row for row in left if row >= named.start_row]:
-            chosen[named.sid] = named, of_shard
-            unread[named.path] = [row for row in left if row < named.start_row]
+        unread.setdefault(path, set()).add(row)
     shards = {shard.id: shard for cut in CutLog(store).cuts.values() for shard in cut}
     excerpts_at: dict[tuple[str, int], Excerpt] = {}
-    for sid, (named, of_shard) in chosen.items():
-        if sid not in shards:
+    for named in contents.shards:
+        first, end = named.start_row, named.end_row
+        inside = [row for row in unread.get(named.path, ()) if first <= row < end]
+        if not inside:
+            continue
+        if named.sid not in shards:
             raise StorageError(
-                f"{store.url}/inputs: does not have the shard {sid} of {named.path}; restore it"
+                f"{store.url}/inputs: does not have the shard {named.sid} of {named.path}; "
+                "restore it"
             )
-        documents = read_shard(store, named, schema=_PLACES, tasks=())
-        stored = documents.column("row").to_pylist()
-        chosen_rows = set(of_shard)
-        of_shard = [index for index, row in enumerate(stored) if row in chosen_rows]
-        hashes = documents.column("content_hash")
-        for index, excerpt in _starts(shards[sid], options, hashes, of_shard, chars):
-            excerpts_at[named.path, stored[index]] = excerpt
+        hashes = read_documents_file(store, named)["content_hash"].combine_chunks()
+        chosen = sorted(row - first for row in inside)
+        for index, excerpt in _starts(shards[named.sid], options, hashes, chosen, chars):
+            excerpts_at[named.path, first + index] = excerpt
     return [excerpts_at[place] for place in places]
 
 

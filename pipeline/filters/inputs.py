@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError, listed
-from pipeline.filters.policy import INPUT
 from pipeline.sources.delimited import columns_of
 from pipeline.sources.documents import TooLong
 from pipeline.sources.id_text import id_text
@@ -24,6 +23,7 @@ from pipeline.sources.source import read_rows
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
+INPUT = "doc"  # the column of the input's columns, which are strings
 SAMPLE_ROWS = 100
 _HEADED = (*TABLES, "csv", "tsv")  # the formats whose files name their columns
 FILES_AT_ONCE = 16

@@ -53,11 +53,6 @@ class Layout:
         """`dropped/<id>/<folders>/<name>.<format>.<first row>.parquet`."""
         return f"dropped/{self.id}/{shard_file(self.relative[shard.path], shard, 'parquet')}"
 
-    @property
-    def policy_key(self) -> str:
-        """Of the thresholds."""
-        return f"filters/{self.id}/policy.json"
-
     def kept_suffixes(self) -> list[str]:
         """The suffixes of the kept files: each file has exactly one of them."""
         suffixes = set()
@@ -65,14 +60,6 @@ class Layout:
             format = format_of(path) or "txt"
             suffixes.add(CONVERTED.get(format, path[-len(format) - 1 :]))
         return sorted(suffixes)
-
-    def counts_key(self, shard: NamedShard) -> str:
-        """Written last: with it a shard is done."""
-        return f"{self.counts_folder}{shard.sid}.json"
-
-    @property
-    def counts_folder(self) -> str:
-        return f"filters/{self.id}/all/"
 
     @property
     def manifest_key(self) -> str:

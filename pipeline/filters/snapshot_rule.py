@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError
-from pipeline.filters.expressions import Group
-from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
+from pipeline.filters.inputs import INPUT, check_columns_of, doc_field, with_inputs
 from pipeline.filters.labelled import current_labels, labelled_shards, warn_of_older_answers
-from pipeline.filters.policy import INPUT, Judge, Policy, group_sql, read_policy
-from pipeline.ledger.rows import aligned_batches, asked_rows, wide_schema
+from pipeline.filters.rule import FilterRule, Group, group_sql, in_sql, inputs_of
+from pipeline.ledger.rows import aligned_batches, asked_rows, read_shard, wide_schema
+from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.ledger.snapshots import Contents
-from pipeline.runtime.fitted_files import options_for, read_fitted
-from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 from pipeline.sources.rule import fields_in
 from pipeline.sources.shards import Shard
-from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 
@@ -34,116 +29,79 @@ class SnapshotRule:
     """A snapshot, and the rule that is applied to its rows."""
 
     spec: JobSpec
-    filter: FilterSpec
     store: Store
     contents: Contents
-    policy: Policy  # thresholds of shares are missing
-    by: tuple[str, ...] = ()  # SQL of the groups that are counted, which decide nothing
+    rule: FilterRule
+    by: tuple[Group, ...]  # what is counted by group, which decides nothing
+    inputs: tuple[str, ...]  # the columns of the input that the rule and the groups read
 
     @classmethod
-    def of(cls, spec: JobSpec) -> SnapshotRule:
-        """The rule, after every check that needs no work."""
+    def of(cls, spec: JobSpec, by: Sequence[str] = ()) -> SnapshotRule:
+        """The rule, after every check that needs no work.
+
+        Args:
+            spec: With a filter.
+            by: Groups to count: labels of tasks, or SQL (default: the groups of the rule).
+        """
         if spec.filter is None:
             fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"
             raise SpecError([Problem("filter", fix)])
         store = open_store(spec.output, spec.storage_options)
         contents = current_labels(spec, store)
-        if (source := spec.filter.policy) is None:
-            policy = Policy.of_spec(spec.filter, contents.tasks)
-        else:
-            options = options_for(source, spec)
-            data = read_fitted(source, options, place="filter.policy", made_by="assay filter")
-            policy = read_policy(data, source, contents)
-        rule = cls(spec, spec.filter, store, contents, policy)
-        rule.judge(policy)
-        return rule
+        tasks = contents.tasks
+        filter = in_sql(spec.filter, tasks)
+        own = [filter.drop_top.by] if filter.drop_top else []
+        groups = [group_sql(sql, tasks) for sql in by or own if sql]
+        read = [fields_in(sql, INPUT, place=Option("by")) for sql in groups]
+        named = (inputs_of(filter), *read)
+        inputs = tuple(dict.fromkeys(name for names in named for name in names))
+        doc = [doc_field(inputs)] if inputs else []
+        schema = pa.schema([*wide_schema(contents, list(tasks)), *doc])
+        rule = FilterRule.of(filter, tasks, schema)
+        bound = tuple(Group(sql, schema, place=Option("by")) for sql in groups)
+        return cls(spec, store, contents, rule, bound, inputs)
 
-    def grouped(self, by: Sequence[str] = ()) -> SnapshotRule:
-        """The rule with groups: labels of tasks, or SQL (default: the groups of the rule)."""
-        by = by or [clause.by for clause in self.policy.clauses if clause.by][:1]
-        whole = replace(self, by=tuple(group_sql(sql, self.contents.tasks) for sql in by))
-        whole.groups()
-        return whole
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The columns of the input that the rule and the groups read."""
-        by = [name for sql in self.by for name in fields_in(sql, INPUT, place=Option("by"))]
-        return tuple(dict.fromkeys((*self.policy.inputs, *by)))
-
-    @property
-    def answers_schema(self) -> pa.Schema:
-        """The columns of `open_labels`, with all tasks."""
-        return wide_schema(self.contents, list(self.contents.tasks))
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of `rows`: those of the answers, and `doc` for columns of the input."""
-        doc = [doc_field(self.inputs)] if self.inputs else []
-        return pa.schema([*self.answers_schema, *doc])
-
-    def judge(self, policy: Policy) -> Judge:
-        """The policy, bound to the rows of this snapshot; SpecError if it does not suit them."""
-        return Judge(policy, self.schema)
-
-    def counted_task(self, judge: Judge) -> str:
-        """The task whose tokens are counted. The rule reads it: others may have no answer."""
-        tasks = list(self.contents.tasks)
-        return next((task for task in tasks if task in judge.columns), tasks[0])
-
-    def groups(self) -> Callable[[pa.RecordBatch], list[str]]:  # [rows]
-        """A function that gives the group of each row; SpecError if the groups do not suit them.
-
-        Without groups, it gives the same name for all rows.
-        """
-        groups = [Group(sql, self.schema, place=Option("by")) for sql in self.by]
-
-        def names(rows: pa.RecordBatch) -> list[str]:
-            values = zip(*(group.names(rows) for group in groups), strict=True)
-            return [", ".join(of_row) for of_row in values] or [ALL] * len(rows)
-
-        return names
+    def groups(self, rows: pa.RecordBatch) -> pa.StringArray:  # [rows]
+        """The group of each row; without groups, the same for all."""
+        if not self.by:
+            return pa.array([ALL] * rows.num_rows, pa.string())
+        names = (group.names(rows) for group in self.by)
+        return pc.binary_join_element_wise(*names, ", ")
 
     def warn_of_older_answers(self, cache_dir: Path) -> None:
         """Logs a line for each task whose answers are of another wording or model than now."""
         warn_of_older_answers(self.spec, self.store, self.contents, cache_dir)
 
-    def input_shards(self, cache_dir: Path) -> dict[str, Shard]:
-        """The snapshot's shards in the input by id.
+    def input_shards(self, cache_dir: Path) -> tuple[dict[str, Shard], int]:
+        """The snapshot's shards in the input by id, and the number of files it does not know.
 
         Raises:
             SpecError: The input does not have the columns that the rule or the groups read.
             StorageError: The input changed since it was labelled.
         """
-        shards, _ = labelled_shards(self.spec, self.store, self.contents, cache_dir)
+        shards, new_files = labelled_shards(self.spec, self.store, self.contents, cache_dir)
         read = [shards[named.sid] for named in self.contents.shards]
         options = self.spec.input.storage_options
-        check_columns_of(read, options, self.policy.inputs, place="filter")
-        check_columns_of(read, options, self.inputs, place=Option("by"))
-        return shards
+        own = inputs_of(self.rule.filter)
+        check_columns_of(read, options, own, place="filter")
+        others = tuple(name for name in self.inputs if name not in own)
+        check_columns_of(read, options, others, place=Option("by"))
+        return shards, new_files
 
     def answers(self) -> Iterator[pa.RecordBatch]:
         """The rows of each shard, without columns of the input."""
-        batches = aligned_batches(self.store, self.contents, self.answers_schema)
+        schema = wide_schema(self.contents, list(self.contents.tasks))
+        batches = aligned_batches(self.store, self.contents, schema)
         return (asked_rows(self.contents, batch) for batch in batches)
 
-    def rows(self, shards: Mapping[str, Shard]) -> Iterator[tuple[pa.RecordBatch, Sequence[str]]]:
-        """The rows of each shard as the policy reads them, with their failed status."""
-        options, columns = self.spec.input.storage_options, self.judge(self.policy).columns
+    def answers_of(self, shard: NamedShard) -> pa.RecordBatch:
+        """The rows of one shard, without columns of the input."""
+        tasks = list(self.contents.tasks)
+        schema = wide_schema(self.contents, tasks)
+        return asked_rows(self.contents, read_shard(self.store, shard, schema=schema, tasks=tasks))
+
+    def rows(self, shards: Mapping[str, Shard]) -> Iterator[pa.RecordBatch]:
+        """The rows of each shard, as the rule and the groups read them."""
+        options = self.spec.input.storage_options
         for named, answers in zip(self.contents.shards, self.answers(), strict=True):
-            rows = with_inputs(answers, shards[named.sid], options, self.inputs)
-            yield rows, failed_status(answers, columns)
-
-
-def failed_status(answers: pa.RecordBatch, tasks: Collection[str]) -> list[str]:
-    """For each document its first failed status, of reading or of these tasks; "" if none is.
-
-    A question that was not asked because of its condition did not fail: its answer is null.
-    """
-    failed: NDArray[np.object_] = np.full(answers.num_rows, "", dtype=object)
-    named = [answers.column(name) for name in tasks if name in answers.schema.names]
-    columns = [c.field("status") for c in named if pa.types.is_struct(c.type)]
-    for status in (*columns[::-1], answers.column("status")):
-        is_ok = pc.is_in(status, value_set=pa.array([OK, TRUNCATED, SKIPPED]))
-        failed = np.where(is_ok.to_numpy(zero_copy_only=False), failed, status.to_pylist())
-    return [str(status) for status in failed]
+            yield with_inputs(answers, shards[named.sid], options, self.inputs)

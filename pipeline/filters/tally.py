@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.filters.decisions import Decisions
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.filters.decisions import Decisions, quoted
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.ledger.snapshots import SnapshotTask
 
 BARS = 50  # of a histogram
@@ -17,7 +22,7 @@ LENGTHS = (200, 1_000, 5_000, 20_000)  # characters: the upper ends of groups of
 SHOWN_LABELS = 12  # of a task: histograms and examples; the first in the spec's order
 MOST_SCORES = 48
 EXAMPLES = 3
-SURE, BORDERLINE, KEPT, DROPPED = "sure", "borderline", "kept", "dropped"
+LEAST_SURE, KEPT, DROPPED = "least sure", "kept", "dropped"
 # SQL of a group of documents by their length.
 _UP_TO = " ".join(f"when n_chars <= {end} then 'up to {end:,} characters'" for end in LENGTHS)
 BY_LENGTH = f"case {_UP_TO} else 'above {LENGTHS[-1]:,} characters' end"
@@ -38,14 +43,14 @@ class ScoreCounts:
 class ShownDocument:
     """One document that a report shows."""
 
-    kind: str  # sure | borderline: of a label; kept | dropped: by the filter
+    kind: str  # least sure: of a task; kept | dropped: by the filter
     task: str | None
     label: str | None
     doc_id: str
     path: str
     row: int
     margin: float | None  # between the two likeliest labels, or those of the answer
-    reason: str  # why the filter drops it; "" where it is kept
+    reason: str  # why the filter drops it, in words; "" where it is kept
 
 
 def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -> list[Label]:
@@ -59,20 +64,23 @@ def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -
 
 
 def tallied_columns(
-    tasks: Mapping[str, SnapshotTask], scored: Sequence[Label]
-) -> dict[str, tuple[str, ...]]:
-    """The columns of the table by name: of each task `TASK_label`, and `p_N` of scored label N.
+    rule: SnapshotRule, rows: pa.RecordBatch, *, scored: Sequence[Label]
+) -> dict[str, pa.Array]:
+    """The columns that a report needs, of these rows.
 
-    Of the kind `multi`, `TASK_labels`: a list. Of the kind `score`, also `TASK_score`.
+    They are those of every document, `grp` (the group), of each task `TASK_label`, and `p_N` of
+    scored label N. Of the kind `multi`, `TASK_labels`: a list. Of the kind `score`, also
+    `TASK_score`.
     """
-    names = ("label", "labels", "score", "status", "margin")
-    fields = {
-        f"{task}_{name}": (task, name)
-        for task, named in tasks.items()
-        for name in names
-        if name in named.columns
-    }
-    return fields | {f"p_{n}": (task, "p", label) for n, (task, label) in enumerate(scored)}
+    columns = {name: rows.column(name) for name in ("doc_id", "path", "content_hash", "status")}
+    columns["grp"] = rule.groups(rows)
+    for task, named in rule.contents.tasks.items():
+        for name in ("label", "labels", "score", "status", "margin"):
+            if name in named.columns:
+                columns[f"{task}_{name}"] = pc.struct_field(rows.column(task), name)
+    for number, (task, label) in enumerate(scored):
+        columns[f"p_{number}"] = pc.struct_field(rows.column(task), ["p", label])
+    return columns
 
 
 def score_counts(table: Decisions, scored: Sequence[Label]) -> Iterator[ScoreCounts]:
@@ -92,41 +100,40 @@ def bar_counts(table: Decisions, column: str, low: float, high: float) -> tuple[
 def examples(
     table: Decisions, tasks: Mapping[str, SnapshotTask], scored: Sequence[Label] = ()
 ) -> Iterator[ShownDocument]:
-    """The documents to show: by the filter's decision, then of each label. Equal texts are one.
+    """The documents to show: by the filter's decision, then of each task. Equal texts are one.
 
-    Of kind `multi`, the margin is that of the label where it is `scored`, else of the answer.
+    Of kind `multi`, the label is the least sure of those that are `scored`.
     """
     for kind, condition in ((KEPT, "not dropped"), (DROPPED, "dropped")):
-        for document in _first(table, f"status = 'ok' and {condition}", "0"):
-            yield ShownDocument(kind, None, None, *document[:3], None, document[-1])
+        for doc_id, path, row, _, reason, _ in _first(table, f"status = 'ok' and {condition}", "0"):
+            yield ShownDocument(kind, None, None, doc_id, path, row, None, reason)
     for task, named in tasks.items():
-        is_multi = "labels" in named.columns
-        has_label = f"list_contains({task}_labels, ?)" if is_multi else f"{task}_label = ?"
-        for label in named.labels[:SHOWN_LABELS]:
-            margin = f"{task}_margin"
-            if is_multi and (task, label) in scored:
-                margin = f"abs(2 * p_{scored.index((task, label))} - 1)"
-            where = f"{has_label} and isfinite({margin})"
-            for kind, order in ((SURE, f"-{margin}"), (BORDERLINE, margin)):
-                for doc_id, path, row, place, reason in _first(table, where, order, label):
-                    yield ShownDocument(kind, task, label, doc_id, path, row, abs(place), reason)
+        label, margin = f"{task}_label", f"{task}_margin"
+        if "labels" in named.columns:
+            of_task = {n: name for n, (of, name) in enumerate(scored) if of == task}
+            if not of_task:
+                continue
+            names = ", ".join(quoted(name) for name in of_task.values())
+            own = ", ".join(f"abs(2 * p_{n} - 1)" for n in of_task)
+            margin = f"list_min([{own}])"
+            label = f"[{names}][list_position([{own}], {margin})]"
+        for shown in _first(table, f"isfinite({margin})", margin, label):
+            doc_id, path, row, least, reason, named_label = shown
+            yield ShownDocument(LEAST_SURE, task, named_label, doc_id, path, row, least, reason)
 
 
-def _first(
-    table: Decisions, where: str, order: str, *values: str
-) -> list[tuple[str, str, int, float, str]]:
-    """Id, path, row, place and reason of the first documents in an order, of different texts."""
-    chosen = f"select *, {order} as place from documents where {where}"
+def _first(table: Decisions, where: str, order: str, label: str = "''") -> list[tuple[Any, ...]]:
+    """The first documents in an order, of different texts: id, path, row, place, reason, label."""
+    chosen = f"select *, {order} as place, {label} as named from documents where {where}"
     return table.rows(
         f"""
         with texts as (
             select content_hash, min(place) as place from ({chosen}) group by content_hash
             order by place, content_hash limit {EXAMPLES}
         )
-        select doc_id, path, row, place, reason
+        select doc_id, path, row, place, why, named
         from ({chosen}) join texts using (content_hash, place)
         qualify row_number() over (partition by content_hash order by path, row) = 1
         order by place, content_hash
-        """,
-        values * 2,
+        """
     )

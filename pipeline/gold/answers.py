@@ -1,6 +1,6 @@
 """The answers that a spec's output has for the documents of a gold set.
 
-Entry points: `matching_snapshot`, then `answers_for`, and `sampling_of` for the weights of rows.
+Entry points: `matching_snapshot`, then `answers_for`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
-from pipeline.evaluation.resampling import Sampling
-from pipeline.gold.labels import Gold
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, read_snapshot, snapshot_numbers
@@ -136,13 +134,6 @@ def _part_probabilities(answers: pa.StructArray, part: TaskSpec) -> Floats:
         return probabilities(answers, tuple(part.labels))
     applies = probabilities(answers, [label])
     return np.concatenate([applies, 1 - applies], axis=1)
-
-
-def sampling_of(gold: Gold, answers: GoldAnswers, rows: NDArray[np.int64]) -> Sampling | None:
-    """How these rows of the gold were drawn; None if the gold is not a sample of `assay audit`."""
-    if gold.design is None:
-        return None
-    return gold.design.sampling(answers.hashes[rows].tolist(), answers.documents[rows])
 
 
 def _fp(header: Mapping[str, Any], task: str) -> str | None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from pipeline.errors import Option, Problem, StorageError, UnreadableError, one_line, option_error
+from pipeline.errors import Option, Problem, SpecError, StorageError, UnreadableError, one_line
 from pipeline.hashes import parse_json
 from pipeline.ledger.flat import restore_formulas
 from pipeline.sources.id_text import plain_values
@@ -31,6 +31,7 @@ FORMATS = (*(f"{name}{codec}" for name in _TEXTS for codec in ("", ".gz", ".zst"
 LINE_FIELDS = frozenset(
     {"doc_id", "content_hash", "task", "action", "label", "by", "at", "seconds", "shown"}
 )
+HASH = "content_hash"  # of them, and of a document: the hash of its text
 _WORD = re.compile(r"[\w.+-]*")
 MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's
 
@@ -41,7 +42,6 @@ class GoldRows:
 
     path: str
     columns: Mapping[str, Sequence[object]]
-    option: str = "gold"  # that names the file
     # By task, why documents are no random sample, with their number; {} if nothing says so.
     chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -52,7 +52,12 @@ class GoldRows:
     def place(self, row: int, column: str | None = None) -> Option:
         """A row's place, for errors."""
         of_column = "" if column is None else f", column {column}"
-        return Option(self.option, part=f" {self.path}, row {row + 1}{of_column}")
+        return Option(part=f"{self.path}, row {row + 1}{of_column}")
+
+
+def gold_error(path: str, fix: str) -> SpecError:
+    """The error of a gold file, which an option or the spec names."""
+    return SpecError([Problem(Option(part=path), fix)])
 
 
 def gold_format(path: str) -> str | None:
@@ -61,17 +66,17 @@ def gold_format(path: str) -> str | None:
     return next((format for format in FORMATS if name.endswith(f".{format}")), None)
 
 
-def read_gold_rows(path: str, format: str, options: Options, *, option: str = "gold") -> GoldRows:
-    """All rows of the file that an option names, in order. It is small, and is held in memory."""
+def read_gold_rows(path: str, format: str, options: Options) -> GoldRows:
+    """All rows of the file, in order. It is small, and is held in memory."""
     try:
         with option_errors("input.storage_options", options):
-            return GoldRows(path, _columns(path, format, options), option)
+            return GoldRows(path, _columns(path, format, options))
     except (ValueError, ImportError) as error:  # no such protocol; its package is not installed
-        raise option_error(option, f"cannot be opened: {error}", path) from error
+        raise gold_error(path, f"cannot be opened: {error}") from error
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise option_error(option, "there is no such file", path) from error
-        raise type(error)(Problem(Option(option), str(error))) from error
+            raise gold_error(path, "there is no such file") from error
+        raise
 
 
 def _columns(path: str, format: str, options: Options) -> dict[str, list[object]]:

@@ -31,7 +31,9 @@ def fitted_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
     if not isinstance(task, CascadeTask):
         return texts
     path, place = task.cascade.file, _place(task, "cascade")
-    data = read_fitted(path, options_for(path, spec), place=place, made_by="assay cascade")
+    data = read_fitted(
+        path, options_for(path, spec), place=place, made_by="assay fit --recall --precision"
+    )
     return texts.union(parse_thresholds(data).source.get("texts", ()))
 
 

@@ -1,7 +1,7 @@
 """Gold labels: the labels that people, or a better model, gave to some documents.
 
-Entry point: `read_gold`, from a file with a column for each task, of labels (`files`) or of scores
-(`scores`), or from the answers of another run of assay, a teacher.
+Entry point: `read_gold`, from a file with a column for each task, of labels or of scores
+(`values`), or from the answers of another run of assay, a teacher. The spec says how.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
-from pipeline.gold.files import FORMATS, GoldRows, gold_format, read_gold_rows
+from pipeline.errors import Option, Problem, SpecError, StorageError
+from pipeline.gold.audits import is_audit
+from pipeline.gold.files import FORMATS, HASH, GoldRows, gold_error, gold_format, read_gold_rows
 from pipeline.gold.people import label_columns, majority
-from pipeline.gold.sample_design import HASH, SampleDesign, find_design
-from pipeline.gold.scores import PLACE, score_columns
 from pipeline.gold.values import UNLABELLED, GoldTask, column_tasks, teacher_tasks
 from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.rows import TEXT_COLUMN
-from pipeline.options import GoldOptions
 from pipeline.sources.documents import RawRow, documents_from
+from pipeline.spec.gold import GoldSpec
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -34,41 +32,29 @@ from pipeline.spec.tasks import TaskSpec
 logger = logging.getLogger(__name__)
 
 By = Literal["doc_id", "content_hash"]
-Kind = Literal["people", "chosen", "scores", "teacher", "sample"]
+Kind = Literal["people", "chosen", "scores", "teacher"]
 SHOWN_TIES = 5
 # How people label a random sample.
-RANDOM = "assay review --by random, or --by audit"
+RANDOM = "assay review --by random"
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Gold:
-    """Gold labels, one row for each document, identified by `keys`.
+class GoldCounts:
+    """Where gold is from, and what became of its rows.
 
-    Several rows of one document, as of several people, are merged (`repeated` counts the further
-    rows). The label that most of them give is kept (`outvoted` counts documents with others, too).
-    A tie is left out: `ties` has the keys of the documents, and `contradictory` counts their rows.
-    Scores are averaged.
+    Several rows of one document, as of several people, are merged. The label that most of them give
+    is kept; a tie is left out. Scores are averaged.
     """
 
     source: str
-    by: By  # which column of the corpus the keys are
-    keys: tuple[str, ...]  # [rows]: distinct doc_id, or content_hash as `documents` makes it
-    tasks: Mapping[str, GoldTask]
-    texts: tuple[str | None, ...] | None  # [rows]; None: the gold has no texts
-    repeated: int = 0
-    contradictory: int = 0
-    outvoted: int = 0
-    ties: tuple[str, ...] = ()
-    options: GoldOptions = GoldOptions()  # with which it was read
-    design: SampleDesign | None = None  # of a sample that `assay audit` drew
-    # By task of the spec, why documents are no random sample, with their number.
-    chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        return len(self.keys)
+    joined_by: By  # the column of the corpus that names a document
+    documents: int
+    repeated: int = 0  # rows of a document with a row before
+    contradictory: int = 0  # rows of `ties`
+    outvoted: int = 0  # documents with several labels, of which one was given most often
+    ties: tuple[str, ...] = ()  # documents that are left out
 
     @property
     def disagreements(self) -> list[tuple[str, str]]:
@@ -83,6 +69,26 @@ class Gold:
             facts.append(("left out", f"{of_rows}, whose labels are a tie: {shown}"))
         return facts
 
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """Gold labels, one row for each document, identified by `keys`."""
+
+    counts: GoldCounts
+    keys: tuple[str, ...]  # [rows]: distinct doc_id, or content_hash as `documents` makes it
+    tasks: Mapping[str, GoldTask]
+    texts: tuple[str | None, ...] | None  # [rows]; None: the gold has no texts
+    # By task of the spec, why documents are no random sample, with their number.
+    chosen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return self.counts.source
+
+    @property
+    def rows(self) -> int:
+        return len(self.keys)
+
     def kind(self, task: str) -> Kind:
         """Who gave the labels of a task, and to which documents.
 
@@ -95,128 +101,107 @@ class Gold:
             return "teacher"
         if task_of(task) in self.chosen:
             return "chosen"
-        return "people" if self.design is None else "sample"
+        return "people"
 
     def chosen_words(self, task: str) -> str:
-        """The reasons for which documents of a task of kind `chosen` were shown to people."""
-        reasons = self.chosen[task_of(task)].items()
-        return f"not at random ({', '.join(f'{reason} {count:,}' for reason, count in reasons)})"
+        """The reasons for which a review showed the documents of a task; "" if it chose none."""
+        reasons = self.chosen.get(task_of(task), {}).items()
+        shown = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
+        return f"a review chose the documents of {self.source} not at random ({shown})" * bool(
+            shown
+        )
 
 
 def warn_of_chosen(gold: Gold, effect: str) -> None:
     """Logs a line, with what follows, for each task whose documents a review chose."""
     for task in dict.fromkeys(map(task_of, gold.tasks)):
-        if task in gold.chosen:
-            of_review = f"{task}: a review chose the documents of {gold.source}"
-            words = gold.chosen_words(task)
-            logger.warning("warning: %s %s, so %s. Use: %s", of_review, words, effect, RANDOM)
+        if words := gold.chosen_words(task):
+            logger.warning("warning: %s: %s, so %s. Use: %s", task, words, effect, RANDOM)
 
 
-def read_gold(source: str, spec: JobSpec, options: GoldOptions = GoldOptions()) -> Gold:
-    """The gold labels at a path or URL, for the spec's tasks; SpecError names what does not fit.
+def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gold:
+    """The gold labels for the spec's tasks; SpecError names what does not fit.
 
-    A file is opened with the storage options of the input. Another run's output (a folder, a URL,
-    or its `snapshots/<number>.json`) is opened with those of the output. A row names its document
-    by the column `options.id` or `options.text`. Without these, the first of the spec's id column,
-    the spec's text column and `id` that the file has is used. The labels of a task are in the
-    column `options.columns[task]`, or in the column with the task's name. Those of `options.scores`
-    are soft targets; the label is the more probable one, at .5 the first, as in an answer.
+    They are at `path`, or else at the spec's `gold.path`, and are read as `gold` says. A file is
+    opened with the storage options of the input. Another run's output (a folder, a URL, or its
+    `snapshots/<number>.json`) is opened with those of the output. A score is a soft target; the
+    label is the more probable one, at .5 the first, as in an answer.
+
+    Args:
+        path: In place of the spec's `gold.path`.
+        spec: The job.
+        tasks: Tasks, or labels of the kind `multi` as `TASK.LABEL`; () for all that have gold.
     """
-    _check_names(spec, options)
-    scores = score_columns(spec, options)
+    source = path or spec.gold.path
+    if source is None:
+        raise SpecError([Problem("gold.path", "missing; add it, or write --gold FILE")])
+    chosen = _chosen(spec, tasks)
     format = gold_format(source)
-    if format is None and scores:
-        fix = f"scores are in a file ({_FORMATS}), and {source} is not one; the probabilities of "
-        fix += "another run's output are read without --score"
-        raise SpecError([Problem(PLACE, fix, "=".join(options.scores[0]))])
     if format is None:
-        return _read_teacher(source, spec, options)
+        return _read_teacher(source, spec, chosen, tasks)
     in_file = read_gold_rows(source, format, spec.input.storage_options)
-    rows = label_columns(in_file, _chosen(spec, options))
+    if is_audit(in_file):
+        fix = "is an audit, which says of each document drop or keep; `assay eval` and `assay "
+        raise gold_error(source, f"{fix}report` read it")
+    rows = label_columns(in_file, chosen)
     if not rows.rows:
         fix = f"has no rows; gold labels are a file ({_FORMATS}) or another run's output"
-        raise option_error("gold", fix, source)
-    design = find_design(rows, spec)
-    by_hash = design is not None or (rows is not in_file and not (options.id or options.text))
-    by, keys, texts = _documents(rows, spec, options, by_hash=by_hash)
-    columns = _task_columns(spec, options, tuple(rows.columns), source)
-    tasks: dict[str, GoldTask] = {}
-    for task, column in columns:
+        raise gold_error(source, fix)
+    # — a review writes tasks and labels as the spec has them, and each document's hash
+    of_review = rows is not in_file
+    how = GoldSpec() if of_review else spec.gold
+    by, keys, texts = _documents(rows, spec, how, by_hash=of_review)
+    scores = how.score_columns(spec.tasks)
+    labels: dict[str, GoldTask] = {}
+    for task, column in _task_columns(spec, how, chosen, tasks, tuple(rows.columns), source):
         score = scores.get(task.name)
-        tasks |= column_tasks(rows, task, column, options, score=score, keys=keys)
-    gold = Gold(source, by, keys, _asked(tasks, options), texts, options=options, design=design)
-    return _without_repeats(replace(gold, chosen=rows.chosen))
+        labels |= column_tasks(rows, task, column, how.values, score=score, keys=keys)
+    counts = GoldCounts(source, by, len(keys))
+    gold = Gold(counts, keys, _asked(labels, tasks), texts, rows.chosen)
+    return _without_repeats(gold)
 
 
-def _check_names(spec: JobSpec, options: GoldOptions) -> None:
-    """SpecError if `options` names tasks or labels that the spec does not have."""
-    names = [task.name for task in spec.tasks]
-    parts = {part.name: part for task in spec.tasks for part in (task, *task.parts)}
-    labels = {label for part in parts.values() for label in part.labels}
-    fix = f"the spec has no such task; it has {', '.join(names)}"
-    named = [("columns", task) for task, _ in options.columns]
-    named += [("tasks", task) for task in options.tasks]
-    problems = [Problem(Option(option), fix, task) for option, task in named if task not in parts]
-    fix = "no task has such a label; write GOLD_VALUE=LABEL"
-    problems += [
-        Problem(Option("values"), fix, f"{value}={label}")
-        for value, label in options.values
-        if label not in labels
-    ]
-    written = {task for task, _ in options.columns}
-    fix = "names a column of a task, and another --column one for a label of it; write one of them"
-    problems += [
-        Problem(Option("columns"), fix, task)
-        for task in sorted({task_of(name) for name in written} & written)
-        if any(name != task and task_of(name) == task for name in written)
-    ]
-    if options.id and options.text:
-        fix = "rows are matched by id or by text; name one of them"
-        problems.append(Problem(Option("text"), fix, options.text))
-    if problems:
+def _chosen(spec: JobSpec, names: Sequence[str]) -> list[TaskSpec]:
+    """The tasks that these names are of; by default all. SpecError for an unknown name."""
+    parts = {part.name for task in spec.tasks for part in (task, *task.parts)}
+    fix = f"the spec has no such task; it has {', '.join(task.name for task in spec.tasks)}"
+    if problems := [Problem(Option("tasks"), fix, name) for name in names if name not in parts]:
         raise SpecError(problems)
+    asked = set(map(task_of, names))
+    return [task for task in spec.tasks if not asked or task.name in asked]
 
 
 def _task_columns(
-    spec: JobSpec, options: GoldOptions, names: Sequence[str], source: str
+    spec: JobSpec,
+    how: GoldSpec,
+    chosen: Sequence[TaskSpec],
+    asked: Sequence[str],
+    names: Sequence[str],
+    source: str,
 ) -> list[tuple[TaskSpec, str]]:
     """The tasks that have gold labels, with the column of each; SpecError if there are none."""
-    scores = {name: score.column for name, score in score_columns(spec, options).items()}
-    named = {**dict(options.columns), **scores}
-    chosen = _chosen(spec, options)
+    scores = {name: score.column for name, score in how.score_columns(spec.tasks).items()}
+    named = {**how.columns, **scores}
     columns = [
         (each, named.get(each.name, each.name))
         for task in chosen
         for each in _read_as(task, named, names)
     ]
-    required = set(named) | set(options.tasks)
     shown = ", ".join(names)
-    fix = f"{source} has no such column; it has {shown}; write"
+    fix = f"{source} has no such column; it has {shown}"
     problems = [
-        Problem(PLACE, f"{fix} --score TASK=COLUMN", column)
-        if task.name in scores
-        else Problem(
-            Option("columns") if task.name in named else Option("tasks", part=f" {task.name}"),
-            f"{fix} --column TASK=COLUMN",
-            column,
-        )
+        Problem("gold.scores" if task.name in scores else f"gold.columns.{task.name}", fix, column)
         for task, column in columns
-        if task.name in required and column not in names
+        if column not in names and task.name in {*named, *asked}
     ]
     present = [(task, column) for task, column in columns if column in names]
     if not present and not problems:
         fix = f"has no column with the name of a task ({', '.join(task.name for task in chosen)}); "
-        fix += f"it has {shown}; write --column TASK=COLUMN"
-        problems = [Problem(Option("gold"), fix, source)]
+        fix += f"it has {shown}; write TASK: COLUMN below gold.columns"
+        raise gold_error(source, fix)
     if problems:
         raise SpecError(problems)
     return present
-
-
-def _chosen(spec: JobSpec, options: GoldOptions) -> list[TaskSpec]:
-    """The tasks that the options name, or a label of them; by default all."""
-    asked = set(map(task_of, options.tasks))
-    return [task for task in spec.tasks if not asked or task.name in asked]
 
 
 def _read_as(task: TaskSpec, named: Collection[str], names: Collection[str]) -> Sequence[TaskSpec]:
@@ -228,9 +213,8 @@ def _read_as(task: TaskSpec, named: Collection[str], names: Collection[str]) -> 
     return own if own and has_own else (task,)
 
 
-def _asked(tasks: Mapping[str, GoldTask], options: GoldOptions) -> dict[str, GoldTask]:
-    """The gold of the tasks and parts that the options name; by default all."""
-    asked = options.tasks
+def _asked(tasks: Mapping[str, GoldTask], asked: Sequence[str]) -> dict[str, GoldTask]:
+    """The gold of the tasks and parts with these names; by default all."""
     return {n: gold for n, gold in tasks.items() if not asked or n in asked or task_of(n) in asked}
 
 
@@ -261,10 +245,14 @@ def _without_repeats(gold: Gold) -> Gold:
             for name, task in gold.tasks.items()
         },
         texts=None if gold.texts is None else tuple(gold.texts[row] for row in first),
-        repeated=sum(len(rows_of[key]) - 1 for key in kept),
-        contradictory=sum(len(rows_of[key]) for key in ties),
-        outvoted=len(outvoted - ties),
-        ties=tuple(key for key in rows_of if key in ties),
+        counts=replace(
+            gold.counts,
+            documents=len(kept),
+            repeated=sum(len(rows_of[key]) - 1 for key in kept),
+            contradictory=sum(len(rows_of[key]) for key in ties),
+            outvoted=len(outvoted - ties),
+            ties=tuple(key for key in rows_of if key in ties),
+        ),
     )
 
 
@@ -276,25 +264,23 @@ def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
 def gold_hash(gold: Gold, task: str) -> str:
     """The hash of a task's gold labels or scores, which does not depend on the file's format."""
     own = gold.tasks[task]
-    content = {"by": gold.by, "keys": list(gold.keys), "truth": own.truth.tolist()}
+    content = {"by": gold.counts.joined_by, "keys": list(gold.keys), "truth": own.truth.tolist()}
     if own.soft is not None:
         content["soft"] = [[None if p != p else p for p in row] for row in own.soft.tolist()]
     return short_hash(canonical_json(content))
 
 
 def _documents(
-    rows: GoldRows, spec: JobSpec, options: GoldOptions, *, by_hash: bool
+    rows: GoldRows, spec: JobSpec, how: GoldSpec, *, by_hash: bool
 ) -> tuple[By, tuple[str, ...], tuple[str | None, ...] | None]:
     """By which column rows are matched with documents, the keys, and the texts if there are any.
 
-    The rows of people, or of a sample of `assay audit`, have content hashes. Texts of a sample may
-    be cut.
+    The rows of a review have content hashes.
     """
     if by_hash:
-        hashes = rows.columns[HASH]
-        return "content_hash", tuple(map(str, hashes)), _sample_texts(rows, hashes)
-    by, column = _key_column(rows, spec, options)
-    text_column = options.text or spec.input.text
+        return "content_hash", tuple(map(str, rows.columns[HASH])), None
+    by, column = _key_column(rows, spec, how)
+    text_column = how.text or spec.input.text
     texts = None
     if text_column in rows.columns and text_column is not None and spec.input.image is None:
         texts = tuple(text if isinstance(text, str) else None for text in rows.columns[text_column])
@@ -310,14 +296,14 @@ def _documents(
         bad = [row for row, s in enumerate(documents["status"].to_pylist()) if "error" in s]
         if bad:
             fix = f"its {column}, by which rows are matched, is not a text; "
-            fix += "name the id column: --id"
+            fix += "name the id column: gold.id"
             raise SpecError([Problem(rows.place(bad[0]), fix, values[bad[0]])])
     return by, tuple(documents[by].to_pylist()), texts
 
 
-def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By, str]:
-    choices: list[tuple[By, str | None]] = [("doc_id", options.id), ("content_hash", options.text)]
-    if not (options.id or options.text):
+def _key_column(rows: GoldRows, spec: JobSpec, how: GoldSpec) -> tuple[By, str]:
+    choices: list[tuple[By, str | None]] = [("doc_id", how.id), ("content_hash", how.text)]
+    if not (how.id or how.text):
         # — without an id column, the id of a document is the hash of its text
         own_id, own_text = spec.input.id, None if spec.input.image else spec.input.text
         choices = [("doc_id", own_id), ("content_hash", own_text), ("doc_id", "id")]
@@ -326,28 +312,23 @@ def _key_column(rows: GoldRows, spec: JobSpec, options: GoldOptions) -> tuple[By
             return by, column
     names = " or ".join(dict.fromkeys(column for _, column in choices if column))
     columns = ", ".join(rows.columns)
-    fix = f"has no column {names} to match its rows by; it has {columns}; name one: --id"
-    raise option_error("gold", fix, rows.path)
+    fix = f"has no column {names} to match its rows by; it has {columns}; name one: gold.id"
+    raise gold_error(rows.path, fix)
 
 
-def _sample_texts(rows: GoldRows, hashes: Sequence[object]) -> tuple[str | None, ...] | None:
-    """The texts of a sample; None for one that was cut, which has another hash."""
-    texts = rows.columns.get(TEXT_COLUMN)
-    if texts is None:
-        return None
-    read = documents_from(RawRow(text) for text in texts)["content_hash"].to_pylist()
-    return tuple(
-        text if isinstance(text, str) and own == of_row else None
-        for text, own, of_row in zip(texts, read, hashes, strict=True)
-    )
-
-
-def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
-    """The answers of the output at `source`, joined by content hash, or by id with `options.id`.
+def _read_teacher(
+    source: str, spec: JobSpec, chosen: Sequence[TaskSpec], asked: Sequence[str]
+) -> Gold:
+    """The answers of the output at `source`, joined by content hash, or by id with `gold.id`.
 
     A label is the most probable one. Soft targets are the teacher's probabilities.
     A document without an answer to any task is left out.
     """
+    how = spec.gold
+    if how.scores:
+        fix = f"scores are in a file ({_FORMATS}), and {source} is not one; the probabilities of "
+        fix += "another run's output are read without gold.scores"
+        raise SpecError([Problem("gold.scores", fix)])
     match = _SNAPSHOT.fullmatch(source)
     output, snapshot = (match["output"], int(match["number"])) if match else (source, None)
     try:
@@ -357,18 +338,18 @@ def _read_teacher(source: str, spec: JobSpec, options: GoldOptions) -> Gold:
             raise
         fix = f"is neither a file of gold labels ({_FORMATS}) nor an output of assay with a "
         fix += "snapshot"
-        raise option_error("gold", fix, source) from error
-    by: By = "doc_id" if options.id else "content_hash"
-    columns = _task_columns(spec, options, tuple(teacher.labels), source)
+        raise gold_error(source, fix) from error
+    by: By = "doc_id" if how.id else "content_hash"
+    columns = _task_columns(spec, how, chosen, asked, tuple(teacher.labels), source)
     table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
     tasks: dict[str, GoldTask] = {}
     for task, column in columns:
         labels = teacher.labels[column]
-        tasks |= teacher_tasks(table.column(column), labels, task, options)
-    tasks = _asked(tasks, options)
+        tasks |= teacher_tasks(table.column(column), labels, task, how.values, source)
+    tasks = _asked(tasks, asked)
     answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
     kept = np.flatnonzero(answered)
     keys = table.column(by).take(pa.array(kept)).to_pylist()
     answered_tasks = {name: _of_rows(task, kept) for name, task in tasks.items()}
-    gold = Gold(source, by, tuple(keys), answered_tasks, None, options=options)
-    return _without_repeats(gold)
+    counts = GoldCounts(source, by, len(keys))
+    return _without_repeats(Gold(counts, tuple(keys), answered_tasks, None))

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from pipeline.errors import Option, Problem, SpecError, StorageError, option_error
-from pipeline.gold.files import LINE_FIELDS, GoldRows, is_beginning
-from pipeline.gold.sample_design import HASH, SAMPLE
+from pipeline.gold.files import HASH, LINE_FIELDS, GoldRows, is_beginning
 from pipeline.hashes import parse_json, validated
 from pipeline.spec.tasks import TaskSpec
 
@@ -31,31 +30,46 @@ logger = logging.getLogger(__name__)
 Action = Literal["label", "skip", "flag", "undo"]
 Given = TypeVar("Given", bound=Hashable)
 Label = str | tuple[str, ...]  # of a task of kind `multi`: the labels that apply, or ()
-AUDIT = "audit:"  # `Shown.chosen` of a row that `assay audit` drew: this and the sample's name
-# Other values of `Shown.chosen` of rows that are no random sample; a threshold may follow.
-_TEACHING = frozenset({"mixed", "diverse", "uncertain", "near", "disagreement"})
+# Values of `Shown.chosen` of rows that are no random sample.
+_TEACHING = frozenset({"diverse", "uncertain", "where"})
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """How a text was drawn for an audit: a stratified random sample of the texts of a snapshot."""
+
+    sample: str  # a name of its own
+    snapshot: int
+    rule: str  # of the filter whose decisions are strata
+    texts: int  # that the sample was drawn from
+    drawn: int  # texts of the sample
+    stratum: int
+    size: int  # texts of the stratum
+    inclusion: float  # the probability with which each text of the stratum was drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What a person saw beside the document."""
 
-    question: str | None
+    question: str | None  # the task's guide, or its question
     labels: tuple[str, ...]  # the task's, in the spec's order
     fp: str | None = None  # fingerprint of the model's answer; None: there was none
     p: Mapping[str, float] | None = None  # the model's probabilities; None: not shown
     blind: bool = False  # whether the model's answer was hidden
-    chosen: str = ""  # why this document was shown, such as `diverse`, or `audit:SAMPLE`
+    chosen: str = ""  # why this document was shown, such as `diverse`
+    audit: Drawn | None = None  # of a document that was drawn for an audit
 
     @property
     def sample(self) -> str | None:
-        """The name of the sample that `assay audit` drew, of one of its documents."""
-        return self.chosen.removeprefix(AUDIT) if self.chosen.startswith(AUDIT) else None
+        """The name of the audit's sample that the document is of."""
+        return None if self.audit is None else self.audit.sample
 
     @classmethod
     def of(cls, task: TaskSpec, **others: object) -> Self:
         """The task's question and labels as they are now, and the other fields."""
-        return validated(cls, {"question": task.question, "labels": tuple(task.labels), **others})
+        question = task.guide or task.question
+        return validated(cls, {"question": question, "labels": tuple(task.labels), **others})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +117,11 @@ class GoldFile:
         self._path, self._task, self._file = path, task, file
         self._lines: list[GoldLine] = []
         self._stacks: dict[tuple[str, str], list[GoldLine]] = {}
+        self._samples = set[str | None]()
         for line in _whole_lines(path, file, task):
-            self._add(line)
+            self._samples.add(line.shown.sample)
+            if line.task == task.name:
+                self._add(line)
         self._content = sha256(_content(file))  # of what this process knows of the file
         self._identity = _identity(os.fstat(file.fileno()))
 
@@ -151,18 +168,17 @@ class GoldFile:
         return {key: stack[-1] for key, stack in self._stacks.items() if stack}
 
     def check_sample(self, sample: str | None) -> None:
-        """SpecError if the answers are of another sample than this one; None is no sample.
+        """SpecError if the file has other lines than those of this sample; None is no sample.
 
-        The rows of a sample have weights, and other rows beside them would have none.
+        A file of an audit has no other lines, so that it is evidence as a whole.
         """
-        samples = {_evidence_of(line) for line in self.answers.values()}
-        if samples and samples != {sample}:
-            fix = "has answers to other documents than this sample's, or given in view of the "
-            fix += "model's answer; name a new file"
-            if sample is None:
-                fix = "has the answers of an audit's sample, and other documents would spoil its "
-                fix += "weights; go on with --by audit, or name a new file"
-            raise option_error("to", fix, str(self._path))
+        if self._samples <= {sample}:
+            return
+        fix = "has answers to other documents than this audit's sample; name a new file"
+        if sample is None:
+            fix = "has the answers of an audit, which takes no other documents; go on with --by "
+            fix += "audit, or name a new file"
+        raise option_error("to", fix, str(self._path))
 
     def append(self, line: GoldLine) -> None:
         """Writes one line, and returns when it is on the disk.
@@ -193,6 +209,7 @@ class GoldFile:
         self._content.update(data)
         self._identity = _identity(os.fstat(self._file.fileno()))
         self._find_unchanged()  # — it may have been replaced meanwhile
+        self._samples.add(line.shown.sample)
         self._add(line)
 
     def _find_unchanged(self) -> None:
@@ -271,7 +288,7 @@ def _local_path(path: str | Path) -> Path:
 
 
 def _whole_lines(path: Path, file: FileIO, task: TaskSpec) -> Iterator[GoldLine]:
-    """The task's lines. When all fit, the file ends in a whole line.
+    """All lines. When those of the task fit, the file ends in a whole line.
 
     A last line without a line break gets one. What a crash left of a line is removed.
     """
@@ -290,7 +307,7 @@ def _whole_lines(path: Path, file: FileIO, task: TaskSpec) -> Iterator[GoldLine]
         line = _line(value, place)
         if line.task == task.name:
             check_line(line, task, place)
-            yield line
+        yield line
     if is_torn:
         words = "%s: the last line was unfinished (a crash?) and is removed: %s"
         logger.warning(words, path, last.decode(errors="replace"))
@@ -311,7 +328,7 @@ def check_line(line: GoldLine, task: TaskSpec, place: str) -> None:
     """SpecError if a line of the task has another wording, or a label that the task lacks."""
     labels = tuple(task.labels)
     then = {"question": line.shown.question, "labels": list(line.shown.labels)}
-    now = {"question": task.question, "labels": list(labels)}
+    now = {"question": task.guide or task.question, "labels": list(labels)}
     if changed := [name for name in now if then[name] != now[name]]:
         fix = f"has an older wording of task {task.name}: {changed[0]} was another, and is now "
         fix += f"{now[changed[0]]!r}; use another gold file, or the older wording"
@@ -333,43 +350,30 @@ def label_columns(rows: GoldRows, tasks: Collection[TaskSpec]) -> GoldRows:
     """The current labels in rows of actions, as a gold file has them; other rows unchanged.
 
     A row is a document and a person who gave it a label: with doc_id, content_hash and a column
-    for each of the tasks that has labels, of texts or, for the kind `multi`, of lists. If all rows
-    are of one sample of `assay audit`, a column names it. Else `chosen` has why rows are no random
-    sample. SpecError for a malformed action, an older wording or an unknown label of these tasks.
+    for each of the tasks that has labels, of texts or, for the kind `multi`, of lists. `chosen` has
+    why rows are no random sample. SpecError for a malformed action, an older wording or an unknown
+    label of these tasks.
     """
     if not rows.columns.keys() >= LINE_FIELDS:
         return rows
+    current = current_lines(rows, tasks)
+    chosen: dict[str, Counter[str]] = {}
+    for line in current:
+        if (reason := line.shown.chosen) in _TEACHING:
+            chosen.setdefault(line.task, Counter())[reason] += 1
+    return GoldRows(rows.path, _columns(current), chosen=chosen)
+
+
+def current_lines(rows: GoldRows, tasks: Collection[TaskSpec]) -> list[GoldLine]:
+    """The lines of the tasks' current labels; SpecError as `label_columns` raises it."""
     by_name = {task.name: task for task in tasks}
     stacks: dict[tuple[str, str, str], list[GoldLine]] = {}
     for row in range(rows.rows):
         line = _line({name: rows.columns[name][row] for name in LINE_FIELDS}, rows.place(row))
-        if line.task not in by_name:
-            continue
-        check_line(line, by_name[line.task], rows.place(row))
-        _act(stacks.setdefault((*line.key, line.task), []), line)
-    current = [stack[-1] for stack in stacks.values() if stack and stack[-1].label is not None]
-    columns = _columns(current)
-    samples = {_evidence_of(line) for line in current}
-    if len(samples) == 1 and (name := samples.pop()) is not None:
-        columns[SAMPLE] = [name] * len(columns["doc_id"])
-        return GoldRows(rows.path, columns)
-    chosen: dict[str, Counter[str]] = {}
-    for line in current:
-        if (reason := _reason(line)) is not None:
-            chosen.setdefault(line.task, Counter())[reason] += 1
-    return GoldRows(rows.path, columns, chosen=chosen)
-
-
-def _evidence_of(line: GoldLine) -> str | None:
-    """The sample that the label is evidence of; None of one given in view of an answer."""
-    return line.shown.sample if line.shown.p is None else None
-
-
-def _reason(line: GoldLine) -> str | None:
-    """Why the document is none of a random sample; None if nothing says so."""
-    if line.shown.sample is not None:
-        return "audit" if line.shown.p is None else "audit, with the model's answer in view"
-    return line.shown.chosen if line.shown.chosen.partition(":")[0] in _TEACHING else None
+        if line.task in by_name:
+            check_line(line, by_name[line.task], rows.place(row))
+            _act(stacks.setdefault((*line.key, line.task), []), line)
+    return [stack[-1] for stack in stacks.values() if stack and stack[-1].label is not None]
 
 
 def _columns(labelled: Collection[GoldLine]) -> dict[str, list[object]]:

@@ -1,27 +1,26 @@
-"""The values of a column of gold, as labels of a task.
+"""The values of a column of gold, as labels of a task or as scores of a label.
 
 Entry points: `column_tasks` for a column of a file, `teacher_tasks` for another run's answers.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import isnan
+from decimal import Decimal
+from math import isnan, nan
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.gold.files import GoldRows
-from pipeline.gold.scores import ScoreColumn, are_scores, read_targets
+from pipeline.errors import Option, Problem, SpecError
+from pipeline.gold.files import GoldRows, gold_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.columns import probabilities
-from pipeline.options import GoldOptions
+from pipeline.spec.gold import ScoreColumn
 from pipeline.spec.labels import NO, YES, task_of
 from pipeline.spec.tasks import TaskSpec
 
@@ -30,6 +29,7 @@ UNLABELLED = -1
 SHOWN_PROBLEMS, SHOWN_LABELS = 10, 12
 # In the column of a task of kind `multi`: between labels, and instead of labels where none applies.
 BETWEEN, NONE = ";", "-"
+Meanings = Mapping[str, Sequence[str]]  # labels, by the value that means them
 _YES_OR_NO = {"true": YES, "1": YES, "false": NO, "0": NO}  # in the column of one label
 
 
@@ -47,7 +47,7 @@ def column_tasks(
     rows: GoldRows,
     task: TaskSpec,
     column: str,
-    options: GoldOptions,
+    meanings: Meanings,
     *,
     score: ScoreColumn | None,  # None: the column has labels
     keys: Sequence[str],  # [rows]: the documents of the rows
@@ -59,7 +59,7 @@ def column_tasks(
     if score is not None:
         return {task.name: _scored_task(rows, task, score, keys)}
     listed = [_listed(value, task) for value in rows.columns[column]]
-    indices = _indices(rows, task, column, listed, options)
+    indices = _indices(rows, task, column, listed, meanings)
     labelled = np.array([labels is not None for labels in listed])
     if task.kind != "multi":
         truth = [labels[0] if labels else UNLABELLED for labels in indices]
@@ -94,22 +94,21 @@ def _indices(
     task: TaskSpec,
     column: str,
     listed: Sequence[Sequence[str] | None],  # [rows]
-    options: GoldOptions,
+    meanings: Meanings,
 ) -> list[list[int]]:  # [rows]
     """The numbers of the labels that each row lists."""
-    names = label_names(task, options)
+    names = _label_names(task, meanings)
     times = Counter(label for of_row in listed for label in of_row or () if label not in names)
     if task.kind == "score":
         numbers = {float(label): index for label, index in names.items() if _is_number(label)}
         names |= {v: numbers[float(v)] for v in times if _is_number(v) and float(v) in numbers}
         times = Counter({value: count for value, count in times.items() if value not in names})
     is_part = task_of(task.name) != task.name
-    if len(task.labels) == 2 and are_scores(times):
+    if len(task.labels) == 2 and _are_scores(times):
         label = "" if is_part or task.name in task.labels else ".LABEL"
         fix = f"the values of {column} are numbers from 0 to 1, and no labels of task {task.name}; "
-        fix += "if they are scores, assay fit and eval read them with --score "
-        fix += shlex.quote(f"{task.name}{label}={column}")
-        raise option_error("gold", fix, rows.path)
+        fix += f"if they are scores, write {task.name}{label}: {column} below gold.scores"
+        raise gold_error(rows.path, fix)
     if times:
         raise SpecError(
             [
@@ -136,19 +135,17 @@ def _scored_task(
     rows: GoldRows, task: TaskSpec, score: ScoreColumn, keys: Sequence[str]
 ) -> GoldTask:
     labels = tuple(task.labels)
-    soft = read_targets(rows, score, labels, keys)
+    soft = _read_targets(rows, score, labels, keys)
     truth: NDArray[np.int64] = np.where(np.isnan(soft[:, 0]), UNLABELLED, soft.argmax(axis=1))
     return GoldTask(labels, truth, soft, scored=score.label)
 
 
-def label_names(task: TaskSpec, options: GoldOptions) -> dict[str, int]:
-    """Gold value -> index of its label; SpecError if one value is mapped to two labels."""
+def _label_names(task: TaskSpec, meanings: Meanings) -> dict[str, int]:
+    """Gold value -> index of its label."""
     names = {label: index for index, label in enumerate(task.labels)}
-    mapped: dict[str, int] = {}
-    for value, label in options.values:
-        if label in names and mapped.setdefault(value, names[label]) != names[label]:
-            fix = f"{value!r} is mapped to two labels of task {task.name}; map it to one"
-            raise option_error("values", fix, f"{value}={label}")
+    mapped = {
+        v: names[label] for v, labels in meanings.items() for label in labels if label in names
+    }
     is_part = task_of(task.name) != task.name
     usual = {value: names[label] for value, label in _YES_OR_NO.items()} if is_part else {}
     return {**usual, **names, **mapped}
@@ -166,8 +163,8 @@ def _not_a_label(task: TaskSpec, value: str) -> str:
             fix = f"is outside {low:g} to {high:g}; correct it"
         return f"{fix}: task {task.name} has {shown}{more}"
     return (
-        f"is not a label of task {task.name}, which has {shown}{more}; write the label that it "
-        f"means, --value {shlex.quote(f'{value}=LABEL')}, or leave the task out with --task"
+        f"is not a label of task {task.name}, which has {shown}{more}; write {value}: LABEL below "
+        "gold.values, or leave the task out with --task"
     )
 
 
@@ -181,7 +178,11 @@ def _written(value: object) -> str | None:
 
 
 def teacher_tasks(
-    column: pa.ChunkedArray, teacher_labels: tuple[str, ...], task: TaskSpec, options: GoldOptions
+    column: pa.ChunkedArray,
+    teacher_labels: tuple[str, ...],
+    task: TaskSpec,
+    meanings: Meanings,
+    source: str,
 ) -> dict[str, GoldTask]:
     """The answers of another run as soft targets, by task or, of kind `multi`, by `TASK.LABEL`.
 
@@ -192,12 +193,11 @@ def teacher_tasks(
     if (answers.type.get_field_index("labels") >= 0) != (task.kind == "multi"):
         fix = f"task {task.name} is of kind {task.kind}, and the teacher's task is "
         fix += "not" if task.kind == "multi" else "of kind multi"
-        raise option_error("gold", f"{fix}; name another column: --column {task.name}=TASK")
-    names = label_names(task, options)
+        raise gold_error(source, f"{fix}; name another one: {task.name}: TASK below gold.columns")
+    names = _label_names(task, meanings)
     if unknown := [label for label in teacher_labels if label not in names]:
-        raise SpecError(
-            [Problem(Option("gold"), _not_a_label(task, label), label) for label in unknown]
-        )
+        place = Option(part=source)
+        raise SpecError([Problem(place, _not_a_label(task, label), label) for label in unknown])
     p = probabilities(answers, teacher_labels)  # [rows, theirs]
     if task.kind == "multi":
         # — several of the teacher's labels may mean one: it applies if the likeliest of them does
@@ -222,3 +222,64 @@ def _soft_task(labels: tuple[str, ...], soft: NDArray[np.float64]) -> GoldTask:
     targets = np.where(unanswered.reshape(-1, 1), np.nan, soft)
     truth: NDArray[np.int64] = np.where(unanswered, UNLABELLED, soft.argmax(axis=1))
     return GoldTask(labels, truth, targets)
+
+
+def _read_targets(
+    rows: GoldRows,
+    score: ScoreColumn,
+    labels: Sequence[str],  # the task's two
+    keys: Sequence[str],  # [rows]: the documents of the rows
+) -> NDArray[np.float64]:  # [rows, labels]
+    """The soft targets of the rows: the mean score of a row's document, NaN for one without scores.
+
+    SpecError for a value that is not a number from 0 to 1.
+    """
+    scores = np.full(rows.rows, nan)
+    wrong = []
+    for row, value in enumerate(rows.columns[score.column]):
+        try:
+            scores[row] = _score(value)
+        except ValueError:
+            wrong.append(row)
+    if wrong:
+        fix = f"is not a number from 0 to 1 (such rows: {len(wrong):,}); write the score as "
+        fix += "one, or leave the value empty if the row has none"
+        value = rows.columns[score.column][wrong[0]]
+        raise SpecError([Problem(rows.place(wrong[0], score.column), fix, value)])
+    means = _means(scores, keys)
+    targets = np.stack([means, 1 - means], axis=1)
+    return targets if score.label == labels[0] else targets[:, ::-1]
+
+
+def _means(scores: NDArray[np.float64], keys: Sequence[str]) -> NDArray[np.float64]:  # [rows] each
+    """The mean score of each row's document."""
+    documents, document = np.unique(np.array(keys, np.str_), return_inverse=True)
+    scored = ~np.isnan(scores)
+    sums = np.bincount(document[scored], scores[scored], len(documents))
+    times = np.bincount(document[scored], minlength=len(documents))
+    means = np.divide(sums, times, where=times > 0, out=np.full(len(documents), nan))
+    return np.asarray(means[document], np.float64)
+
+
+def _score(value: object) -> float:
+    """A value as a score, or NaN without one; ValueError if it is neither."""
+    if value is None or value == "" or value != value:  # NaN
+        return nan
+    # — Python reads 1_0 as 10, and True as 1
+    if not isinstance(value, (int, float, Decimal, str)) or isinstance(value, bool):
+        raise ValueError
+    if isinstance(value, str) and "_" in value:
+        raise ValueError
+    number = float(value)
+    if not 0 <= number <= 1:
+        raise ValueError
+    return number
+
+
+def _are_scores(values: Iterable[str]) -> bool:
+    """Whether all are numbers from 0 to 1, and one has a fraction: 0 and 1 alone may be labels."""
+    try:
+        numbers = [_score(value) for value in values]
+    except ValueError:
+        return False
+    return any(not isnan(number) and not number.is_integer() for number in numbers)

@@ -6,83 +6,82 @@ Entry point: `compare`. Two documents are the same if their content hashes are e
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import computed_field
 from scipy.special import rel_entr
 
 from pipeline.errors import Option, Problem, SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, snapshot_numbers
-from pipeline.options import Limits
+from pipeline.spec.gold import PublishSpec
 from pipeline.stores.store import Store
 
 SHOWN_FAILURES = 20
+USUAL_PSI = 0.1  # below it, by convention, is no shift
+USUAL_LIMITS = PublishSpec(max_psi=USUAL_PSI, max_flip_rate=0.05, max_failing=0.05)
 # The logarithm of an empty bin is infinite. A count of 0.5 replaces 0 (Jeffreys' prior).
 EMPTY_COUNT = 0.5
 
 Counts = NDArray[np.int64]  # [labels]
-Flips = NDArray[np.int64]  # [labels before, labels after]
 Connection = duckdb.DuckDBPyConnection
 
 
 @dataclass(frozen=True, slots=True)
-class TaskChange:
-    """One task, before and after. An answer is a set of labels; of most kinds, of one label."""
+class Answers:
+    """The answers of one snapshot to a task. An answer may have several labels."""
 
-    task: str
-    labels: tuple[str, ...]
-    fps: tuple[str, str]
-    before: Counts  # rows with the label, so that a repeated text counts each time
-    after: Counts
-    answered: tuple[int, int]  # rows with an answer: before, after
-    newly_failing: int  # rows that had an answer, matched by document id
-    failing_ids: tuple[str, ...]  # the first of them
+    fp: str
+    rows: int  # with an answer
+    labels: Mapping[str, int]  # rows with the label, so that a repeated text counts each time
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Distinct texts whose label changed; with several labels a text, that gained or lost one."""
+
+    before: str | None
+    after: str | None
+    texts: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange:
+    """One task, before and after. With several labels a text, drift is the largest of a label."""
+
+    before: Answers
+    after: Answers  # `labels` are those of both
+    psi: float
+    jensen_shannon: float
     texts: int  # distinct texts that both answered
     flipped: int  # of these, texts with other labels
-    gained: Counts  # of these, texts that have the label only after
-    lost: Counts  # only before
-    flips: Flips | None  # of these, texts by both labels; None: a text may have several labels
+    moves: tuple[Move, ...]  # the most frequent first
+    newly_failing: int  # rows that had an answer, matched by document id
+    failing_ids: tuple[str, ...]  # the first of them
 
-    @property
-    def psi(self) -> float:
-        """With several labels a text, the largest of the labels, each against its absence."""
-        return max(psi(*sides) for sides in self._distributions())
-
-    @property
-    def jensen_shannon(self) -> float:
-        """With several labels a text, the largest of the labels, each against its absence."""
-        return max(jensen_shannon(*sides) for sides in self._distributions())
-
+    @computed_field
     @property
     def flip_rate(self) -> float:
         """The share of the texts with two answers whose labels changed."""
         return self.flipped / self.texts if self.texts else 0.0
 
-    def _distributions(self) -> Iterator[tuple[Counts, Counts]]:
-        """Rows by label before and after; with several labels a text, with and without each."""
-        if self.flips is not None:
-            yield self.before, self.after
-            return
-        rows_before, rows_after = self.answered
-        for before, after in zip(self.before, self.after, strict=True):
-            yield np.array([before, rows_before - before]), np.array([after, rows_after - after])
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two snapshots of one output, compared."""
+    """Two snapshots of one output, compared. Also the JSON form."""
 
     before: str
     after: str
-    rows: tuple[int, int]
-    documents: tuple[int, int, int]  # distinct texts: only before, in both, only after
-    tasks: tuple[TaskChange, ...]
+    rows: Mapping[Literal["before", "after"], int]
+    texts: Mapping[Literal["before_alone", "both", "after_alone"], int]  # distinct
+    tasks: Mapping[str, TaskChange]
     only_before: tuple[str, ...]  # tasks
     only_after: tuple[str, ...]
 
@@ -141,9 +140,9 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
         return Comparison(
             before=_name(before),
             after=_name(after),
-            rows=(before.rows, after.rows),
-            documents=(only_a, both, only_b),
-            tasks=tuple(_change(connection, task, before, after) for task in common),
+            rows={"before": before.rows, "after": after.rows},
+            texts={"before_alone": only_a, "both": both, "after_alone": only_b},
+            tasks={task: _change(connection, task, before, after) for task in common},
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
         )
@@ -165,48 +164,59 @@ def _labels_sql(task: str, version: SnapshotTask) -> str:
 
 def _change(connection: Connection, task: str, before: Contents, after: Contents) -> TaskChange:
     versions = before.tasks[task], after.tasks[task]
-    labels = tuple(dict.fromkeys((*versions[0].labels, *versions[1].labels)))
-    index = {label: number for number, label in enumerate(labels)}
-    counts = np.zeros((2, len(labels)), np.int64)
-    gained, lost = np.zeros_like(counts)
-    rows = [0, 0]
-    for side, name in enumerate("ab"):
-        for own, documents in _counts(connection, name, task):
-            rows[side] += documents
-            counts[side, [index[label] for label in own]] += documents
-    has_several = any("labels" in version.columns for version in versions)
-    flips = None if has_several else np.zeros((len(labels), len(labels)), np.int64)
+    several = any("labels" in version.columns for version in versions)
+    labels = dict.fromkeys((*versions[0].labels, *versions[1].labels))
+    was, now = (
+        Answers(version.fp, *_counts(connection, side, task, labels))
+        for side, version in zip("ab", versions, strict=True)
+    )
     texts = flipped = 0
+    moves: Counter[tuple[str | None, str | None]] = Counter()
     for x, y, documents in _pairs(connection, task):
         texts += documents
         flipped += documents * ({*x} != {*y})
-        gained[[index[label] for label in {*y}.difference(x)]] += documents
-        lost[[index[label] for label in {*x}.difference(y)]] += documents
-        if flips is not None:
-            flips[index[x[0]], index[y[0]]] += documents
+        gained, lost = {*y}.difference(x), {*x}.difference(y)
+        alone = [*((label, None) for label in lost), *((None, label) for label in gained)]
+        pairs = alone if several else zip(lost, gained, strict=True)
+        moves.update(dict.fromkeys(pairs, documents))
     failing = _failing(connection, task)
+    drift = _distributions(was, now, several=several)
     return TaskChange(
-        task=task,
-        labels=labels,
-        fps=(versions[0].fp, versions[1].fp),
-        before=counts[0],
-        after=counts[1],
-        answered=(rows[0], rows[1]),
-        newly_failing=len(failing),
-        failing_ids=failing[:SHOWN_FAILURES],
+        was,
+        now,
+        psi=max(psi(*counts) for counts in drift),
+        jensen_shannon=max(jensen_shannon(*counts) for counts in drift),
         texts=texts,
         flipped=flipped,
-        gained=gained,
-        lost=lost,
-        flips=flips,
+        moves=tuple(Move(*pair, count) for pair, count in moves.most_common()),
+        newly_failing=len(failing),
+        failing_ids=failing[:SHOWN_FAILURES],
     )
 
 
-def _counts(connection: Connection, side: str, task: str) -> list[tuple[list[str], int]]:
-    """The rows of a side by their labels."""
-    labels = f"{task}_labels"
-    query = f"select {labels}, count(*) from {side} where {labels} is not null group by 1"
-    return [(answer, rows) for answer, rows in _rows(connection, query)]
+def _distributions(
+    before: Answers, after: Answers, *, several: bool
+) -> list[tuple[Counts, Counts]]:
+    """Rows by label before and after; with several labels a text, with and without each label."""
+    x, y = (np.array([*side.labels.values()], np.int64) for side in (before, after))
+    if not several:
+        return [(x, y)]
+    pairs = zip(x, y, strict=True)
+    return [(np.array([a, before.rows - a]), np.array([b, after.rows - b])) for a, b in pairs]
+
+
+def _counts(
+    connection: Connection, side: str, task: str, labels: Iterable[str]
+) -> tuple[int, dict[str, int]]:
+    """The rows of a side with an answer, and those with each of these labels."""
+    own = f"{task}_labels"
+    query = f"select {own}, count(*) from {side} where {own} is not null group by 1"
+    rows, counts = 0, dict.fromkeys(labels, 0)
+    for answer, documents in _rows(connection, query):
+        rows += documents
+        for label in answer:
+            counts[label] += documents
+    return rows, counts
 
 
 def _pairs(connection: Connection, task: str) -> list[tuple[list[str], list[str], int]]:
@@ -264,11 +274,11 @@ def jensen_shannon(before: Counts, after: Counts) -> float:
     return float(max(divergence, 0.0))
 
 
-def exceeded(comparison: Comparison, limits: Limits) -> tuple[str, ...]:
+def exceeded(comparison: Comparison, limits: PublishSpec) -> tuple[str, ...]:
     """A reason for each limit that a task exceeds; only tasks of both snapshots are compared."""
     reasons = []
-    for change in comparison.tasks:
-        name, failing = change.task, change.newly_failing / max(1, comparison.rows[1])
+    for name, change in comparison.tasks.items():
+        failing = change.newly_failing / max(1, comparison.rows["after"])
         if limits.max_psi is not None and change.psi > limits.max_psi:
             shift = f"PSI {change.psi:.4f} is above {limits.max_psi:g}"
             reasons.append(f"the labels of {name} shifted: {shift}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def open_labels(
-    output: str,
+    output: str | Path,
     tasks: Sequence[str] | None = None,
     *,
     snapshot: int | None = None,
@@ -53,7 +54,7 @@ def open_labels(
         >>> duckdb.sql("select count(toxic.label) from labels").fetchall()
         [(8,)]
     """
-    store = open_store(output, dict(storage_options or {}))
+    store = open_store(str(output), dict(storage_options or {}))
     shown = contents(store, snapshot)
     names = tuple(dict.fromkeys(shown.tasks if tasks is None else tasks))
     fix = f"snapshot {shown.number} of {store.url} has no such task; it has: "
@@ -75,6 +76,10 @@ class LabelDataset:
     _store: Store
     _contents: Contents
     _tasks: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        tasks = ", ".join(self._tasks)
+        return f"<LabelDataset: {tasks}; {self._contents.rows:,} documents of {self._store.url}>"
 
     @property
     def schema(self) -> pa.Schema:

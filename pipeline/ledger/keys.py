@@ -9,7 +9,6 @@
     counts/<00000001>.parquet                    counts of finished files
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     snapshots/<00000001>.parquet                 its files
-    audits/<id>.json                             how a sample for people to label was drawn
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
     attempts/in-use/...                          a run is active
 
@@ -35,7 +34,6 @@ INPUTS = "inputs/"
 INDEX = "index/"
 COUNTS = "counts/"
 SNAPSHOTS = "snapshots/"
-AUDITS = "audits/"
 
 _TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
@@ -49,7 +47,6 @@ _PATTERNS = {
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
     COUNTS: re.compile(rf"{COUNTS}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.(?:json|parquet)"),
-    AUDITS: re.compile(rf"{AUDITS}[0-9a-f]{{16}}\.json"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
 }
 
@@ -129,8 +126,3 @@ def snapshot_key(number: int) -> str:
 def manifest_key(number: int) -> str:
     """The table of the files that the snapshot with this number names."""
     return f"{SNAPSHOTS}{number:08d}.parquet"
-
-
-def audit_key(name: str) -> str:
-    """The design of a sample that `assay audit` drew."""
-    return f"{AUDITS}{name}.json"

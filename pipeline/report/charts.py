@@ -11,16 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.evaluation.metrics import Bin
 from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
 from pipeline.report.console import truncate
 from pipeline.verbs.corpus_report import ExpectedScores
-from pipeline.verbs.evaluate import Judged
+from pipeline.verbs.evaluate import JudgedRows, TaskEvaluation
 
 MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
-MAX_LINES = 10  # labels of a chart: those with the most gold rows
+MAX_LINES = 5  # labels of a chart: those with the most gold rows
 LABEL_CHARS = 40
+LEAST_ROWS = 20  # of a point of the reliability, but for the last
 _POINTS = 200  # of a curve: more are not visible
 _LOG_BELOW_ONE = 0.3  # the axis begins below 1, so that a bar of one document has a height
 _LOW, _HIGH = 130, 280  # pixels
@@ -109,15 +111,17 @@ def _histogram(name: str, bars: Sequence[int], ends: tuple[float, float]) -> Cha
     )
 
 
-def curves(task: str, labels: Sequence[str], judged: Judged) -> tuple[Chart, Chart]:
+def curves(task: TaskEvaluation) -> list[Chart]:
     """The reliability of the answers, and precision by recall of the most frequent labels."""
+    if task.scores is None or task.judged is None:
+        return []
     ticks = [(share, f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)]
-    bins = judged.scores.reliability
-    name = f"{len(bins)} bins of about equal mass"
+    bins = merged_bins(task.scores.reliability)
+    name = f"{len(bins)} groups of documents, by confidence"
     reliability = Line(name, [(part.confidence, part.accuracy) for part in bins], 0)
-    return (
+    return [
         Chart(
-            f"{task}: reliability",
+            f"{task.task}: reliability",
             _HIGH,
             ticks,
             axes=("confidence: p of the answer", "share of correct answers"),
@@ -125,16 +129,30 @@ def curves(task: str, labels: Sequence[str], judged: Judged) -> tuple[Chart, Cha
             diagonal=True,
         ),
         Chart(
-            f"{task}: precision and recall",
+            f"{task.task}: precision and recall",
             _HIGH,
             ticks,
             axes=("recall", "precision"),
-            lines=list(_precision_by_recall(labels, judged)),
+            lines=list(_precision_by_recall(task.labels, task.judged)),
         ),
-    )
+    ]
 
 
-def _precision_by_recall(labels: Sequence[str], judged: Judged) -> Iterator[Line]:
+def merged_bins(bins: Sequence[Bin]) -> list[Bin]:
+    """Neighbouring bins as one where they have few rows: the share of a few rows is an accident."""
+    merged: list[Bin] = []
+    for bin in bins:
+        if merged and merged[-1].rows < LEAST_ROWS:
+            before = merged.pop()
+            rows = before.rows + bin.rows
+            share = bin.rows / rows
+            confidence = before.confidence + share * (bin.confidence - before.confidence)
+            bin = Bin(rows, confidence, before.accuracy + share * (bin.accuracy - before.accuracy))
+        merged.append(bin)
+    return merged
+
+
+def _precision_by_recall(labels: Sequence[str], judged: JudgedRows) -> Iterator[Line]:
     """A line for each label; of two labels the second mirrors the first."""
     support = np.bincount(judged.truth, minlength=len(labels))
     most = np.argsort(-support, kind="stable")[:MAX_LINES].tolist()
@@ -142,7 +160,7 @@ def _precision_by_recall(labels: Sequence[str], judged: Judged) -> Iterator[Line
         positive = judged.truth == label
         if positive.all() or not positive.any():
             continue
-        points = operating_points(positive, judged.p[:, label], judged.weights)
+        points = operating_points(positive, judged.p[:, label])
         # — evenly spaced, with the last one
         count = len(points.recall)
         kept = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(np.int64))

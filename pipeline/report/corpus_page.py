@@ -7,50 +7,39 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
-from pipeline.filters.removal import unanswered_words
+from pipeline.filters.result import unanswered_words
+from pipeline.filters.tally import DROPPED, KEPT
+from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
-from pipeline.report.doubts import evaluation_doubts, report_doubts, shared_doubts
-from pipeline.report.drift import ComparisonJson, comparison_json, drift_line, task_grid
-from pipeline.report.evaluation_json import EvaluationJson, evaluation_json
-from pipeline.report.evaluation_table import (
-    confusion_grid,
-    headline,
-    issue_grid,
-    multi_grids,
-    multi_headline,
-    multi_issues,
-    multi_row_counts,
-    parts_of,
-    row_counts,
-    score_grids,
-    sources,
-    whole_tasks,
-)
+from pipeline.report.doubts import report_doubts
+from pipeline.report.drift import change_grids, drift_line
+from pipeline.report.evaluation import issue_grid, sections, sources
+from pipeline.sources.shards import fields_of
 from pipeline.stores.named_files import Target
-from pipeline.verbs.corpus_report import CorpusFigures, CorpusReport
+from pipeline.verbs.corpus_report import CorpusReport, ShownExample
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400
 _SECTIONS = {
-    "summary": "Summary",
-    "reasons": "Why documents are dropped",
-    "examples": "Examples",
-    "groups": "Kept and dropped by group",
     "answers": "Answers",
-    "quality": "Quality",
+    "reasons": "Why documents are dropped",
+    "groups": "Kept and dropped by group",
+    "quality": "Figures of quality",
     "drift": "Changes since the snapshot before",
     "provenance": "What was labelled, and with what",
+    "examples": "Examples",
 }
 
 
@@ -75,14 +64,15 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
     return _template().render(
         report=shown,
         spec_file=spec_file,
-        is_ready=all(
-            task.judged and not task.at_chance and not task.swapped
-            for task in (shown.quality.tasks if shown.quality else ())
-        ),
         sections={name: title for name, title in _SECTIONS.items() if present.get(name, True)},
-        main=list(_main(shown)),
+        quality=list(sections(shown.quality)) if shown.quality else [],
+        filter_text=_filter_text(shown),
         documents=sum(shown.whole, Size()).documents,
         doubts=list(report_doubts(shown)),
+        steps=list(_steps(shown, spec_file)),
+        examples=[
+            (title, list(of)) for title, of in groupby(shown.examples, partial(_title, shown))
+        ],
         statuses=list(_statuses(shown)),
         provenance=[("spec", f"{spec_file}, job {shown.spec}"), *_overview(shown), written],
     )
@@ -111,18 +101,10 @@ def _template() -> Template:
         "score_histogram": score_histogram,
         "curves": curves,
         "sources": sources,
-        "row_counts": row_counts,
-        "evaluation_doubts": evaluation_doubts,
-        "score_grids": score_grids,
-        "shared_doubts": shared_doubts,
-        "confusion_grid": confusion_grid,
-        "multi_grids": multi_grids,
-        "multi_issues": multi_issues,
-        "multi_row_counts": multi_row_counts,
-        "parts_of": parts_of,
-        "whole_tasks": whole_tasks,
+        "filter_grid": filter_grid,
+        "filter_facts": filter_facts,
         "issue_grid": issue_grid,
-        "task_grid": task_grid,
+        "change_grids": change_grids,
         "drift_line": drift_line,
     }
     return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
@@ -168,9 +150,44 @@ def _main(report: CorpusReport) -> Iterator[tuple[str, str]]:
     yield "documents", f"{whole.documents:,}{partial}"
     yield "filter", _filter_text(report) if report.filter else "The spec has no filter."
     if report.quality is not None:
-        for task in whole_tasks(report.quality):
-            yield task.task, headline(task, report.quality.gold)
-        yield from ((whole.task, multi_headline(whole)) for whole in report.quality.multi)
+        if report.quality.filter is not None:
+            yield "quality of the filter", filter_words(report.quality.filter)
+        yield from ((section.task, section.headline) for section in sections(report.quality))
+
+
+def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """What to do next in words, each with the words of a command, or with none."""
+    if report.partial or report.older_answers:
+        yield "bring the output up to date", ["assay", "run", spec_file]
+    if report.quality is None:
+        yield (
+            "label some documents to know how good the answers are",
+            ["assay", "review", spec_file, "--to", "gold.jsonl"],
+        )
+        return
+    source, tasks = report.quality.gold.source, report.quality.tasks.values()
+    for task in tasks:
+        if task.at_chance:
+            words = ["assay", "fit", spec_file, "--gold", source, "--task", task.task]
+            yield f"{task.task}: train a readout", words
+        if task.mislabelled:
+            issues = f"{len(task.mislabelled):,} gold labels that may be wrong"
+            yield f"{task.task}: read the {issues}, below", []
+        if task.swapped:
+            yield f"{task.task}: check which label each value of the gold means", []
+    if all(task.scores and not task.at_chance and not task.swapped for task in tasks):
+        step = "write a rule as filter.keep in the spec, then run"
+        if report.filter:
+            step = "write the documents that the rule keeps"
+        yield step, ["assay", "filter", spec_file, "--to", "FOLDER"]
+
+
+def _title(report: CorpusReport, shown: ShownExample) -> str:
+    """The title above a document that is shown."""
+    kept = "Kept by the filter" if report.filter else "Any documents"
+    of = shown.example
+    titles = {KEPT: kept, DROPPED: "Dropped by the filter"}
+    return titles.get(of.kind, f"{of.task}, the least sure first")
 
 
 def _filter_text(report: CorpusReport) -> str:
@@ -225,19 +242,12 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReportJson(CorpusFigures):
-    """Every number of the page."""
+class CorpusReportJson(CorpusReport):
+    """Every number of the page, and its doubts."""
 
-    quality: EvaluationJson | None
-    drift: ComparisonJson | None
     warnings: tuple[str, ...]
 
 
 def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
     """The JSON form of the report."""
-    return CorpusReportJson(
-        **{field.name: getattr(report, field.name) for field in fields(CorpusFigures)},
-        quality=None if report.quality is None else evaluation_json(report.quality),
-        drift=None if report.drift is None else comparison_json(report.drift),
-        warnings=tuple(report_doubts(report)),
-    )
+    return CorpusReportJson(**fields_of(report), warnings=tuple(report_doubts(report)))

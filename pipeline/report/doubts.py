@@ -7,19 +7,16 @@ report, and `check_doubts`, for the answers to the few documents of a check.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.gold.labels import RANDOM
-from pipeline.integrity.diff import exceeded
-from pipeline.options import USUAL_LIMITS
+from pipeline.integrity.diff import USUAL_LIMITS, exceeded
 from pipeline.sources.documents import is_failed_status
 from pipeline.spec.labels import task_of
 
 if TYPE_CHECKING:
-    from pipeline.gold.labels import Gold
     from pipeline.verbs.check import Findings
     from pipeline.verbs.corpus_report import CorpusReport
     from pipeline.verbs.evaluate import TaskEvaluation
@@ -53,22 +50,21 @@ def label_doubts(
             )
 
 
-def evaluation_doubts(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
+def evaluation_doubts(task: TaskEvaluation) -> Iterator[str]:
     """A line for each reason why the figures of a task mean little, or nothing."""
-    if gold.kind(task.task) == "chosen":
+    if task.chosen:
         yield (
-            f"{task.task}: a review chose these documents {gold.chosen_words(task.task)}, so the "
-            "figures are not those of the corpus, and no gate reads them. Measure on a random "
-            f"sample ({RANDOM})"
+            f"{task.task}: {task.chosen}, so the figures are not those of the corpus, and no gate "
+            f"reads them. Measure on a random sample ({RANDOM})"
         )
-    if task.judged is None:
+    if task.scores is None:
         yield _nothing_judged(task)
         return
-    auroc = task.judged.scores.headlines["auroc"]
+    auroc = task.auroc
     if task.swapped:
         yield (
             f"{task.task}: the interval of AUROC, {auroc.low:.3f} to {auroc.high:.3f}, is below "
-            f".5: labels of the gold look swapped. {_unswapped(task, gold)}"
+            f".5: labels of the gold look swapped. {_unswapped(task)}"
         )
     if task.at_chance:
         yield (
@@ -78,11 +74,11 @@ def evaluation_doubts(task: TaskEvaluation, gold: Gold) -> Iterator[str]:
         )
 
 
-def shared_doubts(tasks: Sequence[TaskEvaluation], gold: Gold) -> Iterator[str]:
+def shared_doubts(tasks: Iterable[TaskEvaluation]) -> Iterator[str]:
     """The doubts of several evaluations; a reason that several share is one line."""
     names: dict[str, list[str]] = {}
     for task in tasks:
-        for doubt in evaluation_doubts(task, gold):
+        for doubt in evaluation_doubts(task):
             names.setdefault(doubt.removeprefix(f"{task.task}: "), []).append(task.task)
     yield from (f"{', '.join(of)}: {reason}" for reason, of in names.items())
 
@@ -103,7 +99,7 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
     )
     quality = report.quality
     if quality is not None:
-        yield from shared_doubts(quality.tasks, quality.gold)
+        yield from shared_doubts(quality.tasks.values())
     if report.drift is not None:
         before = f"since {report.drift.before}"
         yield from (f"{before}, {reason}" for reason in exceeded(report.drift, USUAL_LIMITS))
@@ -120,23 +116,17 @@ def _nothing_judged(task: TaskEvaluation) -> str:
     )
 
 
-def _unswapped(task: TaskEvaluation, gold: Gold) -> str:
-    """The options that give the labels the other way round."""
+def _unswapped(task: TaskEvaluation) -> str:
+    """What gives the labels the other way round."""
     if task_of(task.task) != task.task:
         return "If the gold is right, ask in other words, or train a readout (assay fit)"
-    if len(task.labels) > 2:
-        return "Write which label each value of the gold means: --value GOLD=LABEL"
-    first, second = task.labels
-    if gold.tasks[task.task].scored is not None:
-        scores = gold.options.scores
-        column = next(c for name, c in scores if name.partition(".")[0] == task.task)
-        other = second if gold.tasks[task.task].scored == first else first
-        return f"If they are, write {shlex.join(['--score', f'{task.task}.{other}={column}'])}"
-    named = {value: label for value, label in gold.options.values if label in task.labels}
-    values = named or {first: first, second: second}
-    other_of = {first: second, second: first}
-    pairs = (f"{value}={other_of[label]}" for value, label in values.items())
-    return f"If they are, write {' '.join(f'--value {shlex.quote(pair)}' for pair in pairs)}"
+    if task.gold == "scores":
+        return f"If they are, name the other label below gold.scores: {task.task}.LABEL: COLUMN"
+    if len(task.labels) == 2:
+        first, second = task.labels
+        swapped = f"{{{first}: {second}, {second}: {first}}}"
+        return f"If they are, swap them below gold.values, as in {swapped}"
+    return "Write which label each value means below gold.values, as in VALUE: LABEL"
 
 
 def check_doubts(findings: Findings) -> Iterator[str]:

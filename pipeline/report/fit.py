@@ -63,7 +63,7 @@ def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
     if gold.repeated:
         yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
     yield from gold.disagreements
-    for reason, documents in gold.left_out.items():
+    for reason, documents in fit.left_out.items():
         yield "left out", f"{documents:,} documents: {reason}"
     yield "scores", f"of held-out rows in {fit.folds} folds, with 95 % intervals"
 
@@ -137,20 +137,19 @@ def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
 @printed
 def show_thresholds(chosen: ChosenThresholds) -> Iterator[Part]:
     """The thresholds, what they promise, and how far the sample's documents go."""
-    source, sample = chosen.source, chosen.in_sample
-    total = source["documents"]
+    source, total = chosen.source, chosen.source["documents"]
     rows = {
         "file": chosen.path,
         "task": chosen.task,
         "sample": f"{total:,} documents, of which {source['positives']:,} are {chosen.positive}",
         "promise": f"recall {source['recall']:g} and precision {source['precision']:g} of "
-        f"{chosen.positive}, compared with {source['truth']}, with confidence "
-        f"{source['confidence']:g}",
+        f"{chosen.positive}, compared with the last stage, with confidence "
+        f"{source['confidence']:.2f}",
         f"p({chosen.positive})": f"a stage decides {_threshold(chosen.low, 'below')}, and "
         f"{_threshold(chosen.high, 'above')}",
-        "in the sample": f"recall {number(sample['recall'])}, "
-        f"precision {number(sample['precision'])}",
     }
+    if source["looks"] > 1:
+        rows["promise"] += f": this is choice {source['looks']} from one sample, each with a risk"
     if chosen.fitted:
         rows["left out"] = f"{chosen.fitted:,} documents that a readout was fitted to"
     for stage, documents in enumerate(chosen.decided, 1):
@@ -161,4 +160,4 @@ def show_thresholds(chosen: ChosenThresholds) -> Iterator[Part]:
 
 
 def _threshold(p: float, side: str) -> str:
-    return f"at {p:.4f} or {side}" if 0 <= p <= 1 else f"nothing {side} .5"
+    return f"at {p:.4f} or {side}" if 0 <= p <= 1 else f"no p {side} .5"

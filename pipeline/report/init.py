@@ -41,6 +41,6 @@ def show_proposal(proposal: Proposal) -> Iterator[Part]:
     yield Grid(title, names, rows, texts=3)
     file = shlex.quote(proposal.file)
     yield f"Next: edit the task in {file}, then"
-    yield f"  assay check {file}    fetch the model, and test it, the storage and the labels"
-    yield f"  assay run {file}      label the documents"
-    yield f"With gold labels, train a readout of a small model: assay fit {file} --gold FILE"
+    yield f"  assay review {file} --task toxic --to gold.jsonl    label about 100 documents"
+    yield f"  assay fit {file} --gold gold.jsonl                  train the readout"
+    yield f"  assay run {file}                                    label the rest"

@@ -28,7 +28,7 @@ def show_status(status: Status) -> Iterator[Part]:
         left = f"about {duration(status.eta_s)}" if status.eta_s else "nothing is missing"
     yield [
         ("output", status.output),
-        ("documents", f"{status.documents:,}"),
+        ("documents", f"{status.documents:,}; a run reads at most {status.to_read:,} of them"),
         ("snapshot", snapshot),
         ("rate", rate),
         ("time left", left),

@@ -1,6 +1,6 @@
 """Progress for people: a bar on a terminal, and lines of a log elsewhere.
 
-Entry points: `run_progress` for a run, `fit_progress` for a fit, `phase_progress` for others.
+Entry points: `run_progress` for a run, `fit_progress` for a fit, `phase_lines` for a check.
 """
 
 from __future__ import annotations
@@ -214,16 +214,8 @@ def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
 
 
 @contextmanager
-def phase_progress(stream: TextIO) -> Iterator[Callable[[WorkerReport], None]]:
-    """Gives a function that shows the phase of a report on the stream."""
-    with display(console_on(stream)) as show:
-        show(Shown("starting"))
-        yield lambda report: show(Shown(report.phase))
-
-
-@contextmanager
 def phase_lines(_stream: TextIO) -> Iterator[Callable[[WorkerReport], None]]:
-    """The same as lines of the log, also on a terminal: the Hub's client draws bars there."""
+    """Gives a function that logs each phase, also on a terminal: the Hub's client draws bars."""
     show = LogLines(time.monotonic)
     show(Shown("starting"))
     yield lambda report: show(Shown(report.phase))

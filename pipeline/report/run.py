@@ -1,4 +1,4 @@
-"""The reports of `run`, its dry run and `plan`: tables for people, JSON values."""
+"""The reports of `run` and of its dry run: tables for people, JSON values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from pipeline.report.progress import REUSE
 
 if TYPE_CHECKING:
     from pipeline.runtime.outcome import Outcome
-    from pipeline.runtime.plan import Plan
-    from pipeline.verbs.plan import RunEstimate
+    from pipeline.verbs.forecast import Forecast
+
+SAMPLE = 1_000  # documents to label, to know the speed
 
 
 @printed
@@ -168,15 +169,11 @@ def summary_json(outcome: Outcome) -> SummaryJson:
 
 
 @printed
-def show_plan(planned: Plan, *, bounds: Sequence[str] = ()) -> Iterator[Part]:
-    """The counts of the plan, and the options that may end the run before all is labelled."""
-    rows = _plan(planned)
-    if bounds:
-        rows["may end before"] = f"{', '.join(bounds)}: exit code 3; the same command continues"
-    yield rows
-
-
-def _plan(planned: Plan) -> dict[str, str]:
+def show_forecast(
+    forecast: Forecast, *, spec_file: str = "SPEC", bounds: Sequence[str] = ()
+) -> Iterator[Part]:
+    """The counts, tokens, time and cost, and the options that may end the run before its end."""
+    planned = forecast.plan
     names = {"missing_cells": "answers to compute", "missing_shards": "shards to label"}
     names["missing_documents"] = "documents to label"
     names["distinct_texts"] = "different texts in these"
@@ -188,28 +185,25 @@ def _plan(planned: Plan) -> dict[str, str]:
         rows["limit"] = f"{planned.limit}: the run labels only these documents of those shards"
     if planned.reuses:
         rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
-    return rows
-
-
-@printed
-def show_estimate(estimate: RunEstimate) -> Iterator[Part]:
-    """The counts of the plan, and the time and the cost of the labelling."""
-    rows = _plan(estimate.plan)
-    if not estimate.parts:
-        yield rows | {"time": "no document needs the model"}
-        return
-    for number, part in enumerate(estimate.parts, start=1):
-        name = "model" if len(estimate.parts) == 1 else f"model, part {number}"
-        cost = f"at most {part.documents:,} documents, {part.seconds_per_document:.3g} s each"
-        rows[name] = f"{cost}: {', '.join(part.tasks)}"
-    if measured := estimate.measured:
-        rows["measured"] = (
-            f"on {measured.documents:,} documents of {measured.tokens_per_document:,.0f} tokens, "
-            f"{measured.dtype} on {measured.device} here"
-        )
-    workers = "1 worker" if estimate.workers == 1 else f"{estimate.workers:,} workers"
-    rows["time"] = f"about {duration(estimate.seconds)} of {workers}, without their start-up"
-    if estimate.cost is not None:
-        hours = estimate.worker_seconds / 3600
-        rows["cost"] = f"about {estimate.cost:,.2f}, for {hours:,.2f} worker hours"
+    if forecast.tokens:
+        rows["tokens"] = f"at most about {forecast.tokens:,.0f} in documents, "
+        rows["tokens"] += f"{forecast.tokens_per_document:,.0f} in each as in those labelled"
+    rows["time"] = _time(forecast, spec_file)
+    if forecast.cost is not None:
+        rows["cost"] = f"at most about {forecast.cost:,.2f}"
+    if bounds:
+        rows["may end before"] = f"{', '.join(bounds)}: exit code 3; the same command continues"
     yield rows
+
+
+def _time(forecast: Forecast, spec_file: str) -> str:
+    if not forecast.documents_for_model:
+        return "no document needs the model"
+    if forecast.seconds is None:
+        sample = f"{100 * SAMPLE / max(forecast.documents, 2 * SAMPLE):.2g}%"
+        command = f"assay run {shlex.quote(spec_file)} --sample {sample}"
+        return f"not known yet; `{command}` labels a few documents, and the output has their speed"
+    return (
+        f"at most about {duration(forecast.seconds)} with the workers of the last run, which read "
+        f"{forecast.docs_per_s:,.2f} documents a second"
+    )

@@ -1,1 +1,1 @@
-"""A page on which people label the documents of a corpus that teach a readout most."""
+"""A page on which people label documents of a corpus; it needs no model."""

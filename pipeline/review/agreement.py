@@ -8,8 +8,6 @@ from itertools import combinations
 
 import numpy as np
 
-from pipeline.evaluation.metrics import Ints, mean_defined
-from pipeline.evaluation.ordinal import kappas
 from pipeline.gold.people import GoldLine, Label
 from pipeline.spec.tasks import TaskSpec
 
@@ -33,37 +31,25 @@ def agreements(lines: Iterable[GoldLine], task: TaskSpec) -> list[Agreement]:
     pairs = []
     for first, second in combinations(sorted(people), 2):
         if common := sorted(people[first].keys() & people[second].keys()):
-            both = [
-                [one_hot(people[name][each], task) for name in (first, second)] for each in common
-            ]
-            alike = sum(one == other for one, other in both)
-            value = _task_kappa(np.array(both, np.int64), task)
-            pairs.append(Agreement((first, second), len(both), alike, value))
+            one, other = ([people[name][each] for each in common] for name in (first, second))
+            alike = sum(a == b for a, b in zip(one, other, strict=True))
+            pairs.append(Agreement((first, second), len(common), alike, _kappa(one, other, task)))
     return pairs
 
 
-def _task_kappa(codes: Ints, task: TaskSpec) -> float | None:  # [documents, 2, labels]
-    """Kappa; of `multi` its mean over the labels, of `score` with quadratic weights."""
+def _kappa(one: list[Label], other: list[Label], task: TaskSpec) -> float | None:
+    """Cohen's kappa; of `multi` its mean over the labels, of `score` with quadratic weights."""
+    from sklearn.metrics import cohen_kappa_score  # — the first document does not wait for it
+
+    names = list(task.labels)
     if task.kind == "multi":
-        by_label = [kappa(of[:, 0], of[:, 1], 2) for of in np.moveaxis(codes, 2, 0)]
-        value = float(mean_defined(np.array(by_label)))
-    elif task.kind == "score":
-        one, other = np.array(task.values)[codes.argmax(axis=2)].T
-        value = float(kappas(one, other, np.ones((1, len(codes))))[0])
+        pairs = [
+            tuple([int(name in label) for label in labels] for labels in (one, other))
+            for name in names
+        ]
     else:
-        one, other = codes.argmax(axis=2).T
-        value = kappa(one, other, len(task.labels))
-    return None if np.isnan(value) else value
-
-
-def one_hot(label: Label, task: TaskSpec) -> list[int]:  # [labels]
-    """1 for the label, or for each of several."""
-    chosen = {label} if isinstance(label, str) else {*label}
-    return [int(name in chosen) for name in task.labels]
-
-
-def kappa(one: Ints, other: Ints, labels: int) -> float:
-    """Cohen's kappa (1960) of two people's labels, NaN where chance alone would make them agree."""
-    shares = [np.bincount(codes, minlength=labels) / len(one) for codes in (one, other)]
-    apart = 1 - float(shares[0] @ shares[1])
-    return 1 - float((one != other).mean()) / apart if apart else float("nan")
+        pairs = [tuple([names.index(str(label)) for label in labels] for labels in (one, other))]
+    weights = "quadratic" if task.kind == "score" else None
+    # — where both people gave one label to all, chance alone makes them agree
+    values = [cohen_kappa_score(*p, weights=weights) for p in pairs if len({*p[0], *p[1]}) > 1]
+    return float(np.mean(values)) if values else None

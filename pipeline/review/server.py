@@ -13,6 +13,7 @@ import hashlib
 import re
 import secrets
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,6 +45,10 @@ class _Body(BaseModel):
     by: Name = Field(min_length=1)
 
 
+class _Undo(_Body):
+    id: str | None = None
+
+
 class _Answer(_Body):
     id: str
     action: Literal["label", "skip", "flag"]
@@ -66,12 +71,21 @@ def make_app(session: Session, token: str, command: str) -> web.Application:
     return app
 
 
-async def serve(
-    session: Session, *, port: int | None, command: str, announce: Callable[[str], None]
-) -> None:
-    """Shows the page until Ctrl-C or SIGTERM; `announce` gets its address.
+def listen(port: int | None) -> socket.socket:
+    """A socket at a port of this machine, or at a free one; SpecError if the port is taken."""
+    try:
+        return socket.create_server((HOST, port or 0))
+    except OSError as error:
+        fix = f"cannot be opened ({error.strerror}); write another one, or leave it out"
+        raise option_error("port", fix, port) from error
 
-    SpecError if the port is taken.
+
+async def serve(
+    session: Session, own: socket.socket, *, command: str, announce: Callable[[str], None]
+) -> None:
+    """Shows the page at a socket (`listen`) until Ctrl-C or SIGTERM.
+
+    `announce` gets its address.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -80,13 +94,8 @@ async def serve(
     runner = web.AppRunner(make_app(session, token, command), access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, HOST, port or 0)
-        try:
-            await site.start()
-        except OSError as error:
-            fix = f"cannot be opened ({error.strerror}); write another one, or leave it out"
-            raise option_error("port", fix, port) from error
-        announce(f"http://{HOST}:{runner.addresses[0][1]}/?token={token}")
+        await web.SockSite(runner, own).start()
+        announce(f"http://{HOST}:{own.getsockname()[1]}/?token={token}")
         await stop.wait()
     finally:
         await runner.cleanup()
@@ -188,8 +197,8 @@ async def _answer(request: web.Request) -> web.Response:
 
 
 async def _undo(request: web.Request) -> web.Response:
-    body = _Body.model_validate_json(await request.read())
-    request.app[_SESSION].undo(body.by)
+    body = _Undo.model_validate_json(await request.read())
+    request.app[_SESSION].undo(body.by, body.id)
     return _view(request, body.by)
 
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from pipeline.evaluation.intervals import Figure
+from pipeline.gold.people import GoldLine
 from pipeline.review.agreement import Agreement, agreements
-from pipeline.review.refit import main_metric
 from pipeline.review.session import Asked, Session
 from pipeline.spec.labels import ANSWER, SLOT
 from pipeline.spec.tasks import TaskSpec
 
-METRIC_NAMES = {
-    "auroc": "AUROC",
-    "f1": "macro F1",
-    "macro_auroc": "macro AUROC",
-    "qwk": "weighted kappa",
-}
-TOO_LITTLE = (
-    "Doubling the labels made the readout no better than chance explains. "
-    "More labels like these may not pay."
-)
+GOAL = 100  # labels of a readout
+_HISTORY = 8  # answers
+_START = 60  # characters of a text in the history
 
 
 def task_json(session: Session, command: str) -> dict[str, Any]:
@@ -32,7 +24,8 @@ def task_json(session: Session, command: str) -> dict[str, Any]:
         "kind": task.kind,
         "question": _question(task),
         "labels": list(task.labels),
-        "blind": session.rules.blind,
+        "blind": session.blind,
+        "goal": len(session.pool) if session.rules.order == "audit" else GOAL,
         "command": command,
     }
 
@@ -48,7 +41,9 @@ def view_json(session: Session, person: str) -> dict[str, Any]:
 
 
 def _question(task: TaskSpec) -> str:
-    """The question as a person reads it, above the names of the labels."""
+    """What a person reads above the names of the labels."""
+    if task.guide is not None:
+        return task.guide
     if task.question is None:
         several = "Which labels of {} fit?" if task.kind == "multi" else "Which label of {} fits?"
         return several.format(task.name)
@@ -57,53 +52,44 @@ def _question(task: TaskSpec) -> str:
 
 
 def _row(session: Session, asked: Asked) -> dict[str, Any]:
-    pool, p = session.pool, None if session.rules.blind else asked.p
+    document = session.pool.documents[asked.row]
     return {
-        "id": pool.hashes[asked.row],
-        "doc_id": pool.doc_ids[asked.row],
-        "text": pool.texts[asked.row],
+        "id": document.hash,
+        "doc_id": document.doc_id,
+        "text": document.text,
         "chosen": asked.chosen,
-        "p": None if p is None else p.tolist(),
+        "p": None if session.blind else document.p,
     }
 
 
 def _note(session: Session) -> str:
     """Why there is no document."""
-    until = session.rules.until
-    if session.is_done and until is not None:
-        return f"{until.written} is reached: {quality_words(session)}."
     if session.rules.second:
-        return "There is no document left that another person labelled and you did not."
-    if session.rules.order.name == "disagreement":
-        return "There is no document left whose answers contradict each other."
+        return "No document is left that needs a label of yours beside those of others."
     return f"You have seen all {len(session.pool):,} documents of this review."
 
 
 def _progress(session: Session, person: str) -> dict[str, Any]:
     counts = session.counts()
     own = counts.get(person, Counter())
+    history = session.history(person)
     return {
         "labels": sum(each["label"] for each in counts.values()),
         "own": own.get("label", 0),
-        "can_undo": sum(own.values()) > 0,
-        "agreed": sum(session.agreed.values()),
-        "compared": len(session.agreed),
-        "metric": METRIC_NAMES[main_metric(session.task)],
-        "points": [[len(fit.rows), *_ends(fit.quality)] for fit in session.fits],
-        "fitting": session.is_fitting,
+        "can_undo": bool(history),
+        "by_label": session.by_label(),
+        "history": [_past(session, line) for line in history[:_HISTORY]],
         "pairs": [pair_words(each) for each in pairs(session)],
-        "hint": _hint(session),
     }
 
 
-def _hint(session: Session) -> str:
-    if session.failed_fit is not None:
-        return f"The last fit of a readout failed ({session.failed_fit}). Your labels are kept."
-    return TOO_LITTLE if session.labels_pay is False else ""
-
-
-def _ends(figure: Figure) -> list[float | None]:
-    return [figure.value, figure.low, figure.high]
+def _past(session: Session, line: GoldLine) -> dict[str, Any]:
+    """An answer in the history; without an id if its document is not read yet."""
+    row = session.pool.rows.get(line.content_hash)
+    text = line.doc_id if row is None else session.pool.documents[row].text[:_START]
+    label = line.label if isinstance(line.label, str) else ", ".join(line.label or ())
+    given = line.action if line.label is None else label or "none of the labels"
+    return {"id": None if row is None else line.content_hash, "text": text, "given": given}
 
 
 def pairs(session: Session) -> list[Agreement]:
@@ -116,11 +102,3 @@ def pair_words(pair: Agreement) -> str:
     kappa = "undefined" if pair.kappa is None else f"{pair.kappa:.2f}"
     one, other = pair.people
     return f"{one} and {other}: {pair.alike} of {pair.documents} labels alike, kappa {kappa}"
-
-
-def quality_words(session: Session) -> str:
-    """The expected quality with its interval, or that it is not known yet."""
-    if not session.fits or (figure := session.fits[-1].quality).value is None:
-        return "not known yet"
-    ends = "" if figure.low is None else f" ({figure.low:.3f} to {figure.high:.3f})"
-    return f"{METRIC_NAMES[session.fits[-1].metric]} {figure.value:.3f}{ends}"

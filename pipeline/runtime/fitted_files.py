@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import ModelError, Problem, SpecError, StorageError, one_line
+from pipeline.errors import ModelError, Problem, SpecError, StorageError, one_line, option_error
 from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
 from pipeline.fitted.readout import Readout, ReadoutError, differences, parse_readout
 from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
 from pipeline.inference.classifiers import Classifier, language_model, load_classifier
+from pipeline.ledger.cells import stored_version
+from pipeline.ledger.snapshots import last_published
 from pipeline.local_files import check_regular
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
@@ -39,11 +41,12 @@ from pipeline.stores.retries import (
     option_errors,
     retry,
 )
+from pipeline.stores.store import open_store
 
 # What makes the files, by the key of a task that names one.
 _MADE_BY = {
     "readout": "assay fit",
-    "cascade.file": "assay cascade",
+    "cascade.file": "assay fit --recall --precision",
     "classifier.path": "fasttext or skl2onnx",
 }
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -54,6 +57,26 @@ def options_for(path: str, spec: JobSpec) -> Options:
     """The storage options for the path: the output's, where both are the same kind of store."""
     same = split_protocol(path)[0] == split_protocol(spec.output)[0]
     return spec.storage_options if same else {}
+
+
+def refuse_published(spec: JobSpec, paths: Sequence[str]) -> None:
+    """SpecError if one of the readouts gave the answers of the spec's last snapshot.
+
+    Its hash is in their fingerprint, so without it the corpus cannot grow.
+    """
+    store = open_store(spec.output, spec.storage_options)
+    last = last_published(store, spec.name)
+    tasks = {} if last is None else last["tasks"]
+    versions = [stored_version(store, name, of["fp"]).json() for name, of in tasks.items()]
+    for path in paths:
+        target = open_target(path, options_for(path, spec))
+        if last is None or not target.exists():
+            continue
+        digest = sha256_hex(target.read()).encode()
+        if any(digest in version for version in versions):
+            fix = f"missing; snapshot {last['number']:08d} has answers of the readout {path}, and "
+            fix += "is to grow with it; write another path"
+            raise option_error("to", fix)
 
 
 def read_fitted(path: str, options: Options, *, place: str, made_by: str) -> bytes:

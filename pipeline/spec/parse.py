@@ -6,6 +6,7 @@ Errors are one line a problem, and never repeat a line of the YAML, which may ho
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def load_spec(path: str | Path) -> JobSpec:
     """The spec in a YAML file.
 
     Args:
-        path: The file, in UTF-8.
+        path: The file, in UTF-8. Relative paths in it are relative to its folder.
 
     Returns:
         The valid spec, which cannot be changed.
@@ -59,15 +60,18 @@ def load_spec(path: str | Path) -> JobSpec:
         reason = f"cannot be read: {error.strerror or error}"
         fix = f"{reason}; write the path of the spec, a YAML file"
         raise SpecError([Problem(str(path), fix)]) from error
-    return parse_spec(text, place=str(path))
+    folder = os.path.dirname(path)
+    is_pipe = folder.startswith(("/dev", "/proc"))
+    return parse_spec(text, place=str(path), folder="" if is_pipe else folder)
 
 
-def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
+def parse_spec(text: str, *, place: str = "spec", folder: str = "") -> JobSpec:
     """The spec in a YAML text.
 
     Args:
         text: The YAML. Anchors are refused, and `yes`, `no` and dates are strings.
         place: A name for the text in errors.
+        folder: The folder of relative paths. Default: the working folder.
 
     Returns:
         The valid spec, which cannot be changed.
@@ -84,7 +88,7 @@ def parse_spec(text: str, *, place: str = "spec") -> JobSpec:
     if not isinstance(content, dict):
         raise SpecError([Problem(place, "write a mapping of keys to values", content)])
     try:
-        return spec_of(content)
+        return spec_of(content, folder=folder)
     except SpecError as error:
         raise SpecError(_with_lines(error, content, lines, place)) from error
 
@@ -215,9 +219,12 @@ def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
     return spec_of({**_UNUSED, **spec}) if isinstance(spec, Mapping) else load_spec(spec)
 
 
-def spec_of(content: Mapping[str, Any]) -> JobSpec:
-    """The spec with these keys and values; SpecError with one line a problem."""
+def spec_of(content: Mapping[str, Any], *, folder: str = "") -> JobSpec:
+    """The spec with these keys and values; SpecError with one line a problem.
+
+    Relative paths are relative to the folder.
+    """
     try:
-        return JobSpec.model_validate(dict(content))
+        return JobSpec.model_validate(dict(content), context={"folder": folder})
     except ValidationError as error:
         raise SpecError(problems_of(error, content)) from error

@@ -51,6 +51,10 @@ _GONE = {
     "quantize": "quantize was removed; write dtype: int8",
     "scoring": "scoring was removed: labels that share a first token are scored whole, and so are "
     "all with beam or length_penalty; remove it",
+    "filter.thresholds": "thresholds was removed; write the threshold of each group into "
+    "filter.keep as SQL: toxic.p.toxic <= CASE language.label WHEN 'en' THEN 0.62 ELSE 0.6 END",
+    "filter.policy": "policy was removed; to keep the thresholds of a filter, paste the condition "
+    "that it prints as removes into filter.keep: (CONDITION) IS NOT TRUE",
     "calibration": "calibration was removed; fit thresholds or a readout with `assay fit`",
 }
 

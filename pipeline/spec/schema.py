@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from pipeline.spec.filters import FilterSpec
+from pipeline.spec.gold import GoldSpec, PublishSpec
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import (
     NO_MODEL,
@@ -62,7 +63,7 @@ class Columns(NamedTuple):
 class InputSpec(Frozen):
     """The documents: which files, and which columns of them."""
 
-    path: Location = Field(min_length=1)
+    path: Location
     """File, folder or glob, local or at any fsspec URL, such as `s3://` or `hf://`. Formats:
     Parquet, Arrow, WET, text files (`.txt`, one document each), WebDataset (`.tar`), and JSON
     lines, CSV or TSV, each plain or as gzip or zstd. Hidden names and the output are left out below
@@ -159,7 +160,7 @@ class JobSpec(Frozen):
     """The model that answers. Tasks with classifiers need none."""
     input: InputSpec
     """The documents."""
-    output: Location = Field(min_length=1)
+    output: Location
     """Folder or URL where answers and snapshots are kept."""
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `output`. Secrets are refused."""
@@ -171,8 +172,12 @@ class JobSpec(Frozen):
     """Largest share of rows without an answer. A run above it fails. Default: none."""
     tasks: tuple[TaskSpec, ...] = Field(min_length=1)
     """The questions. All are asked of every document."""
+    gold: GoldSpec = GoldSpec()
+    """Gold labels, which `fit`, `eval`, `report` and the gates of a run read."""
     filter: FilterSpec | None = None
     """The rule of `assay filter`. A run ignores it."""
+    publish: PublishSpec = PublishSpec()
+    """What must hold for a run to publish its answers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -218,6 +223,12 @@ class JobSpec(Frozen):
             for key, is_set in {"dtype": model.is_int8, "kv": model.kv != "none"}.items():
                 if is_set:
                     yield (*above, key), "not supported for a sequence classifier; remove it"
+
+    @model_validator(mode="after")
+    def _gold_is_of_the_tasks(self) -> JobSpec:
+        if mistakes := [(("gold", *place), fix) for place, fix in self.gold.mistakes(self.tasks)]:
+            raise mistakes_error(mistakes)
+        return self
 
     @model_validator(mode="after")
     def _images_are_read(self) -> JobSpec:

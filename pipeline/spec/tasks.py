@@ -30,6 +30,7 @@ from pipeline.spec.labels import (
     scores_fix,
     with_slot,
 )
+from pipeline.spec.locations import FilePath
 from pipeline.spec.model import ClassifierSpec, Frozen, Mistake, ModelSpec, mistakes_error
 
 TASK_NAME = r"^[a-z][a-z0-9_]{0,62}$"
@@ -81,6 +82,9 @@ class Task(Frozen):
     labels."""
     separator: str | None = Field(default=None, min_length=1)
     """Text between the levels of hierarchical labels, such as `/`."""
+    guide: Text | None = None
+    """What people read on the page of `assay review` in place of the question. It changes no
+    answer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,7 +164,7 @@ class QuestionTask(Task):
     follows `{answer}` is not asked but begins the answer. So all labels share one question in
     `Which topics is it about? Answer yes or no.{answer}{label}:`. `null`, with a readout: read the
     state after the document itself, which takes no additional tokens."""
-    readout: Text | None = None
+    readout: FilePath | None = None
     """Path or URL of a trained readout (`assay fit`), which answers from the state after the
     question. Of a task of kind `multi`: a folder with a file for each label."""
     model: ModelSpec | None = None
@@ -268,8 +272,8 @@ class CascadeSpec(Frozen):
     its own, and maybe `labels`, with the texts or classes that mean the task's labels there. A
     stage before the last decides a document if its probability is outside the thresholds. The last
     stage decides the others."""
-    file: str = Field(min_length=1)
-    """Path or URL of the thresholds that `assay cascade --to` wrote."""
+    file: FilePath
+    """Path or URL of the thresholds that `assay fit --recall --precision` writes."""
 
 
 class CascadeTask(_UnaskedTask):

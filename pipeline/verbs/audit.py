@@ -1,281 +1,238 @@
-"""How good a filter is on its corpus, by a random sample that people labelled.
+"""How good a filter is on its corpus, by a random sample of which people say drop or keep.
 
-Entry point: `audit`, which reads a file of `audit_sample.draw_sample`. What should be dropped is
-what the rule drops when its answers are the labels of people. The unit is a text; each document
-with the text counts.
+Entry points: `draw_sample` for a review, `judge_filter` for its labels. The unit is a text; each
+document with the text counts. The decisions are those of the spec's filter now, so one sample
+judges every rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.evaluation.survey import NO_ESTIMATE, Estimate, LabelledSample, estimate
-from pipeline.gold.files import GoldRows, gold_format, read_gold_rows
-from pipeline.gold.labels import read_gold
-from pipeline.gold.people import label_columns
-from pipeline.gold.sample_design import HASH, SAMPLE, SampleDesign, find_design
-from pipeline.gold.values import UNLABELLED
-from pipeline.options import AuditOptions, GoldColumns, GoldOptions
-from pipeline.spec.labels import task_of
-from pipeline.spec.schema import JobSpec
-from pipeline.verbs.audited_rule import (
-    AuditedRule,
-    Bools,
-    Hashes,
-    Numbers,
-    fitted_hashes,
-    text_number,
+from pipeline.errors import Problem, SpecError, option_error
+from pipeline.evaluation.survey import (
+    NO_ESTIMATE,
+    Estimate,
+    LabelledSample,
+    Population,
+    allocate,
+    estimate,
+    strata,
 )
+from pipeline.filters.decisions import Decisions, decided
+from pipeline.filters.excerpts import excerpts
+from pipeline.filters.result import kept_words
+from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.gold.audits import Audit
+from pipeline.gold.files import gold_error
+from pipeline.gold.fitted_texts import fitted_texts
+from pipeline.gold.people import Drawn
+from pipeline.hashes import canonical_json, sha256_hex
+from pipeline.review.session import Document
+from pipeline.spec.schema import JobSpec
 
-MEASURES = ("precision", "recall", "prevalence")
-_SHOWN_ROWS = 5
+Numbers = NDArray[np.int64]
+
+TEXTS = 200
+TEXT_CHARS = 20_000  # of each text on the page
+LABELLED = 0.9  # the least share of a sample that is evidence: what is left out may be different
+HALF_WIDTH = 0.05  # of the intervals for which `more_labels` are counted
+_NAME_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class AuditResult:
+class FilterQuality:
     """Estimates of a filter's quality on its corpus, with 95 % intervals."""
 
-    precision: Estimate
-    recall: Estimate
-    prevalence: Estimate
-    reasons: Mapping[str, Mapping[str, Estimate]]  # each reason of the rule by itself
-    groups: Mapping[str, Mapping[str, Estimate]]
-    labels: int  # texts with labels, by which the shares are estimated
-    unlabelled: int  # rows of the file whose labels do not say whether they should be dropped
-    unfinished: int  # those of them that have a label
-    not_in_corpus: int  # labelled texts that the snapshot does not have, or has no answer for
+    precision: Estimate  # of dropped documents, the share that should be dropped
+    recall: Estimate  # of documents that should be dropped, the share that is
+    prevalence: Estimate  # the share that should be dropped
+    rule: str  # that is judged: what is true for the documents that it keeps
+    labels: int  # texts of the sample with an answer, by which the shares are estimated
+    drawn: int  # texts of the sample
+    not_in_corpus: int  # texts with an answer of people that have no answer of the model now
     texts: int  # that the sample was drawn from
-    texts_now: int
-    tasks: tuple[str, ...]  # whose labels say which documents should be dropped
-    positive: str | None  # the task and label of documents that should be dropped, if it is named
-    snapshot: int
-    left_out: Mapping[str, int]
-    half_width: float  # target of the intervals
-
-
-@dataclass(frozen=True, slots=True)
-class _Sheet:
-    """The file that people labelled."""
-
-    rows: GoldRows
-    design: SampleDesign
-    texts: Hashes  # [texts]: of its rows, rising
-    labels: Mapping[str, Numbers]  # [texts] by part of a task: the label's number, or UNLABELLED
+    sampled_rule: str
+    sampled_snapshot: int
 
     @property
-    def has_label(self) -> Bools:  # [texts]
-        """Whether a text has a label of any task."""
-        some = np.any([codes != UNLABELLED for codes in self.labels.values()], axis=0)
-        return np.asarray(some, np.bool_)
-
-    @property
-    def lacks_a_task(self) -> bool:
-        """Whether some tasks have labels, and another one has none at all."""
-        empty = [bool((codes == UNLABELLED).all()) for codes in self.labels.values()]
-        return any(empty) and not all(empty)
+    def lacks(self) -> str | None:
+        """Why there are no estimates; None if there are."""
+        if self.prevalence.estimate is not None:
+            return None
+        if self.labels < LABELLED * self.drawn:
+            return f"label the other {self.drawn - self.labels:,} documents of the sample"
+        return "a part of the corpus has no label: draw a new sample"
 
 
-@dataclass(frozen=True, slots=True)
-class _Documents:
-    """The answered documents with a text of the sheet, and what is known of each."""
+def draw_sample(spec: JobSpec, *, texts: int | None, seed: int, cache_dir: Path) -> list[Document]:
+    """A stratified random sample of the different texts of the last snapshot, in random order.
 
-    answered: Hashes  # the texts of all answered documents of the corpus
-    names: tuple[str, ...]  # of groups
-    hashes: Hashes  # [documents]
-    groups: Numbers  # [documents]: the number of a group
-    dropped: Bools  # [documents]: by the whole rule
-    by_reason: Bools  # [documents, reasons]: dropped for it
-    known: Bools  # [documents, criteria]: whether the tasks that it reads have labels
-    should: Bools  # [documents, criteria]: whether it drops the document by the labels
-
-    def whole(self, lacks_a_task: bool) -> _Judged:
-        """The decisions of the whole rule: one labelled criterion is enough to drop a document.
-
-        Where a task has no labels at all, only documents that should be dropped could be known. So
-        then none of them is.
-        """
-        should = np.asarray((self.known & self.should).any(axis=1), np.bool_)
-        known = np.asarray(self.known.all(axis=1), np.bool_)
-        return _Judged(self.hashes, self.dropped, should, known | (should & (not lacks_a_task)))
-
-    def of_reason(self, number: int) -> _Judged:
-        """The decisions of one reason."""
-        own = (column.take(number, axis=1) for column in (self.by_reason, self.should, self.known))
-        return _Judged(self.hashes, *(np.asarray(column, np.bool_) for column in own))
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """What the rule, or one reason of it, does with documents, and what it should do."""
-
-    hashes: Hashes  # [documents]
-    dropped: Bools  # [documents]
-    should: Bools  # [documents]: be dropped
-    known: Bools  # [documents]: whether the labels say what it should do
-
-    @property
-    def texts(self) -> Hashes:
-        """The texts all of whose documents are known, rising."""
-        return np.setdiff1d(self.hashes, self.hashes[~self.known])
-
-    def labelled(self, design: SampleDesign, inside: Bools) -> LabelledSample:
-        """These texts, with the counts of their documents that are `inside`."""
-        texts = self.texts
-        own = np.isin(self.hashes, texts)
-        at = np.searchsorted(texts, self.hashes[own])
-
-        def count(chosen: Bools) -> Numbers:
-            return np.bincount(at[chosen[own]], minlength=len(texts))
-
-        strata = {text_number(key): stratum for key, stratum in design.strata.items()}
-        return LabelledSample(
-            codes=np.array([strata[text] for text in texts.tolist()], np.int64),
-            documents=count(inside),
-            dropped=count(inside & self.dropped),
-            positive=count(self.should) > 0,
-            sizes=design.sizes,
-            positives=(count(inside & self.should), count(inside & self.should & self.dropped)),
-        )
-
-
-def audit(
-    spec: JobSpec,
-    options: AuditOptions,
-    gold_options: GoldColumns = GoldColumns(),
-    *,
-    cache_dir: Path,
-) -> AuditResult:
-    """Estimates precision, recall and prevalence from the labels in a file of `draw_sample`.
-
-    The decisions are those of the spec's filter now: one sample judges several rules.
+    A stratum is the texts with the same decision of the filter, of the same group and with
+    similarly sure answers. Half of the sample is of dropped texts. Texts that answers were fitted
+    to are left out. The same arguments on the same snapshot give the same sample.
 
     Raises:
-        SpecError: The file is not a sample, a stratum has no label, or a readout that the filter
-            reads was fitted to its documents.
+        SpecError: There is no filter, no text to draw, or no room for two texts of each stratum.
+        StorageError: The input changed since it was labelled, or there is no snapshot.
     """
-    audited = AuditedRule.of(spec, options)
-    sheet = _read_sheet(audited, options.gold or "", gold_options)
-    fitted = fitted_hashes(audited)
-    _refuse_fitted(sheet, fitted)
-    documents = _documents(audited.with_thresholds(cache_dir), sheet)
-    whole = documents.whole(sheet.lacks_a_task)
-    if not sheet.lacks_a_task:
-        _refuse_stratum_without_label(sheet, whole)
-    everywhere = np.ones(len(documents.hashes), np.bool_)
-    groups = {name: documents.groups == number for number, name in enumerate(documents.names)}
-    in_corpus, counted = (np.isin(sheet.texts, texts) for texts in (documents.hashes, whole.texts))
-    gone = int((sheet.has_label & ~in_corpus).sum())
-    return AuditResult(
-        **_estimates(sheet, whole, everywhere, options),
-        reasons={
-            reason.words: _estimates(sheet, documents.of_reason(number), everywhere, options)
-            for number, reason in enumerate(audited.reasons)
-            if reason.tasks
-        },
-        groups={
-            name: _estimates(sheet, whole, inside, options)
-            for name, inside in groups.items()
-            if len(groups) > 1 and inside.any()
-        },
-        labels=len(whole.texts),
-        unlabelled=len(sheet.texts) - gone - len(whole.texts),
-        unfinished=int((sheet.has_label & in_corpus & ~counted).sum()),
-        not_in_corpus=gone,
-        texts=sheet.design.texts,
-        texts_now=len(np.setdiff1d(documents.answered, fitted)),
-        tasks=tuple(audited.tasks),
-        positive=audited.positive,
-        snapshot=audited.rule.contents.number,
-        left_out=audited.left_out(documents.answered, fitted),
-        half_width=options.half_width,
+    with _decided(spec, cache_dir) as (rule, words, table):
+        table.rows(
+            """
+            create table texts as
+            select row_number() over (order by content_hash) - 1 as number, content_hash,
+                bool_or(dropped) as dropped, min(unsure) as unsure, min(grp) as grp,
+                min({'path': path, 'row': "row", 'id': doc_id}) as place
+            from answered where content_hash not in (from fitted) group by content_hash
+            """
+        )
+        found = table.table(
+            "select unsure, dense_rank() over (order by grp) - 1 as part, dropped from texts "
+            "order by number"
+        )
+        if not len(found):
+            fix = "no document has an answer that a readout was not fitted to; label more documents"
+            raise SpecError([Problem("filter", fix)])
+        population = Population(*(column.to_numpy() for column in found.itercolumns()))
+        codes, chosen = _chosen(population, min(texts or TEXTS, len(found)), seed)
+        numbers = chosen.tolist()
+        shown = table.table(
+            "select content_hash, place.path, place.row, place.id from texts "
+            "where number in (select unnest(?)) order by list_position(?, number)",
+            [numbers, numbers],
+        )
+    [places] = shown.select(["path", "row"]).combine_chunks().to_batches()
+    options = spec.input.storage_options
+    read = excerpts(rule.store, rule.contents, places, options, chars=TEXT_CHARS)
+    hashes, ids = shown["content_hash"].to_pylist(), shown["id"].to_pylist()
+    drawn = _designs(hashes, codes, chosen, rule.contents.number, words)
+    return [
+        Document(text_hash, doc_id, excerpt.text or "", place, audit=design)
+        for place, (text_hash, doc_id, excerpt, design) in enumerate(
+            zip(hashes, ids, read, drawn, strict=True)
+        )
+    ]
+
+
+def judge_filter(spec: JobSpec, audit: Audit, source: str, *, cache_dir: Path) -> FilterQuality:
+    """Estimates precision, recall and prevalence of the spec's filter from the labels of an audit.
+
+    There are no estimates if much of the sample or a whole stratum has no label.
+
+    Raises:
+        SpecError: There is no filter, or a readout that it reads was fitted to texts of the sample.
+        StorageError: The input changed since it was labelled, or there is no snapshot.
+    """
+    with _decided(spec, cache_dir) as (_, words, table):
+        table.add("audited", _hashes(audit.drops))
+        [(fitted,)] = table.rows("select count(*) from audited where content_hash in (from fitted)")
+        if fitted:
+            fix = f"answers of the filter were fitted to {fitted:,} of its {len(audit.drops):,} "
+            fix += "texts, so they do not show its quality; draw other documents: assay review "
+            raise gold_error(source, f"{fix}--by audit")
+        found = table.rows(
+            "select content_hash, count(*), count(*) filter (dropped) from answered "
+            "where content_hash in (from audited) group by content_hash order by content_hash"
+        )
+    drawn = [audit.drawn[text_hash] for text_hash, *_ in found]
+    sizes = {each.stratum: each.size for each in drawn}
+    design = next(iter(audit.drawn.values()))
+    estimates = dict.fromkeys(("precision", "recall", "prevalence"), NO_ESTIMATE)
+    if len(found) >= LABELLED * design.drawn and sum(sizes.values()) == design.texts:
+        sample = LabelledSample(
+            codes=np.array([each.stratum for each in drawn], np.int64),
+            documents=np.array([documents for _, documents, _ in found], np.int64),
+            dropped=np.array([dropped for *_, dropped in found], np.int64),
+            positive=np.array([audit.drops[text_hash] for text_hash, *_ in found], np.bool_),
+            sizes=sizes,
+        )
+        estimates = estimate(sample, HALF_WIDTH)
+    return FilterQuality(
+        **estimates,
+        rule=words,
+        labels=len(found),
+        drawn=design.drawn,
+        not_in_corpus=len(audit.drops) - len(found),
+        texts=design.texts,
+        sampled_rule=design.rule,
+        sampled_snapshot=design.snapshot,
     )
 
 
-def _read_sheet(audited: AuditedRule, source: str, options: GoldColumns) -> _Sheet:
-    """The labels of the file, by text; SpecError if it is not a sample of the spec's output."""
-    for name, column in (("id", options.id), ("text", options.text)):
-        if column is not None:
-            fix = f"the rows of a sample are matched by their {HASH}; leave this option out"
-            raise SpecError([Problem(Option(name), fix, column)])
-    spec, format = audited.rule.spec, gold_format(source)
-    rows = read_gold_rows(source, format, spec.input.storage_options) if format else None
-    own_tasks = [task for task in spec.tasks if task.name in audited.tasks]
-    rows = label_columns(rows, own_tasks) if rows else None
-    design = find_design(rows, spec) if rows else None
-    if rows is None or design is None:
-        fix = f"was not drawn by `assay audit --to`: it has no column {SAMPLE}; draw a sample, and "
-        fix += "label it"
-        if rows is not None and rows.chosen:
-            fix = "is no evidence about a filter: its labels are of documents that were not drawn "
-            fix += "for one audit, or were given with the model's answer in view; label a new file "
-            fix += "(assay review --by audit)"
-        raise option_error("gold", fix, source)
-    named = {task_of(name) for name, _ in (*options.columns, *options.scores)}
-    tasks = [task for task in audited.tasks if task in rows.columns or task in named]
-    columns = options.columns, options.values, options.scores, tuple(tasks or audited.tasks)
-    gold = read_gold(source, spec, GoldOptions(HASH, None, *columns))
-    keys = np.array([text_number(key) for key in gold.keys], np.uint64)
-    order = np.argsort(keys)
-    unlabelled = np.full(len(keys), UNLABELLED)
-    labels = {
-        part.name: gold.tasks[part.name].truth[order] if part.name in gold.tasks else unlabelled
-        for task in audited.tasks
-        for part in audited.spec_tasks[task].parts
-    }
-    return _Sheet(rows, design, keys[order], labels)
+@contextmanager
+def _decided(spec: JobSpec, cache_dir: Path) -> Iterator[tuple[SnapshotRule, str, Decisions]]:
+    """The filter's rule, also in words, and a view `answered` of its decisions.
 
+    The view has the documents that have an answer to each task of the rule. `unsure` is half of
+    what the least sure of these answers lacks of a margin of 1. The table `fitted` has the texts
+    that the answers were fitted to.
+    """
+    rule = SnapshotRule.of(spec)
+    rule.warn_of_older_answers(cache_dir)
+    shards, _ = rule.input_shards(cache_dir)
+    tasks = rule.rule.tasks
 
-def _refuse_fitted(sheet: _Sheet, fitted: Hashes) -> None:
-    if both := int(np.isin(sheet.texts, fitted).sum()):
-        fix = f"a readout of the filter was fitted to {both:,} of its {len(sheet.texts):,} texts, "
-        fix += "so they do not show its quality; draw other documents: assay audit --to"
-        raise option_error("gold", fix, sheet.rows.path)
+    def columns(rows: pa.RecordBatch) -> dict[str, pa.Array]:
+        margins = [pc.struct_field(rows.column(task), "margin") for task in tasks]
+        none = pa.nulls(rows.num_rows, pa.float32())
+        named = {name: rows.column(name) for name in ("doc_id", "path", "content_hash")}
+        least = pc.min_element_wise(none, *margins)
+        return {**named, "grp": rule.groups(rows), "least_margin": least}
 
-
-def _refuse_stratum_without_label(sheet: _Sheet, whole: _Judged) -> None:
-    strata = sheet.design.strata
-    labelled = set(whole.texts.tolist())
-    used = {stratum for key, stratum in strata.items() if text_number(key) in labelled}
-    if missing := sorted(sheet.design.sizes.keys() - used):
-        keys = enumerate(sheet.rows.columns[HASH], start=1)
-        rows = [str(row) for row, key in keys if strata[str(key)] == missing[0]]
-        shown = ", ".join(rows[:_SHOWN_ROWS]) + ", ..." * (len(rows) > _SHOWN_ROWS)
-        fix = "a part of the sample has no row with the labels that the rule needs; label one or "
-        fix += f"more of its rows: {shown}"
-        raise option_error("gold", fix, sheet.rows.path)
-
-
-def _documents(audited: AuditedRule, sheet: _Sheet) -> _Documents:
-    """What the rule does, and should do, with the documents that have a text of the sheet."""
-    groups: dict[str, int] = {}
-    answered: list[Hashes] = []
-    parts: list[tuple[NDArray[np.generic], ...]] = []
-    for documents in audited.documents(groups):
-        answered.append(documents.hashes)
-        inside = np.isin(documents.hashes, sheet.texts)
-        rows = documents.rows.filter(pa.array(inside))
-        at = np.searchsorted(sheet.texts, documents.hashes[inside])
-        known, should = audited.by_labels(rows, {t: own[at] for t, own in sheet.labels.items()})
-        columns = documents.hashes, documents.groups, documents.dropped
-        parts.append(
-            (*(column[inside] for column in columns), audited.by_reason(rows), known, should)
+    with decided(rule.rule, rule.rows(shards), "keep", columns) as table:
+        table.rows(
+            "create view answered as select content_hash, path, row, doc_id, dropped, grp, "
+            "coalesce((1 - least_margin) / 2, 'nan')::DOUBLE as unsure "
+            "from documents where failed is null"
         )
-    columns_of_all = map(np.concatenate, zip(*parts, strict=True))
-    return _Documents(np.concatenate(answered), tuple(groups), *columns_of_all)
+        parts = (part for task in spec.tasks if task.name in tasks for part in task.parts)
+        table.add("fitted", _hashes({text for part in parts for text in fitted_texts(spec, part)}))
+        yield rule, kept_words(rule.rule), table
 
 
-def _estimates(
-    sheet: _Sheet, judged: _Judged, inside: Bools, options: AuditOptions
-) -> dict[str, Estimate]:
-    """The estimates of the documents that are `inside`; none if a stratum has no label."""
-    labelled = judged.labelled(sheet.design, inside)
-    if sheet.design.sizes.keys() != set(labelled.codes.tolist()):
-        return dict.fromkeys(MEASURES, NO_ESTIMATE)
-    return estimate(labelled, options.half_width)
+def _hashes(texts: Iterable[str]) -> pa.Table:
+    return pa.table({"content_hash": pa.array(texts, pa.string())})
+
+
+def _chosen(population: Population, size: int, seed: int) -> tuple[Numbers, Numbers]:
+    """The stratum of each text, and the numbers of the drawn texts in random order."""
+    codes = strata(population, size)
+    drawn = allocate(population, codes, size)
+    if drawn.sum() > size:
+        fix = f"has no room for two documents of each of {len(drawn)} strata; "
+        raise option_error("documents", f"{fix}write {drawn.sum()} or more", size)
+    random = np.random.default_rng(seed)
+    chosen = [
+        random.choice(np.flatnonzero(codes == code), of_stratum, replace=False)
+        for code, of_stratum in enumerate(drawn.tolist())
+    ]
+    return codes, random.permutation(np.concatenate(chosen))
+
+
+def _designs(
+    hashes: Sequence[str], codes: Numbers, chosen: Numbers, snapshot: int, rule: str
+) -> Iterator[Drawn]:
+    """How each of the chosen texts was drawn, by the strata of all texts."""
+    sizes, own = np.bincount(codes).tolist(), codes[chosen].tolist()
+    counts = np.bincount(own, minlength=len(sizes)).tolist()
+    content = [snapshot, rule, sizes, sorted(zip(hashes, own, strict=True))]
+    sample = sha256_hex(canonical_json(content), _NAME_DIGITS)
+    for code in own:
+        yield Drawn(
+            sample=sample,
+            snapshot=snapshot,
+            rule=rule,
+            texts=len(codes),
+            drawn=len(own),
+            stratum=code,
+            size=sizes[code],
+            inclusion=counts[code] / sizes[code],
+        )

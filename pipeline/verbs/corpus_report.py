@@ -1,29 +1,23 @@
 """What an output holds, how good its answers are, and what its filter does.
 
 Entry point: `corpus_report`. The labels of the last snapshot are read once, and once more for each
-of gold, `drop_top` and the comparison with the snapshot before. The counts are queries over a table
-of the decisions about all documents.
+of gold and the comparison with the snapshot before. The counts are queries over the table of the
+filter's decisions about all documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.filters.decisions import (
-    MOST_GROUPS,
-    Decisions,
-    Pairs,
-    Size,
-    decisions,
-    with_thresholds,
-)
+from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import older_answers, what_answered
-from pipeline.filters.removal import FilterReport, filter_report
+from pipeline.filters.result import FilterResult, result_of
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
@@ -37,7 +31,7 @@ from pipeline.filters.tally import (
 )
 from pipeline.integrity.diff import Comparison, compare
 from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
-from pipeline.options import EvalOptions, GoldOptions, ReportOptions
+from pipeline.options import EvalOptions, ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -89,8 +83,8 @@ class ShownExample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusFigures:
-    """All numbers of a report, without those of gold labels and of the snapshot before."""
+class CorpusReport:
+    """All numbers of a report."""
 
     spec: str
     model: str  # that answered; if the label files do not name it, the spec's
@@ -107,37 +101,23 @@ class CorpusFigures:
     docs_per_s: float | None
     tasks: tuple[TaskReport, ...]
     scores: tuple[ScoreCounts, ...]
-    filter: FilterReport | None
+    filter: FilterResult | None
     by: str | None  # what the groups are
     groups: Pairs
     files: Pairs
     lengths: Pairs
     examples: tuple[ShownExample, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReport(CorpusFigures):
-    """All numbers of a report."""
-
     quality: Evaluation | None
     drift: Comparison | None  # with the snapshot before
 
 
-def corpus_report(
-    spec: JobSpec,
-    gold: str | None,
-    gold_options: GoldOptions,
-    options: ReportOptions,
-    *,
-    cache_dir: Path,
-) -> CorpusReport:
+def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> CorpusReport:
     """The numbers of the spec's last snapshot.
 
     Args:
-        spec: The job; a filter is optional.
-        gold: Path or URL of gold labels; None for no figures of quality.
-        gold_options: How the gold is read.
-        options: Groups.
+        spec: The job; a filter is optional, and so is gold, without which there are no figures of
+            quality.
+        options: Gold and groups.
         cache_dir: Folder of file hashes.
 
     Raises:
@@ -145,8 +125,8 @@ def corpus_report(
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
     quality = None
-    if gold is not None:
-        quality = evaluate(spec, gold, gold_options, EvalOptions(), cache_dir=cache_dir)
+    if options.gold or spec.gold.path:
+        quality = evaluate(spec, EvalOptions(gold=options.gold), cache_dir=cache_dir)
     return report_of(spec, quality, options, cache_dir=cache_dir)
 
 
@@ -159,15 +139,15 @@ def report_of(
         SpecError: The spec or `options.by` is wrong.
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
-    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec)).grouped(options.by)
-    contents, shards = rule.contents, rule.input_shards(cache_dir)
-    policy, on_error = with_thresholds(rule, shards), rule.filter.on_error
+    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec), options.by)
+    contents, on_error = rule.contents, rule.rule.filter.on_error
+    shards, _ = rule.input_shards(cache_dir)
     named = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    scored = scored_labels(named, policy.probabilities)
-    columns = tallied_columns(named, scored)
+    scored = scored_labels(named, rule.rule.probabilities)
+    columns = partial(tallied_columns, rule, scored=scored)
     before = _before(rule)
     seconds, rate = _pace(rule.store, contents, before)
-    with decisions(rule, policy, shards, on_error, read=named, columns=columns) as table:
+    with decided(rule.rule, rule.rows(shards), on_error, columns) as table:
         tasks = tuple(_task(task, rule, table) for task in spec.tasks)
         return CorpusReport(
             spec=spec.name,
@@ -186,8 +166,8 @@ def report_of(
             docs_per_s=rate,
             tasks=tasks,
             scores=tuple(score_counts(table, scored)),
-            filter=filter_report(rule.judge(policy), on_error, table) if spec.filter else None,
-            by=", ".join(rule.by) or None,
+            filter=result_of(rule, on_error, table) if spec.filter else None,
+            by=", ".join(group.text for group in rule.by) or None,
             groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
             files=table.sizes("path", MOST_GROUPS),
             lengths=table.sizes(BY_LENGTH),

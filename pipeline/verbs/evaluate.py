@@ -10,24 +10,29 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import computed_field
 
-from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.evaluation.gates import PLACE, Decision, Gate, decide, parse_gate
+from pipeline.errors import Option, Problem, SpecError
+from pipeline.evaluation.gates import Decision, Gate, decide, parse_gate
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import Scores, score
 from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
-from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot, sampling_of
+from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
+from pipeline.gold.audits import Audit, read_audit
+from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import LEAST_ROWS, fitted_texts
-from pipeline.gold.labels import RANDOM, Gold, read_gold
+from pipeline.gold.labels import RANDOM, Gold, GoldCounts, Kind, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents
-from pipeline.options import MOST_RESAMPLES, EvalOptions, GoldOptions
+from pipeline.ledger.snapshots import Contents, last_contents
+from pipeline.options import MOST_RESAMPLES, EvalOptions
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
+from pipeline.verbs import ForPeople
+from pipeline.verbs.audit import FilterQuality, judge_filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,12 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """The scores of a task's answers, and the rows that they are of."""
+class JudgedRows:
+    """The rows that a task's scores are of."""
 
-    scores: Scores
-    cuts: tuple[Cut, ...]
     gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
     truth: NDArray[np.int64]  # [evaluated]
     p: NDArray[np.float64]  # [evaluated, labels]
-    weights: NDArray[np.float64]  # [evaluated]: the documents that a row represents
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,121 +78,165 @@ class RowCounts:
     evaluated: int  # the others; not judged if there are fewer than LEAST_ROWS beside fitted ones
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEvaluation:
     """The scores of one task's answers, or of those about one label of a task of kind `multi`."""
 
     task: str
     labels: tuple[str, ...]
     rows: RowCounts
-    judged: Judged | None  # None: too few rows are left
-    label_issues: tuple[LabelIssue, ...]
-    represented: float | None  # share of the sampled texts; None: the gold is no such sample
+    gold: Kind
+    chosen: str = ""  # that a review chose the documents, and why; "" if it did not
+    scores: Scores | None = None  # None: too few rows are left
+    thresholds: tuple[Cut, ...] = ()
+    mislabelled: tuple[LabelIssue, ...] = ()
+    judged: ForPeople[JudgedRows | None] = None
 
+    @property
+    def auroc(self) -> Figure:
+        return self.scores.headlines["auroc"] if self.scores else Figure(None, None, None)
+
+    @computed_field
     @property
     def at_chance(self) -> bool:
         """Whether the interval of AUROC (one against the rest) includes .5; False without one."""
-        if self.judged is None:
-            return False
-        auroc = self.judged.scores.headlines["auroc"]
-        if auroc.low is None or auroc.high is None:
-            return False
-        return auroc.low <= 0.5 <= auroc.high
+        low, high = self.auroc.low, self.auroc.high
+        return low is not None and high is not None and low <= 0.5 <= high
 
+    @computed_field
     @property
     def swapped(self) -> bool:
         """Whether the interval of AUROC is below .5, as where labels have each other's names."""
-        if self.judged is None:
-            return False
-        auroc = self.judged.scores.headlines["auroc"]
-        return auroc.high is not None and auroc.high < 0.5
+        return self.auroc.high is not None and self.auroc.high < 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class MultiEvaluation:
-    """The scores of a task of kind `multi` as a whole. Each label also is a `TaskEvaluation`."""
-
-    task: str
-    labels: tuple[str, ...]  # that have gold
-    figures: Mapping[str, Figure]  # MULTI_HEADLINES; {} if no label is judged
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The scores of an output's answers, and whether the gates pass."""
+    """The scores of an output's answers, and whether the gates pass. Also the JSON form."""
 
     spec: str
     output: str
     snapshot: int
     newest_snapshot: int  # of this spec; its questions or model may differ from the spec's now
-    corpus_rows: int
-    gold: Gold
-    in_corpus: int  # gold rows
-    repeated_in_corpus: int
-    tasks: tuple[TaskEvaluation, ...]  # a task of kind `multi` is one for each label with gold
-    without_gold: tuple[str, ...]  # tasks, and labels of tasks of kind `multi`: TASK.LABEL
-    decisions: tuple[Decision, ...]
     labelled_at: str  # ISO 8601; "" if the snapshot is not published
     limit: str | None = None  # the condition of the run that made the snapshot
-    multi: tuple[MultiEvaluation, ...] = ()
+    corpus_rows: int
+    gold: GoldCounts
+    in_corpus: int  # gold documents
+    repeated_in_corpus: int
+    tasks: Mapping[str, TaskEvaluation]  # of kind `multi` one for each label with gold: TASK.LABEL
+    # MULTI_HEADLINES by task of kind `multi`: means over its labels; {} if no label is judged
+    multi: Mapping[str, Mapping[str, Figure]]
+    without_gold: tuple[str, ...]  # tasks, and labels of tasks of kind `multi`: TASK.LABEL
+    gates: tuple[Decision, ...] = ()
+    filter: FilterQuality | None = None  # by an audit, whose labels are of no task
 
+    @computed_field
     @property
     def passed(self) -> bool:
-        return all(decision.passed for decision in self.decisions)
+        return all(decision.passed for decision in self.gates)
 
 
 def evaluate(
-    spec: JobSpec,
-    source: str,
-    gold_options: GoldOptions,
-    options: EvalOptions,
-    *,
-    cache_dir: Path,
-    candidate: Contents | None = None,
+    spec: JobSpec, options: EvalOptions, *, cache_dir: Path, candidate: Contents | None = None
 ) -> Evaluation:
-    """Scores the spec's answers against the gold labels at `source`.
+    """Scores the spec's answers against gold labels, and decides the gates of `publish`.
 
     The answers are those of `candidate`, an unpublished snapshot, or else of the newest snapshot
-    that was labelled with the spec's questions and model. SpecError if an option, a gate or the
-    gold is wrong, if there is no such snapshot, or if it has no document of the gold.
+    that was labelled with the spec's questions and model. With `options.tasks`, only their gates
+    are decided. SpecError if an option, a gate or the gold is wrong, if there is no such snapshot,
+    or if it has no document of the gold.
     """
     _check_options(options)
-    gold = read_gold(source, spec, gold_options)
-    gates = parse_gates(options.gates, gold, spec)
+    source = options.gold or spec.gold.path
+    if candidate is None and source and (audit := read_audit(source, spec)) is not None:
+        return _evaluate_filter(spec, source, audit, cache_dir)
+    gates = [gate for gate in parse_gates(spec) if _is_asked(gate, options)]
+    gold = read_gold(options.gold, spec, options.tasks)
     store = open_store(spec.output, spec.storage_options)
     if candidate is not None:
         snapshot, newest = candidate, candidate.number
     else:
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
-    answers = answers_for(spec, snapshot, gold.by, gold.keys, gold.tasks)
+    answers = answers_for(spec, snapshot, gold.counts.joined_by, gold.keys, gold.tasks)
     if candidate is None and not answers.in_corpus.any():
         raise _not_in_corpus(gold, LabelDataset(store, snapshot, ()))
-    tasks = tuple(
-        _evaluate_task(part, gold, answers, options, fitted_texts(spec, part))
+    tasks = {
+        part.name: _evaluate_task(part, gold, answers, options, fitted_texts(spec, part))
         for part in spec.parts
         if part.name in gold.tasks
-    )
-    multi = tuple(
-        _evaluate_multi(task, tasks, gold, answers, options)
+    }
+    multi = {
+        task.name: _means_over_labels(task, tasks, gold, answers, options)
         for task in spec.tasks
         if task.kind == "multi" and any(part.name in gold.tasks for part in task.parts)
-    )
+    }
     return Evaluation(
         spec=spec.name,
         output=store.url,
         snapshot=snapshot.number,
         newest_snapshot=newest,
+        labelled_at=snapshot.created_at,
+        limit=snapshot.limit,
         corpus_rows=snapshot.rows,
-        gold=gold,
+        gold=gold.counts,
         in_corpus=int(answers.in_corpus.sum()),
         repeated_in_corpus=int(np.maximum(answers.documents - 1, 0).sum()),
         tasks=tasks,
         multi=multi,
         without_gold=tuple(_without_gold(spec, gold)),
-        decisions=tuple(_decide(gate, tasks, multi) for gate in gates),
+        gates=tuple(_decide(gate, gold, tasks, multi) for gate in gates),
+    )
+
+
+def _evaluate_filter(spec: JobSpec, source: str, audit: Audit, cache_dir: Path) -> Evaluation:
+    """The quality of the filter alone, on the last snapshot."""
+    store = open_store(spec.output, spec.storage_options)
+    snapshot = last_contents(store, spec.name)
+    quality = judge_filter(spec, audit, source, cache_dir=cache_dir)
+    return Evaluation(
+        spec=spec.name,
+        output=store.url,
+        snapshot=snapshot.number,
+        newest_snapshot=snapshot.number,
         labelled_at=snapshot.created_at,
         limit=snapshot.limit,
+        corpus_rows=snapshot.rows,
+        gold=GoldCounts(
+            source,
+            "content_hash",
+            len(audit.drops),
+            repeated=audit.repeated,
+            contradictory=audit.tied,
+            outvoted=audit.outvoted,
+            ties=audit.ties,
+        ),
+        in_corpus=quality.labels,
+        repeated_in_corpus=0,
+        tasks={},
+        multi={},
+        without_gold=(),
+        filter=quality,
     )
+
+
+def parse_gates(spec: JobSpec) -> list[Gate]:
+    """The gates of `publish`; SpecError if one is malformed."""
+    tasks, written = {task.name: task for task in spec.tasks}, enumerate(spec.publish.gates)
+    return [parse_gate(gate, tasks, f"publish.gates.{number}") for number, gate in written]
+
+
+def why_not_judged(gate: Gate, gold: Gold) -> str | None:
+    """Why the gold does not judge the task of a gate; None if it does."""
+    if not any(gate.task in (name, task_of(name)) for name in gold.tasks):
+        return f"{gold.source} has no labels for {gate.task}"
+    if chosen := gold.chosen_words(gate.task):
+        return f"{chosen}, so they do not judge the corpus; give gold of a random sample: {RANDOM}"
+    return None
+
+
+def _is_asked(gate: Gate, options: EvalOptions) -> bool:
+    return not options.tasks or task_of(gate.task) in map(task_of, options.tasks)
 
 
 def _not_in_corpus(gold: Gold, corpus: LabelDataset) -> SpecError:
@@ -198,10 +244,10 @@ def _not_in_corpus(gold: Gold, corpus: LabelDataset) -> SpecError:
     ids = (id for batch in corpus.to_batches(columns=["doc_id"]) for id in batch["doc_id"])
     own, of_corpus = gold.keys[0], next((id.as_py() for id in ids), None)
     fix = f"no id is in the corpus: it has {own!r}, and the corpus has {of_corpus!r}"
-    if gold.by != "doc_id":
+    if gold.counts.joined_by != "doc_id":
         fix = f"no text is in the corpus, whose first document has the id {of_corpus!r}"
-    fix += "; give gold of these documents, or name the column of their ids with --id"
-    return option_error("gold", fix, gold.source)
+    fix += "; give gold of these documents, or name the column of their ids: gold.id"
+    return gold_error(gold.source, fix)
 
 
 def _check_options(options: EvalOptions) -> None:
@@ -218,31 +264,6 @@ def _check_options(options: EvalOptions) -> None:
         raise SpecError(problems)
 
 
-def parse_gates(written: Sequence[str], gold: Gold, spec: JobSpec) -> list[Gate]:
-    """The gates; SpecError if one is malformed, or the gold does not judge its task.
-
-    The gold has no labels for it, or has labels of documents that were not chosen at random.
-    """
-    tasks = {task.name: task for task in spec.tasks}
-    gates = [parse_gate(text, tasks) for text in written]
-    known = gold.tasks.keys() | set(map(task_of, gold.tasks))
-    fix = f"{gold.source} has no labels for this task"
-    problems = [Problem(PLACE, fix, gate.written) for gate in gates if gate.task not in known]
-    problems += [
-        Problem(
-            PLACE,
-            f"a review chose the documents of {gold.source} {gold.chosen_words(gate.task)}, so "
-            f"they do not judge the corpus; give gold of a random sample: {RANDOM}",
-            gate.written,
-        )
-        for gate in gates
-        if any(task_of(n) == task_of(gate.task) and gold.kind(n) == "chosen" for n in gold.tasks)
-    ]
-    if problems:
-        raise SpecError(problems)
-    return gates
-
-
 def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:
     """The tasks without gold, and of others the labels of kind `multi` without it."""
     for task in spec.tasks:
@@ -250,27 +271,24 @@ def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:
         yield from [task.name] if len(absent) == len(task.parts) else absent
 
 
-def _evaluate_multi(
+def _means_over_labels(
     task: TaskSpec,
-    parts: Sequence[TaskEvaluation],
+    parts: Mapping[str, TaskEvaluation],
     gold: Gold,
     answers: GoldAnswers,
     options: EvalOptions,
-) -> MultiEvaluation:
+) -> Mapping[str, Figure]:
     """The figures of all labels of the task that are judged."""
-    own = [part for part in parts if task_of(part.task) == task.name]
-    labels = tuple(part.task.removeprefix(f"{task.name}.") for part in own)
-    judged = [part.judged for part in own if part.judged is not None]
+    own = [parts[part.name].judged for part in task.parts if part.name in parts]
+    judged = [rows for rows in own if rows is not None]
     if not judged:
-        return MultiEvaluation(task.name, labels, {})
+        return {}
     rows = np.unique(np.concatenate([of_label.gold_rows for of_label in judged]))
-    figures = multi_figures(
+    return multi_figures(
         [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in judged],
         len(rows),
         resamples=options.resamples,
-        sampling=sampling_of(gold, answers, rows),
     )
-    return MultiEvaluation(task.name, labels, figures)
 
 
 def _evaluate_task(
@@ -285,72 +303,59 @@ def _evaluate_task(
     unanswered = np.flatnonzero(labelled & answers.in_corpus & ~answered)
     seen = usable & np.isin(answers.hashes, list(fitted))
     rows = np.flatnonzero(usable & ~seen)
-    judged = None
-    if len(rows) >= (LEAST_ROWS if seen.any() else 1):
-        judged = _judge(task, gold, answers, rows, of_task.p[rows], options)
+    counts = RowCounts(
+        gold=gold.rows,
+        unlabelled=int((~labelled).sum()),
+        not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
+        unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
+        fitted=int(seen.sum()),
+        evaluated=len(rows),
+    )
     evaluated = TaskEvaluation(
         task=name,
         labels=of_gold.labels,
-        rows=RowCounts(
-            gold=gold.rows,
-            unlabelled=int((~labelled).sum()),
-            not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
-            unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
-            fitted=int(seen.sum()),
-            evaluated=len(rows),
-        ),
+        rows=counts,
+        gold=gold.kind(name),
+        chosen=gold.chosen_words(name),
+    )
+    if len(rows) < (LEAST_ROWS if seen.any() else 1):
+        return evaluated
+    truth, p = of_gold.truth[rows], of_task.p[rows]
+    judged = JudgedRows(rows, truth, p)
+    scored = replace(
+        evaluated,
         judged=judged,
-        label_issues=(),
-        represented=_represented(gold, answers.hashes[rows]),
+        thresholds=tuple(_thresholds(of_gold.labels, judged, options)),
+        scores=score(
+            truth,
+            p,
+            of_gold.labels,
+            values=task.values,
+            resamples=options.resamples,
+        ),
     )
     # — answers at chance say nothing about the gold
-    if judged is None or evaluated.at_chance or evaluated.swapped:
-        return evaluated
-    return replace(evaluated, label_issues=tuple(_issues(evaluated.labels, judged, gold, answers)))
+    if scored.at_chance or scored.swapped:
+        return scored
+    issues = _issues(of_gold.labels, judged, gold, answers)
+    return replace(scored, mislabelled=tuple(issues))
 
 
-def _represented(gold: Gold, hashes: NDArray[np.object_]) -> float | None:
-    """The share of the texts of a sample's corpus that these texts of the sample represent."""
-    if gold.design is None:
-        return None
-    return sum(gold.design.weights(hashes.tolist()).values()) / gold.design.texts
-
-
-def _judge(
-    task: TaskSpec,
-    gold: Gold,
-    answers: GoldAnswers,
-    rows: NDArray[np.int64],  # [evaluated], of the gold
-    p: NDArray[np.float64],  # [evaluated, labels]
-    options: EvalOptions,
-) -> Judged:
-    """The scores of these rows; those of a sample of `assay audit` are weighted."""
-    truth, labels = gold.tasks[task.name].truth[rows], gold.tasks[task.name].labels
-    sampling = sampling_of(gold, answers, rows)
-    weights = np.ones(len(rows)) if sampling is None else sampling.weights
+def _thresholds(labels: Sequence[str], judged: JudgedRows, options: EvalOptions) -> Iterator[Cut]:
+    """The threshold of each label for each minimum that is asked for."""
     minima: dict[Literal["precision", "recall"], float | None] = {
         "precision": options.precision,
         "recall": options.recall,
     }
-    cuts = tuple(
-        Cut(
-            label,
-            metric,
-            least,
-            choose_threshold(metric, least, truth == index, p[:, index], weights),
-        )
-        for index, label in enumerate(labels)
-        for metric, least in minima.items()
-        if least is not None
-    )
-    scores = score(
-        truth, p, labels, values=task.values, resamples=options.resamples, sampling=sampling
-    )
-    return Judged(scores, cuts, rows, truth, p, weights)
+    for index, label in enumerate(labels):
+        rows = judged.truth == index, judged.p[:, index]
+        for metric, least in minima.items():
+            if least is not None:
+                yield Cut(label, metric, least, choose_threshold(metric, least, *rows))
 
 
 def _issues(
-    labels: Sequence[str], judged: Judged, gold: Gold, answers: GoldAnswers
+    labels: Sequence[str], judged: JudgedRows, gold: Gold, answers: GoldAnswers
 ) -> Iterator[LabelIssue]:
     """The gold rows whose label is probably wrong."""
     rows, truth, p = judged.gold_rows, judged.truth, judged.p
@@ -366,13 +371,17 @@ def _issues(
 
 
 def _decide(
-    gate: Gate, tasks: Sequence[TaskEvaluation], multi: Sequence[MultiEvaluation]
+    gate: Gate,
+    gold: Gold,
+    tasks: Mapping[str, TaskEvaluation],
+    multi: Mapping[str, Mapping[str, Figure]],
 ) -> Decision:
     """Whether the gate passes; it fails if nothing is judged."""
-    whole = next((each for each in multi if each.task == gate.task), None)
-    if whole is not None and whole.figures:
-        return decide(gate, whole.figures, ())
-    judged = next((task.judged for task in tasks if task.task == gate.task), None)
-    if judged is None:
+    if reason := why_not_judged(gate, gold):
+        return Decision(gate.written, None, False, reason)
+    if figures := multi.get(gate.task):
+        return decide(gate, figures, ())
+    scores = tasks[gate.task].scores if gate.task in tasks else None
+    if scores is None:
         return Decision(gate.written, None, False)
-    return decide(gate, judged.scores.headlines, judged.scores.labels)
+    return decide(gate, scores.headlines, scores.labels)

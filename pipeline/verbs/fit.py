@@ -26,10 +26,10 @@ from pipeline.evaluation.readout_fitting import (
     loss_limit,
 )
 from pipeline.fitted.readout import readout_file
-from pipeline.gold.labels import Gold, read_gold, warn_of_chosen
+from pipeline.gold.labels import Gold, GoldCounts, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED, GoldTask
-from pipeline.options import FitOptions, GoldOptions
-from pipeline.runtime.fitted_files import options_for
+from pipeline.options import FOLDS, FitOptions
+from pipeline.runtime.fitted_files import options_for, refuse_published
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.spec.labels import YES, part_file
@@ -89,23 +89,12 @@ class TaskFit:
 
 
 @dataclass(frozen=True, slots=True)
-class GoldCounts:
-    """The gold that readouts were fitted to."""
-
-    source: str
-    documents: int
-    repeated: int  # rows
-    contradictory: int  # rows
-    disagreements: ForPeople[list[tuple[str, str]]]
-    left_out: Mapping[str, int]  # documents that could not be read, by reason
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """The readouts that were fitted to one gold file. Also its JSON form."""
 
     spec: str
     gold: GoldCounts
+    left_out: Mapping[str, int]  # gold documents that could not be read, by reason
     folds: int
     tasks: tuple[TaskFit, ...]
     # Tasks whose readout the spec does not name, or reads otherwise.
@@ -114,14 +103,12 @@ class Fit:
 
 def fit_readouts(
     spec: JobSpec,
-    source: str,
-    gold_options: GoldOptions,
     options: FitOptions,
     *,
     cache_dir: Path,
     announce: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
 ) -> Fit:
-    """Fits and writes a readout for every task that the gold at `source` has labels for.
+    """Fits and writes a readout for every task that the gold has labels for.
 
     A task of kind `multi` has a readout for each label that has gold.
 
@@ -129,7 +116,7 @@ def fit_readouts(
     returns a function that is called with the number of documents of each batch. SpecError if the
     gold has too few labels, or an option is wrong.
     """
-    gold = read_gold(source, spec, gold_options)
+    gold = read_gold(options.gold, spec, options.tasks)
     warn_of_chosen(gold, "the figures are those of harder documents than the corpus has")
     tasks = [part for part in spec.model_parts if part.name in gold.tasks]
     if not tasks:
@@ -164,12 +151,7 @@ def fit_readouts(
         for task, path in zip(tasks, paths, strict=True)
         if (task.readout, task.question) != (path, questions[task.name])
     )
-    return Fit(spec.name, _gold_counts(gold, read), options.folds, fits, not_in_spec)
-
-
-def _gold_counts(gold: Gold, read: ReadGold) -> GoldCounts:
-    counts = gold.source, gold.rows, gold.repeated, gold.contradictory, gold.disagreements
-    return GoldCounts(*counts, read.left_out)
+    return Fit(spec.name, gold.counts, read.left_out, FOLDS, fits, not_in_spec)
 
 
 def _rows_by_label(gold: GoldTask) -> list[int]:
@@ -201,10 +183,7 @@ def readout_path(task: str, *, named: str | None, to: str | None) -> str:
 
 
 def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> list[str]:
-    """The path of each task's readout; SpecError if one exists and `options.overwrite` is not set.
-
-    The hash of a readout that the spec names is in the fingerprint of what was labelled with it.
-    """
+    """The path of each task's readout; SpecError if one exists and may not be replaced."""
     to = options.to
     if len(tasks) > 1 and to is not None and to.endswith(SUFFIX):
         fix = f"is one file for {len(tasks)} readouts; write a folder, or name one task with --task"
@@ -213,6 +192,8 @@ def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> lis
     if repeated := sorted({path for path in paths if paths.count(path) > 1}):
         fix = "is the readout of several tasks; give each task its own file"
         raise SpecError([Problem("tasks.readout", fix, repeated[0])])
+    if to is None:
+        refuse_published(spec, paths)
     for path in paths:
         new_file(path, options_for(path, spec), overwrite=options.overwrite)
     return paths
@@ -235,32 +216,31 @@ def _labelled(gold: GoldTask, read: ReadGold) -> NDArray[np.intp]:
 
 def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitOptions) -> None:
     """SpecError unless every fold can have a document of every label; `counts` is by task."""
-    folds = options.folds
-    problems = [] if folds >= 2 else [Problem(Option("folds"), "write 2 or more", folds)]
+    problems = []
     if not 0 <= options.hold_out < 1:
         problems.append(Problem(Option("hold_out"), "write a share, as in 0.2", options.hold_out))
     for task, of_task in counts.items():
-        for lack in _lacks(task, gold.tasks[task], of_task, folds):
+        for lack in _lacks(task, gold.tasks[task], of_task):
             fix = f"{lack}; add some, or name only the other tasks with --task"
-            problems.append(Problem(Option("gold"), fix, gold.source))
+            problems.append(Problem(Option(part=gold.source), fix))
     if problems:
         raise SpecError(problems)
 
 
-def _lacks(name: str, task: GoldTask, counts: Sequence[int], folds: int) -> Iterator[str]:
+def _lacks(name: str, task: GoldTask, counts: Sequence[int]) -> Iterator[str]:
     """What the gold lacks for a fit of the task; `counts` are the documents of each label."""
     if task.soft is None or task.scored is None:
         for label, count in zip(task.labels, counts, strict=True):
-            if count < folds:
+            if count < FOLDS:
                 yield (
                     f"{_which(name, label)} has {count} documents, and one is needed in each of "
-                    f"{folds} folds"
+                    f"{FOLDS} folds"
                 )
     # — a document with a score teaches both labels, so all scores may be on one side of .5
-    elif sum(counts) < len(task.labels) * folds:
+    elif sum(counts) < len(task.labels) * FOLDS:
         yield (
             f"task {name} has {sum(counts)} documents with a score, and {len(task.labels)} are "
-            f"needed in each of {folds} folds"
+            f"needed in each of {FOLDS} folds"
         )
     elif (low := np.nanmin(task.soft[:, 0])) == np.nanmax(task.soft[:, 0]):
         score = low if task.scored == task.labels[0] else 1 - low
@@ -285,17 +265,9 @@ def _fit_task(
     options: FitOptions,
     path: str,
 ) -> TaskFit:
-    """Fits the task's maps, measures them and writes their file.
-
-    The figures of a sample of `assay audit` are weighted: they are those of its corpus.
-    """
-    fitted, gold_task = fit(states, folds_number=options.folds), gold.tasks[task.name]
-    keys = [gold.keys[row] for row in read.rows[_labelled(gold_task, read)]]
-    sampling = None if gold.design is None else gold.design.sampling(keys)
-    weights = np.ones(len(keys)) if sampling is None else sampling.weights
-    measure = partial(
-        score, states.truth, labels=list(task.labels), values=task.values, sampling=sampling
-    )
+    """Fits the task's maps, measures them and writes their file."""
+    fitted, gold_task = fit(states, folds_number=FOLDS), gold.tasks[task.name]
+    measure = partial(score, states.truth, labels=list(task.labels), values=task.values)
     scores = measure(fitted.held_out)
     task_fit = TaskFit(
         task=task.name,
@@ -310,8 +282,8 @@ def _fit_task(
         loss_limit=loss_limit(fitted.best_choices),
         labels={label.label: label.support for label in scores.labels},
         scores=scores.headlines,
-        agreement=_agreement(states, fitted, weights) if gold_task.scored else None,
-        layers=_layer_fits(states, fitted, read, measure, weights),
+        agreement=_agreement(states, fitted) if gold_task.scored else None,
+        layers=_layer_fits(states, fitted, read, measure),
     )
     maps = dict(zip(read.layers, fitted.maps, strict=True))
     card = _card(job, task_fit, question, options)
@@ -321,12 +293,11 @@ def _fit_task(
     return task_fit
 
 
-def _agreement(gold: GoldStates, fitted: Fitted, weights: Floats) -> Agreement:
+def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:
     """Of two labels, either one gives the same figures."""
     scores, p = gold.targets[:, 0], fitted.held_out[:, 0]
-    [rank] = rank_correlations(scores, p, weights[None])
-    error = float(np.average(np.abs(scores - p), weights=weights))
-    return Agreement(number_or_none(rank), error)
+    [rank] = rank_correlations(scores, p, np.ones((1, len(p))))
+    return Agreement(number_or_none(rank), float(np.abs(scores - p).mean()))
 
 
 def _layer_fits(
@@ -334,7 +305,6 @@ def _layer_fits(
     fitted: Fitted,
     read: ReadGold,
     measure: Callable[[Floats], Scores],
-    weights: Floats,  # [rows]
 ) -> tuple[LayerFit, ...]:
     """The figures of each layer that was read."""
     return tuple(
@@ -347,9 +317,7 @@ def _layer_fits(
             loss_standard_error=fitted.best_choices[n].standard_error,
             scores=measure(fitted.by_layer[n]).headlines,
             auroc_by_pooling={
-                POOLINGS[pooling]: number_or_none(
-                    task_metrics(gold.truth, p, weights=weights)["auroc"]
-                )
+                POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
                 for pooling, p in enumerate(fitted.by_place[n])
             },
         )
@@ -375,7 +343,7 @@ def _card(job: Job, fitted: TaskFit, question: str | None, options: FitOptions) 
             }
             for layer in fitted.layers
         },
-        "folds": options.folds,
+        "folds": FOLDS,
         "hold_out": options.hold_out,
         "model": {
             "weights": dict(job.readers[0].files.hashes),

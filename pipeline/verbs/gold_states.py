@@ -223,7 +223,7 @@ def _contents(job: Job, gold: Gold) -> list[_Content]:  # [rows]
         if of_gold is not None
     }
     if missing := set(gold.keys) - set(texts):
-        texts |= _corpus_texts(job, missing, gold.by)
+        texts |= _corpus_texts(job, missing, gold.counts.joined_by)
     return [texts.get(key, ("", NO_TEXT, None, "")) for key in gold.keys]
 
 

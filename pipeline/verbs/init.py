@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from fsspec.implementations.local import LocalFileSystem
@@ -28,25 +29,19 @@ TEXT_NAMES = (
     "text", "content", "body", "document", "doc", "comment", "comment_text", "review", "message",
     "article", "post", "sentence", "tweet", "abstract", "passage", "description",
 )  # fmt: skip
-ID_NAMES = ("id", "doc_id", "document_id", "docid", "_id", "uuid", "guid", "key", "url")
-# A column with an unusual name is taken for the text only if its values are this much longer.
-NAME_FACTOR = 4.0
-# A column with an unusual name holds no texts if a smaller share of its values has white space.
-LEAST_PROSE = 0.2
-MAX_ID_CHARS = 200
+ID_NAMES = ("id", "doc_id", "document_id", "docid", "_id", "uuid", "guid", "key", "__key__", "url")
 SHOWN_COLUMNS = 8
 SAMPLE_ROWS = 500
 SAMPLE_CHARS = 8 * 1024 * 1024  # a sample of long texts has fewer rows
 
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z_/][\w./-]*", re.ASCII)
 _SPEC = """\
-# Written by `assay init`. Edit the task, then type: assay check {file}
+# Written by `assay init`. Edit the task, then label some documents: assay review {file}
 # The manual's page "Spec" describes every key.
 name: {name}
 
-# A name on the Hugging Face Hub, a folder, or a .gguf file. `assay check {file}` fetches it.
-# On a laptop, use HuggingFaceTB/SmolLM2-135M-Instruct and train readouts (`assay fit`) on a few
-# hundred documents that people have labelled: so small a model cannot answer questions by itself.
+# A name on the Hugging Face Hub, a folder, or a .gguf file. A small model is for trained readouts:
+# label about 100 documents on a page (`assay review`), and fit to them (`assay fit`).
 model: {{path: {model}}}
 
 input:
@@ -60,12 +55,16 @@ output: {output}
 # A longer document is cut after max_tokens tokens. `too_long: chunk` reads all of it.
 documents: {{max_tokens: 2048, too_long: head}}
 
-# Closed questions. Each is asked about every document; more tasks cost little.
-# This task is an example: write your own question, and for each label what the model would say.
+# Each task is answered for every document; more tasks cost little.
+# This task is an example: write your own name and labels.
 tasks:
   - name: toxic
-    question: "Does this text contain insults, threats or slurs? Answer yes or no."
-    labels: {{toxic: ["Yes", "yes"], clean: ["No", "no"]}}
+    labels: [toxic, clean]
+    question: null  # the readout is of the document itself
+    readout: readouts/toxic.safetensors  # a file that `assay fit {file}` writes
+# A model of 7 billion parameters or more can be asked. In place of the last three keys:
+#   question: "Does this text contain insults, threats or slurs? Answer yes or no."
+#   labels: {{toxic: ["Yes", "yes"], clean: ["No", "no"]}}
 """
 
 
@@ -74,12 +73,10 @@ class Column:
     """What the sample shows of a column."""
 
     name: str
-    kind: str  # text, number, or other
+    kind: Literal["text", "word", "other"]  # a word has no white space
     filled: int  # rows with a value
     distinct: int  # different values
     mean_chars: float
-    longest_chars: int
-    spaced: float  # the share of values that have white space, or letters beyond ASCII
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +178,14 @@ def _as_text(value: object) -> object:
 
 def _column(name: str, values: Sequence[object]) -> Column:
     present = [value for value in values if value is not None and value != ""]
-    texts = [value if isinstance(value, str) else str(value) for value in present]
-    is_text = [isinstance(value, str) for value in present]
-    is_number = [isinstance(value, int) and not isinstance(value, bool) for value in present]
-    kinds = {"text": all(is_text), "number": all(is_number)}
+    texts = list(map(str, present))
+    is_text = bool(present) and all(isinstance(value, str) for value in present)
     return Column(
         name=name,
-        kind=next((kind for kind, holds in kinds.items() if present and holds), "other"),
+        kind="other" if not is_text else "text" if any(map(_is_prose, texts)) else "word",
         filled=len(present),
         distinct=len(set(texts)),
         mean_chars=sum(map(len, texts)) / max(1, len(texts)),
-        longest_chars=max(map(len, texts), default=0),
-        spaced=sum(_is_prose(text) for text in texts) / max(1, len(texts)),
     )
 
 
@@ -209,52 +202,33 @@ def _named(columns: Sequence[Column], name: str | None, option: str) -> str | No
 
 
 def _text_column(columns: Sequence[Column], data: str) -> str:
-    """The column with the longest prose; a usual name makes up for shorter values."""
-
-    def score(column: Column) -> float:
-        factor = NAME_FACTOR if _last_part(column.name) in TEXT_NAMES else 1.0
-        # — a class or a state repeats, and a hash or a URL has no white space
-        varies = column.distinct > 1 + column.filled // 20 or column.filled < 20
-        return factor * column.mean_chars * (0.1 + column.spaced) * (1.0 if varies else 0.01)
-
-    texts = [
-        column
-        for column in columns
-        if column.kind == "text"
-        and (column.spaced >= LEAST_PROSE or _last_part(column.name) in TEXT_NAMES)
-    ]
-    if not texts:
+    """The column with the most usual name; without one, that with the longest texts."""
+    texts = [column for column in columns if column.kind != "other"]
+    usual = {column.name: _last_part(column.name) for column in texts}
+    if named := [name for name in usual if usual[name] in TEXT_NAMES]:
+        return min(named, key=lambda name: TEXT_NAMES.index(usual[name]))
+    if not (prose := [column for column in texts if column.kind == "text"]):
         fix = f"no column seems to hold texts; name one with --text; {_listed(columns)}"
         raise option_error("data", fix, data)
-    return max(texts, key=score).name
+    return max(prose, key=lambda column: column.mean_chars).name
 
 
 def _id_column(columns: Sequence[Column], text: str) -> str | None:
-    """A column with a short, distinct value in each row, and the name of an id column.
-
-    A column with another name qualifies if its values look like ids: no white space, and long.
-    """
+    """A column with the name of an id column, and with another value in each row."""
 
     def rank(column: Column) -> int:
         name = _last_part(column.name)
-        if name in ID_NAMES:
-            return ID_NAMES.index(name)
-        if re.search(r"(^|[_\W])(id|uid|uuid|guid)$|[a-z]I[dD]$", column.name):
-            return len(ID_NAMES)
-        looks_like_one = column.kind == "text" and column.spaced == 0 and column.mean_chars >= 8
-        return len(ID_NAMES) + 1 if looks_like_one else len(ID_NAMES) + 2
+        return ID_NAMES.index(name) if name in ID_NAMES else len(ID_NAMES)
 
-    rows = max((column.filled for column in columns), default=0)
-    unique = [
+    rows = max(column.filled for column in columns)
+    named = [
         column
         for column in columns
-        if column.kind in ("text", "number")
-        and column.name not in (text, "")
+        if column.name != text
+        and (rank(column) < len(ID_NAMES) or re.search(r"([_\W]|[a-z](?=I))[iI][dD]$", column.name))
         and column.filled == column.distinct == rows
-        and column.longest_chars <= MAX_ID_CHARS
     ]
-    best = min(unique, key=rank, default=None)
-    return best.name if best and rank(best) <= len(ID_NAMES) + 1 else None
+    return min(named, key=rank).name if named else None
 
 
 def _last_part(name: str) -> str:
@@ -283,7 +257,7 @@ def _output(name: str, data: str) -> str:
 
 
 def _spec(proposal: Proposal, name: str) -> str:
-    id = "  # No column looks like an id: the id of a document is the hash of its text."
+    id = "  # No column has the name of an id: the id of a document is the hash of its text."
     if proposal.id is not None:
         id = f"  id: {_yaml(proposal.id)}"
     others = [_yaml(each.name) for each in proposal.columns if each.name != proposal.text]

@@ -1,89 +1,245 @@
-"""The documents of a corpus that people are asked about: drawn at random, or known by their text.
+"""The documents of a corpus that people are asked about, and the answers that the output has.
 
-Entry points: `drawn_documents` and `documents_with`.
+Entry points: `drawn`, `accepted_by` and `Reading`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from heapq import nsmallest
-from pathlib import Path
-from typing import NamedTuple
+import importlib
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
+import pyarrow as pa
 
-from pipeline.hashes import sha256_hex
-from pipeline.ledger.cuts import load_or_cut
+from pipeline.errors import AssayError, Option, StorageError, option_error
+from pipeline.ledger.columns import probabilities
+from pipeline.ledger.rows import DOCUMENT_SCHEMA, aligned_batches, read_shard, wide_schema
+from pipeline.ledger.snapshots import Contents
+from pipeline.review.session import Document, Pool
 from pipeline.sources.documents import OK
-from pipeline.sources.shards import MAX_SHARD_BYTES
-from pipeline.sources.source import find_objects, read_documents
-from pipeline.spec.schema import JobSpec
-from pipeline.stores.store import open_store
+from pipeline.sources.rule import Rule
+from pipeline.sources.shards import Piece, Shard
+from pipeline.sources.source import read_documents
+from pipeline.sources.streams import Options, reading
+from pipeline.sources.tables import table_units
+from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.store import Store
 
-# Documents that are read for each one that is drawn: of a larger corpus, not all are.
-_READ_FOR_ONE = 50
+# At least this many shards are drawn from, and more if they are smaller.
+LEAST_SHARDS = 64
+MOST_BYTES = 2_000_000_000  # of text in the shards that are drawn from
+TEXT_CHARS = 20_000  # of a text on the page
 
-
-class Document(NamedTuple):
-    """A document with a text; their order is random."""
-
-    key: str  # random, by the content and the seed
-    hash: str  # of the content
-    doc_id: str
-    text: str
+Draw = tuple[Shard, Mapping[int, int]]  # rows of the shard's object: their places in random order
 
 
-def drawn_documents(
-    spec: JobSpec, count: int, *, without: Collection[str], seed: int, cache_dir: Path
-) -> list[Document]:
-    """At most `count` random documents with other content hashes, in random order."""
+def drawn(shards: Sequence[Shard], count: int, seed: int) -> list[Draw]:
+    """About `count` rows of the corpus, by shard; the shard of the first row comes first.
 
-    def candidates() -> Iterator[Document]:
-        read = 0
-        for document in _documents(spec, seed, cache_dir):
-            if document.hash not in without:
-                yield document
-                read += 1
-            if read == _READ_FOR_ONE * count:
+    Every row has the same chance: of S shards, K are drawn without regard to their sizes, and of
+    their rows each with the chance min(1, count / N * S / K), where N is the number of all rows.
+    The product is count / N for all rows. A corpus of at most K shards is thus drawn from as a
+    whole. K shards have about MOST_BYTES of text, so the largest corpus costs no more than that.
+    The order is random, too; the shard that is read first is that of the first row.
+    """
+    random = np.random.default_rng(seed)
+    text_bytes = sum(shard.piece.text_bytes for shard in shards)
+    most = max(LEAST_SHARDS, MOST_BYTES * len(shards) // max(1, text_bytes))
+    chosen = np.sort(random.choice(len(shards), min(most, len(shards)), replace=False))
+    rows = np.array([shard.rows for shard in shards], np.int64)
+    ends = np.cumsum(rows[chosen])
+    share = min(1.0, count * len(shards) / (len(chosen) * int(rows.sum())))
+    picked = random.choice(ends[-1], random.binomial(ends[-1], share), replace=False)
+    places = np.searchsorted(ends, picked, side="right")
+    draws: dict[int, dict[int, int]] = {}
+    for rank, (place, row) in enumerate(zip(places.tolist(), picked.tolist(), strict=True)):
+        shard = shards[chosen[place]]
+        first = int(ends[place]) - shard.rows
+        draws.setdefault(place, {})[shard.piece.start_row + row - first] = rank
+    return [(shards[chosen[place]], ranks) for place, ranks in draws.items()]
+
+
+def accepted_by(
+    sql: str, store: Store, contents: Contents, shards: Sequence[Shard], count: int, seed: int
+) -> list[Draw]:
+    """`count` random rows of a snapshot that a condition accepts, as of `drawn`.
+
+    SpecError if the condition is wrong or accepts none. StorageError if the input changed since.
+    """
+    schema = wide_schema(contents, list(contents.tasks))
+    rule = Rule(sql, schema, place=Option("where"))
+    accepted: list[tuple[str, int]] = []
+    for named, batch in zip(contents.shards, aligned_batches(store, contents, schema), strict=True):
+        rows = batch.filter(rule.verdicts(batch)).column("row").to_pylist()
+        accepted += ((named.sid, row) for row in rows)
+    if not accepted:
+        fix = f"accepts no document of snapshot {contents.number}; write a wider condition"
+        raise option_error("where", fix, sql)
+    by_sid = {shard.id: shard for shard in shards}
+    random = np.random.default_rng(seed)
+    picked = random.choice(len(accepted), min(count, len(accepted)), replace=False)
+    draws: dict[str, dict[int, int]] = {}
+    for rank, place in enumerate(picked.tolist()):
+        sid, row = accepted[place]
+        if sid not in by_sid:
+            raise StorageError(
+                f"{store.url}: the input differs from what snapshot {contents.number} labelled; "
+                f"run `assay run` to label the input as it is now"
+            )
+        draws.setdefault(sid, {})[row] = rank
+    return [(by_sid[sid], ranks) for sid, ranks in draws.items()]
+
+
+class Answers:
+    """The answers of a snapshot to one task; none without a snapshot that has them."""
+
+    def __init__(self, store: Store, contents: Contents | None, task: TaskSpec) -> None:
+        self._store, self._task = store, task
+        self._shards = {}
+        if contents is not None:
+            self._shards = {shard.sid: shard for shard in contents.shards}
+            self._schema = wide_schema(contents, [task.name])
+
+    def of_shard(self, sid: str) -> Callable[[int, str], tuple[float, ...] | None]:
+        """What gives p of a row with this content hash, or None; by the row of the object."""
+        if sid not in self._shards:
+            return lambda _row, _hash: None
+        rows = read_shard(
+            self._store, self._shards[sid], schema=self._schema, tasks=[self._task.name]
+        )
+        p = probabilities(rows.column(self._task.name), tuple(self._task.labels))
+        places = {row: place for place, row in enumerate(rows.column("row").to_pylist())}
+        hashes = rows.column("content_hash")
+
+        def answer(row: int, text_hash: str) -> tuple[float, ...] | None:
+            place = places.get(row)
+            if place is None or hashes[place].as_py() != text_hash or np.isnan(p[place]).any():
+                return None
+            return tuple(p[place].tolist())
+
+        return answer
+
+
+class Reading:
+    """Fills a pool in a thread of its own, which does not keep the process from ending."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        draws: Sequence[Draw],
+        rest: Sequence[Shard],
+        named: Collection[str],
+        answers: Answers,
+        options: Options,
+    ) -> None:
+        """Of the shards `rest`, only documents with the content hashes `named` are added.
+
+        They are read if the draws do not have all of these documents.
+        """
+        self._pool, self._draws, self._rest = pool, draws, rest
+        self._named, self._answers, self._options = named, answers, options
+        self._has_some, self._ends = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def wait(self, *, for_all: bool) -> None:
+        """Returns when the pool has documents or all of them, or reading failed."""
+        if for_all:
+            self._thread.join()
+        self._has_some.wait()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ends.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            for shard, ranks in self._draws:
+                self._add(shard, ranks)
+                if len(self._pool):
+                    # — loaded while people look at the first document
+                    importlib.import_module("pipeline.review.order")
+            self._add_named()
+        except AssayError as error:
+            self._pool.error = error
+        finally:
+            self._has_some.set()
+
+    def _add(self, shard: Shard, ranks: Mapping[int, int]) -> None:
+        answer = self._answers.of_shard(shard.id)
+        for row, document in _documents(shard, sorted(ranks), self._options):
+            if self._ends.is_set():
                 return
+            p = answer(row, document["content_hash"])
+            self._pool.add(_shown(document, ranks[row], p))
+        if len(self._pool):
+            self._has_some.set()
 
-    return nsmallest(count, candidates()) if count else []
+    def _add_named(self) -> None:
+        missing = {*self._named} - self._pool.rows.keys()
+        for shard in self._rest:
+            if not missing or self._ends.is_set():
+                break
+            answer = self._answers.of_shard(shard.id)
+            rows = range(shard.piece.start_row, shard.piece.end_row)
+            for row, document in _documents(shard, rows, self._options):
+                if self._ends.is_set():
+                    return
+                if (text_hash := document["content_hash"]) in missing:
+                    self._pool.add(_shown(document, len(self._pool), answer(row, text_hash)))
+                    missing.discard(text_hash)
+        if missing and not self._ends.is_set():
+            fix = f"{len(missing):,} of its {len(self._named):,} documents are not in the input: "
+            fix += "it is of another corpus, or they were changed; name the spec whose documents "
+            raise option_error("to", f"{fix}they are", min(missing))
 
 
-def documents_with(
-    spec: JobSpec, hashes: Collection[str], *, seed: int, cache_dir: Path
-) -> dict[str, Document]:
-    """The documents with these content hashes; the input is read until all of them are read."""
-    own: dict[str, Document] = {}
-    if hashes:
-        for document in _documents(spec, seed, cache_dir):
-            if document.hash in hashes:
-                own[document.hash] = document
-                if len(own) == len(hashes):
-                    break
-    return own
-
-
-def of_another_corpus(missing: int, documents: int) -> str:
-    """What to do where documents of a file of answers are not in the input."""
-    return (
-        f"{missing:,} of its {documents:,} documents are not in the input: it is of another "
-        "corpus, or they were changed; name the spec whose documents they are"
+def _shown(document: Mapping[str, str], rank: int, p: tuple[float, ...] | None) -> Document:
+    return Document(
+        document["content_hash"], document["doc_id"], shown_text(document["text"]), rank, p
     )
 
 
-def _documents(spec: JobSpec, seed: int, cache_dir: Path) -> Iterator[Document]:
-    """The documents with a text, once each, file by file in random order."""
-    store, source = open_store(spec.output, spec.storage_options), spec.input
-    objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
-    shards = load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False).shards
-    read: set[str] = set()
-    for number in np.random.default_rng(seed).permutation(len(shards)):
-        for documents in read_documents(shards[number], source.storage_options):
-            columns = (documents.column(n) for n in ("content_hash", "doc_id", "text", "status"))
-            for text_hash, doc_id, text, status in zip(*columns, strict=True):
-                own = text_hash.as_py()
-                if status.as_py() == OK and own not in read:
-                    read.add(own)
-                    key = sha256_hex(f"review {seed} {own}".encode(), 16)
-                    yield Document(key, own, doc_id.as_py(), text.as_py())
+def shown_text(text: str) -> str:
+    """The text as the page shows it: at most TEXT_CHARS of it."""
+    if len(text) <= TEXT_CHARS:
+        return text
+    return f"{text[:TEXT_CHARS]}\n[… {len(text) - TEXT_CHARS:,} more characters]"
+
+
+def _documents(
+    shard: Shard, rows: Sequence[int], options: Options
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """These rows (rising, of the object) with a text; no more of the shard is read than needed."""
+    names = [field.name for field in DOCUMENT_SCHEMA if field.name in ("doc_id", "content_hash")]
+    for part, own in _parts(shard, rows, options):
+        left, first = deque(own), part.piece.start_row
+        for documents in read_documents(part, options):
+            chosen = list[int]()
+            while left and left[0] < first + len(documents):
+                chosen.append(left.popleft() - first)
+            taken = documents.select([*names, "text", "status"]).take(pa.array(chosen, pa.int64()))
+            for place, document in zip(chosen, taken.to_pylist(), strict=True):
+                if document["status"] == OK:
+                    yield first + place, document
+            first += len(documents)
+            if not left:
+                break
+
+
+def _parts(
+    shard: Shard, rows: Sequence[int], options: Options
+) -> Iterator[tuple[Shard, Sequence[int]]]:
+    """The shard with its rows; of Parquet, a part for each row group that has some."""
+    if shard.version.format != "parquet":
+        yield shard, rows
+        return
+    with reading(shard.path):
+        ends = np.cumsum([unit.rows for unit in table_units(shard.version, options)])
+    for _, group in groupby(rows, key=lambda row: int(np.searchsorted(ends, row, side="right"))):
+        own = list(group)
+        yield Shard(shard.version, Piece(own[0], own[-1] + 1, 0, None, None)), own

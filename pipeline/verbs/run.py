@@ -1,29 +1,40 @@
-"""A run that publishes its labels only if gates pass and no task drifts. Entry: `judged_run`."""
+"""A run that publishes its labels only if what the spec says of that holds.
+
+Entry points: `run`, and `judged_run` for a spec with `publish`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.errors import option_error
+from pipeline.cache import cache_dir as default_cache_dir
+from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
-from pipeline.options import EvalOptions, GoldOptions, Limits, RunOptions
+from pipeline.options import EvalOptions, RunOptions
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
+from pipeline.runtime.run import run as run_without_judging
+from pipeline.spec.gold import PublishSpec
+from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.verbs.evaluate import evaluate, parse_gates
+from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
+
+logger = logging.getLogger(__name__)
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """The result of a run with gates or limits."""
+    """The result of a run whose spec says what must hold to publish."""
 
     outcome: Outcome
     previous: int | None  # number of the snapshot that it was compared with
@@ -36,46 +47,92 @@ class JudgedRun:
         return self.outcome.snapshot is not None
 
 
+def run(
+    spec: str | Path | Mapping[str, Any] | JobSpec,
+    *,
+    cache_dir: Path | None = None,
+    address: str | None = None,
+    options: RunOptions = RunOptions(),
+    announce: Callable[[Progress], None] = ignore,
+) -> Outcome:
+    """The outcome of a run, which labels what is missing and publishes a snapshot.
+
+    A second run changes nothing. After an error or a crash, run again: finished shards are kept.
+    With `publish` in the spec, a snapshot that does not hold it is not published, and the log has
+    the reasons.
+
+    Args:
+        spec: The job, its YAML file, or a dictionary of its keys.
+        cache_dir: Folder of models and file hashes, on every node (default: `$ASSAY_CACHE`, or
+            `~/.cache/assay`).
+        address: A Ray cluster, such as `auto` (default: a local Ray).
+        options: What is labelled and published, and when the run ends.
+        announce: Takes the progress at each change, and once a second.
+
+    Returns:
+        Counts of rows and shards, and the number of the snapshot.
+
+    Raises:
+        SpecError: The spec names missing files, or does not fit the cluster or the model.
+        RefusedError: The store could lose results, no cluster answers at `address`, or the cluster
+            there accepts anyone.
+        StorageError: A store failed, not for single shards alone; UnavailableError if it may
+            succeed later.
+        ModelError: The model cannot be loaded, or is not supported exactly.
+        FailedRowsError: The share of failed rows exceeds `max_error_rate`.
+        StalledError: No worker can go on.
+
+    Examples:
+        >>> run("my.yaml").complete
+        True
+    """
+    job, cache = as_spec(spec), cache_dir or default_cache_dir()
+    if job.publish == PublishSpec():
+        return run_without_judging(
+            job, cache_dir=cache, address=address, options=options, announce=announce
+        )
+    judged = judged_run(job, cache_dir=cache, address=address, options=options, announce=announce)
+    for reason in judged.rejected:
+        logger.warning("not published: %s", reason)
+    return judged.outcome
+
+
 def judged_run(
     spec: JobSpec,
-    gold: str | None,
-    gold_options: GoldOptions,
-    limits: Limits,
     *,
     cache_dir: Path,
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
 ) -> JudgedRun:
-    """Labels missing documents and publishes a snapshot if all gates and limits hold.
+    """Labels missing documents and publishes a snapshot if all of the spec's `publish` holds.
 
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
     if options.publish_partial:
-        fix = "publishes labels that were not judged; leave it out, or the gates and limits"
+        fix = "publishes labels that were not judged; leave it out, or remove publish from the spec"
         raise option_error("publish_partial", fix)
-    if limits.gates and gold is None:
-        raise option_error("gold", "missing; a gate needs gold labels: --gold FILE")
-    if gold is not None:
-        if not limits.gates:
-            raise option_error("gates", "missing; --gold judges nothing without a gate")
-        parse_gates(limits.gates, read_gold(gold, spec, gold_options), spec)
+    if gates := parse_gates(spec):
+        gold = read_gold(None, spec)
+        reasons = [why_not_judged(gate, gold) for gate in gates]
+        if problems := [
+            Problem(f"publish.gates.{number}", reason, gates[number].written)
+            for number, reason in enumerate(reasons)
+            if reason
+        ]:
+            raise SpecError(problems)
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:
-        assert gold is not None
-        by_gates = EvalOptions(gates=limits.gates)
-        return evaluate(
-            spec, gold, gold_options, by_gates, cache_dir=cache_dir, candidate=candidate
-        ).decisions
+        return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
 
     with label(
         spec, cache_dir=cache_dir, address=address, options=options, announce=announce
     ) as labelled:
-        return judge(labelled, decide if limits.gates else None, limits)
+        return judge(labelled, decide if gates else None, spec.publish)
 
 
-def judge(labelled: Outcome, gate: Gate | None, limits: Limits) -> JudgedRun:
+def judge(labelled: Outcome, gate: Gate | None, limits: PublishSpec) -> JudgedRun:
     """Compares the labelled output with the previous snapshot, and publishes or rejects it."""
     previous = last_snapshot(labelled.store, labelled.job.spec.name)
     if not labelled.complete:

@@ -1,4 +1,4 @@
-"""A few documents of a corpus, as the model reads them, for `check` and `plan`.
+"""A few documents of a corpus, as the model reads them, for `check`.
 
 Entry point: `take_samples`.
 """

@@ -21,8 +21,9 @@ from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
 from pipeline.ledger.snapshots import known_counts, last_published, table_of
+from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job, job_of_output
-from pipeline.runtime.plan import Plan, plan
+from pipeline.runtime.plan import Plan
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
@@ -55,6 +56,7 @@ class Status:
     documents: int  # of the whole input
     # Input files whose documents cannot be counted, with the reason.
     unreadable: ForPeople[tuple[str, ...]]
+    to_read: int  # the most documents that the model reads: it reads no known text again
     snapshot: int | None  # the spec's last
     limit: ForPeople[str | None]  # the condition of the run that made this snapshot
     tasks: Mapping[str, TaskStatus]
@@ -84,15 +86,16 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
-    planned = plan(job, store, keep=False)
+    planned = dry_run(spec, cache_dir=cache_dir)
     last = last_published(store, spec.name)
     known = known_counts(store, None if last is None else table_of(store, last))
-    files = counted(store, _label_files(store, job, planned), known)
+    files = counted(store, label_files(store, job, planned), known)
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(
         output=spec.output,
         documents=planned.rows,
+        to_read=planned.rows_for_model,
         unreadable=planned.cuts.unreadable,
         snapshot=None if last is None else last["number"],
         limit=None if last is None else last.get("limit"),
@@ -157,7 +160,7 @@ def _sum(values: pa.ChunkedArray) -> int:
     return pc.sum(values).as_py() or 0
 
 
-def _label_files(store: Store, job: Job, planned: Plan) -> pa.Table:
+def label_files(store: Store, job: Job, planned: Plan) -> pa.Table:
     """The current label file of each task and shard; without one, those of runs with conditions.
 
     Their answers count: a run of the whole does not ask these documents again.

@@ -175,3 +175,16 @@ def test_the_folder_of_a_task_with_several_labels_is_uploaded(
     (tmp_path / "readouts" / "b.json").write_text("another fit")
     (again := tmp_path / "again").mkdir()
     assert write_bundle(again, content)["tasks"][0]["readout"] != bundled["readout"]
+
+
+def test_the_gold_that_judges_a_run_is_uploaded(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    gold = tmp_path / "gold.csv"
+    gold.write_text("id,toxic\na,toxic\n")
+    publish = {"gates": ["toxic.f1 >= 0.5"]}
+    spec = load_spec(write_spec(gold={"path": str(gold)}, publish=publish))
+    (folder := tmp_path / "job").mkdir()
+    bundled = write_bundle(folder, portable_content(spec, same_machine=True))
+    assert (folder / bundled["gold"]["path"]).read_text() == gold.read_text()
+    assert bundled["publish"] == publish

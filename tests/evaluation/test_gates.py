@@ -82,7 +82,7 @@ def test_an_undefined_metric_passes_no_gate() -> None:
 def test_a_malformed_gate_is_one_line(written: str, says: str) -> None:
     with pytest.raises(SpecError) as raised:
         parse_gate(written, TASKS)
-    assert str(raised.value).startswith(f"gates: {says}") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(f"publish.gates: {says}") and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binomtest
 from scipy.stats import t as student
 
-from pipeline.evaluation.intervals import auroc_interval, effective_rows, unseen_share, wilson
+from pipeline.evaluation.intervals import auroc_interval, unseen_share, wilson
 from pipeline.evaluation.metrics import HEADLINES, score
 
 
@@ -22,12 +22,6 @@ def test_wilsons_interval_is_that_of_scipy(hits: int, rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 12, 500])
 def test_the_unseen_share_is_the_bound_of_clopper_and_pearson_for_a_count_of_0(rows: int) -> None:
     assert unseen_share(rows) == pytest.approx(beta.ppf(0.975, 1, rows), abs=1e-12)
-
-
-def test_the_effective_number_of_rows_is_that_of_equal_weights() -> None:
-    assert effective_rows(np.full(7, 3.0)) == pytest.approx(7)
-    assert effective_rows(np.array([1.0, 1e9])) == pytest.approx(1)
-    assert effective_rows(np.zeros(0)) == 0
 
 
 def test_twelve_right_answers_do_not_prove_that_all_are_right() -> None:

@@ -15,7 +15,6 @@ from pipeline.evaluation.metrics import (
     score,
     task_metrics,
 )
-from pipeline.evaluation.resampling import Sampling
 
 Sample = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -134,9 +133,9 @@ def test_batches_do_not_change_the_number_and_spread_of_resamples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     truth, p = sample(2)
-    at_once = _resampled(truth, p, 600, None)
+    at_once = _resampled(truth, p, 600)
     monkeypatch.setattr("pipeline.evaluation.metrics._BATCH_COUNTS", 7 * len(truth))
-    in_batches = _resampled(truth, p, 600, None)
+    in_batches = _resampled(truth, p, 600)
     assert in_batches.keys() == at_once.keys() == {*HEADLINES} - {"ece"}
     for name in at_once:
         assert in_batches[name].shape == at_once[name].shape == (600,)
@@ -182,22 +181,6 @@ def test_the_interval_of_a_calibration_error_contains_the_error(
         assert np.mean(values) == pytest.approx(too_sure, abs=0.03)
 
 
-def test_the_interval_of_a_weighted_calibration_error_contains_that_of_the_corpus() -> None:
-    """Rare documents, of which the model is too sure by .3, are drawn ten times as often."""
-    missed = 0
-    for seed in range(40):
-        source = np.random.default_rng(seed)
-        rare = np.arange(600) < 300
-        sure = source.uniform(0.7, 1.0, 600)
-        truth = (source.random(600) > sure - 0.3 * rare).astype(np.int64)
-        sampling = Sampling(np.where(rare, 1.0, 10.0), rare.astype(np.int64))
-        p = np.stack([sure, 1 - sure], axis=1)
-        figure = score(truth, p, ["a", "b"], resamples=1, sampling=sampling).headlines["ece"]
-        assert figure.low is not None and figure.high is not None
-        missed += not figure.low <= 0.3 / 11 <= figure.high
-    assert missed <= 6
-
-
 @pytest.mark.parametrize("labels", [2, 3, 20])
 def test_the_brier_score_is_from_0_to_1(labels: int) -> None:
     truth = np.arange(40) % labels
@@ -230,38 +213,3 @@ def test_the_calibration_error_and_its_bins_equal_a_count_by_hand(rows: int, dec
     for each, key in zip(curve, sorted(bins), strict=True):
         assert each.confidence == pytest.approx(confidence[bins[key]].mean())
         assert each.accuracy == pytest.approx(hits[bins[key]].mean())
-
-
-@pytest.mark.parametrize("labels", [2, 4])
-def test_a_weight_counts_as_often_as_repeated_rows(labels: int) -> None:
-    truth, p = sample(labels)
-    weights = np.random.default_rng(2).integers(1, 5, len(truth))
-    rows = np.repeat(np.arange(len(truth)), weights)
-    weighted = task_metrics(truth, p, weights=weights.astype(float))
-    repeated = task_metrics(truth[rows], p[rows])
-    for name in HEADLINES:
-        assert weighted[name] == pytest.approx(repeated[name], abs=1e-12), name
-
-
-def test_a_stratified_sample_has_the_metrics_of_its_corpus_within_their_intervals() -> None:
-    """Rare documents that are often wrong are drawn 30 times as often as the others."""
-    source = np.random.default_rng(0)
-    rare = np.arange(20_000) < 600
-    truth = (source.random(20_000) < np.where(rare, 0.7, 0.05)).astype(np.int64)
-    first = np.where(truth == 1, source.beta(2, 2, 20_000), source.beta(2, 6, 20_000))
-    p = np.stack([1 - first, first], axis=1)
-    whole = task_metrics(truth, p)
-    kept = dict.fromkeys(("accuracy", "auroc", "brier", "f1"), 0)  # of 100
-    for seed in range(100):
-        drawn = np.random.default_rng(seed)
-        places = [drawn.choice(np.flatnonzero(rare == side), 200, False) for side in (True, False)]
-        rows = np.concatenate(places)
-        sampling = Sampling(np.repeat([3.0, 97.0], 200), np.repeat([0, 1], 200))
-        scores = score(truth[rows], p[rows], ["a", "b"], resamples=100, sampling=sampling)
-        for name in kept:
-            figure = scores.headlines[name]
-            assert figure.low is not None and figure.high is not None
-            kept[name] += figure.low <= whole[name] <= figure.high
-    assert all(times >= 90 for times in kept.values()), kept
-    naive = score(truth[rows], p[rows], ["a", "b"], resamples=50).headlines["accuracy"]
-    assert naive.high is not None and naive.high < whole["accuracy"]

@@ -34,8 +34,8 @@ def test_the_best_threshold_is_the_best_of_all(seed: int, decimals: int, least: 
     every = tried(positive, score)
     best_recall = max((r for p, r in every if p >= least), default=None)
     best_precision = max(p for p, r in every if r >= least)
-    precise = choose_threshold("precision", least, positive, score, np.ones(60))
-    finding = choose_threshold("recall", least, positive, score, np.ones(60))
+    precise = choose_threshold("precision", least, positive, score)
+    finding = choose_threshold("recall", least, positive, score)
     assert (precise is None) == (best_recall is None)
     if precise is not None:
         cut = score >= precise.threshold
@@ -53,7 +53,7 @@ def test_the_precision_of_a_threshold_is_what_other_rows_get() -> None:
     for seed in range(40):
         source = np.random.default_rng(seed)
         positive, score = source.random(200) < 0.5, source.random(200)
-        chosen = choose_threshold("precision", 0.62, positive, score, np.ones(200))
+        chosen = choose_threshold("precision", 0.62, positive, score)
         if chosen is not None and chosen.precision.value is not None:
             truths.append(positive[score >= chosen.threshold].mean())
             estimates.append(chosen.precision.value)
@@ -61,16 +61,6 @@ def test_the_precision_of_a_threshold_is_what_other_rows_get() -> None:
             assert chosen.precision.low < chosen.precision.high
     assert len(truths) > 20 and min(truths) >= 0.62
     assert np.mean(estimates) == pytest.approx(0.5, abs=0.12)
-
-
-def test_weights_choose_the_threshold_that_repeated_rows_choose() -> None:
-    positive, score = sample(3, 2)
-    weights = np.random.default_rng(0).integers(1, 4, 60)
-    rows = np.repeat(np.arange(60), weights)
-    weighted = choose_threshold("precision", 0.5, positive, score, weights.astype(float))
-    repeated = choose_threshold("precision", 0.5, positive[rows], score[rows], np.ones(len(rows)))
-    assert weighted is not None and repeated is not None
-    assert weighted.threshold == repeated.threshold
 
 
 @pytest.mark.parametrize("decimals", [1, 6])
@@ -84,15 +74,15 @@ def test_a_point_is_half_way_between_scores_and_its_metrics_are_counts(decimals:
 
 def test_a_single_row_has_a_threshold_without_an_expectation() -> None:
     """No other row can choose a threshold for it."""
-    chosen = choose_threshold("recall", 0.5, np.ones(1, bool), np.array([0.8]), np.ones(1))
+    chosen = choose_threshold("recall", 0.5, np.ones(1, bool), np.array([0.8]))
     assert chosen is not None and (chosen.threshold, chosen.precision.value) == (0.4, None)
 
 
 def test_an_unreachable_minimum_has_no_threshold() -> None:
-    score, one = np.array([0.9, 0.1]), np.ones(2)
-    assert choose_threshold("precision", 0.6, np.array([False, True]), score, one) is None
+    score = np.array([0.9, 0.1])
+    assert choose_threshold("precision", 0.6, np.array([False, True]), score) is None
     for metric in ("precision", "recall"):
-        assert choose_threshold(metric, 0.5, np.array([False, False]), score, one) is None
+        assert choose_threshold(metric, 0.5, np.array([False, False]), score) is None
 
 
 def test_label_issues_are_those_of_the_method_applied_row_by_row() -> None:

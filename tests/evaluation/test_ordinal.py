@@ -10,7 +10,7 @@ from sklearn.metrics import cohen_kappa_score, f1_score, mean_absolute_error, ro
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.multi import LabelRows, multi_figures
 from pipeline.evaluation.ordinal import kappas, ordinal_figures, rank_correlations
-from pipeline.evaluation.resampling import Sampling, draws
+from pipeline.evaluation.resampling import draws
 
 ROWS = 80
 SOURCE = np.random.default_rng(4)
@@ -38,7 +38,7 @@ def test_figures_of_a_score_are_those_of_scikit_learn_and_scipy() -> None:
 
 
 def test_every_resample_is_measured_as_the_rows_that_it_holds() -> None:
-    counts = draws(np.random.default_rng(0), 20, ROWS, None)
+    counts = draws(np.random.default_rng(0), 20, ROWS)
     # — rounded: equal values share their ranks
     predicted, expected = P.argmax(axis=1).astype(float), (P @ np.array(VALUES)).round(1)
     kappa = kappas(TRUTH.astype(float), predicted, counts)
@@ -49,16 +49,6 @@ def test_every_resample_is_measured_as_the_rows_that_it_holds() -> None:
         assert kappa[number] == pytest.approx(own, **EXACT)
         own = spearmanr(TRUTH[rows], expected[rows]).statistic
         assert rank[number] == pytest.approx(own, **EXACT)
-
-
-def test_rows_of_a_sample_count_by_their_weights() -> None:
-    times = SOURCE.integers(1, 5, ROWS)
-    sampling = Sampling(times.astype(float), np.zeros(ROWS, np.int64))
-    weighted = ordinal_figures(TRUTH, P, VALUES, resamples=50, sampling=sampling)
-    rows = np.repeat(np.arange(ROWS), times)
-    repeated = ordinal_figures(TRUTH[rows], P[rows], VALUES, resamples=0)
-    for name, figure in repeated.items():
-        assert weighted[name].value == pytest.approx(figure.value, **EXACT)
 
 
 def test_equal_numbers_have_no_kappa_and_no_rank_but_an_error() -> None:

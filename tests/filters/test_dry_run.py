@@ -15,9 +15,9 @@ from filtered import (
     dropped,
     filtered_with,
     kept,
-    policy_of,
     previewed,
     query,
+    thresholds,
 )
 from finished import snapshot_json, write_snapshot
 
@@ -27,9 +27,9 @@ from pipeline.stores.local import LocalStore
 
 def test_the_grid_of_a_dry_run_is_that_of_duckdb(folder: Path) -> None:
     top = {"share": 0.2, "of": SCORE, "by": "topic", "smallest": 1}
-    [clause] = previewed(folder, drop_top=top).clauses
-    assert {row.group for row in clause.grid} == {"all", "art", "law", "sport"}
-    for row in clause.grid:
+    shares = previewed(folder, drop_top=top).other_shares
+    assert {row.group for row in shares} == {"all", "art", "law", "sport"}
+    for row in shares:
         where = ANSWERED + ("" if row.group == "all" else f" and topic.label = '{row.group}'")
         [found] = query(
             folder,
@@ -37,7 +37,8 @@ def test_the_grid_of_a_dry_run_is_that_of_duckdb(folder: Path) -> None:
             q as (select quantile_disc({SCORE}, {float(1 - Fraction(str(row.share)))}) as t from g)
             select any_value(t), count(*) filter ({SCORE} > t),
             coalesce(sum(n_chars) filter ({SCORE} > t), 0),
-            coalesce(sum(topic.n_tokens) filter ({SCORE} > t), 0) from g, q""",
+            coalesce(sum(greatest(toxic.n_tokens, topic.n_tokens)) filter ({SCORE} > t), 0)
+            from g, q""",
         )
         size = row.dropped
         assert found == (row.threshold, size.documents, size.chars, size.tokens)
@@ -114,6 +115,14 @@ def test_the_json_of_a_dry_run_has_numbers_and_thresholds_by_group(
     assert names == (["art", "law", "null", "sport"] if by else [{}])
     if by:
         found = {group["group"][by]: group["threshold"] for group in values["groups"]}
-        assert policy_of(filtered)["clauses"][0]["at"].items() <= found.items()
-    shown = [clause["clause"] for clause in values["clauses"]]
-    assert shown == (policy_of(filtered)["clauses"] if "drop_top" in rule else [])
+        assert thresholds(filtered) == found
+    # — the filter's own result is the same, but for where it is
+    other = {"other_shares", "written"}
+    assert main([*command_of(folder, **rule), "--to", str(folder / "to"), "--json"]) == 0
+    of_filter = json.loads(capsys.readouterr().out)
+    assert [of_filter[name] for name in values.keys() - other] == [
+        values[name] for name in values.keys() - other
+    ]
+    assert of_filter.keys() == values.keys() and bool(values["other_shares"]) == (
+        "keep" not in rule
+    )

@@ -17,19 +17,20 @@ from finished import LABELS, Corpus, finish, label_file
 
 from pipeline.cli import main
 from pipeline.ledger.label_files import LabelFile
+from pipeline.review.options import ReviewOptions
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
+from pipeline.verbs.review import open_review
 
 VERBS = {
     "head": ["export", "--head=9"],
     "export": ["export", "--to", "labels.parquet"],
     "dry run": ["filter", "--dry-run"],
     "filter": ["filter", "--to", "kept"],
-    "audit": ["audit", "--to", "sample.jsonl"],
     "report": ["report", "--to", "report.html"],
 }
 Line = Callable[..., str]
@@ -100,6 +101,18 @@ def test_each_verb_names_answers_to_an_older_question_and_the_model_that_answere
     [line] = older(run(verb, tasks=tasks(question="Rude?")))
     assert "warning: toxic: these are answers of first to an older wording" in line
     assert "differs in question. Run again (assay run)" in line
+
+
+@pytest.mark.parametrize("by", [{"task": "toxic"}, {"order": "audit"}])
+def test_a_review_of_answers_to_an_older_question_says_so(
+    by: dict[str, Any], run: Line, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    run("head", tasks=tasks(question="Rude?"))
+    caplog.clear()
+    options = ReviewOptions(str(tmp_path / "gold.jsonl"), **by)
+    with open_review(load_spec(tmp_path / "spec.yaml"), options, cache_dir=tmp_path / "cache"):
+        [line] = older("\n".join(caplog.messages))
+    assert "warning: toxic: these are answers of first to an older wording" in line
 
 
 @pytest.mark.parametrize("verb", VERBS)

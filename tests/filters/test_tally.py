@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from pipeline.filters.decisions import (
     OTHERS,
     Decisions,
     Size,
-    decisions,
+    decided,
     scratch,
 )
 from pipeline.filters.snapshot_rule import SnapshotRule
@@ -46,28 +47,23 @@ def rule(tmp_path: Path) -> SnapshotRule:
 
 
 def counted(
-    rule: SnapshotRule, batches: list[pa.RecordBatch], monkeypatch: pytest.MonkeyPatch
+    rule: SnapshotRule, batches: list[pa.RecordBatch]
 ) -> tuple[tuple[Size, Size], list[ShownDocument], dict[str, int]]:
     """Sizes, examples and statuses of these shards."""
-    rows = [(batch, [""] * batch.num_rows) for batch in batches]
-    monkeypatch.setattr(SnapshotRule, "rows", lambda *_: iter(rows))
-    tasks = rule.contents.tasks
-    columns = tallied_columns(tasks, [])
-    with decisions(rule, rule.policy, {}, "keep", read=tasks, columns=columns) as table:
-        return table.whole, [*examples(table, tasks)], table.counts("status")
+    columns = partial(tallied_columns, rule, scored=())
+    with decided(rule.rule, batches, "keep", columns) as table:
+        return table.whole, [*examples(table, rule.contents.tasks)], table.counts("status")
 
 
-def test_a_shard_without_rows_counts_nothing(
-    rule: SnapshotRule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_without_rows_counts_nothing(rule: SnapshotRule) -> None:
     """A condition of a run leaves shards without rows."""
     batches = list(rule.answers())
-    plain = counted(rule, batches, monkeypatch)
+    plain = counted(rule, batches)
     empty = [batches[0].slice(0, 0), *batches, batches[-1].slice(0, 0)]
-    assert counted(rule, empty, monkeypatch) == plain
+    assert counted(rule, empty) == plain
     (kept, dropped), shown, _ = plain
     assert kept.documents + dropped.documents == 3 * ROWS and len(shown) > 10
-    assert counted(rule, empty[:1], monkeypatch) == ((Size(), Size()), [], {})
+    assert counted(rule, empty[:1]) == ((Size(), Size()), [], {})
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from finished import Corpus, finish
+from judged import with_gold
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
 from pipeline.gold.values import UNLABELLED
-from pipeline.options import GoldOptions
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
@@ -35,11 +35,6 @@ def spec(write_spec: Callable[..., Path]) -> JobSpec:
     return load_spec(write_spec(tasks=[RUDE, TONE, TOPIC]))
 
 
-def options(*scores: str, **more: Any) -> GoldOptions:
-    pairs = (each.rpartition("=") for each in scores)
-    return GoldOptions(scores=tuple((left, right) for left, _, right in pairs), **more)
-
-
 def csv_file(folder: Path, *lines: str) -> str:
     file = folder / "scores.csv"
     file.write_text("\n".join(lines) + "\n")
@@ -52,7 +47,7 @@ def test_a_score_is_the_probability_of_the_label_that_it_names(
     file = csv_file(
         tmp_path, "id,TOXICITY,COLD", "a,0.9,0.2", "b,.25,1", "c,1e-3,", "d,,0", "e,.5,.5"
     )
-    gold = read_gold(file, spec, options("toxic=TOXICITY", "tone.warm=COLD"))
+    gold = read_gold(file, with_gold(spec, scores={"toxic": "TOXICITY", "tone.warm": "COLD"}))
     assert list(gold.tasks) == ["toxic", "tone"]
     toxic, tone = gold.tasks["toxic"], gold.tasks["tone"]
     assert toxic.soft is not None and tone.soft is not None
@@ -81,7 +76,7 @@ def test_the_type_of_the_column_does_not_matter(
     """NaN is a missing value, as it is in a column of labels."""
     file = tmp_path / "scores.parquet"
     pq.write_table(pa.table({"id": ["a", "b", "c"], "score": values}), file)
-    toxic = read_gold(str(file), spec, options("toxic=score")).tasks["toxic"]
+    toxic = read_gold(str(file), with_gold(spec, scores={"toxic": "score"})).tasks["toxic"]
     assert toxic.soft is not None
     np.testing.assert_array_equal(toxic.soft[:, 1], [0.5, 1, np.nan])
 
@@ -90,8 +85,10 @@ def test_scores_of_one_document_are_averaged_and_contradict_nothing(
     spec: JobSpec, tmp_path: Path
 ) -> None:
     lines = ["a,0.9,art", "b,0.1,law", "a,0.2,", "b,,law", "a,0.1,", "c,,art"]
-    gold = read_gold(csv_file(tmp_path, "id,s,topic", *lines), spec, options("toxic=s"))
-    assert (gold.keys, gold.repeated, gold.contradictory) == (("a", "b", "c"), 3, 0)
+    gold = read_gold(
+        csv_file(tmp_path, "id,s,topic", *lines), with_gold(spec, scores={"toxic": "s"})
+    )
+    assert (gold.keys, gold.counts.repeated, gold.counts.contradictory) == (("a", "b", "c"), 3, 0)
     toxic = gold.tasks["toxic"]
     assert toxic.soft is not None
     np.testing.assert_allclose(toxic.soft[:, 1], [0.4, 0.1, np.nan], rtol=1e-15)
@@ -107,9 +104,9 @@ def test_a_value_that_is_no_score_names_row_column_value_and_fix(
 ) -> None:
     file = csv_file(tmp_path, "id,s", "a,0.5", *(f"b{n},{value}" for n in range(rows)))
     with pytest.raises(SpecError) as refused:
-        read_gold(file, spec, options("toxic=s"))
+        read_gold(file, with_gold(spec, scores={"toxic": "s"}))
     (problem,) = refused.value.problems
-    assert (problem.place, problem.value) == (f"gold {file}, row 2, column s", value)
+    assert (problem.place, problem.value) == (f"{file}, row 2, column s", value)
     assert f"(such rows: {rows})" in problem.fix
 
 
@@ -120,56 +117,62 @@ def test_a_value_of_json_that_is_no_number_is_refused(
     file = tmp_path / "scores.jsonl"
     file.write_text(f'{{"id": "a", "s": {value}}}\n')
     with pytest.raises(SpecError, match="row 1, column s: is not a number from 0 to 1"):
-        read_gold(str(file), spec, options("toxic=s"))
+        read_gold(str(file), with_gold(spec, scores={"toxic": "s"}))
 
 
 @pytest.mark.parametrize(
-    ("chosen", "value", "fix"),
+    ("gold", "place", "fix"),
     [
-        (options("rude=s"), "rude=s", "toxic, tone, topic"),
-        (options("topic=s"), "topic=s", "two labels"),
-        (options("tone=s"), "tone=s", "write tone.warm=s or tone.cold=s"),
-        (options("toxic.Toxic=s"), "toxic.Toxic=s", "write toxic.clean=s or toxic.toxic=s"),
-        (options("toxic=s", "toxic.clean=t"), "toxic.clean=t", "column s"),
-        (options("toxic=s", columns=(("toxic", "t"),)), "toxic=s", "--column toxic=t"),
-        (options("toxic=S"), "S", "id, s, t; write --score TASK=COLUMN"),
-        (options("toxic=s", id="FOLDER"), "toxic=s", "without --score"),
+        ({"scores": {"rude": "s"}}, "scores.rude", "toxic, tone, topic"),
+        ({"scores": {"topic": "s"}}, "scores.topic", "two labels"),
+        ({"scores": {"tone": "s"}}, "scores.tone", "write tone.warm: s or tone.cold: s"),
+        ({"scores": {"toxic.Toxic": "s"}}, "scores.toxic.Toxic", "toxic.clean: s or toxic.toxic"),
+        ({"scores": {"toxic": "s", "toxic.clean": "t"}}, "scores.toxic.clean", "in column s"),
+        ({"scores": {"toxic": "s"}, "columns": {"toxic": "t"}}, "scores.toxic", "of labels, t"),
+        ({"columns": {"rude": "s"}}, "columns.rude", "the spec has toxic, tone, topic"),
+        ({"values": {"1": "rude"}}, "values.1", "no task has such a label"),
+        ({"values": {"1": ["art", "law"]}}, "values.1", "means 2 labels of one task"),
     ],
 )
-def test_what_is_not_clear_is_an_error_in_one_line(
-    chosen: GoldOptions, value: str, fix: str, spec: JobSpec, tmp_path: Path
+def test_gold_of_the_spec_that_is_not_clear_is_an_error_in_one_line(
+    gold: dict[str, Any], place: str, fix: str, spec: JobSpec
 ) -> None:
-    """Scores are in a file, and not in the folder of a run's output."""
-    file = csv_file(tmp_path, "id,s,t", "a,0.5,toxic")
     with pytest.raises(SpecError) as refused:
-        read_gold(str(tmp_path) if chosen.id else file, spec, chosen)
+        with_gold(spec, **gold)
     (problem,) = refused.value.problems
-    assert (problem.place, problem.value) == ("scores", value) and fix in problem.fix
+    assert problem.place == f"gold.{place}" and fix in problem.fix
+
+
+def test_scores_are_in_a_column_of_a_file(spec: JobSpec, tmp_path: Path) -> None:
+    file = csv_file(tmp_path, "id,s,t", "a,0.5,toxic")
+    with pytest.raises(SpecError, match=r"gold.scores: .* it has id, s, t \(got 'S'\)"):
+        read_gold(file, with_gold(spec, scores={"toxic": "S"}))
+    with pytest.raises(SpecError, match=r"are read without gold\.scores"):
+        read_gold(str(tmp_path), with_gold(spec, scores={"toxic": "s"}))
+
+
+def test_one_value_may_mean_a_label_of_each_task(spec: JobSpec, tmp_path: Path) -> None:
+    file = csv_file(tmp_path, "id,toxic,tone", "a,1,0", "b,0,1")
+    gold = read_gold(file, with_gold(spec, values={1: ["toxic", "warm"], 0: ["clean", "cold"]}))
+    assert gold.tasks["toxic"].truth.tolist() == gold.tasks["tone"].truth.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
-    ("column", "written"), [("toxic", "toxic=toxic"), ("tone", "tone.LABEL=tone")]
+    ("column", "written"), [("toxic", "toxic: toxic"), ("tone", "tone.LABEL: tone")]
 )
-def test_numbers_in_a_column_of_labels_propose_the_option(
+def test_numbers_in_a_column_of_labels_propose_the_key(
     column: str, written: str, spec: JobSpec, tmp_path: Path
 ) -> None:
     file = csv_file(tmp_path, f"id,{column}", "a,0.93", "b,0", "c,")
     with pytest.raises(SpecError) as refused:
         read_gold(file, spec)
     (problem,) = refused.value.problems
-    assert (problem.place, problem.value) == ("gold", file)
-    assert problem.fix.endswith(f"--score {written}")
+    assert problem.place == file and problem.fix.endswith(f"write {written} below gold.scores")
 
 
 def test_zeros_and_ones_may_be_labels_with_other_names(spec: JobSpec, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="--value 1=LABEL, or leave"):
+    with pytest.raises(SpecError, match="write 1: LABEL below"):
         read_gold(csv_file(tmp_path, "id,toxic", "a,1", "b,0"), spec)
-
-
-def test_a_command_for_one_task_has_its_scores_alone() -> None:
-    chosen = options("toxic=s", "toxicity=t", "tone.warm=a b", text="text")
-    assert chosen.words("toxic") == ("--text", "text", "--task", "toxic", "--score", "toxic=s")
-    assert chosen.words("tone")[-2:] == ("--score", "tone.warm=a b")
 
 
 def test_eval_counts_a_score_above_one_half_as_the_label(
@@ -193,9 +196,10 @@ def test_eval_counts_a_score_above_one_half_as_the_label(
         *(f"{id},{score},{'toxic' if score > 0.5 else 'clean'}" for id, score in rows),
     )
     tasks = []
-    for option in (["--score", "toxic=s"], ["--column", "toxic=people"]):
-        command = ["eval", str(file), "--gold", gold, "--resamples", "20", "--json"]
-        assert main([*command, *option]) == 0
+    for key, column in (("scores", "s"), ("columns", "people")):
+        changes = {"gold": {"path": gold, key: {"toxic": column}}}
+        write_spec(input={"path": str(corpus.folder), "id": "id"}, **changes)
+        assert main(["eval", str(file), "--resamples", "20", "--json"]) == 0
         tasks.append(json.loads(capsys.readouterr().out)["tasks"])
     kinds = [of_gold["toxic"].pop("gold") for of_gold in tasks]
     assert (

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from judged import with_gold
 
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
 from pipeline.gold.values import UNLABELLED
-from pipeline.options import GoldOptions
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 
@@ -66,7 +66,7 @@ def test_a_column_lists_the_labels_of_each_row(
     read = [gold.tasks[part].truth.tolist() for part in PARTS]
     assert [list(row) for row in zip(*read, strict=True)] == TRUTH
     assert all(gold.tasks[part].labels == ("yes", "no") for part in PARTS)
-    one = read_gold(gold.source, spec, GoldOptions(tasks=("topic.tax",)))
+    one = read_gold(gold.source, spec, ("topic.tax",))
     assert list(one.tasks) == ["topic.tax"]
 
 
@@ -80,19 +80,17 @@ def test_a_column_for_each_label_says_yes_or_no(
         {"id": "d0", "is_law": yes, "topic.tax": yes},
         {"id": "d1", "is_law": no, "topic.tax": None},
     ]
-    options = GoldOptions(columns=(("topic.law", "is_law"),))
-    gold = read_gold(write(tmp_path / "g.jsonl", rows), spec, options)
+    spec = with_gold(spec, columns={"topic.law": "is_law"})
+    gold = read_gold(write(tmp_path / "g.jsonl", rows), spec)
     assert {name: task.truth.tolist() for name, task in gold.tasks.items()} == {
         "topic.law": [0, 1],
         "topic.tax": [0, UNLABELLED],
     }
-    assert "--column topic.law=is_law" in " ".join(options.words("topic.law"))
-    assert "--column topic.law=is_law" in " ".join(options.words("topic"))
 
 
 def test_scores_of_one_label_are_soft_targets(spec: JobSpec, tmp_path: Path) -> None:
     file = write(tmp_path / "g.jsonl", [{"id": "d0", "s": 0.7}, {"id": "d1", "s": 0.2}])
-    gold = read_gold(file, spec, GoldOptions(scores=(("topic.law", "s"),)))
+    gold = read_gold(file, with_gold(spec, scores={"topic.law": "s"}))
     task = gold.tasks["topic.law"]
     assert task.truth.tolist() == [0, 1] and task.soft is not None
     assert task.soft[:, 0].tolist() == [0.7, 0.2]
@@ -107,34 +105,35 @@ def test_a_score_may_be_any_form_of_its_number(name: str, spec: JobSpec, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "column, value, options, place, fix",
+    "column, value, gold, place, fix",
     [
-        ("topic", "law;art", GoldOptions(), "row 1, column topic", "which has law, tax, sport"),
-        ("topic", "no", GoldOptions(), "row 1, column topic", "--value no=LABEL"),
-        ("quality", 2.5, GoldOptions(), "row 1, column quality", "round the column"),
-        ("quality", 7, GoldOptions(), "row 1, column quality", "is outside 0 to 3"),
-        ("quality", "good", GoldOptions(), "row 1, column quality", "--value good=LABEL"),
-        ("c", "x", GoldOptions(columns=(("topic.art", "c"),)), "columns", "no such task"),
+        ("topic", "law;art", {}, "row 1, column topic", "which has law, tax, sport"),
+        ("topic", "no", {}, "row 1, column topic", "write no: LABEL below gold.values"),
+        ("quality", 2.5, {}, "row 1, column quality", "round the column"),
+        ("quality", 7, {}, "row 1, column quality", "is outside 0 to 3"),
+        ("quality", "good", {}, "row 1, column quality", "write good: LABEL below"),
+        ("c", "x", {"columns": {"topic.art": "c"}}, "gold.columns.topic.art", "no such task"),
         (
             "topic",
             "law",
-            GoldOptions(columns=(("topic", "topic"), ("topic.law", "topic"))),
-            "columns",
-            "write one of them",
+            {"columns": {"topic": "topic", "topic.law": "topic"}},
+            "gold.columns.topic.law",
+            "topic also has a column for all of its labels; remove one",
         ),
-        ("s", 0.5, GoldOptions(scores=(("topic", "s"),)), "scores", "topic.law=s"),
+        ("s", 0.5, {"scores": {"topic": "s"}}, "gold.scores.topic", "topic.law: s"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place_and_the_fix(
     column: str,
     value: Any,
-    options: GoldOptions,
+    gold: dict[str, Any],
     place: str,
     fix: str,
     spec: JobSpec,
     tmp_path: Path,
 ) -> None:
     with pytest.raises(SpecError) as refused:
-        read_gold(write(tmp_path / "g.jsonl", [{"id": "d0", column: value}]), spec, options)
+        file = write(tmp_path / "g.jsonl", [{"id": "d0", column: value}])
+        read_gold(file, with_gold(spec, **gold))
     [problem] = refused.value.problems
     assert place in str(problem.place) and fix in problem.fix, problem

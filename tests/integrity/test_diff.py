@@ -49,23 +49,25 @@ def test_the_figures_are_those_counted_by_hand(twice: LocalStore) -> None:
     compared = compare(twice, contents(twice, 1), contents(twice, 2))
     texts = [{row["content_hash"] for row in rows} for rows in (before, after)]
     both = texts[0] & texts[1]
-    assert compared.documents == (len(texts[0] - both), len(both), len(texts[1] - both))
-    assert compared.rows == (90, 90)
-    assert {change.task for change in compared.tasks} == {*LABELS, *WORDS}
-    for change in compared.tasks:
-        task, labels = change.task, (LABELS | WORDS)[change.task]
-        for counts, rows in ((change.before, before), (change.after, after)):
+    counts = len(texts[0] - both), len(both), len(texts[1] - both)
+    assert tuple(compared.texts.values()) == counts
+    assert compared.rows == {"before": 90, "after": 90}
+    assert compared.tasks.keys() == {*LABELS, *WORDS}
+    for task, change in compared.tasks.items():
+        labels = (LABELS | WORDS)[task]
+        for side, rows in ((change.before, before), (change.after, after)):
             counted = Counter(row[task]["label"] for row in rows)
-            assert counts.tolist() == [counted[label] for label in labels]
+            assert side.labels == {label: counted[label] for label in labels}
+            assert side.rows == counted.total() - counted[None]
         label_before = {row["content_hash"]: row[task]["label"] for row in before}
         pairs = Counter(
             (label_before[row["content_hash"]], row[task]["label"])
             for row in after
             if row["content_hash"] in label_before and row[task]["label"] is not None
         )
-        assert change.flips is not None
-        assert change.flips.tolist() == [[pairs[x, y] for y in labels] for x in labels]
-        flipped = sum(count for (x, y), count in pairs.items() if x != y)
+        moves = {(move.before, move.after): move.texts for move in change.moves}
+        assert moves == {(x, y): count for (x, y), count in pairs.items() if x != y}
+        flipped = sum(moves.values())
         assert change.flip_rate == pytest.approx(flipped / pairs.total())
         # — the answers of the unchanged task were reused, or are of new texts
         assert (change.flip_rate > 0) == (task != "toxic")
@@ -73,8 +75,8 @@ def test_the_figures_are_those_counted_by_hand(twice: LocalStore) -> None:
 
 def test_a_snapshot_against_itself_has_not_changed(twice: LocalStore) -> None:
     compared = compare(twice, contents(twice, 2), contents(twice, 2))
-    assert compared.documents[::2] == (0, 0)
-    for change in compared.tasks:
+    assert compared.texts["before_alone"] == compared.texts["after_alone"] == 0
+    for change in compared.tasks.values():
         assert change.psi == change.jensen_shannon == change.flip_rate == 0
         assert change.newly_failing == 0
 
@@ -90,7 +92,7 @@ def test_rows_that_newly_fail_are_named(tmp_path: Path) -> None:
         lines[8] = json.dumps(json.loads(lines[8]) | {"text": None})
         file.write_text("".join(f"{line}\n" for line in lines))
     finish(store, corpus.shards(store), toy_fingerprints())
-    for change in compare(store, contents(store, 1), contents(store, 2)).tasks:
+    for change in compare(store, contents(store, 1), contents(store, 2)).tasks.values():
         assert change.newly_failing == 3
         assert change.failing_ids == ("0-8", "1-8", "2-8")
 

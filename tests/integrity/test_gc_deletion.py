@@ -18,10 +18,9 @@ from several_specs import Everything
 
 from pipeline.cli import main
 from pipeline.errors import RefusedError, StorageError
-from pipeline.gold.sample_design import SampleDesign, keep_design
 from pipeline.ledger import attempts
 from pipeline.ledger.attempts import ENDED_AFTER_S, in_use
-from pipeline.ledger.keys import audit_key, spec_key
+from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import contents
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, StoredObject, check_create_only
@@ -195,15 +194,6 @@ def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> 
     check_create_only(everything.store)
     assert everything.gc(1).keys == ()
     assert everything.keys == {PROBE_KEY}
-
-
-def test_the_design_of_a_sample_that_people_label_is_kept(everything: Everything) -> None:
-    for version in "12":
-        everything.finish("job", version)
-    name = keep_design(everything.store, SampleDesign(1, {"ab": 0}, {0: 7}))
-    collected = everything.gc(1)
-    assert collected.keys and not collected.unknown
-    assert audit_key(name) in everything.keys
 
 
 def test_the_command_deletes_only_when_told_and_keeps_at_least_one(

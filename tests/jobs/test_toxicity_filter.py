@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from filtered import ids, labelled
 from finished import toy_spec
+from reports import forecast_of
 
 from jobs.toxicity_filter import main as job
 from pipeline.ledger.cells import Committed
@@ -74,7 +75,8 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
 ) -> None:
     """The spec has no model: the plan of the labelling is a stand-in."""
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
-    monkeypatch.setattr("pipeline.runtime.dry_run.dry_run", lambda *_, **__: planned)
+    nothing = forecast_of(planned)
+    monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: nothing)
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     folder = labelled(tmp_path / "corpus", ["en", "de", None])
     for name, output in (("labelled", "out"), ("new", "none")):
@@ -86,7 +88,7 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
     assert job([str(tmp_path / "labelled.json"), *dry_run]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["run"]["missing_documents"] == 0
-    assert shown["filter"]["kept"] == len(ids(folder, KEEP)) > 0
+    assert shown["filter"]["sizes"]["kept"]["documents"] == len(ids(folder, KEEP)) > 0
     assert job([str(tmp_path / "new.json"), *dry_run]) == 0
     assert json.loads(capsys.readouterr().out)["filter"] is None
     assert sorted(folder.rglob("*")) == before

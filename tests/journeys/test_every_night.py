@@ -26,16 +26,18 @@ tasks:
   - name: sport
     question: "Is this about sport? Answer yes or no."
     labels: {{sport: ["Yes", "yes"], other: ["No", "no"]}}
+gold: {{path: gold.csv}}
+publish:
+  gates: [toxic.auroc >= 0.9]
+  max_psi: 0.1
+  max_flip_rate: 0.05
+  max_failing: 0.05
 """
-NIGHT = "python -m jobs.scheduled_relabel nightly.yaml --gold gold.csv"
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_nights_label_what_changed_and_publish_what_passes(person: Person) -> None:
-    checkout = Person(
-        person.folder, person.home, variables={"PYTHONPATH": str(REPOSITORY)}
-    )  # the recipes are run from one
     rows = comments(90)
     person.writes("nightly.yaml", SPEC)
     gold = [{"id": row["id"], "toxic": row["toxic"]} for row in rows[:60]]
@@ -46,32 +48,39 @@ def test_nights_label_what_changed_and_publish_what_passes(person: Person) -> No
         lines = [json.dumps({"id": row["id"], "text": row["text"]}) for row in part]
         person.writes(f"data/{name}.jsonl", "\n".join(lines))
 
-    def night(gate: str, *, code: int = 0) -> dict[str, Any]:
-        seen = checkout.types(f"{NIGHT} --gate '{gate}' --json", code=code)
+    def night(*, code: int = 0) -> dict[str, Any]:
+        seen = person.types("assay run nightly.yaml --json", code=code)
         result: dict[str, Any] = json.loads(seen.out)
         return result
 
     writes("monday", rows[:60])
-    first = night("toxic.auroc >= 0.9")
+    first = night()
     assert (first["snapshot"], first["run"]["documents_read_by_model"]) == (1, 60)
 
     writes("tuesday", rows[60:])
-    second = night("toxic.auroc >= 0.9")
+    second = night()
     assert (second["snapshot"], second["run"]["documents_read_by_model"]) == (2, 30)
 
     edited = [{**rows[0], "text": "Something else entirely, about football."}, *rows[1:60]]
     writes("monday", edited)
-    third = night("toxic.auroc >= 0.9")
+    third = night()
     assert (third["snapshot"], third["run"]["documents_read_by_model"]) == (3, 1)
 
     person.edits("nightly.yaml", ("Is this about sport?", "Does this text speak of a game?"))
-    fourth = night("toxic.auroc >= 0.9999", code=1)
+    person.edits("nightly.yaml", (">= 0.9]", ">= 0.9999]"))
+    fourth = night(code=1)
     assert fourth["run"]["documents_read_by_model"] == 90 and not fourth["published"]
     assert [each["passed"] for each in fourth["gates"]] == [False]
     shown = person.types("assay export nightly.yaml --to before.csv").out
     assert "snapshot 00000003" in shown, "the last one that passed is the current one"
 
-    words = checkout.types(f"{NIGHT} --gate 'toxic.auroc >= 0.9' --max-flip-rate 1 --max-psi 100")
+    person.edits("nightly.yaml", (">= 0.9999]", ">= 0.9]"))
+    person.edits(
+        "nightly.yaml",
+        ("max_psi: 0.1", "max_psi: 100"),
+        ("max_flip_rate: 0.05", "max_flip_rate: 1"),
+    )
+    words = person.types("assay run nightly.yaml")
     assert re.search(r"labelled now +0;", words.out)
     assert "snapshot 00000004" in person.types("assay export nightly.yaml --to after.csv").out
     before, after = person.reads_csv("before.csv"), person.reads_csv("after.csv")

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from annotator import Annotator, address_in
 from person import Person, comments
 
 CORPUS, LABELLED, JUDGED, AUDITED = 500, 100, 150, 120
@@ -36,8 +37,8 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     spec = (person.folder / "my.yaml").read_text()
     # the example task gets a name and two labels
     head = spec[: re.search(r"^tasks:", spec, re.MULTILINE).start()]  # type: ignore[union-attr]
-    asked = 'tasks: [{name: toxic, question: "Is it toxic?", labels: [toxic, clean]}]\n'
-    person.writes("my.yaml", head + asked)
+    task = 'tasks: [{name: toxic, question: "Is it toxic?", labels: [toxic, clean]}]\n'
+    person.writes("my.yaml", head + task)
     person.types("assay fit my.yaml --gold hundred.csv --document --to readouts")
     person.writes("my.yaml", head + TASK)
     ran = person.types("assay run my.yaml")
@@ -56,14 +57,20 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     )
     assert kept == [r["doc_id"] for r in exported if float(r["toxic_p_toxic"]) < 0.5]
 
-    person.types(f"assay audit my.yaml --to sample.csv --documents {AUDITED}")
-    sheet = person.reads_csv("sample.csv")
-    assert len(sheet) == AUDITED and {row["toxic"] for row in sheet} == {""}
-    asked_before = {row["text"] for row in rows[:LABELLED]}
-    assert asked_before.isdisjoint(row["_text"] for row in sheet), "readouts know these"
-    person.writes_csv("sample.csv", [{**row, "toxic": truth[row["_text"]]} for row in sheet])
-    seen = person.types("assay audit my.yaml --gold sample.csv --json")
-    found = json.loads(seen.out)
+    asked = f"assay review my.yaml --by audit --to audit.jsonl --documents {AUDITED}"
+    with person.runs_beside(asked) as review:
+        [log] = person.folder.glob("log-*")
+        says = {text: "yes" if label == "toxic" else "no" for text, label in truth.items()}
+        Annotator(address_in(log), says).labels(AUDITED)
+        review.terminate()
+        assert review.wait(timeout=60) == 0
+    assert "next: assay eval my.yaml --gold audit.jsonl" in log.read_text()
+    lines = (person.folder / "audit.jsonl").read_text().splitlines()
+    audited = {json.loads(line)["doc_id"] for line in lines}
+    known = {row["id"] for row in rows[:LABELLED]}
+    assert len(audited) == AUDITED and audited.isdisjoint(known), "readouts know these"
+    seen = person.types("assay eval my.yaml --gold audit.jsonl --json")
+    found = json.loads(seen.out)["filter"]
 
     dropped = {row["id"] for row in rows} - {*kept}
     toxic = {row["id"] for row in rows if row["toxic"] == "toxic"}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from pathlib import Path
-from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
+from annotator import Annotator, address_in
 from person import Person
 from sklearn.metrics import roc_auc_score
 
@@ -40,43 +37,6 @@ def posts() -> list[dict[str, str]]:
     return [{"id": f"p{n}", "text": text, "kind": kinds[text]} for n, text in enumerate(texts)]
 
 
-def address_in(log: Path) -> str:
-    """The page's address, once the review has printed it."""
-    deadline = time.monotonic() + 300
-    while (found := re.search(r"assay: open (\S+)", log.read_text())) is None:
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
-    return found[1]
-
-
-class Annotator:
-    """Somebody who knows the labels, and whose page sends what a browser sends."""
-
-    def __init__(self, address: str, truth: dict[str, str]) -> None:
-        self.root, _, self.token = address.partition("?token=")
-        self.truth = truth
-        self.view = self.sends("next")
-
-    def sends(self, path: str, **body: Any) -> dict[str, Any]:
-        headers = {"X-Review-Token": self.token, "Content-Type": "application/json"}
-        sent = json.dumps({"by": "ann", **body}).encode()
-        with urlopen(Request(self.root + path, sent, headers), timeout=60) as reply:
-            return dict(json.load(reply))
-
-    def labels(self, times: int) -> None:
-        for _ in range(times):
-            row = self.view["row"]
-            label = self.truth[row["text"]]
-            self.view = self.sends("answer", id=row["id"], action="label", label=label)
-
-    def waits_for_a_fit(self) -> None:
-        deadline = time.monotonic() + 300
-        while self.view["progress"]["fitting"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-            self.view = self.sends("next")
-
-
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_a_hundred_labels_on_a_page_are_enough_for_a_filter(person: Person) -> None:
@@ -96,15 +56,15 @@ def test_a_hundred_labels_on_a_page_are_enough_for_a_filter(person: Person) -> N
         annotator.labels(LABELS // 2)
         person.types("cp gold.jsonl half.jsonl")
         annotator.labels(LABELS // 2)
-        annotator.waits_for_a_fit()
-        assert annotator.view["progress"]["points"]
+        assert annotator.view["progress"]["labels"] == LABELS
         review.terminate()
         assert review.wait(timeout=60) == 0
     assert "next: assay fit my.yaml --gold gold.jsonl" in log.read_text()
 
     aurocs = {}
     for gold, number in (("half.jsonl", LABELS // 2), ("gold.jsonl", LABELS)):
-        person.types(f"assay fit my.yaml --gold {gold} --layers 12 --overwrite")
+        there = "--to readouts/kind.safetensors --overwrite"
+        person.types(f"assay fit my.yaml --gold {gold} --layers 12 {there}")
         person.types("assay run my.yaml")
         person.types("assay export my.yaml --to labels.csv --overwrite")
         lines = (person.folder / gold).read_text().splitlines()

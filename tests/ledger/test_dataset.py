@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -161,7 +162,8 @@ def test_files_of_several_shards_are_read_at_once_and_come_in_order(finished: Lo
 
 
 def test_a_stream_is_read_any_number_of_times(finished: LocalStore) -> None:
-    labels = open_labels(str(finished.root), ["topic"])
+    labels = open_labels(finished.root, ["topic"])
+    assert re.fullmatch(r"<LabelDataset: topic; \d+ documents of .*>", repr(labels))
     assert pa.table(labels).equals(labels.to_table()) and pa.table(labels).equals(pa.table(labels))
     rows = duckdb.sql(
         "select a.doc_id, a.topic.label from labels a join labels b using (doc_id) order by all"

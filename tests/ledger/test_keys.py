@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pipeline.ledger.keys import (
     Key,
-    audit_key,
     cuts_key,
     documents_key,
     label_folders,
@@ -53,7 +52,6 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)
     assert parse_key(manifest_key(number)) == Key("snapshots/", number=number)
-    assert parse_key(audit_key(fp)) == Key("audits/")
 
 
 def test_the_probe_of_conditional_create_is_below_attempts() -> None:

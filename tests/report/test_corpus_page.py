@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -15,9 +16,10 @@ from reports import REPORT, printed, scores, shown, task
 from task_changes import change_of
 
 from pipeline.errors import SpecError, StorageError
+from pipeline.evaluation.metrics import Bin
 from pipeline.filters.tally import BARS
 from pipeline.integrity.diff import Comparison
-from pipeline.report.charts import LEAST_SHARE, histogram, histograms
+from pipeline.report.charts import LEAST_ROWS, LEAST_SHARE, histogram, histograms, merged_bins
 from pipeline.report.corpus_page import (
     corpus_report_json,
     show_corpus_report,
@@ -31,18 +33,30 @@ def headings(written: str) -> list[str]:
     return [html.unescape(each) for each in re.findall(r"<h2[^>]*>([^<]*)</h2>", written)]
 
 
-def test_the_page_begins_with_the_summary_and_ends_with_the_provenance() -> None:
+def first_screen(written: str) -> str:
+    """What is above the first section."""
+    return html.unescape(written.partition("<h2 id=")[0])
+
+
+def test_the_page_says_first_what_is_kept_how_good_it_is_and_what_to_do_next() -> None:
     names = headings(shown(REPORT))
-    assert names[:4] == [
-        "Summary",
+    assert names == [
+        "Kept and dropped",
+        "Quality",
+        "Doubts",
+        "What to do next",
+        "Answers",
         "Why documents are dropped",
         "Kept and dropped by group",
-        "Answers",
+        "What was labelled, and with what",
     ]
-    assert names[-1] == "What was labelled, and with what"
-    first = shown(REPORT).partition("<h2 id='reasons'>")[0]
-    assert "It keeps 60 of 100 documents and drops 40 (40.0%" in first and "Doubts" not in first
-    assert "--gold FILE" in first
+    first = first_screen(shown(REPORT))
+    assert "It keeps 60 of 100 documents and drops 40 (40.0%" in first
+    assert re.search(r"kept <strong>60</strong> \(60.0%\).*dropped <strong>40</strong>", first)
+    assert "<h2>Doubts</h2>\n<p>None.</p>" in first
+    assert "There are no gold labels" in first and "assay review specs/job.yaml" in first
+    unfiltered = first_screen(shown(replace(REPORT, filter=None)))
+    assert "<h2>Documents</h2>" in unfiltered and "ok <strong>100</strong> (100.0%)" in unfiltered
 
 
 def test_why_documents_are_dropped_is_counted_by_condition() -> None:
@@ -73,8 +87,10 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     assert list(report_doubts(REPORT)) == []
     constant = task("topic", {"ok": 98, "error:x": 2}, labels={"<art>": 98}, answered=98)
     before, after = np.array([90, 10]), np.array([10, 90])
-    change = change_of("spam", "ab", before, after, np.eye(2, dtype=int))
-    drift = Comparison("snapshot 00000006", "now", (100, 100), (0, 100, 0), (change,), (), ())
+    change = change_of("ab", before, after, np.eye(2, dtype=int))
+    rows: Any = {"before": 100, "after": 100}
+    texts: Any = {"before_alone": 0, "both": 100, "after_alone": 0}
+    drift = Comparison("snapshot 00000006", "now", rows, texts, {"spam": change}, (), ())
     report = replace(REPORT, partial=True, tasks=(constant,), drift=drift)
     doubts = list(report_doubts(report))
     starts = (
@@ -84,7 +100,7 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
         "since snapshot 00000006, the labels of spam shifted: PSI ",
     )
     assert [doubt[: len(start)] for doubt, start in zip(doubts, starts, strict=True)] == [*starts]
-    first = html.unescape(shown(report).partition("<h2 id='reasons'>")[0])
+    first = first_screen(shown(report))
     on_terminal = printed(show_corpus_report, report)
     for doubt in doubts:
         assert doubt in first and f"warning: {doubt}" in on_terminal
@@ -113,7 +129,7 @@ def test_a_chart_is_drawn_where_its_places_are() -> None:
     figure = written.partition("<figure>")[2].partition("</figure>")[0]
     chart = histogram(of_toxic)
     bars = re.findall(
-        r"<rect x='(.*?)' y='(.*?)' .*? height='(.*?)' .*?<title>(.*?)</title>", figure
+        r"<rect x='(.*?)' y='(.*?)' .*? height='(.*?)'.*?<title>(.*?)</title>", figure
     )
     for (x, y, height, text), (left, place, words) in zip(bars, chart.bars, strict=True):
         assert (float(x), text) == (pytest.approx(48 + 280 * left, abs=0.1), words)
@@ -124,6 +140,18 @@ def test_a_chart_is_drawn_where_its_places_are() -> None:
         assert text == name
         assert float(y) == pytest.approx(chart.height * (1 - place) + 20, abs=0.1)
     assert re.findall(r"text-anchor='middle'>([\d.]+)<", figure) == ["0", "0.5", "1"]
+
+
+@pytest.mark.parametrize("rows", [[4] * 15, [20, 20, 20], [300], [], [1, 19, 1]])
+def test_a_point_of_the_reliability_has_enough_documents(rows: list[int]) -> None:
+    random = np.random.default_rng(7)
+    bins = [Bin(n, *random.random(2).tolist()) for n in rows]
+    merged = merged_bins(bins)
+    assert all(bin.rows >= LEAST_ROWS for bin in merged[:-1])
+    for name in ("confidence", "accuracy"):
+        sums = [sum(bin.rows * getattr(bin, name) for bin in of) for of in (bins, merged)]
+        assert sums[0] == pytest.approx(sums[1])
+    assert sum(bin.rows for bin in merged) == sum(rows)
 
 
 def test_only_labels_with_something_to_show_have_a_figure_and_few_of_them() -> None:

@@ -12,10 +12,7 @@ from outcomes import toy_outcome
 from reports import printed
 
 from pipeline.evaluation.metrics import score
-from pipeline.gold.labels import Gold
-from pipeline.gold.values import GoldTask
 from pipeline.ledger.counts import Counts
-from pipeline.options import GoldOptions
 from pipeline.report.doubts import (
     LEAST_DOCUMENTS,
     check_doubts,
@@ -25,7 +22,7 @@ from pipeline.report.doubts import (
 from pipeline.report.run import show_summary, summary_json
 from pipeline.runtime.outcome import Tally
 from pipeline.verbs.check import AnswerFacts
-from pipeline.verbs.evaluate import Judged, RowCounts, TaskEvaluation
+from pipeline.verbs.evaluate import RowCounts, TaskEvaluation
 
 
 @pytest.mark.parametrize(
@@ -62,58 +59,49 @@ def evaluated(p_of_truth: float) -> TaskEvaluation:
     right = source.random(60) < p_of_truth
     first = np.where(right == (truth == 0), 0.8, 0.2) + source.uniform(-0.1, 0.1, 60)
     p = np.column_stack([first, 1 - first])
-    scores = score(truth, p, ("a", "b"))
-    judged = Judged(scores, (), np.arange(60), truth, p, np.ones(60))
-    return TaskEvaluation("t", ("a", "b"), RowCounts(60, 0, 0, {}, 0, 60), judged, (), None)
-
-
-def gold(**options: Any) -> Gold:
-    tasks = {"t": GoldTask(("a", "b"), np.tile([0, 1], 30))}
-    keys = tuple(map(str, range(60)))
-    return Gold("gold.csv", "doc_id", keys, tasks, None, options=GoldOptions(**options))
+    return TaskEvaluation(
+        task="t",
+        labels=("a", "b"),
+        rows=RowCounts(60, 0, 0, {}, 0, 60),
+        gold="people",
+        scores=score(truth, p, ("a", "b")),
+    )
 
 
 def test_answers_at_chance_are_named_with_their_interval_and_better_ones_are_not() -> None:
     task = evaluated(0.5)
-    assert task.judged is not None
-    auroc = task.judged.scores.headlines["auroc"]
+    auroc = task.auroc
     assert auroc.low is not None and auroc.high is not None
     assert auroc.low < 0.5 < auroc.high and task.at_chance
-    [doubt] = evaluation_doubts(task, gold())
+    [doubt] = evaluation_doubts(task)
     interval = f"{auroc.low:.3f} to {auroc.high:.3f}"
     assert doubt.startswith(f"t: the interval of AUROC, {interval}, includes .5")
-    assert not list(evaluation_doubts(evaluated(0.9), gold()))
+    assert not list(evaluation_doubts(evaluated(0.9)))
 
 
 @pytest.mark.parametrize(
-    ("options", "fix"),
+    ("changes", "fix"),
     [
-        ({}, "--value a=b --value b=a"),
-        ({"values": (("no", "b"), ("yes it is", "a"))}, "--value no=a --value 'yes it is=b'"),
+        ({}, "below gold.values, as in {a: b, b: a}"),
+        ({"gold": "scores"}, "name the other label below gold.scores: t.LABEL: COLUMN"),
+        ({"labels": ("a", "b", "c")}, "below gold.values, as in VALUE: LABEL"),
     ],
 )
-def test_labels_that_look_swapped_are_named_with_the_options_that_swap_them(
-    options: dict[str, Any], fix: str
+def test_labels_that_look_swapped_are_named_with_the_key_that_swaps_them(
+    changes: dict[str, Any], fix: str
 ) -> None:
-    task = evaluated(0.1)
+    task = replace(evaluated(0.1), **changes)
     assert task.swapped and not task.at_chance
-    [doubt] = evaluation_doubts(task, gold(**options))
+    [doubt] = evaluation_doubts(task)
     assert "is below .5: labels of the gold look swapped" in doubt and doubt.endswith(fix)
 
 
-def test_scores_that_look_swapped_are_named_with_the_other_label() -> None:
-    scored = gold(scores=(("t.a", "s"),))
-    task = GoldTask(("a", "b"), np.tile([0, 1], 30), np.full((60, 2), 0.5), scored="a")
-    [doubt] = evaluation_doubts(evaluated(0.1), replace(scored, tasks={"t": task}))
-    assert doubt.endswith("If they are, write --score t.b=s")
-
-
 def test_where_nothing_is_judged_the_next_step_is_named() -> None:
-    task = replace(evaluated(0.9), judged=None, rows=RowCounts(60, 0, 0, {}, 50, 10))
-    [doubt] = evaluation_doubts(task, gold())
+    task = replace(evaluated(0.9), scores=None, rows=RowCounts(60, 0, 0, {}, 50, 10))
+    [doubt] = evaluation_doubts(task)
     assert "nothing is judged, because 50 gold documents were fitted to" in doubt
     assert "assay fit --hold-out 0.2" in doubt
-    [nothing] = evaluation_doubts(replace(task, rows=RowCounts(60, 0, 60, {}, 0, 0)), gold())
+    [nothing] = evaluation_doubts(replace(task, rows=RowCounts(60, 0, 60, {}, 0, 0)))
     assert "no gold document has an answer" in nothing
 
 

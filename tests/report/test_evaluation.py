@@ -20,21 +20,14 @@ from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.operating_points import Threshold
-from pipeline.gold.labels import Gold
-from pipeline.gold.values import GoldTask
-from pipeline.options import GoldOptions
+from pipeline.gold.labels import GoldCounts
 from pipeline.report.charts import MAX_LINES, curves
 from pipeline.report.console import escape_controls, json_value, truncate
-from pipeline.report.evaluation_json import evaluation_json
-from pipeline.report.evaluation_table import (
-    confusion_grid,
-    headline,
-    show_evaluation,
-)
+from pipeline.report.evaluation import sections, show_evaluation
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
-    Judged,
+    JudgedRows,
     LabelIssue,
     RowCounts,
     TaskEvaluation,
@@ -55,13 +48,31 @@ def evaluation(labels: tuple[str, ...]) -> Evaluation:
         Cut(labels[1], "precision", 0.9, None),
     )
     scores = score(truth, p, labels, resamples=5)
-    judged = Judged(scores, cuts, np.arange(50), truth, p, np.ones(50))
-    issue = LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40)
-    rows = RowCounts(57, 1, 2, {"error:<b>": 4}, 0, 50)
-    task = TaskEvaluation("toxic", labels, rows, judged, (issue,), None)
-    gold = Gold(HOSTILE, "doc_id", ("a",), {"toxic": GoldTask(labels, truth)}, None, 1, 2)
-    decisions = (Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),)
-    return Evaluation("job", "/out", 3, 4, 60, gold, 55, 2, (task,), ("topic",), decisions, NOW)
+    task = TaskEvaluation(
+        task="toxic",
+        labels=labels,
+        rows=RowCounts(57, 1, 2, {"error:<b>": 4}, 0, 50),
+        gold="people",
+        scores=scores,
+        thresholds=cuts,
+        mislabelled=(LabelIssue(HOSTILE, labels[0], labels[1], 0.1, 0.9, HOSTILE * 40),),
+        judged=JudgedRows(np.arange(50), truth, p),
+    )
+    return Evaluation(
+        spec="job",
+        output="/out",
+        snapshot=3,
+        newest_snapshot=4,
+        labelled_at=NOW,
+        corpus_rows=60,
+        gold=GoldCounts(HOSTILE, "doc_id", 57, repeated=1, contradictory=2),
+        in_corpus=55,
+        repeated_in_corpus=2,
+        tasks={"toxic": task},
+        multi={},
+        without_gold=("topic",),
+        gates=(Decision(f"toxic.f1.{HOSTILE} >= 0.8", None, False),),
+    )
 
 
 class Seen(HTMLParser):
@@ -107,29 +118,26 @@ def test_a_page_runs_and_fetches_nothing_whatever_it_shows(labels: tuple[str, ..
 
 def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> None:
     whole = evaluation(("a", "b"))
-    (task,) = whole.tasks
-    assert task.judged is not None
-    headlines = task.judged.scores.headlines
-    written = page(whole)
-    auroc = headlines["auroc"]
+    task = whole.tasks["toxic"]
+    written, auroc = page(whole), task.auroc
     first = f"AUROC {auroc.value:.3f} ({auroc.low:.3f} to {auroc.high:.3f}), accuracy "
-    begin, _, _ = written.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
-    line = headline(task, whole.gold)
+    screen, _, rest = written.partition("<h2 id='answers'>")
+    begin, _, _ = rest.partition("<h2 id='quality'>")[2].partition("<h3>toxic</h3>")
+    [section] = sections(whole)
+    line = section.headline
     assert line.startswith(first) and "on 50 documents, by " in line
     assert "of job<" in begin and NOW in begin and "<dt>model</dt>" in begin
-    assert "read the 1 gold labels that may be wrong" in begin
-    options = GoldOptions(
-        id="key", columns=(("toxic", "is it"), ("topic", "t")), values=(("1", "a"),)
-    )
-    renamed = replace(whole, gold=replace(whole.gold, source="gold.csv", options=options))
+    assert line in html.unescape(screen)
+    assert "read the 1 gold labels that may be wrong" in screen
+    renamed = replace(whole, gold=replace(whole.gold, source="gold.csv"))
     assert task.at_chance
-    words = "--gold gold.csv --id key --task toxic --column 'toxic=is it' --value 1=a</code>"
-    assert f"assay fit 'my spec.yaml' {words}" in html.unescape(page(renamed))
-    passed = replace(whole, tasks=())
+    command = "assay fit 'my spec.yaml' --gold gold.csv --task toxic</code>"
+    assert command in html.unescape(page(renamed))
+    passed = replace(whole, tasks={})
     command = "<code>assay filter 'my spec.yaml' --to FOLDER</code>"
     assert f"write the documents that the rule keeps: {command}" in html.unescape(page(passed))
     unruled = shown(replace(REPORT, filter=None, quality=passed), "my spec.yaml")
-    line = "write a rule as <code>filter.keep</code> in the spec, then run: "
+    line = "write a rule as filter.keep in the spec, then run: "
     assert line + command in html.unescape(unruled)
 
 
@@ -143,11 +151,11 @@ def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:
 
 def test_precision_by_recall_ends_where_every_document_has_the_label() -> None:
     """The steps begin at a recall of 0, never go back, and end with the label's share."""
-    (task,) = evaluation(("a", "b", "c")).tasks
+    task = evaluation(("a", "b", "c")).tasks["toxic"]
     assert task.judged is not None
     truth = task.judged.truth
     most_frequent = np.argsort(-np.bincount(truth), kind="stable")
-    _, precision = curves("toxic", task.labels, task.judged)
+    _, precision = curves(task)
     assert len(precision.lines) == 3
     for number, line in enumerate(precision.lines):
         recall = [x for x, _ in line.points]
@@ -168,12 +176,13 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
 
 def test_with_many_labels_the_terminal_shows_the_most_frequent_confusions() -> None:
     whole = evaluation(tuple(f"label {n}" for n in range(13)))
-    (task,) = whole.tasks
-    assert task.judged is not None
-    counts = np.array(task.judged.scores.confusion)
+    scores = whole.tasks["toxic"].scores
+    assert scores is not None
+    counts = np.array(scores.confusion)
     np.fill_diagonal(counts, 0)
     gold, answer = np.unravel_index(counts.argmax(), counts.shape)
-    first, *_ = confusion_grid(task.labels, task.judged, None).rows
+    [section] = sections(whole)
+    first, *_ = section.grids[-1].rows
     assert first == (f"label {gold}", f"label {answer}", str(counts.max()))
 
 
@@ -181,15 +190,15 @@ def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     whole = evaluation(tuple(f"label {n}" for n in range(120)))
     written = page(whole)
     assert "the most frequent confusions; --json has all" in written
-    (task,) = whole.tasks
+    task = whole.tasks["toxic"]
     assert task.judged is not None
-    _, precision = curves("toxic", task.labels, task.judged)
+    _, precision = curves(task)
     drawn = [int(line.name.split()[1]) for line in precision.lines]
     support = np.bincount(task.judged.truth, minlength=120)
     assert len(drawn) == MAX_LINES and support[drawn].min() >= np.sort(support)[-MAX_LINES]
     headline = re.search(r"AUROC</td>\s*<td[^>]*>([^<]*)<", written)
     assert headline is not None and re.fullmatch(r"0\.\d{3}", headline[1])
-    values = json_value(evaluation_json(whole))
+    values = json_value(whole)
     value = values["tasks"]["toxic"]["scores"]["headlines"]["auroc"]
     assert value["value"] is not None and value["low"] is None and value["high"] is None
 
@@ -197,13 +206,13 @@ def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
 def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
     whole = evaluation(("a", "b"))
     rows = RowCounts(3, 0, 3, {}, 0, 0)
-    nothing = replace(whole, tasks=(replace(whole.tasks[0], rows=rows, judged=None),))
+    task = replace(whole.tasks["toxic"], rows=rows, judged=None, scores=None)
+    nothing = replace(whole, tasks={"toxic": task})
     assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
-    assert evaluation_json(nothing).tasks["toxic"].scores is None
 
 
 def test_the_json_form_has_numbers_or_null() -> None:
-    value = json_value(evaluation_json(evaluation(("a", "b"))))
+    value = json_value(evaluation(("a", "b")))
     assert json.loads(json.dumps(value, allow_nan=False)) == value
     assert json_value({"a": float("nan"), "b": HALF}) == {"a": None, "b": asdict(HALF)}
 

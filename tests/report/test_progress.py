@@ -7,11 +7,10 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from label_tables import toy_shard
-from reports import printed
+from reports import forecast_of, printed
 
 from pipeline.ledger.cells import Committed, WorkItem
 from pipeline.ledger.cuts import Cuts
@@ -27,11 +26,10 @@ from pipeline.report.progress import (
     fit_progress,
     kept_line,
     phase_lines,
-    phase_progress,
     run_progress,
     work_line,
 )
-from pipeline.report.run import show_plan
+from pipeline.report.run import show_forecast
 from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress, WorkerReport
 from pipeline.sources.shards import Shard
@@ -210,12 +208,9 @@ def test_reading_is_counted_and_the_phases_around_it_are_named(
     ]
 
 
-@pytest.mark.parametrize("phases", [phase_progress, phase_lines])
-def test_each_phase_of_other_commands_is_one_line_of_a_log(
-    phases: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_phase_of_a_check_is_one_line_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with phases(io.StringIO()) as announce:
+    with phase_lines(io.StringIO()) as announce:
         assert messages(caplog) == ["starting"]
         for phase in (LOADING, LOADING, LABELLING):
             announce(WorkerReport(phase))
@@ -248,8 +243,8 @@ def test_the_first_line_says_how_many_documents_the_model_reads(planned: Plan, l
 
 def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reused() -> None:
     line = "read by the model   at most 20 documents; equal texts are read once"
-    assert line in printed(show_plan, plan(work(FIRST, rows_without_answer=20)))
-    assert "read by the model" not in printed(show_plan, plan(work()))
+    assert line in printed(show_forecast, forecast_of(plan(work(FIRST, rows_without_answer=20))))
+    assert "read by the model" not in printed(show_forecast, forecast_of(plan(work())))
 
 
 @pytest.mark.parametrize(

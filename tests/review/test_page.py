@@ -128,7 +128,7 @@ def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path, por
             reader.acts("u")
             assert reader.row() == flagged
             rows += [reader.labels() for _ in range(2)]
-            reader.wait(lambda: "AUROC" in reader.text("quality"))
+            reader.wait(lambda: reader.text("labelled") == "100 of 100")
             for width, name in ((1_280, "wide"), (400, "narrow")):
                 browser.set_window_size(width, 900)
                 assert fits_into_its_window(browser)

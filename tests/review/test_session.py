@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from reviews import Clock, World, task_of
-from sklearn.metrics import cohen_kappa_score, roc_auc_score
+from sklearn.metrics import cohen_kappa_score
 
-from pipeline.evaluation.gates import parse_gate
-from pipeline.review.agreement import agreements, kappa
-from pipeline.review.choice import DIVERSE, Order
-from pipeline.review.refit import labels_pay, refit
-from pipeline.review.session import RESERVED_S, RefusedAnswer, Session
+from pipeline.errors import SpecError, StorageError
+from pipeline.gold.people import GoldFile
+from pipeline.review.agreement import agreements
+from pipeline.review.session import (
+    DIVERSE,
+    RESERVED_S,
+    Document,
+    RefusedAnswer,
+    Session,
+    uncertainty,
+)
 from pipeline.review.view import task_json, view_json
 
 
@@ -27,7 +32,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def hash_of(session: Session, person: str) -> str:
     asked = session.open_document(person)
     assert asked is not None
-    return session.pool.hashes[asked.row]
+    return session.pool.documents[asked.row].hash
 
 
 def test_an_answer_is_a_line_with_what_the_person_saw(world: World, file: Path) -> None:
@@ -38,7 +43,7 @@ def test_an_answer_is_a_line_with_what_the_person_saw(world: World, file: Path) 
         session.answer("ann", text_hash, "label", "toxic")
     [line] = lines(file)
     shown = line.pop("shown")
-    row = world.pool.hashes.index(text_hash)
+    row = world.pool.rows[text_hash]
     assert line == {
         "doc_id": f"d{row}",
         "content_hash": text_hash,
@@ -50,27 +55,27 @@ def test_an_answer_is_a_line_with_what_the_person_saw(world: World, file: Path) 
         "seconds": 2.5,
     }
     assert shown["question"] == world.task.question and shown["labels"] == ["toxic", "clean"]
-    assert (shown["p"], shown["blind"], shown["chosen"]) == (None, False, "diverse")
+    assert (shown["p"], shown["blind"], shown["chosen"]) == (None, False, "random")
 
 
-def test_a_session_goes_on_where_the_last_one_ended(world: World, file: Path) -> None:
-    with world.session(file) as session:
-        first = world.answers(session, "ann", 45)
-        reasons = [line["shown"]["chosen"] for line in lines(file)]
-        assert reasons[:DIVERSE] == ["diverse"] * DIVERSE
-        assert set(reasons[DIVERSE:]) == {"uncertain", "random"}
-    with world.session(file) as session:
-        session.collect_fit(None)
-        assert len(session.fits[0].rows) == 45
-        second = world.answers(session, "ann", 30)
-    assert not {*first} & {*second} and len({*second}) == 30 and len(lines(file)) == 75
+def test_people_read_the_guide_of_a_task_in_place_of_its_question(file: Path) -> None:
+    asked = World(task_of())
+    guided = World(asked.task.model_copy(update={"guide": "Rude to a person?"}))
+    with guided.session(file) as session:
+        assert task_json(session, "")["question"] == "Rude to a person?"
+        guided.answers(session, "ann", 1)
+    # — another question of the model leaves what people were asked
+    with GoldFile.open(file, guided.task.model_copy(update={"question": "Impolite?"})) as gold:
+        assert len(gold.lines) == 1
+    with pytest.raises(SpecError, match="has an older wording of task tone: question was another"):
+        GoldFile.open(file, asked.task)
 
 
 def test_two_people_get_different_documents_until_a_reservation_ends(
     world: World, file: Path
 ) -> None:
     clock = Clock()
-    with world.session(file, now=clock, order=Order("random")) as session:
+    with world.session(file, now=clock, order="random") as session:
         ann = hash_of(session, "ann")
         assert hash_of(session, "ann") == ann
         assert hash_of(session, "bob") != ann
@@ -84,7 +89,7 @@ def test_two_people_get_different_documents_until_a_reservation_ends(
 def test_what_one_person_skips_is_shown_to_another_but_not_what_is_flagged(
     world: World, file: Path
 ) -> None:
-    with world.session(file, order=Order("random")) as session:
+    with world.session(file, order="random") as session:
         skipped = hash_of(session, "ann")
         session.answer("ann", skipped, "skip")
         flagged = hash_of(session, "ann")
@@ -131,174 +136,147 @@ def test_undo_opens_the_document_again_and_the_next_undo_the_one_before(
     world: World, file: Path
 ) -> None:
     with world.session(file) as session:
-        with pytest.raises(RefusedAnswer, match="no answer of yours"):
+        with pytest.raises(RefusedAnswer, match="nothing to undo"):
             session.undo("ann")
         first, second = world.answers(session, "ann", 2)
         for row in (second, first):
             session.undo("ann")
-            assert hash_of(session, "ann") == world.pool.hashes[row]
+            assert hash_of(session, "ann") == world.pool.documents[row].hash
         assert session.gold.answers == {}
-        session.answer("ann", world.pool.hashes[first], "label", "clean")
+        session.answer("ann", world.pool.documents[first].hash, "label", "clean")
         assert [line["action"] for line in lines(file)] == ["label"] * 2 + ["undo"] * 2 + ["label"]
         [answer] = session.gold.answers.values()
         assert answer.label == "clean"
 
 
-def test_a_hidden_answer_is_not_in_the_page_or_the_file(world: World, file: Path) -> None:
-    with world.session(file, blind=True) as session:
-        world.answers(session, "ann", 25)
-        assert session.fits and len(session.agreed) == 5
-        row = view_json(session, "ann")["row"]
-    assert row["p"] is None
-    assert {line["shown"]["p"] for line in lines(file)} == {None}
-    assert {line["shown"]["blind"] for line in lines(file)} == {True}
-
-
-def test_agreement_with_the_model_is_that_of_the_answers_shown(world: World, file: Path) -> None:
-    with world.session(file) as session:
-        world.answers(session, "ann", 60)
-        before = dict(session.agreed)
-        expected = [
-            max(line["shown"]["p"], key=line["shown"]["p"].get) == line["label"]
-            for line in lines(file)
-            if line["shown"]["p"] is not None
-        ]
-        assert list(before.values()) == expected and len(expected) == 40
-    with world.session(file) as session:
-        assert session.agreed == before
-        session.undo("ann")
-        assert len(session.agreed) == 39
-
-
 @pytest.mark.parametrize("kind", ["choice", "multi", "score"])
-def test_the_readout_learns_every_kind_of_task(kind: str, file: Path) -> None:
-    world = World(task_of(kind))
-    with world.session(file) as session:
-        world.answers(session, "ann", 60)
-        assert [len(fit.rows) for fit in session.fits] == [20, 40, 60]
-        last = session.fits[-1]
-        page = view_json(session, "ann")["progress"]
-    figure = last.quality
-    assert figure.low is not None and figure.value is not None and figure.high is not None
-    assert figure.low <= figure.value <= figure.high and figure.value > 0.4
-    assert page["points"][-1] == [60, figure.value, figure.low, figure.high]
-    rest = np.setdiff1d(np.arange(world.rows), last.rows)
-    aurocs = [
-        roc_auc_score(world.truth[rest, n], last.p[rest, n]) for n in range(world.truth.shape[1])
-    ]
-    assert np.mean(aurocs) > 0.8
-    if kind != "multi":
-        np.testing.assert_allclose(last.p.sum(axis=1), 1)
-    else:
-        held = [roc_auc_score(last.targets[:, n], last.held_out[:, n]) for n in (0, 1)]
-        assert figure.value == pytest.approx(np.mean(held))
-
-
-def test_the_review_ends_at_the_quality_of_until(world: World, file: Path) -> None:
-    until = parse_gate("tone.auroc >= .6", {"tone": world.task})
-    with world.session(file, until=until) as session:
-        while session.open_document("ann") is not None:
-            world.answers(session, "ann", 1)
-        view = view_json(session, "ann")
-    assert len(lines(file)) == 20 and view["row"] is None
-    assert view["note"].startswith("tone.auroc >= .6 is reached: AUROC ")
-
-
-def test_labels_pay_until_a_doubling_improves_no_more() -> None:
-    """Nothing can be learned from noise; from clear states everything after a few labels."""
-    noise, clear = World(task_of(), rows=400, noise=30), World(task_of(), rows=400, noise=0.9)
-    paid = {}
-    for name, world in (("noise", noise), ("clear", clear)):
-        fits = [
-            refit(
-                world.task,
-                world.pool.states,
-                world.pool.groups,
-                np.arange(n),
-                world.truth[:n].astype(float),
-            )
-            for n in (20, 40, 160)
-        ]
-        assert labels_pay(world.task, fits[:1]) is None
-        paid[name] = labels_pay(world.task, fits)
-    assert paid == {"noise": False, "clear": True}
-
-
-def test_contradicting_people_teach_nothing_about_a_document(world: World, file: Path) -> None:
-    with world.session(file) as session:
-        rows = world.answers(session, "ann", 25)
-    with world.session(file, second=True) as session:
-        session.collect_fit(None)
-        assert len(session.fits[0].rows) == 25
-        wrong = {row: ["toxic", "clean"][world.label(row) == "toxic"] for row in rows}
-        asked = world.answers(session, "bob", 25, lambda row: wrong[row])
-        assert sorted(asked) == sorted(rows) and session.open_document("bob") is None
-        [pair] = agreements(session.gold.answers.values(), world.task)
-        assert (pair.people, pair.documents, pair.alike) == (("ann", "bob"), 25, 0)
-        labels = np.array([[world.label(row), wrong[row]] for row in rows])
-        assert pair.kappa == pytest.approx(cohen_kappa_score(*labels.T))
-    with world.session(file, second=True) as session:  # — a third person decides
-        world.answers(session, "eve", 25)
-        session.collect_fit(None)
-        assert len(session.fits[-1].rows) == 20 and {*session.fits[-1].rows} <= {*rows}
-
-
-@pytest.mark.parametrize(("kind", "weights"), [("choice", None), ("score", "quadratic")])
-@pytest.mark.parametrize("seed", range(10))
-def test_kappa_is_that_of_scikit_learn(
-    kind: str, weights: str | None, seed: int, file: Path
+@pytest.mark.parametrize("answered", [False, True])
+def test_mixed_is_diverse_then_uncertain_and_random_in_turn(
+    kind: str, answered: bool, file: Path
 ) -> None:
-    source, labels = np.random.default_rng(seed), ["0", "1", "2", "3"]
-    world = World(task_of(kind, labels), rows=30)
-    one = source.integers(0, 4, world.rows)
-    other = np.where(source.random(world.rows) < 0.5, one, source.integers(0, 4, world.rows))
+    world = World(task_of(kind), answered=answered)
     with world.session(file) as session:
-        world.answers(session, "ann", world.rows, lambda row: labels[one[row]])
-    with world.session(file, second=True) as session:
-        world.answers(session, "bob", world.rows, lambda row: labels[other[row]])
-        [pair] = agreements(session.gold.answers.values(), world.task)
-    expected = cohen_kappa_score(one, other, weights=weights, labels=range(4))
-    assert (pair.documents, pair.kappa) == (world.rows, pytest.approx(expected))
+        rows = world.answers(session, "ann", 45)
+    with world.session(file) as session:  # — goes on where the last one ended
+        rows += world.answers(session, "ann", 15)
+    reasons = [line["shown"]["chosen"] for line in lines(file)]
+    later = ["uncertain", "random"] * 10 if answered else ["random"] * 20
+    assert reasons == ["random", *["diverse"] * (DIVERSE - 1), *later] and len({*rows}) == 60
+    for place, reason in enumerate(reasons):
+        left = np.setdiff1d(np.arange(world.rows), rows[:place])
+        if reason == "uncertain":
+            unsure = uncertainty(world.p, session.task.kind)
+            assert unsure[rows[place]] == unsure[left].max()
+        elif reason == "random":
+            ranks = {row: world.pool.documents[row].rank for row in left}
+            assert rows[place] == min(ranks, key=ranks.__getitem__)
 
 
-def test_kappa_is_undefined_where_chance_alone_makes_people_agree() -> None:
-    assert np.isnan(kappa(np.zeros(3, int), np.zeros(3, int), 4))
+@pytest.mark.parametrize("blind", [False, True])
+def test_the_stored_answer_is_on_the_page_and_in_the_file_unless_it_is_blind(
+    blind: bool, file: Path
+) -> None:
+    world = World(task_of(), answered=True)
+    with world.session(file, blind=blind) as session:
+        rows = world.answers(session, "ann", 5)
+        view = view_json(session, "ann")["row"]
+        shown = world.pool.documents[world.pool.rows[view["id"]]].p
+    assert view["p"] == (None if blind else shown)
+    for row, line in zip(rows, lines(file), strict=True):
+        p = None if blind else dict(zip(world.task.labels, world.p[row], strict=True))
+        assert (line["shown"]["p"], line["shown"]["blind"]) == (p, blind)
 
 
-@pytest.mark.parametrize("rules", [{"blind": False}, {"blind": True}, {"second": False}])
+@pytest.mark.parametrize("blind", [False, True])
 @pytest.mark.parametrize("kind", ["choice", "multi", "score"])
 def test_the_page_of_an_audit_shows_no_answer_of_the_model(
-    kind: str, rules: dict[str, Any], file: Path
+    kind: str, blind: bool, file: Path
 ) -> None:
-    world = World(task_of(kind))
-    world.pool = replace(world.pool, sample="x")
-    with world.session(file, order=Order("audit"), **rules) as session:
+    world = World(task_of(kind), answered=True)
+    with world.session(file, order="audit", blind=blind) as session:
         world.answers(session, "ann", 60)
-        session.collect_fit(None)
         view = view_json(session, "ann")
         assert view["row"]["p"] is None and task_json(session, "")["blind"]
-        assert not session.fits and view["progress"]["points"] == []
     for line in lines(file):
         shown = line["shown"]
-        assert (shown["p"], shown["blind"], shown["chosen"]) == (None, True, "audit:x")
+        assert (shown["p"], shown["blind"], shown["chosen"]) == (None, True, "audit")
 
 
-@pytest.mark.parametrize("error", [ValueError("no rows"), MemoryError(), RuntimeError("x")])
-def test_a_fit_that_fails_is_named_and_the_next_one_is_tried(
-    world: World, file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_documents_that_are_read_later_are_shown_too(file: Path) -> None:
+    world = World(task_of(), rows=3)
+    with world.session(file) as session:
+        world.answers(session, "ann", 3)
+        assert session.open_document("ann") is None
+        world.pool.add(Document("f" * 32, "late", "read later", 0))
+        world.pool.add(Document("f" * 32, "twin", "read later", 1))
+        assert hash_of(session, "ann") == "f" * 32 and len(world.pool) == 4
+
+
+def test_an_error_of_reading_is_shown_and_no_answer_is_written(world: World, file: Path) -> None:
+    with world.session(file) as session:
+        text_hash = hash_of(session, "ann")
+        world.pool.error = StorageError("the bucket is gone")
+        with pytest.raises(RefusedAnswer, match="the bucket is gone"):
+            session.answer("ann", text_hash, "label", "toxic")
+        with pytest.raises(RefusedAnswer, match="the bucket is gone"):
+            view_json(session, "ann")
+    assert file.read_bytes() == b""
+
+
+def test_second_shows_what_one_person_labelled_and_first_what_people_dispute(
+    world: World, file: Path
 ) -> None:
-    def fails(*_: object) -> None:
-        raise error
+    with world.session(file, order="random") as session:
+        rows = world.answers(session, "ann", 6)
+    disputed, agreed = rows[3], rows[1]
+    other = {"toxic": "clean", "clean": "toxic"}
+    with world.session(file, second=True) as session:
+        for _ in rows:
+            asked = session.open_document("bob")
+            assert asked is not None
+            label = world.label(asked.row)
+            if asked.row in (agreed, disputed):
+                label = other[label] if asked.row == disputed else label
+                session.answer("bob", hash_of(session, "bob"), "label", label)
+            else:
+                session.answer("bob", hash_of(session, "bob"), "skip")
+    with world.session(file, second=True) as session:
+        shown = world.answers(session, "eve", 5)
+        assert shown[0] == disputed and {*shown} == {*rows} - {agreed}
+        assert session.open_document("eve") is None
+        assert session.open_document("dan") is None  # — a majority has decided, or two agree
+    assert {line["shown"]["chosen"] for line in lines(file)[6:]} == {"second"}
+
+
+@pytest.mark.parametrize("kind", ["choice", "score", "multi"])
+@pytest.mark.parametrize("seed", range(5))
+def test_kappa_is_that_of_scikit_learn(kind: str, seed: int, file: Path) -> None:
+    source, labels = np.random.default_rng(seed), ["0", "1", "2", "3"]
+    world = World(task_of(kind, labels), rows=30)
+    one, other = source.integers(0, 4, (2, world.rows))
+    other = np.where(source.random(world.rows) < 0.5, one, other)
+
+    def given(numbers: Any) -> Any:
+        return lambda row: [labels[numbers[row]]] if kind == "multi" else labels[numbers[row]]
 
     with world.session(file) as session:
-        monkeypatch.setattr("pipeline.review.session.refit", fails)
-        world.answers(session, "ann", 20)
-        session.collect_fit(None)
-        hint = view_json(session, "ann")["progress"]["hint"]
-        assert "The last fit of a readout failed" in hint and "labels are kept" in hint
-        monkeypatch.setattr("pipeline.review.session.refit", refit)
-        world.answers(session, "ann", 20)
-        session.collect_fit(None)
-        assert len(session.fits) == 1 and session.failed_fit is None
-        assert view_json(session, "ann")["progress"]["hint"] == ""
-    assert len(lines(file)) == 40
+        world.answers(session, "ann", world.rows, given(one))
+    with world.session(file, second=True) as session:
+        world.answers(session, "bob", world.rows, given(other))
+        [pair] = agreements(session.gold.answers.values(), world.task)
+    if kind == "multi":
+        expected = np.mean([cohen_kappa_score(one == n, other == n) for n in range(4)])
+    else:
+        weights = "quadratic" if kind == "score" else None
+        expected = cohen_kappa_score(one, other, weights=weights, labels=range(4))
+    assert (pair.documents, pair.alike) == (world.rows, (one == other).sum())
+    assert pair.kappa == pytest.approx(expected)
+
+
+def test_kappa_is_undefined_where_chance_alone_makes_people_agree(file: Path) -> None:
+    world = World(task_of(), rows=3)
+    for person, second in (("ann", False), ("bob", True)):
+        with world.session(file, second=second) as session:
+            world.answers(session, person, 3, lambda _: "clean")
+            pairs = agreements(session.gold.answers.values(), world.task)
+    assert [(pair.alike, pair.kappa) for pair in pairs] == [(3, None)]

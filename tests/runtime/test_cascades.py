@@ -24,13 +24,11 @@ from pipeline.errors import SpecError
 from pipeline.fitted.cascade_file import Thresholds
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
-from pipeline.options import PlanOptions
 from pipeline.runtime.job import Run, make_job, reader_specs
 from pipeline.runtime.placement import Placement
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.parse import load_spec
-from pipeline.verbs.plan import estimate
 from pipeline.verbs.status import status
 
 
@@ -222,16 +220,6 @@ def test_what_is_wrong_with_a_stage_is_placed_in_the_whole_spec(
         staged.run()
     (problem,) = raised.value.problems
     assert problem.place == f"tasks.1.cascade.stages.{number}.{place}"
-
-
-def test_a_plan_does_not_guess_the_time_of_a_cascade(staged: Corpus) -> None:
-    write_shared(staged)
-    staged.decide(0.2, 0.8)
-    spec, cache = staged.spec, staged.cache
-    with pytest.raises(SpecError, match="rate: the time of the cascade of toxic is not measured"):
-        estimate(spec, PlanOptions(), cache_dir=cache)
-    found = estimate(spec, PlanOptions(rate=2.0), cache_dir=cache)
-    assert [part.tasks for part in found.parts] == [("toxic",)] and found.seconds > 0
 
 
 def test_a_labeller_refuses_a_cascade(staged: Corpus) -> None:

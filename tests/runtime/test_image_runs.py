@@ -142,12 +142,14 @@ def test_a_report_shows_small_pictures_of_the_images(
     assert page.read_text().count("src='data:image/png;base64,") > 2
 
 
-def test_check_and_plan_read_images(pictures: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_a_dry_run_read_images(
+    pictures: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = pictures.spec_file
     assert main(["check", str(spec), "--json"]) == 0
     exactness = json.loads(capsys.readouterr().out)["exactness"]
     assert exactness["exact"] and exactness["answers"] > 0 and exactness["max_abs_dp"] < 1e-4
-    assert main(["plan", str(spec), "--json"]) == 0
+    assert main(["run", str(spec), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"] == len(ROWS)
 
 

@@ -218,7 +218,7 @@ def test_an_export_has_the_same_labels_in_every_format(form: str, plain: Corpus)
             lambda topic, quality: "law" in topic["labels"],
         ),
         (
-            {"thresholds": {"of": "topic.p.law", "otherwise": 0.4}},
+            {"keep": "topic.p.law <= 0.4"},
             lambda topic, quality: topic["p"]["law"] <= 0.4,
         ),
         ({"drop_top": {"of": "quality.score", "share": 0.1}}, None),
@@ -243,7 +243,7 @@ def test_a_filter_keeps_by_scores_and_by_one_of_several_labels(
 
 def test_several_labels_are_no_group(plain: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     labelled(plain)
-    by = {"thresholds": {"of": "topic.p.law", "by": "topic", "otherwise": 0.4}}
+    by = {"drop_top": {"of": "topic.p.law", "by": "topic", "share": 0.4}}
     plain.settings = {"filter": by}
     assert main(["filter", str(plain.spec_file), "--dry-run"]) == 2
     assert "list_contains(topic.labels, 'law')" in " ".join(capsys.readouterr().err.split())

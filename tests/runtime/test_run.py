@@ -92,6 +92,7 @@ def test_rows_out_equal_rows_in_in_order_with_a_status_each(base: Base) -> None:
     for task in ("toxic", "topic"):
         rows = base.corpus.rows(task)
         assert len(rows) == outcome.rows == outcome.tally.n.total_of("rows") == 22
+        assert repr(outcome).startswith("<Outcome: 22 of 22 documents labelled, snapshot ")
         assert [*rows][:10] == [f"d{i}" for i in range(10)]
         status = {name: row["status"] for name, row in rows.items()}
         assert status["d0"] == "ok" and status["d1"] == status["d2"] == "empty"

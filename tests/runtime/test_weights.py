@@ -118,7 +118,7 @@ def test_a_plan_reads_no_weights_that_the_hub_or_the_cache_has_the_hash_of(
         fetch(wrong, tmp_path / "another cache", {})
 
 
-@pytest.mark.parametrize("verb", [["status"], ["plan"], ["run", "--dry-run"]])
+@pytest.mark.parametrize("verb", [["status"], ["run", "--dry-run"]])
 def test_no_verb_that_only_plans_downloads_a_model(
     verb: list[str],
     write_spec: Callable[..., Path],

@@ -198,6 +198,16 @@ REMOVED = [
         "tasks.0.calibration",
         "calibration was removed; fit thresholds or a readout with `assay fit`",
     ),
+    (
+        {"filter": {"thresholds": {"of": "toxic.p.toxic", "otherwise": 0.6}}},
+        "filter.thresholds",
+        "toxic.p.toxic <= CASE language.label WHEN 'en' THEN 0.62 ELSE 0.6 END",
+    ),
+    (
+        {"filter": {"policy": "policy.json", "keep": "true"}},
+        "filter.policy",
+        "paste the condition that it prints as removes into filter.keep",
+    ),
 ]
 VLLM = {"path": "m", "engine": "vllm"}
 ENGINES = [

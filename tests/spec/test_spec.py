@@ -81,8 +81,17 @@ DEFAULTS: dict[str, Any] = {
     "documents": {"max_tokens": 2048, "too_long": "head", "overlap_tokens": 128},
     "max_error_rate": None,
     "filter": None,
+    "gold": {
+        "path": None,
+        "id": None,
+        "text": None,
+        "columns": {},
+        "values": {},
+        "scores": {},
+    },
+    "publish": {"gates": [], "max_psi": None, "max_flip_rate": None, "max_failing": None},
 }
-ABSENT = ["when", "model", "readout", "beam", "top_k", "separator"]
+ABSENT = ["when", "model", "readout", "beam", "top_k", "separator", "guide"]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}
 
 

@@ -12,8 +12,8 @@ import duckdb
 import pyarrow as pa
 from finished import Corpus, finish, toy_fingerprints, toy_spec
 
-from pipeline.filters.dry_run import FilterPreview, preview
-from pipeline.filters.run import FilterResult, filter_corpus
+from pipeline.filters.result import FilterResult
+from pipeline.filters.run import filter_corpus, preview
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
 from pipeline.spec.parse import parse_spec
@@ -53,7 +53,7 @@ def filtered_with(folder: Path, to: str = "to", **rule: Any) -> FilterResult:
     return filter_corpus(spec_of(folder, **rule), options, cache_dir=folder / "cache")
 
 
-def previewed(folder: Path, **rule: Any) -> FilterPreview:
+def previewed(folder: Path, **rule: Any) -> FilterResult:
     options = FilterOptions(dry_run=True)
     return preview(spec_of(folder, **rule), options, cache_dir=folder / "cache")
 
@@ -89,16 +89,21 @@ def ids(folder: Path, condition: str) -> set[str]:
 
 
 def dropped(filtered: FilterResult) -> dict[str, str]:
-    files = f"{filtered.dropped_at}/**/*.parquet"
+    assert filtered.written is not None
+    [files] = filtered.written.dropped.globs
     return dict(duckdb.sql(f"select doc_id, _dropped_by from '{files}'").fetchall())
 
 
 def kept(filtered: FilterResult) -> set[str]:
-    files = Path(filtered.kept_at).rglob("*.jsonl")
+    files = kept_folder(filtered).rglob("*.jsonl")
     return {json.loads(line)["id"] for file in files for line in file.read_text().splitlines()}
 
 
-def policy_of(filtered: FilterResult) -> dict[str, Any]:
-    assert filtered.policy is not None
-    content: dict[str, Any] = json.loads(Path(filtered.policy).read_text())
-    return content
+def kept_folder(filtered: FilterResult) -> Path:
+    assert filtered.written is not None
+    return Path(filtered.written.kept.folder)
+
+
+def thresholds(filtered: FilterResult) -> dict[str, float | None]:
+    """By group; without groups, of all documents."""
+    return {", ".join(group.group.values()): group.threshold for group in filtered.groups}

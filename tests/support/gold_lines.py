@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.gold.people import GoldFile, GoldLine, Shown
+from pipeline.gold.people import Drawn, GoldFile, GoldLine, Shown
 from pipeline.spec.tasks import QuestionTask, TaskSpec
 
 TOPIC = QuestionTask(name="topic", question="Which?", labels=["art", "law"])
@@ -15,7 +15,9 @@ QUALITY = QuestionTask(name="quality", kind="score", question="How good?", label
 
 def line(document: str, label: Any = "art", *, task: TaskSpec = TOPIC, **others: Any) -> GoldLine:
     fields = {"action": "label", "by": "ann", "at": "2026-01-31T09:00:00Z", "seconds": 1.5}
-    shown = Shown.of(task, chosen=others.pop("chosen", ""))
+    sample = others.pop("sample", None)
+    audit = sample and Drawn(sample, 1, "p < 1", texts=9, drawn=4, stratum=0, size=9, inclusion=0.4)
+    shown = Shown.of(task, chosen=others.pop("chosen", ""), audit=audit)
     fields |= {"doc_id": document, "content_hash": f"hash-{document}", "task": task.name}
     return GoldLine(**{**fields, "label": label, "shown": shown, **others})
 

@@ -14,18 +14,25 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from finished import FILES, Corpus, finish
 
 from pipeline.cli import main
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
-from pipeline.spec.parse import load_spec
+from pipeline.spec.parse import load_spec, spec_of
+from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 
 Row = dict[str, Any]
 # As the spec has them, whose YAML is written in order; the label files have them otherwise, and
 # columns are found by name.
 LABELS = {"toxic": ("clean", "toxic"), "topic": ("art", "law", "sport")}
+
+
+def with_gold(spec: JobSpec, **gold: Any) -> JobSpec:
+    """The spec with these keys of `gold`."""
+    return spec_of({**spec.model_dump(mode="json", exclude_defaults=True), "gold": gold})
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,11 @@ class Bench:
         else:
             path.write_text("\n".join(map(json.dumps, rows)))
         return str(path)
+
+    def says(self, **keys: Any) -> None:
+        """Writes these keys of the spec."""
+        content = yaml.safe_load(self.spec.read_text())
+        self.spec.write_text(yaml.safe_dump({**content, **keys}))
 
     def evaluate(self, gold: str, *options: str) -> int:
         return main(["eval", str(self.spec), "--gold", gold, "--resamples", "20", *options])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,17 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile
-from pipeline.options import AuditOptions
+from pipeline.options import EvalOptions
+from pipeline.review.options import ReviewOptions
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.audit import AuditResult, audit
-from pipeline.verbs.audit_sample import DrawnSample, draw_sample
+from pipeline.verbs.audit import FilterQuality
+from pipeline.verbs.evaluate import evaluate
+from pipeline.verbs.review import open_review
 
 TEXTS, COPIES = 560, 40
 LABELS = {
@@ -54,29 +55,30 @@ class Known:
         model = {"model": {"path": "none"}, "output": str(self.folder / "out")}
         return {"name": "job", **model, **places, "tasks": tasks, "filter": rule}
 
-    def draw(self, spec: JobSpec, **options: Any) -> DrawnSample:
-        to = self.folder / "sample.csv"
-        to.unlink(missing_ok=True)
-        named = AuditOptions(to=str(to), **options)
-        return draw_sample(spec, named, cache_dir=self.folder / "cache")
+    def review(
+        self,
+        spec: JobSpec,
+        file: Path,
+        should_drop: Callable[[Mapping[str, str]], bool],
+        *,
+        most: int | None = None,
+        **options: Any,
+    ) -> None:
+        """A person labels the sample of an audit, or `most` documents of it, by the truth."""
+        named = ReviewOptions(str(file), order="audit", **options)
+        with open_review(spec, named, cache_dir=self.folder / "cache") as session:
+            while (asked := session.open_document("ann")) is not None and most != 0:
+                document = session.pool.documents[asked.row]
+                label = "yes" if should_drop(self.by_text[document.text]) else "no"
+                session.answer("ann", document.hash, "label", label)
+                most = None if most is None else most - 1
 
-    def label(self, tasks: tuple[str, ...] = tuple(LABELS), seed: int | None = None) -> None:
-        """Fills in the sheet; with a seed, every third label is missing."""
-        path, random = self.folder / "sample.csv", np.random.default_rng(seed)
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        for row in rows:
-            for task in tasks:
-                if task in row and (seed is None or random.random() < 2 / 3):
-                    row[task] = self.by_text[row["_text"].removeprefix("'")][task]
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-
-    def audit(self, spec: JobSpec, **options: Any) -> AuditResult:
-        named = AuditOptions(gold=str(self.folder / "sample.csv"), **options)
-        return audit(spec, named, cache_dir=self.folder / "cache")
+    def quality(self, spec: JobSpec, file: Path) -> FilterQuality:
+        """What the labels of an audit say about the filter."""
+        options = EvalOptions(gold=str(file))
+        evaluated = evaluate(spec, options, cache_dir=self.folder / "cache")
+        assert evaluated.filter is not None
+        return evaluated.filter
 
 
 def known_corpus(folder: Path) -> Known:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from pipeline.filters.decisions import Size
+from pipeline.filters.result import FilterResult, Sizes
 from pipeline.filters.tally import BARS, ScoreCounts
 from pipeline.report.console import console_on
 from pipeline.report.corpus_page import page
-from pipeline.verbs.corpus_report import CorpusReport, FilterReport, TaskReport
+from pipeline.runtime.plan import Plan
+from pipeline.verbs.corpus_report import CorpusReport, TaskReport
+from pipeline.verbs.forecast import Forecast
 
 Result = TypeVar("Result")
 PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
@@ -64,8 +67,21 @@ REPORT = CorpusReport(
     docs_per_s=4.5,
     tasks=(task("toxic", {"ok": 90, "truncated": 10}), task("spam", {"ok": 90, "truncated": 10})),
     scores=(scores("toxic", {0: 900, 500: 1, 1_000: 99}),),
-    filter=FilterReport(
-        "a and b", "drop", {"not (a)": 30, "not (b)": 25}, 15, "not (a and b)", {}, False
+    filter=FilterResult(
+        snapshot=7,
+        rule="a and b",
+        on_error="drop",
+        removes="not (a and b)",
+        documents=100,
+        dropped=40,
+        sizes=Sizes(*PAIR),
+        groups=(),
+        reasons={"not (a)": 30, "not (b)": 25},
+        several=15,
+        failed={},
+        missing_rows=0,
+        missing_files=0,
+        limit=None,
     ),
     by="topic",
     groups={"art": PAIR},
@@ -87,3 +103,15 @@ def printed(show: Callable[[Result, Console], None], result: Result) -> str:
     stream = io.StringIO()
     show(result, console_on(stream))
     return stream.getvalue()
+
+
+def forecast_of(planned: Plan) -> Forecast:
+    """Of an output without labels."""
+    return Forecast(
+        **asdict(planned.counts),
+        plan=planned,
+        documents_for_model=planned.rows_for_model,
+        tokens_per_document=None,
+        docs_per_s=None,
+        price=None,
+    )

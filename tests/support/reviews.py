@@ -1,4 +1,4 @@
-"""A pool of documents whose states say their label, and sessions on it."""
+"""A pool of documents with known labels, and sessions on it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.gold.people import GoldFile, Label
-from pipeline.review.choice import Order, features
-from pipeline.review.session import Pool, Rules, Session
+from pipeline.review.session import Document, Pool, Rules, Session
 from pipeline.spec.tasks import QuestionTask, TaskSpec
 
 LABELS = {"choice": ["toxic", "clean"], "multi": ["law", "art"], "score": ["0", "1", "2"]}
+WORDS = ("court judge crime", "paint colour brush", "goal ball match", "rain wind cloud")
 
 
 def task_of(kind: str = "choice", labels: list[str] | None = None) -> TaskSpec:
@@ -41,34 +41,28 @@ class Clock:
 
 @dataclass
 class World:
-    """Documents with true labels, of which the states are noisy copies."""
+    """Documents with true labels, of four topics; with `answered`, also with stored answers."""
 
     task: TaskSpec
     rows: int = 150
-    noise: float = 0.6
+    answered: bool = False
     truth: NDArray[np.int64] = field(init=False)  # [rows, labels]: one hot, or several
+    p: NDArray[np.float64] = field(init=False)  # [rows, labels]
     pool: Pool = field(init=False)
 
     def __post_init__(self) -> None:
         source, labels = np.random.default_rng(0), len(self.task.labels)
         if self.task.kind == "multi":
             self.truth = source.integers(0, 2, (self.rows, labels))
+            self.p = source.random((self.rows, labels))
         else:
             self.truth = np.eye(labels, dtype=np.int64)[source.integers(0, labels, self.rows)]
-        seen = np.concatenate([self.truth, np.zeros((self.rows, 4))], axis=1)
-        states = seen[:, None, None] + self.noise * source.normal(
-            size=(self.rows, 1, 1, labels + 4)
-        )
-        texts = [f"text {row}" for row in range(self.rows)]
-        hashes = [f"{row:032x}" for row in range(self.rows)]
-        self.pool = Pool(
-            doc_ids=[f"d{row}" for row in range(self.rows)],
-            hashes=hashes,
-            texts=texts,
-            states=states.astype(np.float32),
-            features=features(states[:, 0, 0], 0),
-            groups=np.arange(self.rows),
-        )
+            self.p = source.dirichlet(np.ones(labels), self.rows)
+        self.pool = Pool()
+        for row, rank in enumerate(source.permutation(self.rows).tolist()):
+            p = tuple(self.p[row].tolist()) if self.answered else None
+            text = f"text {row} {WORDS[row % len(WORDS)]}"
+            self.pool.add(Document(f"{row:032x}", f"d{row}", text, rank, p))
 
     def label(self, row: int) -> Any:
         """The true label, as the page sends it."""
@@ -78,13 +72,7 @@ class World:
     @contextmanager
     def session(self, file: Path, *, now: Clock | None = None, **rules: Any) -> Iterator[Session]:
         with GoldFile.open(file, self.task) as gold:
-            yield Session(
-                self.pool,
-                self.task,
-                gold,
-                Rules(**{"order": Order("mixed"), **rules}),
-                now=now or Clock(),
-            )
+            yield Session(self.pool, self.task, gold, Rules(**rules), now=now or Clock())
 
     def answers(
         self, session: Session, person: str, times: int, label: Callable[[int], Label] | None = None
@@ -94,9 +82,7 @@ class World:
         for _ in range(times):
             asked = session.open_document(person)
             assert asked is not None
-            session.answer(
-                person, self.pool.hashes[asked.row], "label", (label or self.label)(asked.row)
-            )
-            session.collect_fit(None)
+            text_hash = self.pool.documents[asked.row].hash
+            session.answer(person, text_hash, "label", (label or self.label)(asked.row))
             rows.append(asked.row)
         return rows

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.integrity.diff import TaskChange
+from pipeline.integrity.diff import Answers, Move, TaskChange, jensen_shannon, psi
 
 
 def change_of(
-    task: str,
     labels: Sequence[str],
     before: NDArray[np.int64],
     after: NDArray[np.int64],
@@ -20,19 +19,19 @@ def change_of(
     failing: int = 0,
 ) -> TaskChange:
     """A task with one label a document."""
-    texts, same = int(flips.sum()), flips.diagonal()
+    sides = [
+        Answers(fp, int(counts.sum()), dict(zip(labels, counts.tolist(), strict=True)))
+        for fp, counts in (("f", before), ("g", after))
+    ]
+    cells = [(int(flips[x, y]), x, y) for x, y in np.argwhere(flips) if x != y]
+    moves = [Move(labels[x], labels[y], texts) for texts, x, y in cells]
     return TaskChange(
-        task=task,
-        labels=tuple(labels),
-        fps=("f", "g"),
-        before=before,
-        after=after,
-        answered=(int(before.sum()), int(after.sum())),
+        *sides,
+        psi=psi(before, after),
+        jensen_shannon=jensen_shannon(before, after),
+        texts=int(flips.sum()),
+        flipped=sum(move.texts for move in moves),
+        moves=tuple(moves),
         newly_failing=failing,
         failing_ids=(),
-        texts=texts,
-        flipped=texts - int(same.sum()),
-        gained=flips.sum(axis=0) - same,
-        lost=flips.sum(axis=1) - same,
-        flips=flips,
     )

@@ -11,15 +11,18 @@ from pathlib import Path
 
 from reviews import World, task_of
 
-from pipeline.review.server import serve
+from pipeline.review.server import listen, serve
 
 
 def main(file: str, port: str, kind: str) -> None:
     world = World(task_of(kind))
     with world.session(Path(file)) as session:
         command = "assay fit spec.yaml --gold gold.jsonl"
+        own = listen(int(port))
         asyncio.run(
-            serve(session, port=int(port), command=command, announce=lambda a: print(a, flush=True))
+            serve(
+                session, own, command=command, announce=lambda address: print(address, flush=True)
+            )
         )
 
 

@@ -174,7 +174,7 @@ def test_the_page_runs_nothing_of_a_text_and_fetches_nothing(
     assert "<script>alert" not in page and "\x1b" not in page
     assert "default-src 'none'" in page
     assert re.findall(r"(?:src|href)='(?!#|data:)", page) == []
-    for kind in ("kept", "dropped", "sure", "borderline"):
+    for kind in ("kept", "dropped", "least sure"):
         assert any(each["example"]["kind"] == kind for each in result["examples"])
     assert "blurred" in page and page.count("class='text'") == len(result["examples"])
 
@@ -197,7 +197,7 @@ def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(
     assert [each["documents"] for each in result["whole"]] == [3 * ROWS, 0]
     assert result["filter"] is None and result["quality"] is None
     assert set(result["groups"]) == {"art", "law", "sport", "null"}
-    assert "The spec has no filter" in page and "--gold FILE" in page
+    assert "The spec has no filter" in page and "There are no gold labels" in page
 
 
 def test_groups_do_not_change_the_thresholds_of_the_rule(
@@ -234,7 +234,7 @@ def test_a_rule_that_stops_at_missing_answers_says_so(
         (["--by", "nothing +"], "--by: is not one SQL expression"),
         (["--by", "doc.nothing"], "--by: "),
         (["--by", "toxic.p"], "--by: has several values; name one, such as toxic.label"),
-        (["--gold", "nowhere.csv"], "--gold: "),
+        (["--gold", "nowhere.csv"], "nowhere.csv: there is no such file"),
         (["--to", "ftpp://host/x.html"], "--to: cannot be opened: "),
         (["--to", "."], "--to: is a folder; name a file (got '.')"),
         (["--to", "spec.yaml"], "--to: exists; write another name, or add --overwrite"),
@@ -268,7 +268,7 @@ def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no
     folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report(spec(), folder, capsys, "--gold", write_gold(folder), "--text", "text")
+    report(spec(), folder, capsys, "--gold", write_gold(folder))
     browser.get(f"file://{folder}/report.html")
     for width in (400, 1_280):
         browser.set_window_size(width, 900)

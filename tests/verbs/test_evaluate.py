@@ -10,13 +10,13 @@ import fsspec
 import numpy as np
 import pytest
 from finished import FILES, ROWS
-from judged import LABELS, Bench, Row
+from judged import LABELS, Bench, Row, with_gold
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
+from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
 from pipeline.gold.values import UNLABELLED
-from pipeline.options import GoldOptions
 from pipeline.spec.parse import load_spec
 
 
@@ -35,7 +35,7 @@ def test_scores_are_those_of_the_raw_files_and_every_row_is_counted(
     report = json.loads(capsys.readouterr().out)
     assert report["gold"]["joined_by"] == {"id": "doc_id", "text": "content_hash"}[by]
     assert report["gold"]["documents"] == len(gold) and report["corpus_rows"] == FILES * ROWS
-    assert report["gold"]["in_corpus"] == len(gold) - 4 and report["without_gold"] == []
+    assert report["in_corpus"] == len(gold) - 4 and report["without_gold"] == []
     ids = {document["text"]: document["id"] for document in bench.documents}
     for task, labels in LABELS.items():
         answers = bench.answers(task)
@@ -68,15 +68,38 @@ def test_gates_decide_the_exit_code_after_the_report(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = bench.write(bench.gold())
-    assert bench.evaluate(gold, "--gate", "toxic.f1 >= 0", "--gate", "topic.ece <= 1") == 0
-    gates = ["--gate", "toxic.f1 >= 0", "--gate", "toxic.auroc > 0.99"]
-    assert bench.evaluate(gold, *gates, "--precision", "0.5") == 1
+    bench.says(publish={"gates": ["toxic.f1 >= 0", "topic.ece <= 1"]})
+    assert bench.evaluate(gold) == 0
+    bench.says(publish={"gates": ["toxic.f1 >= 0", "toxic.auroc > 0.99"]})
+    assert bench.evaluate(gold, "--precision", "0.5") == 1
     shown = capsys.readouterr().out
     assert "macro F1" in shown and "FAILED: toxic.auroc > 0.99 (it is 0." in shown
-    assert bench.evaluate(gold, "--gate", "toxic.f1 => 0.8") == 2
+    # — gates of tasks that are not asked for are not decided
+    assert bench.evaluate(gold, "--task", "topic", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["gates"] == []
+    bench.says(publish={"gates": ["toxic.f1 => 0.8"]})
+    assert bench.evaluate(gold) == 2
     out, err = capsys.readouterr()
-    assert not out and len(err.splitlines()) == 1 and err.startswith("--gate: write TASK.METRIC")
-    assert bench.evaluate(gold, "--task", "topic", "--gate", "toxic.f1 >= 0.8") == 2
+    assert not out and len(err.splitlines()) == 1
+    assert err.startswith("publish.gates.0: write TASK.METRIC") and " in " in err
+
+
+def test_a_gate_of_a_task_without_gold_fails(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": row["id"], "topic": row["topic"]} for row in bench.gold()]
+    bench.says(publish={"gates": ["toxic.f1 >= 0"]})
+    assert bench.evaluate(bench.write(rows)) == 1
+    assert "FAILED: toxic.f1 >= 0 (not judged: " in capsys.readouterr().out
+
+
+def test_without_gold_the_error_names_the_key(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in ("eval", "fit"):
+        assert main([verb, str(bench.spec)]) == 2
+        line = "gold.path: missing; add it, or write --gold FILE in "
+        assert capsys.readouterr().err.startswith(line)
 
 
 def test_gold_may_have_other_column_names_and_values(
@@ -87,17 +110,9 @@ def test_gold_may_have_other_column_names_and_values(
     plain = json.loads(capsys.readouterr().out)["tasks"]
     renames = {"toxic": "a=b", "clean": 0}
     renamed = [{"doc": row["id"], "rude": renames[row["toxic"]]} for row in rows]
-    options = [
-        "--id",
-        "doc",
-        "--column",
-        "toxic=rude",
-        "--value",
-        "a=b=toxic",
-        "--value",
-        "0=clean",
-    ]
-    assert bench.evaluate(bench.write(renamed, "other.csv"), *options, "--json") == 0
+    gold = {"id": "doc", "columns": {"toxic": "rude"}, "values": {"a=b": "toxic", "0": "clean"}}
+    bench.says(gold={**gold, "path": bench.write(renamed, "other.csv")})
+    assert main(["eval", str(bench.spec), "--resamples", "20", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["tasks"].keys() == {"toxic"} and report["without_gold"] == ["topic"]
     for each in plain["toxic"]["mislabelled"]:
@@ -119,20 +134,23 @@ def test_each_problem_with_gold_is_one_line(
     odd = [{**row, "toxic": "Toxic" if n in (2, 5) else row["toxic"]} for n, row in enumerate(rows)]
     (line,) = lines(odd)
     assert line == (
-        f"--gold {bench.folder}/bad.csv, row 3, column toxic: is not a label of task toxic, "
-        "which has clean, toxic; write the label that it means, --value Toxic=LABEL, or leave the "
-        "task out with --task (rows with it: 2) (got 'Toxic')"
+        f"{bench.folder}/bad.csv, row 3, column toxic: is not a label of task toxic, "
+        "which has clean, toxic; write Toxic: LABEL below gold.values, or leave the task out with "
+        "--task (rows with it: 2) (got 'Toxic')"
     )
-    assert "has no doc, so" not in lines(rows, "--id", "doc")[0]
-    assert lines([{**rows[0], "id": ""}])[0].startswith(
-        f"--gold {bench.folder}/bad.csv, row 1: has no"
-    )
-    assert "write --column TASK=COLUMN" in lines([{"id": "1", "rude": "toxic"}])[0]
-    assert lines(rows, "--column", "rude=toxic")[0].startswith("--column: the spec has no such")
-    twice = ["--column", "toxic=toxic", "--column", "toxic=topic"]
-    assert lines(rows, *twice)[0].startswith("--column: one name occurs twice")
-    assert lines(rows, "--column", "toxic")[0].startswith("--column: write LEFT=RIGHT")
-    assert lines(rows, "--value", "x=rude")[0].startswith("--value: no task has such a label")
+    assert lines([{**rows[0], "id": ""}])[0].startswith(f"{bench.folder}/bad.csv, row 1: has no")
+    assert "below gold.columns" in lines([{"id": "1", "rude": "toxic"}])[0]
+    assert lines(rows, "--task", "rude")[0].startswith("--task: the spec has no such task")
+    for gold, place in (
+        ({"id": "doc"}, f"{bench.folder}/bad.csv: has no column doc to match"),
+        ({"columns": {"toxic": "rude"}}, "gold.columns.toxic: "),
+        ({"columns": {"rude": "toxic"}}, "gold.columns.rude: no such task"),
+        ({"values": {"x": "rude"}}, "gold.values.x: no task has such a label"),
+        ({"id": "id", "text": "text"}, "gold: rows are matched by id or by text"),
+    ):
+        bench.says(gold=gold)
+        assert lines(rows)[0].startswith(place)
+    bench.says(gold={})
     assert lines(rows, "--precision", "90")[0].startswith("--precision: write a share")
     for resamples in ("0", "2147483647"):
         line = lines(rows, "--resamples", resamples)[0]
@@ -140,7 +158,7 @@ def test_each_problem_with_gold_is_one_line(
     assert bench.evaluate(str(bench.folder / "nowhere.csv")) == 2
     assert bench.evaluate(str(bench.folder / "no-output")) == 2
     err = capsys.readouterr().err
-    assert "--gold: there is no such file (got" in err and "nor an output of assay" in err
+    assert "nowhere.csv: there is no such file" in err and "nor an output of assay" in err
 
 
 def test_gold_without_a_document_of_the_corpus_is_one_line(
@@ -150,13 +168,13 @@ def test_gold_without_a_document_of_the_corpus_is_one_line(
     assert bench.evaluate(bench.write(others)) == 2
     out, err = capsys.readouterr()
     assert not out and err == (
-        f"--gold: no id is in the corpus: it has 'other-0', and the corpus has "
+        f"{bench.folder}/gold.jsonl: no id is in the corpus: it has 'other-0', and the corpus has "
         f"'{bench.documents[0]['id']}'; give gold of these documents, or name the column of their "
-        f"ids with --id (got '{bench.folder}/gold.jsonl')\n"
+        "ids: gold.id\n"
     )
     by_text = [{name: row[name] for name in ("text", "toxic")} for row in others]
     assert bench.evaluate(bench.write(by_text)) == 2
-    line = "--gold: no text is in the corpus, whose first document has the id "
+    line = f"{bench.folder}/gold.jsonl: no text is in the corpus, whose first document has the id "
     assert capsys.readouterr().err.startswith(line)
 
 
@@ -188,11 +206,15 @@ def test_answers_to_another_question_are_not_evaluated(
 
 def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) -> None:
     spec = load_spec(bench.spec)
-    for how, key in ((GoldOptions(), "content_hash"), (GoldOptions(id="doc_id"), "doc_id")):
-        gold = read_gold(str(bench.output), spec, how)
+    for how, key in (({}, "content_hash"), ({"id": "doc_id"}, "doc_id")):
+        gold = read_gold(str(bench.output), with_gold(spec, **how))
         answers = bench.answers("topic")
-        assert gold.by == key and gold.rows == sum(bool(a["label"]) for a in answers.values())
-        assert gold.repeated == gold.contradictory == 0  # a document without answer teaches nothing
+        assert gold.counts.joined_by == key and gold.rows == sum(
+            bool(a["label"]) for a in answers.values()
+        )
+        assert (
+            gold.counts.repeated == gold.counts.contradictory == 0
+        )  # a document without answer teaches nothing
         task = gold.tasks["topic"]
         assert task.soft is not None
         answered = [a for a in answers.values() if a["label"]]
@@ -204,18 +226,12 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
             assert by_id == {
                 name: LABELS["topic"].index(a["label"]) for name, a in answers.items() if a["label"]
             }
-    renamed = {"toxic": GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"])}["toxic"]
-    with pytest.raises(
-        SpecError,
-        match=r"gold: is not a label of task toxic, which .* --value art=LABEL, or leave",
-    ):
-        read_gold(f"{bench.output}/snapshots/00000001.json", spec, renamed)
-    mapping = (("art", "toxic"), ("law", "clean"), ("sport", "clean"))
-    mapped = read_gold(
-        str(bench.output),
-        spec,
-        GoldOptions(columns=(("toxic", "topic"),), tasks=["toxic"], values=mapping),
-    ).tasks["toxic"]
+    renamed, first = {"columns": {"toxic": "topic"}}, f"{bench.output}/snapshots/00000001.json"
+    with pytest.raises(SpecError, match=r"is not a label of task toxic, which .* art: LABEL below"):
+        read_gold(first, with_gold(spec, **renamed), ["toxic"])
+    values = {"art": "toxic", "law": "clean", "sport": "clean"}
+    of_topic = with_gold(spec, **renamed, values=values)
+    mapped = read_gold(str(bench.output), of_topic, ["toxic"]).tasks["toxic"]
     assert mapped.soft is not None
     np.testing.assert_allclose(mapped.soft[:, 0], task.soft[:, 1] + task.soft[:, 2])
 
@@ -223,7 +239,8 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
 def test_an_output_evaluated_against_itself_is_correct(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.evaluate(str(bench.output), "--gate", "topic.accuracy >= 1", "--json") == 0
+    bench.says(publish={"gates": ["topic.accuracy >= 1"]})
+    assert bench.evaluate(str(bench.output), "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["tasks"]["toxic"]["rows"]["evaluated"] == FILES * (ROWS - 1)
     assert report["tasks"]["toxic"]["mislabelled"] == []
@@ -246,8 +263,8 @@ def test_repeated_gold_counts_once_and_of_several_labels_the_most_frequent(bench
     gold = read_gold("memory://gold/some.jsonl", load_spec(bench.spec))
     assert gold.keys == ("1", "2", "3", "4")
     assert gold.tasks["toxic"].truth.tolist() == [1, 0, 1, UNLABELLED]
-    assert (gold.repeated, gold.outvoted, gold.texts) == (3, 1, None)
-    assert (gold.contradictory, gold.ties) == (2, ("5",))
+    assert (gold.counts.repeated, gold.counts.outvoted, gold.texts) == (3, 1, None)
+    assert (gold.counts.contradictory, gold.counts.ties) == (2, ("5",))
 
 
 def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
@@ -272,7 +289,7 @@ def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
     named = [gold.tasks["toxic"].labels[place] for place in gold.tasks["toxic"].truth]
     assert named == ["toxic", "clean"]
     assert gold.tasks["topic"].truth.tolist() == [0, 1]
-    assert (gold.repeated, gold.contradictory) == (2, 2)
+    assert (gold.counts.repeated, gold.counts.contradictory) == (2, 2)
 
 
 def test_gold_of_a_repeated_text_is_evaluated_once(
@@ -280,9 +297,10 @@ def test_gold_of_a_repeated_text_is_evaluated_once(
 ) -> None:
     """The documents of white space alone, one a file, are of one text and have no answer."""
     rows = [{"text": "  ", "toxic": "clean"}, {**bench.gold()[0]}]
-    assert bench.evaluate(bench.write(rows), "--text", "text", "--task", "toxic", "--json") == 0
+    bench.says(gold={"text": "text"})
+    assert bench.evaluate(bench.write(rows), "--task", "toxic", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["gold"]["repeated_in_corpus"] == FILES - 1 and report["gold"]["in_corpus"] == 2
+    assert report["repeated_in_corpus"] == FILES - 1 and report["in_corpus"] == 2
     assert report["tasks"]["toxic"]["rows"]["unanswered"] == {"empty": 1}
     assert report["tasks"]["toxic"]["rows"]["evaluated"] == 1
 
@@ -315,4 +333,4 @@ def test_a_broken_file_of_gold_is_one_line(
     path.write_bytes(data)
     assert bench.evaluate(str(path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"assay: --gold: {path}")
+    assert line.startswith(f"assay: {path}")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
@@ -54,6 +55,12 @@ def spec_file(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
     return write_spec(documents={"max_tokens": 64}, tasks=[toxic, asked])
 
 
+def in_spec(spec_file: Path, **gold: Any) -> None:
+    """Writes how gold is read."""
+    content = yaml.safe_load(spec_file.read_text())
+    spec_file.write_text(yaml.safe_dump({**content, "gold": gold}))
+
+
 def write_gold(tmp_path: Path, columns: list[str], **more: Any) -> Path:
     """Ids or texts, with a column of labels; and a row that cannot be read."""
     file = tmp_path / "gold.jsonl"
@@ -92,10 +99,10 @@ def test_a_fitted_file_has_the_maps_of_the_fit(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write_gold(tmp_path, ["text", "toxic"])
-    column = ["--column", "asked=toxic", "--column", "toxic=toxic"]
+    in_spec(spec_file, columns={"asked": "toxic", "toxic": "toxic"})
     asked = str(tmp_path / "to")
     command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "all"]
-    assert main([*command, *column, "--to", asked, "--task", "asked"]) == 0
+    assert main([*command, "--to", asked, "--task", "asked"]) == 0
     [result] = json.loads(capsys.readouterr().out)["tasks"]
     readout = parse_readout(Path(asked, "asked.safetensors").read_bytes())
     assert (result["kind"], result["pooling"], result["rows"]) == ("question", "last", 45)
@@ -129,7 +136,7 @@ def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     [result] = report["tasks"]
-    assert report["gold"]["left_out"] == {"not in the corpus, and the gold has no text": 1}
+    assert report["left_out"] == {"not in the corpus, and the gold has no text": 1}
     assert result["labels"] == {"toxic": 15, "clean": 30} and result["kind"] == "document"
     assert result["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
     spec = load_spec(spec_file)
@@ -147,7 +154,8 @@ def test_document_leaves_the_question_out_and_tables_are_printed(
 ) -> None:
     gold = write_gold(tmp_path, ["text", "toxic"])
     place_ = tmp_path / "one.safetensors"
-    command = ["fit", str(spec_file), "--gold", str(gold), "--column", "asked=toxic"]
+    in_spec(spec_file, columns={"asked": "toxic"})
+    command = ["fit", str(spec_file), "--gold", str(gold)]
     assert main([*command, "--task", "asked", "--document", "--to", str(place_)]) == 0
     shown = capsys.readouterr().out
     assert "asked: document readout" in shown and "1 documents: empty" in shown
@@ -173,7 +181,8 @@ def test_scores_are_fitted_as_they_are(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write_scores(tmp_path, SCORES)
-    command = ["fit", str(spec_file), "--gold", str(gold), "--score", "asked.toxic=s", "--json"]
+    in_spec(spec_file, scores={"asked.toxic": "s"})
+    command = ["fit", str(spec_file), "--gold", str(gold), "--json"]
     place_ = tmp_path / "asked.safetensors"
     assert main([*command, "--layers", "2", "--to", str(place_)]) == 0
     [result] = json.loads(capsys.readouterr().out)["tasks"]
@@ -202,7 +211,8 @@ def test_scores_below_one_half_are_fitted_and_judged_by_rank(
     spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write_scores(tmp_path, [score / 2.5 for score in SCORES])
-    command = ["fit", str(spec_file), "--gold", str(gold), "--score", "toxic=s", "--layers", "1"]
+    in_spec(spec_file, scores={"toxic": "s"})
+    command = ["fit", str(spec_file), "--gold", str(gold), "--layers", "1"]
     command.append("--overwrite")
     assert main([*command, "--json"]) == 0
     [result] = json.loads(capsys.readouterr().out)["tasks"]
@@ -249,10 +259,11 @@ def test_scores_that_cannot_be_fitted_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     gold = write_scores(tmp_path, scores)
-    assert main(["fit", str(spec_file), "--gold", str(gold), "--score", "toxic=s"]) == 2
+    in_spec(spec_file, scores={"toxic": "s"})
+    assert main(["fit", str(spec_file), "--gold", str(gold)]) == 2
     (error,) = capsys.readouterr().err.splitlines()
-    rest = "; add some, or name only the other tasks with --task (got "
-    assert error.startswith(f"--gold: {line}{rest}")
+    rest = "; add some, or name only the other tasks with --task"
+    assert error == f"{gold}: {line}{rest}"
     assert not (tmp_path / "named").exists()
 
 
@@ -261,9 +272,8 @@ def test_scores_that_cannot_be_fitted_are_one_line(
     [
         (["--layers", "3"], "--layers: write all, or numbers from 1 to 2"),
         (["--hold-out", "1"], "--hold-out: write a share, as in 0.2 (got 1.0)"),
-        (["--folds", "1"], "--folds: write 2 or more"),
-        (["--folds", "16"], "--gold: label 'toxic' of task toxic has 15 documents, and one is"),
-        (["--column", "asked=toxic", "--to", "x.safetensors"], "--to: is one file for 2 readouts"),
+        (["--hold-out", "0.8"], "{gold}: label 'toxic' of task toxic has 4 documents, and one is"),
+        (["--to", "x.safetensors"], "--to: is one file for 2 readouts"),
         (["--to", "{folder}"], "--to: exists; write another name, or add --overwrite"),
     ],
 )
@@ -276,10 +286,13 @@ def test_each_problem_is_one_line_and_exit_code_2(
 ) -> None:
     gold = write_gold(tmp_path, ["text", "toxic"])
     (tmp_path / "toxic.safetensors").write_bytes(b"of an earlier fit")
+    if "x.safetensors" in arguments:
+        in_spec(spec_file, columns={"asked": "toxic"})
     words = [word.format(folder=tmp_path) for word in arguments]
     assert main(["fit", str(spec_file), "--gold", str(gold), *words]) == 2
-    errors = [e for e in capsys.readouterr().err.splitlines() if "(got " in e]
-    assert len(errors) == 1 and errors[0].startswith(line), errors
+    shown = capsys.readouterr().err.splitlines()
+    errors = [e for e in shown if e.startswith(("--", str(gold)))]
+    assert len(errors) == 1 and errors[0].startswith(line.format(gold=gold)), errors
 
 
 @pytest.mark.parametrize(
@@ -296,11 +309,11 @@ def test_a_readout_is_replaced_only_with_overwrite(
     spec = str(write_spec(tasks=[task]))
     gold = write_gold(tmp_path, ["text", "toxic"])
     words = [word.format(folder=tmp_path) for word in others]
-    command = ["fit", spec, "--gold", str(gold), "--text", "text", "--layers", "1", *words]
+    command = ["fit", spec, "--gold", str(gold), "--layers", "1", *words]
     assert main(command) == 0
     first = file.read_bytes()
     assert main(command) == 2 and file.read_bytes() == first
-    assert main([*command, "--folds", "3", "--overwrite"]) == 0 and file.read_bytes() != first
+    assert main([*command, "--hold-out", "0.1", "--overwrite"]) == 0 and file.read_bytes() != first
 
 
 def test_layers_are_spread_over_the_decoder() -> None:
@@ -330,7 +343,7 @@ def test_a_document_with_nan_states_is_left_out_and_counted(
     command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1,2"]
     assert main([*command, "--to", str(tmp_path / "made.safetensors")]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["gold"]["left_out"][gold_states.OVERFLOWN] == 1
+    assert report["left_out"][gold_states.OVERFLOWN] == 1
     [result] = report["tasks"]
     assert sum(result["labels"].values()) == len(TEXTS) - 1
     assert np.isfinite(result["scores"]["auroc"]["value"])
@@ -376,4 +389,4 @@ def test_only_gold_rows_with_a_label_are_read(
         assert main(["fit", str(spec_file), "--gold", str(gold), *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert max(counts) == len(TEXTS)
-    assert result["gold"]["left_out"][gold_states.NO_LABEL] == 30
+    assert result["left_out"][gold_states.NO_LABEL] == 30

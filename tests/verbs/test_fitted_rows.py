@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -17,7 +18,7 @@ from stages import run_without_ray
 from pipeline.cli import main
 from pipeline.gold.answers import GoldAnswers, GoldTaskAnswers
 from pipeline.gold.fitted_texts import LEAST_ROWS, is_held_out
-from pipeline.gold.labels import Gold
+from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.values import GoldTask
 from pipeline.options import EvalOptions
 from pipeline.spec.tasks import QuestionTask
@@ -44,6 +45,7 @@ class Corpus:
             input={"path": str(self.folder / "corpus.jsonl"), "id": "id"},
             documents={"max_tokens": 64},
             tasks=[toxic],
+            gold={"text": "text"},
         )
 
     def gold(self, name: str, rows: range, **more: str) -> str:
@@ -72,7 +74,7 @@ def corpus(
 def evaluated(
     corpus: Corpus, gold: str, capsys: pytest.CaptureFixture[str], *more: str, code: int = 0
 ) -> dict[str, Any]:
-    words = ["eval", str(corpus.spec), "--gold", gold, "--text", "text", "--resamples", "20"]
+    words = ["eval", str(corpus.spec), "--gold", gold, "--resamples", "20"]
     capsys.readouterr()
     assert main([*words, *more, "--json"]) == code
     task: dict[str, Any] = json.loads(capsys.readouterr().out)["tasks"]["toxic"]
@@ -83,19 +85,22 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = corpus.gold("gold", range(100))
-    fit = ["fit", str(corpus.spec), "--gold", gold, "--text", "text", "--layers", "1"]
+    fit = ["fit", str(corpus.spec), "--gold", gold, "--layers", "1"]
     assert main(fit) == 0
     assert main(["run", str(corpus.spec)]) == 0
     # — before, the accuracy of random labels was near 1 here
-    task = evaluated(corpus, gold, capsys, "--gate", "toxic.accuracy >= 0", code=1)
+    content = yaml.safe_load(corpus.spec.read_text())
+    publish = {"gates": ["toxic.accuracy >= 0"]}
+    corpus.spec.write_text(yaml.safe_dump({**content, "publish": publish}))
+    task = evaluated(corpus, gold, capsys, code=1)
     assert task["scores"] is None and task["rows"]["fitted"] == 100
-    words = ["eval", str(corpus.spec), "--gold", gold, "--text", "text"]
-    assert main(words) == 0
+    words = ["eval", str(corpus.spec), "--gold", gold]
+    assert main(words) == 1
     shown = capsys.readouterr().out
     assert "100 left out, because the readout or the cascade was fitted to them" in shown
     assert "warning: toxic: nothing is judged" in shown and "AUROC" not in shown
     page = corpus.folder / "page.html"
-    report = ["report", str(corpus.spec), "--gold", gold, "--text", "text", "--to", str(page)]
+    report = ["report", str(corpus.spec), "--gold", gold, "--to", str(page)]
     assert main([*report, "--json"]) == 0
     quality = json.loads(capsys.readouterr().out)["quality"]["tasks"]["toxic"]
     assert quality["scores"] is None and "nothing is judged" in page.read_text()
@@ -105,7 +110,7 @@ def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fitted = corpus.gold("fitted", range(60))
-    assert main(["fit", str(corpus.spec), "--gold", fitted, "--layers", "1", "--text", "text"]) == 0
+    assert main(["fit", str(corpus.spec), "--gold", fitted, "--layers", "1"]) == 0
     assert main(["run", str(corpus.spec)]) == 0
     few = evaluated(corpus, corpus.gold("few", range(60 + LEAST_ROWS - 1)), capsys)
     assert few["scores"] is None and few["rows"]["evaluated"] == LEAST_ROWS - 1
@@ -121,10 +126,10 @@ def test_rows_that_a_fit_holds_out_are_judged_without_being_told(
     corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = corpus.gold("gold", range(DOCUMENTS))
-    fit = ["fit", str(corpus.spec), "--gold", gold, "--text", "text", "--layers", "1", "--json"]
+    fit = ["fit", str(corpus.spec), "--gold", gold, "--layers", "1", "--json"]
     assert main([*fit, "--hold-out", "0.4"]) == 0
     report = json.loads(capsys.readouterr().out)
-    held_out = report["gold"]["left_out"]["held out for assay eval"]
+    held_out = report["left_out"]["held out for assay eval"]
     assert 35 <= held_out <= 61 and report["tasks"][0]["rows"] == DOCUMENTS - held_out
     assert main(["run", str(corpus.spec)]) == 0
     task = evaluated(corpus, gold, capsys)
@@ -145,7 +150,12 @@ Floats = NDArray[np.float64]
 def judged(hashes: list[str], fitted: list[str], truth: NDArray[np.int64], p: Floats) -> Any:
     """The evaluation of answers of which some were fitted to the gold."""
     keys = tuple(hashes)
-    gold = Gold("gold", "content_hash", keys, {"t": GoldTask(("a", "b"), truth)}, None)
+    gold = Gold(
+        GoldCounts("gold", "content_hash", len(keys)),
+        keys,
+        {"t": GoldTask(("a", "b"), truth)},
+        None,
+    )
     names = np.array(hashes, object)
     answer = GoldTaskAnswers(p, np.full(len(names), "ok", object))
     answers = GoldAnswers(names, names, np.ones(len(names), np.int64), {"t": answer})
@@ -174,12 +184,12 @@ def test_the_intervals_hold_the_truth_where_four_fifths_of_the_gold_were_fitted_
             "accuracy": float((p.argmax(axis=1) == corpus_truth).mean()),
             "auroc": float(roc_auc_score(corpus_truth, p[:, 1])),
         }
-        assert task.judged is not None
+        assert task.scores is not None
         for name in held:
-            figure = task.judged.scores.headlines[name]
+            figure = task.scores.headlines[name]
             assert figure.low is not None and figure.high is not None
             held[name] += figure.low <= whole[name] <= figure.high
-        all_rows = judged(names, [], truth, model.predict_proba(states)).judged.scores
+        all_rows = judged(names, [], truth, model.predict_proba(states)).scores
         low = all_rows.headlines["accuracy"].low
         naive += low is not None and low > whole["accuracy"]
     assert all(184 <= times <= 196 for times in held.values()), held

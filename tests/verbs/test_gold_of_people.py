@@ -37,7 +37,7 @@ def reviewed(bench: Bench, *chosen: str, task: str = "toxic") -> str:
 
 @pytest.mark.parametrize(
     "chosen",
-    [("uncertain",), ("near:0.8",), ("disagreement",), ("diverse", "uncertain", "random")],
+    [("uncertain",), ("where",), ("diverse", "uncertain", "random")],
 )
 def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
     bench: Bench, capsys: pytest.CaptureFixture[str], chosen: tuple[str, ...]
@@ -45,27 +45,34 @@ def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
     gold = reviewed(bench, *chosen)
     assert bench.evaluate(gold) == 0
     printed = capsys.readouterr().out
-    assert printed.count("warning: toxic: a review chose these documents not at random (") == 1
+    assert (
+        printed.count(f"warning: toxic: a review chose the documents of {gold} not at random (")
+        == 1
+    )
     assert f"{chosen[0]} " in printed and "labels that people gave to documents of a re" in printed
     assert bench.evaluate(gold, "--json") == 0
     assert json.loads(capsys.readouterr().out)["tasks"]["toxic"]["gold"] == "chosen"
     for gate in ("toxic.accuracy >= 0", "toxic.ece <= 1", "toxic.recall.toxic >= 0"):
-        assert bench.evaluate(gold, "--gate", gate) == 2
-        captured = capsys.readouterr()
-        [line] = captured.err.splitlines()
-        assert line.startswith(f"--gate: a review chose the documents of {gold} not at random (")
-        assert "assay review --by random, or --by audit" in line and not captured.out
-    # — a run with gates refuses them before any work
-    words = ["run", str(bench.spec), "--gold", gold, "--gate", "toxic.accuracy >= 0"]
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith("--gate: a review chose the documents of ")
+        bench.says(gold={"path": gold}, publish={"gates": [gate]})
+        assert bench.evaluate(gold) == 1
+        shown = capsys.readouterr().out
+        assert f"FAILED: {gate} (not judged: a review chose the documents of {gold} not" in shown
+        assert "assay review --by random" in shown
+        assert bench.evaluate(gold, "--json") == 1
+        [decision] = json.loads(capsys.readouterr().out)["gates"]
+        assert decision["value"] is None and not decision["passed"]
+    # — a run refuses such gates before any work
+    assert main(["run", str(bench.spec)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("publish.gates.0: a review chose the documents of ")
 
 
 def test_gold_of_random_documents_is_gated_on(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = reviewed(bench, "random")
-    assert bench.evaluate(gold, "--gate", "toxic.accuracy >= 0") == 0
+    bench.says(publish={"gates": ["toxic.accuracy >= 0"]})
+    assert bench.evaluate(gold) == 0
     assert "not at random" not in capsys.readouterr().out
 
 
@@ -113,5 +120,5 @@ def test_three_people_are_three_votes(bench: Bench) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in [*of_people, *others]))
     gold = read_gold(str(path), load_spec(bench.spec))
     task = gold.tasks["toxic"]
-    assert gold.outvoted == 1 and not gold.ties and gold.rows == len(others) + 1
+    assert gold.counts.outvoted == 1 and not gold.counts.ties and gold.rows == len(others) + 1
     assert task.labels[task.truth[gold.keys.index(first["content_hash"])]] == "toxic"

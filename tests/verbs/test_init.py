@@ -75,14 +75,14 @@ def test_a_tar_file_gets_the_columns_of_its_members_that_hold_text() -> None:
         ({"hash": ["f" * 64] * 30, "sms": PROSE}, "sms", None),
         ({"post_id": list(range(30)), "price": list(range(30)), "text": PROSE}, "text", "post_id"),
         ({"price": list(range(30)), "text": PROSE}, "text", None),
-        ({"id": [1] * 30, "row": UUIDS, "text": PROSE}, "text", "row"),
+        ({"id": [1] * 30, "row": UUIDS, "text": PROSE}, "text", None),
         ({"id": [None, *range(29)], "text": PROSE}, "text", None),
         ({"userId": list(range(30)), "f": [0.5] * 30, "文": ["日本語です"] * 30}, "文", "userId"),
         ({"text": PROSE, "id": PROSE}, "text", "id"),
         ({"nested": [["a"]] * 30, "raw": [b"a b"] * 30, "text": PROSE}, "text", None),
     ],
 )  # fmt: skip
-def test_columns_are_proposed_by_name_type_length_and_uniqueness(
+def test_columns_are_proposed_by_name_and_length(
     columns: dict[str, list[Any]], text: str, id: str | None
 ) -> None:
     proposal = init(table("data.parquet", **columns), InitOptions())
@@ -151,7 +151,7 @@ def test_what_was_found_is_shown_with_the_next_commands(
     assert main(["init", table("data.parquet", text=PROSE), "--to", "new.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "none found; the id of a document is the hash of its text" in shown
-    assert all(f"assay {verb} new.yaml" in shown for verb in ("check", "run"))
+    assert all(f"assay {verb} new.yaml" in shown for verb in ("review", "fit", "run"))
 
 
 def test_the_output_is_outside_the_documents(tmp_path: Path) -> None:
@@ -169,11 +169,17 @@ def test_any_string_is_the_same_in_the_spec(text: str) -> None:
     assert parse_spec(spec).prompt.system == text
 
 
-def test_check_accepts_the_spec(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_the_new_spec_says_that_the_readout_is_to_be_fitted_first(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("data.csv").write_text('id,text\n1,one line\n2,"two\nlines"\n')
     assert main(["init", "data.csv", "--model", str(model_folder)]) == 0
-    assert main(["check", "spec.yaml", "--documents", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["documents"] == 2
+    assert [*load_spec("spec.yaml").tasks[0].labels] == ["toxic", "clean"]
+    capsys.readouterr()
+    assert main(["run", "spec.yaml", "--dry-run"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("tasks.0.readout: the file cannot be read: ")
+    assert "`assay fit` makes one" in line
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.csv", "a.parquet"])

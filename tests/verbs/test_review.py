@@ -1,26 +1,25 @@
-"""`assay review` refuses wrong options before it reads a model, and draws samples."""
+"""`assay review` refuses wrong options before it reads documents, and loads no model."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from changing_corpus import Corpus
 from known_corpus import Known, known_corpus
 
 from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.gold.people import AUDIT, GoldFile, GoldLine, Shown
-from pipeline.options import AuditOptions
 from pipeline.review.options import ReviewOptions
-from pipeline.sources.documents import RawRow, documents_from
-from pipeline.verbs.audit import audit
-from pipeline.verbs.audit_sample import sample_hashes
-from pipeline.verbs.review import open_review
+from pipeline.review.server import listen
+from pipeline.review.session import DIVERSE, Session
+from pipeline.spec.parse import load_spec, parse_spec
+from pipeline.spec.schema import JobSpec
+from pipeline.verbs.review import open_review, reviewed
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +27,29 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
     return known_corpus(tmp_path_factory.mktemp("known"))
 
 
+def spec_of(known: Known, **changes: Any) -> JobSpec:
+    """The spec of the corpus, without a filter."""
+    content = {**known.content(), **changes}
+    return parse_spec(json.dumps({key: content[key] for key in content if key != "filter"}))
+
+
+def labels(session: Session, times: int, label: str = "clean") -> list[dict[str, Any]]:
+    """Gives labels; returns the lines that they are."""
+    for _ in range(times):
+        asked = session.open_document("ann")
+        assert asked is not None
+        session.answer("ann", session.pool.documents[asked.row].hash, "label", label)
+    return [{"doc_id": line.doc_id, "shown": line.shown} for line in session.gold.lines[-times:]]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["--task", "tone"], "--task: the spec has no such task; it has toxic, topic (got 'tone')"),
-        (["--by", "most"], "--by: write mixed, uncertain, "),
-        (["--by", "near:2"], "--by: write a threshold from 0 to 1"),
-        (["--until", "best"], "--until: write METRIC >= NUMBER, as in 'auroc >= .95', "),
-        (["--until", "recall.toxic > .9"], "--until: write METRIC >= NUMBER, "),
-        (["--pool", "0"], "--pool: write a number above 0 (got 0)"),
+        (["--by", "most"], "--by: "),
+        (["--by", "audit", "--where", "true"], "--where: a part of an audit's sample is no sample"),
+        (["--by", "audit"], "--task: an audit asks drop or keep, of the filter and not of a task"),
+        (["--port", "0"], "--port: write a number above 0 (got 0)"),
         (["--to", "gold.csv"], "--to: end the name in .jsonl (got 'gold.csv')"),
         (["--to", "s3://bucket/gold.jsonl"], "--to: people's labels are written to a local file"),
     ],
@@ -57,83 +70,135 @@ def test_a_wrong_option_is_one_line_and_no_file_is_made(
     assert not list(tmp_path.glob("gold*"))
 
 
-def test_until_has_the_metrics_of_several_labels_as_a_whole(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+def test_a_port_in_use_is_one_line_before_any_document_is_read(
+    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    themes = {"name": "themes", "kind": "multi", "question": "About {label}?", "labels": ["a", "b"]}
-    command = ["review", str(write_spec(tasks=[themes])), "--task", "themes", "--to", "gold.jsonl"]
-    for until in ("auroc >= .9", "auroc.a >= .9"):
-        assert main([*command, "--until", until]) == 2
-        [error] = capsys.readouterr().err.splitlines()
-        assert error.startswith("--until: write METRIC >= NUMBER, as in 'macro_auroc >= .95', with")
-        assert error.endswith(f"whole task: macro_f1, macro_auroc (got '{until}')")
+    spec = write_spec()
+    (tmp_path / "corpus.jsonl").unlink()
+    with listen(None) as own:
+        port = str(own.getsockname()[1])
+        to = str(tmp_path / "gold.jsonl")
+        assert main(["review", str(spec), "--task", "toxic", "--to", to, "--port", port]) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert error.startswith("--port: cannot be opened (") and error.endswith(f"(got {port})")
 
 
-def test_a_sample_that_is_labelled_on_the_page_gives_the_audit_of_its_file(
+@pytest.mark.parametrize(
+    ("changes", "corpus", "message"),
+    [
+        ({"image": "picture"}, None, "input.image: a review shows texts"),
+        ({}, '{"id": "a", "text": " "}\n', "input.path: no document that was drawn has a text"),
+    ],
+)
+def test_images_and_a_corpus_without_texts_are_refused(
+    changes: dict[str, str],
+    corpus: str | None,
+    message: str,
+    write_spec: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "corpus.jsonl"
+    spec = load_spec(str(write_spec(input={"path": str(file), "id": "id"})))
+    if changes:
+        source = spec.input.model_copy(update=changes)
+        spec = spec.model_copy(update={"input": source})
+    if corpus is not None:
+        file.write_text(corpus)
+    with pytest.raises(SpecError, match=f"^{message}"):
+        opened(spec, tmp_path, task="toxic")
+
+
+def opened(spec: Any, folder: Path, times: int = 0, **options: Any) -> list[dict[str, Any]]:
+    """The lines of labels of a review that is opened and ended."""
+    own = ReviewOptions(**{"task": "toxic", "to": str(folder / "gold.jsonl"), **options})
+    with open_review(spec, own, cache_dir=folder / "cache") as session:
+        return labels(session, times)
+
+
+def test_no_model_is_needed_and_the_first_document_waits_for_no_large_package(known: Known) -> None:
+    code = (
+        "import sys, pipeline.cli.quality, pipeline.report.review, pipeline.review.server\n"
+        "import pipeline.verbs.review\n"
+        "print({'torch', 'transformers', 'ray', 'sklearn'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, text=True).strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"cascade": {"stages": [{"question": "Rude?"}, {"question": "Sure?"}], "file": "t.json"}},
+        {"question": None, "readout": "readout.safetensors"},
+        {"classifier": {"kind": "onnx", "path": "model.onnx"}},
+    ],
+)
+def test_the_task_may_be_of_any_reader(
+    answers: dict[str, Any], known: Known, tmp_path: Path
+) -> None:
+    content = known.content()
+    kept = {name: value for name, value in answers.items() if value is not None}
+    content["tasks"][0] = {"name": "toxic", "labels": ["toxic", "clean"], **kept}
+    [line] = opened(spec_of(known, tasks=content["tasks"]), tmp_path, 1)
+    assert line["shown"].chosen == "random"
+
+
+def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
     known: Known, tmp_path: Path
 ) -> None:
-    spec, chosen = known.spec(keep="toxic.p.toxic < 0.5"), {"documents": 120, "seed": 1}
-    drawn = known.draw(spec, **chosen)
-    known.label(("toxic",))
-    expected = known.audit(spec)
-    name, hashes = sample_hashes(spec, AuditOptions(**chosen), cache_dir=tmp_path / "cache")
-    assert len(hashes) == drawn.drawn == 120
-    task, file = spec.tasks[0], tmp_path / "gold.jsonl"
-    texts = list(known.by_text)
-    own = documents_from(RawRow(text) for text in texts)["content_hash"].to_pylist()
-    with GoldFile.open(file, task) as gold:
-        for text, text_hash in zip(texts, own, strict=True):
-            if text_hash in hashes:
-                gold.append(_line(text_hash, task, known.by_text[text]["toxic"], f"{AUDIT}{name}"))
-    result = audit(spec, AuditOptions(gold=str(file)), cache_dir=tmp_path / "cache")
-    assert (result.precision, result.recall) == (expected.precision, expected.recall)
-    assert result.prevalence == expected.prevalence
-    # — a label that was given in view of the model's answer is no evidence
-    *lines, last = map(json.loads, file.read_text().splitlines())
-    last["shown"]["p"] = {"toxic": 0.9, "clean": 0.1}
-    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, last]))
-    with pytest.raises(SpecError, match=r"gold: is no evidence about a filter: .* in view"):
-        audit(spec, AuditOptions(gold=str(file)), cache_dir=tmp_path / "cache")
+    lines = opened(spec_of(known), tmp_path, DIVERSE + 2)
+    assert [line["shown"].chosen for line in lines[-2:]] == ["uncertain", "random"]
+    for line in lines:
+        expected = known.p["toxic"][int(line["doc_id"])]
+        assert [*line["shown"].p.values()] == pytest.approx(expected.tolist())
+    margins = {str(n): abs(p[0] - p[1]) for n, p in enumerate(known.p["toxic"][:560])}
+    seen = {line["doc_id"] for line in lines[:DIVERSE]}
+    assert margins[lines[-2]["doc_id"]] == min(
+        margin for doc_id, margin in margins.items() if doc_id not in seen
+    )
 
 
-@pytest.mark.parametrize("kind", ["choice", "multi", "score"])
-def test_disagreement_shows_what_a_person_taught_the_readout_against_the_ledger(
-    kind: str, modelled: Corpus
+def test_where_shows_only_documents_that_the_condition_accepts(
+    known: Known, tmp_path: Path
 ) -> None:
-    labels = ["0", "1"] if kind == "score" else ["law", "art"]
-    modelled.task = {"name": "tone", "kind": kind, "question": "{label}?", "labels": labels}
-    rest = ["xyz" if n % 2 else "789" for n in range(60)]
-    modelled.write("old", [f"{n} {text * 3}" for n, text in enumerate(rest)])
-    modelled.run()
-    modelled.write("new", [f"{n}. {text * 3}" for n, text in enumerate(rest[:9])])
-    gold = str(modelled.folder / "gold.jsonl")
-    options = ReviewOptions("tone", gold, order="disagreement")
-    with open_review(modelled.spec, options, cache_dir=modelled.cache, announce=_quiet) as session:
-        pool = session.pool
-        assert pool.ledger is not None and len(pool) == 69
-        rows = modelled.rows()
-        for doc_id, ledger in zip(pool.doc_ids, pool.ledger, strict=True):
-            expected = [rows[doc_id]["p"][label] for label in labels] if doc_id in rows else np.nan
-            np.testing.assert_array_equal(ledger, expected)
-        for _ in range(20):
-            asked = session.open_document("ann")
-            assert asked is not None and asked.chosen == "diverse"
-            label: Any = labels["789" in pool.texts[asked.row]]
-            label = [label] if kind == "multi" else label
-            session.answer("ann", pool.hashes[asked.row], "label", label)
-        session.collect_fit(None)
-        asked = session.open_document("ann")
-        assert asked is not None and asked.chosen == "disagreement"
-        [fit] = session.fits
-        apart = np.abs(fit.p - pool.ledger).max(axis=1)
-        unseen = np.setdiff1d(np.flatnonzero(~np.isnan(apart)), fit.rows)
-        assert asked.row in unseen and apart[asked.row] == apart[unseen].max()
+    where = "toxic.p.toxic > .9 and language.label = 'French'"
+    meant = {
+        text
+        for text, p, language in zip(
+            known.texts, known.p["toxic"], known.p["language"], strict=True
+        )
+        if p[0] > 0.9 and language.argmax() == 2
+    }
+    options = ReviewOptions(str(tmp_path / "gold.jsonl"), "toxic", where=where)
+    with open_review(spec_of(known), options, cache_dir=tmp_path / "cache") as session:
+        assert {document.text for document in session.pool.documents} == meant
+        assert {line["shown"].chosen for line in labels(session, len(meant))} == {"where"}
+        result = reviewed(session, options)
+    assert (result.labels, result.by_label) == (len(meant), {"toxic": 0, "clean": len(meant)})
 
 
-def _quiet(_: int) -> Callable[[int], None]:
-    return lambda _: None
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("toxic.p.toxic > 2", "where: accepts no document of snapshot 1"),
+        ("tone.p.toxic > .5", "where: "),
+        ("toxic.p.toxic >", "where: "),
+    ],
+)
+def test_a_condition_that_accepts_nothing_or_is_wrong_is_refused(
+    where: str, message: str, known: Known, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=f"^{message}"):
+        opened(spec_of(known), tmp_path, where=where)
 
 
-def _line(text_hash: str, task: Any, label: str, chosen: str) -> GoldLine:
-    shown, at = Shown.of(task, chosen=chosen), "2026-11-26T00:00:00+00:00"
-    return GoldLine("d", text_hash, task.name, "label", label, "ann", at, 1.0, shown)
+def test_the_same_command_goes_on_and_a_file_of_another_corpus_is_refused(
+    known: Known, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    first = opened(spec_of(known), tmp_path, 3)
+    second = opened(spec_of(known), tmp_path, 3, seed=5)
+    assert len({line["doc_id"] for line in first + second}) == 6
+    other = {"path": str(write_spec().parent / "corpus.jsonl")}
+    spec = spec_of(known, input=other, output=str(tmp_path / "other"))
+    with pytest.raises(SpecError, match=r"^to: 6 of its 6 documents are not in the input"):
+        opened(spec, tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,24 @@ from finished import LABELS, Corpus, commit_all, toy_fingerprints
 from outcomes import toy_job
 
 from pipeline.evaluation.gates import Decision
+from pipeline.integrity.diff import USUAL_LIMITS
 from pipeline.ledger.cuts import Cuts
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.snapshots import Contents
-from pipeline.options import USUAL_LIMITS, EvalOptions, GoldOptions, Limits
+from pipeline.options import EvalOptions
 from pipeline.report.console import json_value
 from pipeline.report.drift import judged_run_json
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.plan import list_missing
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
+from pipeline.spec.gold import GoldSpec, PublishSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.evaluate import evaluate
 from pipeline.verbs.run import JudgedRun, judge
 
-ANYTHING = replace(USUAL_LIMITS, max_psi=1e9, max_flip_rate=1)
+ANY_SHARES = USUAL_LIMITS.model_copy(update={"max_psi": 1e9})
+ANYTHING = USUAL_LIMITS.model_copy(update={"max_psi": 1e9, "max_flip_rate": 1})
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_the_first_scheduled_run_publishes(store: LocalStore, corpus: Corpus) ->
 
 def test_without_new_documents_no_snapshot_is_published(store: LocalStore, corpus: Corpus) -> None:
     first = judge(done(store, corpus), None, USUAL_LIMITS)
-    again = judge(done(store, corpus), None, Limits(max_psi=0, max_flip_rate=0))
+    again = judge(done(store, corpus), None, PublishSpec(max_psi=0, max_flip_rate=0))
     assert again.outcome.snapshot == first.outcome.snapshot == current(store) == 1
     assert not again.rejected
 
@@ -97,17 +99,12 @@ def test_gold_scores_the_candidate_before_it_is_published(
     lines = [f"{row['doc_id']},{row['topic']['label'] or ''}\n" for row in answers]
     gold = tmp_path / "gold.csv"
     gold.write_text("id,topic\n" + "".join(lines))
-    options = EvalOptions(gates=[f"topic.accuracy >= {bound}"], resamples=1)
+    publish = PublishSpec(gates=[f"topic.accuracy >= {bound}"])
+    keys = {"gold": GoldSpec(path=str(gold)), "publish": publish}
+    spec, options = candidate.job.spec.model_copy(update=keys), EvalOptions(resamples=1)
 
     def gate(contents: Contents) -> tuple[Decision, ...]:
-        return evaluate(
-            candidate.job.spec,
-            str(gold),
-            GoldOptions(),
-            options,
-            cache_dir=tmp_path,
-            candidate=contents,
-        ).decisions
+        return evaluate(spec, options, cache_dir=tmp_path, candidate=contents).gates
 
     ended = judge(candidate, gate, ANYTHING)
     assert [each.value for each in ended.decisions] == [1.0]
@@ -121,11 +118,11 @@ def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
     judge(done(store, corpus), None, USUAL_LIMITS)
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
     candidate = done(store, corpus, changed)
-    ended = judge(candidate, None, replace(USUAL_LIMITS, max_psi=1e9))
+    ended = judge(candidate, None, ANY_SHARES)
     (reason,) = ended.rejected
     assert reason.startswith("the answers of topic flipped: ")
     assert current(store) == 1 and not ended.published
-    assert judge(candidate, None, replace(USUAL_LIMITS, max_psi=1e9)).rejected == ended.rejected
+    assert judge(candidate, None, ANY_SHARES).rejected == ended.rejected
     written = json_value(judged_run_json(ended))
     assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
     assert judge(candidate, None, ANYTHING).outcome.snapshot == current(store) == 2
@@ -165,7 +162,7 @@ def test_a_model_without_answers_is_rejected(store: LocalStore, corpus: Corpus) 
 def test_a_drifted_corpus_is_rejected(store: LocalStore, corpus: Corpus) -> None:
     judge(done(store, corpus), None, USUAL_LIMITS)
     corpus.write(seed=3)
-    ended = judge(done(store, corpus), None, Limits(max_psi=0))
+    ended = judge(done(store, corpus), None, PublishSpec(max_psi=0))
     assert len(ended.rejected) == 2
     assert all("shifted: PSI 0." in reason for reason in ended.rejected)
     assert current(store) == 1

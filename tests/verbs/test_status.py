@@ -57,6 +57,7 @@ def test_before_the_first_run_every_document_is_missing_and_nothing_is_written(
     counts = {"done": 0, "missing": DOCS, "failed": 0, "skipped": 0}
     assert status_of(spec_file, capsys) == {
         "documents": DOCS,
+        "to_read": len(ROWS) - 1,
         "snapshot": None,
         "tasks": {"toxic": counts, "topic": counts},
         "reused": {"toxic": 0, "topic": 0},
@@ -74,6 +75,11 @@ def test_after_a_run_each_document_is_done_or_failed(
     counts = {"done": DOCS - 1, "missing": 0, "failed": 1, "skipped": 0}
     assert found["tasks"] == {"toxic": counts, "topic": counts}
     assert (found["documents"], found["snapshot"], found["eta_s"]) == (DOCS, 1, 0.0)
+    corpus = tmp_path / "corpus.jsonl"
+    new = [json.dumps({"id": f"n{i}", "text": f"New {i}."}) for i in range(5)]
+    corpus.write_text("\n".join([corpus.read_text().replace("Text 3.", "Edited."), *new]))
+    grown = status_of(spec_file, capsys)
+    assert grown["documents"] == DOCS + 5 and grown["to_read"] == 6
 
 
 def test_what_is_deleted_of_one_task_is_missing_in_that_task(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from filtered import (
     dropped,
     filtered_with,
     kept,
-    policy_of,
     query,
+    thresholds,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +28,7 @@ from pipeline.stores.local import LocalStore
 @pytest.mark.parametrize("share", [0.05, 0.333, 0.9])
 @pytest.mark.parametrize(
     ("by", "column"),
-    [("topic", "topic.label"), ("doc.lang", "coalesce(lang, 'null')"), (None, "'all'")],
+    [("topic", "topic.label"), ("doc.lang", "coalesce(lang, 'null')"), (None, "''")],
 )
 def test_thresholds_and_documents_are_those_of_duckdb(
     share: float, by: str | None, column: str, folder: Path
@@ -45,12 +44,8 @@ def test_thresholds_and_documents_are_those_of_duckdb(
             select g, t, list(doc_id) filter ({SCORE} > t) from labels join q on {column} = g
             where {ANSWERED} group by g, t""",
     )
-    [clause] = policy_of(filtered)["clauses"]
-    if by is None:
-        [(_, limit, _)] = found
-        assert clause["otherwise"] == limit and clause["at"] == {}
-    else:
-        assert clause["at"] == {group: limit for group, limit, _ in found}
+    limits = {group: limit for group, limit, _ in found}
+    assert limits.items() <= thresholds(filtered).items()
     high = {id for _, _, ids in found for id in ids or ()}
     assert len(high) >= 1
     failed = {id for (id,) in query(folder, f"select doc_id from labels where not ({ANSWERED})")}
@@ -80,22 +75,16 @@ def test_a_threshold_drops_at_most_its_share_and_no_lower_one_does(
         assert sum(score > max(lower) for score in scores) > Fraction(share) * len(scores)
 
 
-def test_a_small_group_has_the_threshold_of_all_and_is_named(folder: Path) -> None:
+def test_a_small_group_has_the_threshold_of_all(folder: Path) -> None:
     filtered = filtered_with(
         folder, drop_top={"share": 0.2, "of": SCORE, "by": "doc.lang", "smallest": 30}
     )
-    [clause] = policy_of(filtered)["clauses"]
-    sizes = dict(
-        query(
-            folder,
-            f"select coalesce(lang, 'null'), count(*) from labels where {ANSWERED} group by 1",
-        )
-    )
-    assert clause["sizes"] == sizes
-    assert clause["small"] == sorted(group for group, size in sizes.items() if size < 30)
-    assert clause["small"] and clause["at"].keys() == sizes.keys() - set(clause["small"])
-    [(limit,)] = query(folder, f"select quantile_disc({SCORE}, 0.8) from labels where {ANSWERED}")
-    assert clause["otherwise"] == limit
+    of_group = f"""select coalesce(lang, 'null'), count(*), quantile_disc({SCORE}, 0.8)
+        from labels where {ANSWERED} group by 1"""
+    [(of_all,)] = query(folder, f"select quantile_disc({SCORE}, 0.8) from labels where {ANSWERED}")
+    expected = {g: of_all if size < 30 else limit for g, size, limit in query(folder, of_group)}
+    assert thresholds(filtered) == expected
+    assert 1 < len(set(expected.values())) < len(expected)
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 9])
@@ -119,34 +108,8 @@ def test_a_filter_that_was_stopped_goes_on_with_the_same_thresholds(
         filtered_with(folder, **rule)
     monkeypatch.undo()
     resumed = filtered_with(folder, **rule)
-    assert policy_of(resumed) == policy_of(whole)
+    assert (resumed.removes, resumed.groups) == (whole.removes, whole.groups)
     assert dropped(resumed) == dropped(whole) and kept(resumed) == kept(whole)
-
-
-def test_a_policy_of_another_task_version_is_refused(folder: Path) -> None:
-    first = filtered_with(folder, drop_top={"share": 0.3, "of": SCORE, "smallest": 1})
-    content = policy_of(first)
-    (folder / "other.json").write_text(json.dumps(content | {"tasks": {"toxic": "0" * 16}}))
-    with pytest.raises(SpecError, match=r"filter.policy: its thresholds are of the version 0000"):
-        filtered_with(folder, policy=str(folder / "other.json"))
-    (folder / "none.json").write_text(json.dumps(content | {"tasks": {"rude": "0" * 16}}))
-    with pytest.raises(SpecError, match=r"'rude', and the snapshot has no such task"):
-        filtered_with(folder, policy=str(folder / "none.json"))
-
-
-NAN = (
-    '{"format": 1, "keep": null, "clauses": [{"kind": "drop_top", "of": "toxic.p.toxic", '
-    '"by": null, "otherwise": 1, "at": {"en": NaN}}]}'
-)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"keep": null, "clauses": 3}', '{"format": 2}', NAN]
-)
-def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
-    (folder / "policy.json").write_text(text)
-    with pytest.raises(SpecError, match=r"^filter\.policy: is not a policy: .*$"):
-        filtered_with(folder, policy=str(folder / "policy.json"))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +119,6 @@ def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
         ({"keep": "toxic.p.rude < 1"}, "filter.keep"),
         ({"keep": "true; copy x to 'y'"}, "filter.keep"),
         ({"keep": "doc.no = 'x'"}, "filter"),
-        ({"policy": "a", "keep": "true"}, "filter"),
         ({"drop_top": {"share": 0, "of": SCORE}}, "filter.drop_top.share"),
         ({"drop_top": {"share": 1, "of": SCORE}}, "filter.drop_top.share"),
         ({"drop_top": {"share": 0.1, "of": "toxic.p.rude"}}, "filter.drop_top.of"),
@@ -165,12 +127,6 @@ def test_what_is_no_policy_is_named(text: str, folder: Path) -> None:
         ({"drop_top": {"share": 0.1, "of": SCORE, "by": "doc.tongue"}}, "filter"),
         # — a score that is no number for a document with an answer
         ({"drop_top": {"share": 0.1, "of": f"nullif({SCORE}, {SCORE})"}}, "filter.drop_top.of"),
-        ({"thresholds": {"of": SCORE, "at": {"en": 0.2}}}, "filter.thresholds.otherwise"),
-        (
-            {"thresholds": {"of": SCORE, "at": {"en": "high"}, "otherwise": 1}},
-            "filter.thresholds.at.en",
-        ),
-        ({"policy": "/nowhere/policy.json"}, "filter.policy"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(

@@ -1,31 +1,33 @@
-"""An evaluation as tables for a terminal. The page shows the same `Grid`s."""
+"""An evaluation as tables. The terminal and the page show the same `Section`s."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import BINS, LabelScore
+from pipeline.evaluation.multi import MULTI_HEADLINES
 from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
-from pipeline.gold.labels import Gold
+from pipeline.report.audit import filter_facts, filter_grid
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
-from pipeline.report.doubts import evaluation_doubts, shared_doubts
+from pipeline.report.doubts import shared_doubts
 from pipeline.spec.labels import YES, task_of
-from pipeline.verbs.evaluate import (
-    Cut,
-    Evaluation,
-    Judged,
-    LabelIssue,
-    MultiEvaluation,
-    TaskEvaluation,
-)
+from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
 SHOWN_ISSUES = 10
 FITTED_BY = "the readout or the cascade"
 _TEXT_CHARS = 400
 WIDE_LABELS = 12  # a confusion matrix of more labels is too wide to be read
+GIVERS = {
+    "people": "labels that people gave",
+    "chosen": "labels that people gave to documents of a review, not chosen at random",
+    "sample": "labels that people gave to a random sample of the corpus",
+    "scores": "scores of another classifier",
+    "teacher": "answers of another model",
+}
+_MAIN = (*MULTI_HEADLINES, "auroc", *ORDINAL_HEADLINES, "accuracy")
 _NAMES = {
     "accuracy": "accuracy",
     "f1": "macro F1",
@@ -41,28 +43,85 @@ _NAMES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What is shown of one task. One of kind `multi` has an evaluation for each label."""
+
+    task: str
+    headline: str  # the main figures in one line, and who gave the gold labels
+    figure: Figure | None  # the first of them
+    counts: Sequence[str]  # how many rows were evaluated, and why the others were not
+    doubts: Sequence[str]
+    grids: Sequence[Grid]  # in all, by label, by threshold, the confusion matrix; () without rows
+    issues: Sequence[LabelIssue]
+    evaluated: TaskEvaluation | None  # None of kind `multi`
+
+
 @printed
 def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
     """Where answers and gold are from, each task's tables, and the gates."""
     yield [*sources(evaluation)]
-    for task in whole_tasks(evaluation):
-        yield from ("", f"{task.task}: {row_counts(task)}")
-        yield from score_grids(task)
-        yield from warnings(evaluation_doubts(task, evaluation.gold))
-        if task.judged is not None:
-            yield confusion_grid(task.labels, task.judged, task.represented)
-        if task.label_issues:
-            yield issue_grid(task.label_issues, SHOWN_ISSUES)
-    for whole in evaluation.multi:
-        parts = parts_of(evaluation, whole)
-        yield from ("", *multi_row_counts(whole, parts))
-        yield from multi_grids(whole, parts)
-        yield from warnings(shared_doubts(parts, evaluation.gold))
-        if issues := multi_issues(parts):
-            yield issue_grid(issues, SHOWN_ISSUES)
-    for decision in evaluation.decisions:
-        verdict = "passed" if decision.passed else "FAILED"
-        yield f"{verdict}: {decision.gate} (it is {number(decision.value)})"
+    if evaluation.filter is not None:
+        yield from ("", filter_grid(evaluation.filter), [*filter_facts(evaluation.filter)])
+    for section in sections(evaluation):
+        yield ""
+        yield from section.counts
+        yield from section.grids
+        yield from warnings(section.doubts)
+        if section.issues:
+            yield issue_grid(section.issues, SHOWN_ISSUES)
+    for decision in evaluation.gates:
+        verdict, reason = "passed" if decision.passed else "FAILED", decision.not_judged
+        value = f"it is {number(decision.value)}" if reason is None else f"not judged: {reason}"
+        yield f"{verdict}: {decision.gate} ({value})"
+
+
+def sections(evaluation: Evaluation) -> Iterator[Section]:
+    """The figures of each task with gold."""
+    for name, parts in _by_task(evaluation).items():
+        is_multi = name in evaluation.multi
+        own = parts[0].scores.headlines if parts[0].scores else {}
+        figures = evaluation.multi.get(name, own)
+        yield Section(
+            task=name,
+            headline=_headline(figures, parts),
+            figure=next(iter(_main(figures).values()), None),
+            counts=list(_counts(name, parts)),
+            doubts=list(shared_doubts(parts)),
+            grids=list(_grids(name, figures, parts, is_multi=is_multi)) if figures else (),
+            issues=_issues(parts) if is_multi else parts[0].mislabelled,
+            evaluated=None if is_multi else parts[0],
+        )
+
+
+def _by_task(evaluation: Evaluation) -> dict[str, list[TaskEvaluation]]:
+    """The evaluation of each task, or those of its labels."""
+    parts: dict[str, list[TaskEvaluation]] = {}
+    for part in evaluation.tasks.values():
+        parts.setdefault(task_of(part.task), []).append(part)
+    return parts
+
+
+def _main(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    main = {name: figures[name] for name in _MAIN if name in figures}
+    return {name: figure for name, figure in main.items() if figure.value is not None}
+
+
+def _headline(figures: Mapping[str, Figure], parts: Sequence[TaskEvaluation]) -> str:
+    shown = [f"{_NAMES[name]} {interval(figure)}" for name, figure in _main(figures).items()]
+    if not shown:
+        return "nothing is judged"
+    rows = max(part.rows.evaluated for part in parts)
+    shown.append(f"on {rows:,} documents, by {GIVERS[parts[0].gold]}")
+    return ", ".join(shown)
+
+
+def _counts(name: str, parts: Sequence[TaskEvaluation]) -> Iterator[str]:
+    """The counts of all labels in one line if they are equal."""
+    counts = {part.task: _row_counts(part) for part in parts}
+    if len(set(counts.values())) == 1:
+        counts = {name: counts[parts[0].task]}
+    yield from (f"{task}: {count}" for task, count in counts.items())
 
 
 def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
@@ -74,14 +133,12 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
     if evaluation.newest_snapshot != evaluation.snapshot:
         newest = f"snapshot {evaluation.newest_snapshot:08d}"
         yield "not the newest", f"{newest} has other questions or another model than this spec"
-    joined = "id" if gold.by == "doc_id" else "the text's hash"
-    yield "gold", f"{gold.source}, {gold.rows:,} documents, joined by {joined}"
-    words: dict[str, dict[str, str]] = {}  # by task, of its parts
-    for task in evaluation.tasks:
-        words.setdefault(task_of(task.task), {})[task.task] = gold_words(gold, task.task)
-    for name, of_parts in words.items():
-        one = len(set(of_parts.values())) == 1
-        for part, giver in [(name, next(iter(of_parts.values())))] if one else of_parts.items():
+    joined = "id" if gold.joined_by == "doc_id" else "the text's hash"
+    yield "gold", f"{gold.source}, {gold.documents:,} documents, joined by {joined}"
+    for name, parts in _by_task(evaluation).items():
+        givers = {part.task: GIVERS[part.gold] for part in parts}
+        shared = len(set(givers.values())) == 1
+        for part, giver in [(name, givers[parts[0].task])] if shared else givers.items():
             yield f"gold of {part}", giver
     corpus = f"the corpus has {evaluation.corpus_rows:,} rows"
     yield "in the corpus", f"{evaluation.in_corpus:,} of them; {corpus}"
@@ -95,52 +152,10 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         yield "without gold", ", ".join(evaluation.without_gold)
 
 
-def headline(task: TaskEvaluation, gold: Gold) -> str:
-    """The main figures of a task in one line, and who gave the gold labels."""
-    if task.judged is None:
-        return "nothing is judged"
-    headlines = task.judged.scores.headlines
-    figures = [f"accuracy {interval(headlines['accuracy'])}"]
-    figures[:0] = [
-        f"{_NAMES[n]} {interval(headlines[n])}" for n in ORDINAL_HEADLINES if n in headlines
-    ]
-    if headlines["auroc"].value is not None:
-        figures.insert(0, f"AUROC {interval(headlines['auroc'])}")
-    rows = f"on {task.rows.evaluated:,} documents, by {gold_words(gold, task.task)}"
-    return ", ".join([*figures, rows])
-
-
-def multi_headline(whole: MultiEvaluation) -> str:
-    """The main figures of a task of kind `multi` in one line."""
-    if not whole.figures:
-        return "nothing is judged"
-    shown = (f"{_NAMES[name]} {interval(figure)}" for name, figure in whole.figures.items())
-    return f"{', '.join(shown)}, of {len(whole.labels):,} labels"
-
-
-def whole_tasks(evaluation: Evaluation) -> list[TaskEvaluation]:
-    """The tasks that are not labels of tasks of kind `multi`."""
-    return [task for task in evaluation.tasks if task_of(task.task) == task.task]
-
-
-def parts_of(evaluation: Evaluation, whole: MultiEvaluation) -> list[TaskEvaluation]:
-    """The evaluations of the labels of a task of kind `multi`, in the spec's order."""
-    names = {f"{whole.task}.{label}" for label in whole.labels}
-    return [task for task in evaluation.tasks if task.task in names]
-
-
-def multi_row_counts(whole: MultiEvaluation, parts: Sequence[TaskEvaluation]) -> Iterator[str]:
-    """How many rows were evaluated, of all labels if their counts are equal."""
-    counts = {part.task: row_counts(part) for part in parts}
-    if len(set(counts.values())) == 1:
-        counts = {whole.task: next(iter(counts.values()))}
-    yield from (f"{name}: {count}" for name, count in counts.items())
-
-
-def row_counts(task: TaskEvaluation) -> str:
+def _row_counts(task: TaskEvaluation) -> str:
     """How many rows were evaluated, and why the others were not."""
     rows = task.rows
-    judged = rows.evaluated if task.judged else 0
+    judged = rows.evaluated if task.scores else 0
     parts = [f"{judged:,} of {rows.gold:,} gold documents evaluated"]
     if rows.unlabelled:
         parts.append(f"{rows.unlabelled:,} without a gold label")
@@ -149,68 +164,41 @@ def row_counts(task: TaskEvaluation) -> str:
     parts += [f"{n:,} without an answer ({status})" for status, n in rows.unanswered.items()]
     if rows.fitted:
         parts.append(f"{rows.fitted:,} left out, because {FITTED_BY} was fitted to them")
-    if rows.evaluated and task.judged is None:
+    if rows.evaluated and task.scores is None:
         parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
-    if task.represented is not None:
-        parts.append(f"they represent {task.represented:.0%} of the texts of the sampled corpus")
     return ", ".join(parts)
 
 
-def gold_words(gold: Gold, task: str) -> str:
-    """Who gave the gold labels of a task."""
-    return {
-        "people": "labels that people gave",
-        "chosen": "labels that people gave to documents of a review, not chosen at random",
-        "sample": "labels that people gave to a random sample of the corpus",
-        "scores": "scores of another classifier",
-        "teacher": "answers of another model",
-    }[gold.kind(task)]
-
-
-def score_grids(task: TaskEvaluation) -> Iterator[Grid]:
-    """The scores of a task: in all, then by label and by threshold; none without rows."""
-    if task.judged is None:
-        return
-    yield _figures(task.task, task.judged.scores.headlines)
-    yield _labels([(label.label, label, None) for label in task.judged.scores.labels])
-    if task.judged.cuts:
-        yield _cuts([(cut.label, cut) for cut in task.judged.cuts])
-
-
-def multi_grids(whole: MultiEvaluation, parts: Sequence[TaskEvaluation]) -> Iterator[Grid]:
-    """The scores of a task of kind `multi`: in all, then by label and by threshold."""
-    if not whole.figures:
-        return
-    yield _figures(whole.task, whole.figures)
-    judged = [(_label_of(part), part.judged) for part in parts if part.judged is not None]
-    yield _labels(
-        [
-            (label, scored, of_label.scores.headlines["ece"])
-            for label, of_label in judged
-            for scored in of_label.scores.labels
-            if scored.label == YES
-        ]
-    )
-    cuts = [(label, cut) for label, of_label in judged for cut in of_label.cuts if cut.label == YES]
+def _grids(
+    name: str, figures: Mapping[str, Figure], parts: Sequence[TaskEvaluation], *, is_multi: bool
+) -> Iterator[Grid]:
+    """The scores in all, by label, by threshold, and the confusion matrix."""
+    rows = [(_NAMES[metric], interval(figure)) for metric, figure in figures.items()]
+    yield Grid(f"{name}, with 95 % intervals", ("", "figure"), rows)
+    labels: list[tuple[str, LabelScore, Figure | None]] = []
+    cuts: list[tuple[str, Cut]] = []
+    for part in parts:
+        if part.scores is None:
+            continue
+        label = part.task.partition(".")[2]
+        error = part.scores.headlines["ece"] if is_multi else None
+        shown = [each for each in part.scores.labels if not is_multi or each.label == YES]
+        labels += [(label or each.label, each, error) for each in shown]
+        own_cuts = [cut for cut in part.thresholds if not is_multi or cut.label == YES]
+        cuts += [(label or cut.label, cut) for cut in own_cuts]
+    yield _labels(labels)
     if cuts:
         yield _cuts(cuts)
+    if not is_multi and parts[0].scores:
+        yield _confusion(parts[0], parts[0].scores.confusion)
 
 
-def _figures(task: str, figures: Mapping[str, Figure]) -> Grid:
-    rows = [(_NAMES[name], interval(figure)) for name, figure in figures.items()]
-    return Grid(f"{task}, with 95 % intervals", ("", "figure"), rows)
-
-
-def _label_of(part: TaskEvaluation) -> str:
-    return part.task.partition(".")[2]
-
-
-def multi_issues(parts: Sequence[TaskEvaluation]) -> list[LabelIssue]:
-    """The label issues of all labels of a task of kind `multi`, the most probable first."""
+def _issues(parts: Sequence[TaskEvaluation]) -> list[LabelIssue]:
+    """The issues of all labels of a task of kind `multi`, the most probable first."""
     issues = [
-        replace(issue, gold=f"{_label_of(part)}: {issue.gold}", likely=issue.likely)
+        replace(issue, gold=f"{part.task.partition('.')[2]}: {issue.gold}")
         for part in parts
-        for issue in part.label_issues
+        for issue in part.mislabelled
     ]
     return sorted(issues, key=lambda issue: issue.p_gold)
 
@@ -256,13 +244,12 @@ def _cuts(cuts: Sequence[tuple[str, Cut]]) -> Grid:
     )
 
 
-def confusion_grid(labels: Sequence[str], judged: Judged, represented: float | None) -> Grid:
+def _confusion(task: TaskEvaluation, counts: Sequence[Sequence[int]]) -> Grid:
     """The confusion matrix, or the most frequent confusions if it is too wide to be read."""
-    counts = judged.scores.confusion
-    unit = "" if represented is None else ", in documents of the corpus"
+    labels = task.labels
     if len(labels) <= WIDE_LABELS:
         return Grid(
-            f"confusion: gold label by row, answer by column{unit}",
+            "confusion: gold label by row, answer by column",
             ("gold", *labels),
             [(label, *map("{:,}".format, row)) for label, row in zip(labels, counts, strict=True)],
             wrap=True,
@@ -275,7 +262,7 @@ def confusion_grid(labels: Sequence[str], judged: Judged, represented: float | N
     ]
     most = sorted(pairs, key=lambda pair: -pair[0])[:WIDE_LABELS]
     return Grid(
-        f"the most frequent confusions{unit}; --json has all",
+        "the most frequent confusions; --json has all",
         ("gold", "answer", "documents"),
         [(gold, answer, f"{count:,}") for count, gold, answer in most],
         texts=2,

@@ -1,0 +1,115 @@
+"""What a run would do, and how long it would take, for `run --dry-run`. Entry point: `forecast`.
+
+The time is that of the last run of the same questions: the output has the time of each label file.
+Loads no model and writes nothing. Must import neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import computed_field
+
+from pipeline.errors import option_error
+from pipeline.ledger.counts_log import counted
+from pipeline.ledger.keys import parse_key
+from pipeline.ledger.label_files import read_file
+from pipeline.ledger.snapshots import known_counts, last_files
+from pipeline.options import WorkOptions
+from pipeline.runtime.dry_run import dry_run
+from pipeline.runtime.job import job_of_output, limited
+from pipeline.runtime.plan import Plan, PlanCounts
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.store import Store, open_store
+from pipeline.verbs import ForPeople
+from pipeline.verbs.status import Commit, label_files, label_times, pace_of_last_run
+
+FILES_FOR_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast(PlanCounts):
+    """The counts of a run, and its tokens and time, as far as the output shows them."""
+
+    plan: ForPeople[Plan]
+    documents_for_model: int  # the most that the model reads
+    tokens_per_document: float | None  # of those labelled; None: there are none
+    docs_per_s: float | None  # that the model read in the last run; None: not known
+    price: float | None  # of an hour of the workers of that run
+
+    @computed_field
+    @property
+    def tokens(self) -> float | None:
+        """The most document tokens that the model reads."""
+        tokens = self.tokens_per_document
+        return None if tokens is None else self.documents_for_model * tokens
+
+    @computed_field
+    @property
+    def seconds(self) -> float | None:
+        """The duration with the workers of the last run, without their start."""
+        if not self.documents_for_model:
+            return 0.0
+        return self.documents_for_model / self.docs_per_s if self.docs_per_s else None
+
+    @computed_field
+    @property
+    def cost(self) -> float | None:
+        if self.price is None or self.seconds is None:
+            return None
+        return self.seconds / 3600 * self.price
+
+
+def forecast(
+    spec: JobSpec, options: WorkOptions, *, price: float | None = None, cache_dir: Path
+) -> Forecast:
+    """The plan of a run, with its tokens and its time; SpecError as in a run."""
+    if price is not None and not 0 < price < inf:
+        raise option_error("price", "write a number above 0", price)
+    planned = dry_run(spec, options, cache_dir=cache_dir)
+    store = open_store(spec.output, spec.storage_options)
+    job = limited(job_of_output(spec, store, cache_dir), planned.limit)
+    missing = {task for work in planned.work_items for task in work.tasks}
+    files = label_files(store, job, planned)
+    files = files.filter(pc.is_in(files["task"], pa.array(missing, pa.string())))
+    files = counted(store, files, known_counts(store, last_files(store, spec.name)))
+    pace = pace_of_last_run(_commits(store, files, len(missing)))
+    return Forecast(
+        **asdict(planned.counts),
+        plan=planned,
+        documents_for_model=planned.rows_for_model,
+        tokens_per_document=_tokens_per_document(store, files),
+        docs_per_s=None if pace is None else pace[1],
+        price=price,
+    )
+
+
+def _commits(store: Store, files: pa.Table, tasks: int) -> Iterator[Commit]:
+    """When each shard got the last of its files of all tasks, and the documents that were read."""
+    keys = files["key"].to_pylist()
+    versions = {(key.task, key.fp) for key in map(parse_key, keys) if key is not None}
+    times: dict[str, float] = {}
+    for task, fp in versions:
+        times |= label_times(store, task, fp)
+    at = pa.array([times.get(key) for key in keys], pa.float64())
+    asked = pc.subtract(pc.subtract(files["rows"], files["skipped"]), files["taken_over"])
+    files = files.append_column("at", at).append_column("asked", asked)
+    how = [("at", "max"), ("asked", "max"), ("task", "count_distinct")]
+    for shard in files.group_by("sid").aggregate(how).to_pylist():
+        if shard["task_count_distinct"] == tasks and shard["at_max"] is not None:
+            yield shard["at_max"], shard["asked_max"]
+
+
+def _tokens_per_document(store: Store, files: pa.Table) -> float | None:
+    """The mean of the documents in a few of the files."""
+    keys = files["key"].to_pylist()
+    spread = keys[:: max(1, -(-len(keys) // FILES_FOR_TOKENS))]
+    read = [read_file(store, key, ["n_tokens"])["n_tokens"] for key in spread]
+    tokens = pa.chunked_array(read, pa.int32())
+    mean: float | None = pc.mean(tokens.filter(pc.greater(tokens, 0))).as_py()
+    return mean
