@@ -36,7 +36,7 @@ LINE_CHARS = 80
 # The types of what each verb prints with `--json`; those after the first need an option.
 OUTPUTS = {
     "init": ("verbs.init.Proposal",),
-    "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "verbs.forecast.Forecast"),
+    "run": ("verbs.run.RunResult", "verbs.forecast.Forecast"),
     "check": ("report.check.FindingsJson",),
     "status": ("verbs.status.Status",),
     "review": ("verbs.review.Reviewed",),

@@ -33,11 +33,11 @@ from pipeline.report.console import (
     warnings,
 )
 from pipeline.report.corpus_page import write_report
-from pipeline.report.doubts import evaluation_doubts
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import new_file
 from pipeline.verbs.corpus_report import report_of
+from pipeline.verbs.doubts import evaluation_doubts
 from pipeline.verbs.evaluate import Evaluation, evaluate
 
 SPEC = "jobs/specs/demo.yaml"

@@ -99,36 +99,17 @@ def run(
         insecure = options.insecure_cluster
         return _submit(spec_file, address, flags, insecure=insecure)
     from pipeline.report.progress import run_progress
-    from pipeline.spec.gold import PublishSpec
 
-    with spec_in(spec_file) as spec:
-        if spec.publish != PublishSpec():
-            return _judge(spec, address, options, as_json=as_json)
-        with shown_by(run_progress) as announce:
-            with quick_imports():
-                from pipeline.report.run import show_summary, summary_json
-                from pipeline.runtime.run import run
-            outcome = run(
-                spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
-            )
-    code = EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
-    return print_result(outcome, show_summary, summary_json, as_json=as_json, code=code)
-
-
-def _judge(spec: JobSpec, address: str | None, options: RunOptions, *, as_json: bool) -> int:
-    """A run of a spec that says what must hold to publish."""
-    from pipeline.report.progress import run_progress
-
-    with shown_by(run_progress) as announce:
+    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with quick_imports():
-            from pipeline.report.drift import judged_run_json, show_judged_run
+            from pipeline.report.run import show_run
             from pipeline.verbs.run import judged_run
-        judged = judged_run(
+        result = judged_run(
             spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
         )
-    code = EXIT_COMPLETE if judged.outcome.complete else EXIT_INCOMPLETE
-    code = EXIT_FAILED if judged.rejected else code
-    return print_result(judged, show_judged_run, judged_run_json, as_json=as_json, code=code)
+    code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
+    code = EXIT_FAILED if result.reasons else code
+    return print_result(result, partial(show_run, spec_file=spec_file), as_json=as_json, code=code)
 
 
 def _dry_run(spec_file: str, options: RunOptions, price: float | None, *, as_json: bool) -> int:

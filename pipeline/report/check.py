@@ -8,8 +8,8 @@ from typing import Literal
 
 from pipeline.inference.memory import MemoryPlan
 from pipeline.report.console import Part, printed, warnings
-from pipeline.report.doubts import check_doubts
 from pipeline.verbs.check import AnswerFacts, CheckedModel, Findings, Prompt, ReadoutFacts
+from pipeline.verbs.doubts import check_doubts
 from pipeline.verbs.exactness import FLOAT32_MAX, Difference, Exactness
 
 SHOWN_LABELS = 64  # of a task; the JSON form has all of them

@@ -23,12 +23,12 @@ from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
-from pipeline.report.doubts import report_doubts
 from pipeline.report.drift import change_grids, drift_line
 from pipeline.report.evaluation import issue_grid, sections, sources
 from pipeline.sources.shards import fields_of
 from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusReport, ShownExample
+from pipeline.verbs.doubts import report_doubts
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400

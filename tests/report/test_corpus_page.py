@@ -25,8 +25,8 @@ from pipeline.report.corpus_page import (
     show_corpus_report,
     write_report,
 )
-from pipeline.report.doubts import report_doubts
 from pipeline.stores.named_files import new_file
+from pipeline.verbs.doubts import report_doubts
 
 
 def headings(written: str) -> list[str]:

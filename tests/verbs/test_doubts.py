@@ -13,16 +13,17 @@ from reports import printed
 
 from pipeline.evaluation.metrics import score
 from pipeline.ledger.counts import Counts
-from pipeline.report.doubts import (
+from pipeline.report.run import show_run
+from pipeline.runtime.outcome import Tally
+from pipeline.verbs.check import AnswerFacts
+from pipeline.verbs.doubts import (
     LEAST_DOCUMENTS,
     check_doubts,
     evaluation_doubts,
     label_doubts,
 )
-from pipeline.report.run import show_summary, summary_json
-from pipeline.runtime.outcome import Tally
-from pipeline.verbs.check import AnswerFacts
 from pipeline.verbs.evaluate import RowCounts, TaskEvaluation
+from pipeline.verbs.run import RunResult
 
 
 @pytest.mark.parametrize(
@@ -48,8 +49,9 @@ def test_a_run_prints_the_doubt_after_its_summary() -> None:
     tally = Tally(n=Counts({**dict.fromkeys(keys, 60), ("label_ms", "1"): 1_000}))
     outcome = toy_outcome(tally, rows=60)
     line = "warning: t: 60 of 60 documents have the label '[b]'."
-    assert line in printed(show_summary, outcome)
-    assert list(summary_json(outcome).warnings) == list(label_doubts(tally.n.labels))
+    result = RunResult.of(outcome)
+    assert line in printed(show_run, result)
+    assert list(result.warnings) == list(label_doubts(tally.n.labels))
 
 
 def evaluated(p_of_truth: float) -> TaskEvaluation:
