@@ -90,7 +90,7 @@ def report(
         report = corpus_report(spec, options, cache_dir=cache_dir())
         pages.write_report(report, target, spec_file=spec_file)
     print(f"assay: wrote the page {target.url}", file=sys.stderr)
-    return print_result(report, pages.show_corpus_report, pages.corpus_report_json, as_json=as_json)
+    return print_result(report, pages.show_corpus_report, as_json=as_json)
 
 
 @verb(USE, 4)

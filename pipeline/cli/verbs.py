@@ -195,12 +195,12 @@ def check(
         check_places(spec, cache_dir())
         with shown_by(phase_lines) as announce:
             with imports_of_torch():
-                from pipeline.report.check import findings_json, show_findings
+                from pipeline.report.check import show_findings
                 from pipeline.verbs.check import check
             findings = check(spec, cache_dir=cache_dir(), documents=documents, announce=announce)
     show = partial(show_findings, prompts=prompts)
-    code = EXIT_COMPLETE if findings.exact else EXIT_FAILED
-    return print_result(findings, show, findings_json, as_json=as_json, code=code)
+    code = EXIT_COMPLETE if findings.exactness.exact else EXIT_FAILED
+    return print_result(findings, show, as_json=as_json, code=code)
 
 
 @verb(LABEL, 3)

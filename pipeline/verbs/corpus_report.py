@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+from pydantic import computed_field
 
 from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
 from pipeline.filters.excerpts import excerpts, small_png
@@ -36,6 +37,7 @@ from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
+from pipeline.verbs.doubts import report_doubts
 from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
@@ -109,6 +111,12 @@ class CorpusReport:
     examples: tuple[ShownExample, ...]
     quality: Evaluation | None
     drift: Comparison | None  # with the snapshot before
+
+    @computed_field
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Each reason why the labels, the figures or the filter may mislead."""
+        return tuple(report_doubts(self))
 
 
 def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> CorpusReport:

@@ -20,8 +20,8 @@ from pipeline.evaluation.metrics import Bin
 from pipeline.filters.tally import BARS
 from pipeline.integrity.diff import Comparison
 from pipeline.report.charts import LEAST_ROWS, LEAST_SHARE, histogram, histograms, merged_bins
+from pipeline.report.console import json_value
 from pipeline.report.corpus_page import (
-    corpus_report_json,
     show_corpus_report,
     write_report,
 )
@@ -80,7 +80,7 @@ def test_local_paths_are_relative_to_the_folder_of_the_spec_where_it_is_near() -
     assert "/data/team" not in written
     assert "/elsewhere/b.jsonl" in written and "s3://corpus/parts" in written
     assert "<dd>/data/team/out/job</dd>" in shown(REPORT, "a/b/c/job.yaml")
-    assert corpus_report_json(REPORT).output == "/data/team/out/job"
+    assert json_value(REPORT)["output"] == "/data/team/out/job"
 
 
 def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
@@ -104,7 +104,7 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     on_terminal = printed(show_corpus_report, report)
     for doubt in doubts:
         assert doubt in first and f"warning: {doubt}" in on_terminal
-    assert list(corpus_report_json(report).warnings) == doubts
+    assert list(report.warnings) == doubts
 
 
 @pytest.mark.parametrize("counts", [{0: 1}, {0: 999, 1_000: 1}, {0: 9, 500: 1_000, 999: 12_345}])
