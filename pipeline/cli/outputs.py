@@ -96,8 +96,8 @@ def report(
 @verb(USE, 4)
 def diff(
     spec_file: SpecFile,
-    before: str,
-    after: str,
+    before: str | None = None,
+    after: str | None = None,
     /,
     *,
     as_json: AsJson = False,
@@ -109,7 +109,7 @@ def diff(
 
     with spec_in(spec_file) as spec:
         store = open_store(spec.output, spec.storage_options)
-        comparison = compare(store, *sides(store, before, after))
+        comparison = compare(store, *sides(store, spec.name, before, after))
     return print_result(comparison, show_comparison, as_json=as_json)
 
 
@@ -130,7 +130,7 @@ def gc(
     spec_file: SpecFile,
     /,
     *,
-    keep: int,
+    keep: int | None = None,
     older_than_days: float = 7.0,
     delete: bool = False,
     as_json: AsJson = False,
@@ -140,7 +140,7 @@ def gc(
     Parameters
     ----------
     keep
-        Number of snapshots of each spec to keep.
+        Number of snapshots of each spec to keep (default: all, and nothing can be deleted).
     older_than_days
         Keep everything that is younger than this number of days, such as the work of another spec
         without a snapshot.

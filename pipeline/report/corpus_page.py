@@ -23,7 +23,7 @@ from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
-from pipeline.report.drift import change_grids, drift_line
+from pipeline.report.drift import change_grids, drift_line, version_facts
 from pipeline.report.evaluation import issue_grid, sections, sources
 from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusReport, ShownExample
@@ -104,6 +104,7 @@ def _template() -> Template:
         "issue_grid": issue_grid,
         "change_grids": change_grids,
         "drift_line": drift_line,
+        "version_facts": version_facts,
     }
     return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
 

@@ -29,6 +29,8 @@ def comparison_parts(comparison: Comparison) -> Iterator[Part]:
     for task, change in comparison.tasks.items():
         yield ""
         yield from change_grids(task, change)
+        if asked := version_facts(change):
+            yield asked
         yield drift_line(task, comparison)
 
 
@@ -41,7 +43,7 @@ def change_grids(task: str, change: TaskChange) -> Iterator[Grid]:
     for move in change.moves:
         gained[move.after or ""] += move.texts
         lost[move.before or ""] += move.texts
-    title = task if before.fp == after.fp else f"{task} {before.fp} → {after.fp}"
+    title = task if before.fp == after.fp else f"{task}, {_version(change)}"
     labels = list(before.labels)
     if len(labels) > SHOWN_LABELS:
         title += f": the {SHOWN_LABELS} most frequent of {len(labels):,} labels"
@@ -60,6 +62,18 @@ def change_grids(task: str, change: TaskChange) -> Iterator[Grid]:
     if len(labels) > 2 and moved:
         shown = [(f"{m.before}", f"{m.after}", f"{m.texts:,}") for m in moved[:SHOWN_LABELS]]
         yield Grid("the most frequent changes", ("from", "to", "texts"), shown, texts=2)
+
+
+def _version(change: TaskChange) -> str:
+    names = ", ".join(name for name in change.changed if name != "question")
+    reworded = "reworded" if "question" in change.changed else ""
+    return "; ".join(filter(None, (reworded, names and f"another version: {names}")))
+
+
+def version_facts(change: TaskChange) -> list[tuple[str, str]]:
+    """Both questions of a task that was reworded."""
+    sides = (("before", change.before), ("after", change.after))
+    return [(f"question {when}", of.question) for when, of in sides if of.question is not None]
 
 
 def drift_line(task: str, comparison: Comparison) -> str:

@@ -31,7 +31,7 @@ from pipeline.filters.tally import (
     tallied_columns,
 )
 from pipeline.integrity.diff import Comparison, compare
-from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, snapshots_of
 from pipeline.options import EvalOptions, ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
@@ -260,9 +260,9 @@ def _with_texts(rule: SnapshotRule, examples: Sequence[ShownDocument]) -> tuple[
 
 def _before(rule: SnapshotRule) -> Contents | None:
     """The spec's snapshot before, with one of its tasks; None if there is none."""
-    for number in sorted(snapshot_numbers(rule.store), reverse=True):
+    for number in snapshots_of(rule.store, rule.contents.spec):
         if number < rule.contents.number:
             before = contents(rule.store, number)
-            if before.spec == rule.contents.spec and before.tasks.keys() & rule.contents.tasks:
+            if before.tasks.keys() & rule.contents.tasks:
                 return before
     return None

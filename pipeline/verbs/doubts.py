@@ -8,6 +8,7 @@ report, and `check_doubts`, for the answers to the few documents of a check.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.gold.fitted_texts import LEAST_ROWS
@@ -103,8 +104,11 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
     if quality is not None:
         yield from shared_doubts(quality.tasks.values())
     if report.drift is not None:
-        before = f"since {report.drift.before}"
-        yield from (f"{before}, {reason}" for reason in exceeded(report.drift, USUAL_LIMITS))
+        # — another question or model has other answers: that is no drift
+        of_tasks = report.drift.tasks.items()
+        same = {task: change for task, change in of_tasks if change.before.fp == change.after.fp}
+        drift, before = replace(report.drift, tasks=same), f"since {report.drift.before}"
+        yield from (f"{before}, {reason}" for reason in exceeded(drift, USUAL_LIMITS))
 
 
 def _nothing_judged(task: TaskEvaluation) -> str:

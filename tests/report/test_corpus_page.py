@@ -105,6 +105,11 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     for doubt in doubts:
         assert doubt in first and f"warning: {doubt}" in on_terminal
     assert list(report.warnings) == doubts
+    asked = change_of("ab", before, after, np.eye(2, dtype=int), questions=("<a>?", "b?"))
+    reworded = replace(report, drift=replace(drift, tasks={"spam": asked}))
+    assert list(report_doubts(reworded)) == doubts[:-1]
+    page = html.unescape(shown(reworded))
+    assert "<dt>question before</dt><dd><a>?</dd><dt>question after</dt><dd>b?</dd>" in page
 
 
 @pytest.mark.parametrize("counts", [{0: 1}, {0: 999, 1_000: 1}, {0: 9, 500: 1_000, 999: 12_345}])
