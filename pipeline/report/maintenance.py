@@ -28,7 +28,8 @@ def show_status(status: Status) -> Iterator[Part]:
         left = f"about {duration(status.eta_s)}" if status.eta_s else "nothing is missing"
     yield [
         ("output", status.output),
-        ("documents", f"{status.documents:,}; a run reads at most {status.to_read:,} of them"),
+        ("documents", f"{status.documents:,}"),
+        ("to read", f"at most {status.to_read:,}; the other texts have answers, or are empty"),
         ("snapshot", snapshot),
         ("rate", rate),
         ("time left", left),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipeline.report.console import Part, duration, printed, warnings
@@ -125,17 +124,19 @@ def show_forecast(
 ) -> Iterator[Part]:
     """The counts, tokens, time and cost, and the options that may end the run before its end."""
     planned = forecast.plan
-    names = {"missing_cells": "answers to compute", "missing_shards": "shards to label"}
-    names["missing_documents"] = "documents to label"
-    names["distinct_texts"] = "different texts in these"
-    counts = asdict(planned.counts).items()
-    rows = {names.get(name, name): f"{value:,}" for name, value in counts if value is not None}
+    shards = f"{forecast.missing_shards:,} of {forecast.shards:,} shards"
+    rows = {
+        "documents": f"{forecast.documents:,}",
+        "not finished": f"{forecast.missing_documents:,} documents in {shards}",
+    }
+    if forecast.distinct_texts is not None:
+        rows["different texts"] = f"{forecast.distinct_texts:,} in these"
+    if planned.reuses:
+        rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
     # — shards whose accepted documents are not known count with all of their rows
     unknown = {work.shard.id for work in planned.work_items} - planned.inside.keys()
     if planned.limit is not None and unknown:
         rows["limit"] = f"{planned.limit}: the run labels only these documents of those shards"
-    if planned.reuses:
-        rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
     if forecast.tokens:
         rows["tokens"] = f"at most about {forecast.tokens:,.0f} in documents, "
         rows["tokens"] += f"{forecast.tokens_per_document:,.0f} in each as in those labelled"

@@ -80,6 +80,10 @@ def test_after_a_run_each_document_is_done_or_failed(
     corpus.write_text("\n".join([corpus.read_text().replace("Text 3.", "Edited."), *new]))
     grown = status_of(spec_file, capsys)
     assert grown["documents"] == DOCS + 5 and grown["to_read"] == 6
+    for words in (["status"], ["run", "--dry-run"]):
+        assert main([words[0], str(spec_file), *words[1:]]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "to read at most 6;" in shown or "read by the model at most 6 documents;" in shown
 
 
 def test_what_is_deleted_of_one_task_is_missing_in_that_task(
