@@ -37,20 +37,29 @@ class PipeConsole(Console):
         raise
 
 
+def is_notebook(stream: TextIO) -> bool:
+    """Whether the stream is shown below a cell of a notebook."""
+    return type(stream).__module__.startswith("ipykernel")
+
+
 def console_on(stream: TextIO) -> Console:
     """A console that prints text as it is.
 
     Tables are as wide as the terminal, or as COLUMNS says. Lines have no width: a command or a path
-    is in one piece.
+    is in one piece. A cell of a notebook shows lines that are written over, and colours, as a
+    terminal does.
     """
+    shown = stream.isatty() or is_notebook(stream)
     columns = os.environ.get("COLUMNS", "")
     asked = int(columns) if columns.isdecimal() else 0
-    usual = None if stream.isatty() else PIPE_COLUMNS
+    usual = None if shown else PIPE_COLUMNS
     return PipeConsole(
         file=stream,
+        force_terminal=True if is_notebook(stream) else None,
+        force_jupyter=False,
         width=max(_LEAST_COLUMNS, asked) if asked else usual,
         # — without a height, rich takes 80 columns where FORCE_COLOR is set and TERM is dumb
-        height=None if stream.isatty() else _LINES,
+        height=None if shown else _LINES,
         highlight=False,
         soft_wrap=True,
         # Labels, names and paths may look like markup or like the name of an emoji.
