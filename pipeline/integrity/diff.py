@@ -194,7 +194,7 @@ def _change(
     if versions[0].fp != versions[1].fp:
         contents += (stored_version(store, task, version.fp) for version in versions)
     changed = contents[1].changes(contents[0]) if contents else ()
-    asked = [of.content["task"]["question"] for of in contents if "question" in changed]
+    asked = [of.question for of in contents if "question" in changed]
     was, now = (
         Answers(version.fp, question, *_counts(connection, side, task, labels))
         for side, version, question in zip("ab", versions, asked or (None, None), strict=True)

@@ -59,6 +59,12 @@ class Fingerprint:
     def json(self) -> bytes:
         return canonical_json(self.content)
 
+    @property
+    def question(self) -> str | None:
+        """What is asked; None without a question."""
+        question = _flat(self).get("question")
+        return question if isinstance(question, str) else None
+
     def changes(self, earlier: Fingerprint) -> tuple[str, ...]:
         """The names of what differs from an earlier version, such as `question` or `the model`."""
         before, after = (_flat(version.of_all) for version in (earlier, self))

@@ -7,18 +7,21 @@ filter's decisions about all documents.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 
 import pyarrow as pa
 from pydantic import computed_field
 
-from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
+from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, Thresholds, decided
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import older_answers, what_answered
 from pipeline.filters.result import FilterResult, result_of
+from pipeline.filters.rule import FilterRule
 from pipeline.filters.snapshot_rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
@@ -42,6 +45,7 @@ from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
+_COMPARED = re.compile(r'(\w+\.p\.(?:\w+|"[^"]+"))\s*[<>]=?\s*(\d*\.?\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class CorpusReport:
     docs_per_s: float | None
     tasks: tuple[TaskReport, ...]
     scores: tuple[ScoreCounts, ...]
+    # By probability, such as toxic.p.toxic: the numbers that the rule compares it with.
+    limits: Mapping[str, tuple[float, ...]]
     filter: FilterResult | None
     by: str | None  # what the groups are
     groups: Pairs
@@ -174,6 +180,7 @@ def report_of(
             docs_per_s=rate,
             tasks=tasks,
             scores=tuple(score_counts(table, scored)),
+            limits=_limits(rule.rule, table.thresholds),
             filter=result_of(rule, on_error, table) if spec.filter else None,
             by=", ".join(group.text for group in rule.by) or None,
             groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
@@ -183,6 +190,18 @@ def report_of(
             quality=quality,
             drift=None if before is None else compare(rule.store, before, contents),
         )
+
+
+def _limits(rule: FilterRule, thresholds: Thresholds | None) -> dict[str, tuple[float, ...]]:
+    """What a rule compares probabilities with: numbers in its SQL, and thresholds of a share."""
+    limits: dict[str, set[float]] = {}
+    for condition in rule.conditions:
+        for name, limit in _COMPARED.findall(condition):
+            limits.setdefault(name.replace('"', ""), set()).add(float(limit))
+    if thresholds is not None and rule.score is not None:
+        name = rule.score.text.replace('"', "")
+        limits.setdefault(name, set()).update(thresholds.at.values() or [thresholds.otherwise])
+    return {name: tuple(sorted(filter(isfinite, of))) for name, of in limits.items()}
 
 
 def _without_filter(spec: JobSpec) -> JobSpec:

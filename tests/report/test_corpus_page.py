@@ -145,6 +145,8 @@ def test_a_chart_is_drawn_where_its_places_are() -> None:
         assert text == name
         assert float(y) == pytest.approx(chart.height * (1 - place) + 20, abs=0.1)
     assert re.findall(r"text-anchor='middle'>([\d.]+)<", figure) == ["0", "0.5", "1"]
+    assert re.findall(r"class='mark' x1='([\d.]+)'", figure) == ["118.0"]  # 48 + 280 * 0.25
+    assert "the rule compares with 0.25" in figure
 
 
 @pytest.mark.parametrize("rows", [[4] * 15, [20, 20, 20], [300], [], [1, 19, 1]])
