@@ -40,7 +40,8 @@ def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
             parts.setdefault(task_of(task.task), []).append(task)
     for name, labels in parts.items():
         yield from ("", _labels(name, labels))
-    yield from ("", [*_next_steps(fit, spec_file)])
+    # — lines, because neither a command nor a path is broken
+    yield from ("", *(f"{name}  {step}" for name, step in _next_steps(fit, spec_file)))
 
 
 def _next_steps(fit: Fit, spec_file: str) -> Iterator[tuple[str, str]]:
