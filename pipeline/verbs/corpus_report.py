@@ -68,9 +68,7 @@ class TaskReport:
     models: tuple[str, ...]  # that answered, by name; () of a classifier, and if not recorded
     weights: Mapping[str, str]  # SHA-256 of the files of the model or the classifier
     fingerprint: str
-    labels: Mapping[
-        str, int
-    ]  # documents, in the spec's order; of kind `multi` one may have several
+    labels: Mapping[str, int]  # documents, in the spec's order; of `multi` one may have several
     statuses: Mapping[str, int]  # documents
     versions: Mapping[str, str]  # packages that answered the first shard
     readout: str | None
@@ -126,13 +124,7 @@ class CorpusReport:
 
 
 def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> CorpusReport:
-    """The numbers of the spec's last snapshot.
-
-    Args:
-        spec: The job; a filter is optional, and so is gold, without which there are no figures of
-            quality.
-        options: Gold and groups.
-        cache_dir: Folder of file hashes.
+    """The numbers of the spec's last snapshot; figures of quality if there is gold.
 
     Raises:
         SpecError: The spec, an option or the gold is wrong.
@@ -147,12 +139,7 @@ def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> 
 def report_of(
     spec: JobSpec, quality: Evaluation | None, options: ReportOptions, *, cache_dir: Path
 ) -> CorpusReport:
-    """The numbers of the spec's last snapshot, with an evaluation of its answers.
-
-    Raises:
-        SpecError: The spec or `options.by` is wrong.
-        StorageError: The input changed since it was labelled, or there is no snapshot.
-    """
+    """As `corpus_report`, with an evaluation of its answers."""
     rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec), options.by)
     contents, on_error = rule.contents, rule.rule.filter.on_error
     shards, _ = rule.input_shards(cache_dir)

@@ -68,21 +68,10 @@ class Status:
 def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """How far the spec's output is, from what its store holds now.
 
-    Args:
-        spec: The job.
-        cache_dir: Folder of models and file hashes.
-
-    Returns:
-        Counts of documents by task, the last snapshot, the rate and the time left.
-
     Raises:
         SpecError: The spec names missing files.
         RefusedError: The output is in a store of an unsupported kind.
         StorageError: The input or the output cannot be read.
-
-    Examples:
-        >>> status(load_spec("my.yaml"), cache_dir=Path("cache")).tasks["toxic"].missing
-        0
     """
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
@@ -109,38 +98,37 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
 
 
 def docs_per_s(commits: Iterable[Commit], now_s: float) -> float | None:
-    """The documents committed in the last quarter of an hour, divided by the time that they took.
-
-    The time is counted from the first commit of the window, whose documents are left out: nobody
-    knows when their work began. None with fewer than two commits, or within five seconds.
-    """
-    recent = sorted(commit for commit in commits if commit[0] >= now_s - WINDOW_S)
-    if len(recent) < 2:
-        return None
-    began_s = recent[0][0]
-    # — the clock of the store may be ahead of this machine's
-    seconds = max(now_s, recent[-1][0]) - began_s
-    if seconds < SHORTEST_S:
-        return None
-    return sum(documents for _, documents in recent[1:]) / seconds
+    """The documents a second of the last quarter of an hour; None as of `_pace`."""
+    recent = [commit for commit in commits if commit[0] >= now_s - WINDOW_S]
+    pace = _pace(recent, now_s)
+    return None if pace is None else pace[1]
 
 
 def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
-    """The seconds of the last run among these commits, and its documents per second.
+    """The seconds of the last run among these commits, and its documents a second, as of `_pace`.
 
-    A run ends where nothing was committed for an hour. The documents of its first commit are left
-    out: nobody knows when their work began. None with fewer than two commits, or within five
-    seconds.
+    A run ends where nothing was committed for an hour.
     """
     run: list[Commit] = []
     for commit in sorted(commits):
         if run and commit[0] - run[-1][0] > IDLE_S:
             run = []
         run.append(commit)
-    seconds = run[-1][0] - run[0][0] if run else 0.0
-    if seconds < SHORTEST_S:
+    return _pace(run, 0.0)
+
+
+def _pace(commits: Iterable[Commit], until_s: float) -> tuple[float, float] | None:
+    """The seconds since the first commit, until a time or the last commit, and documents a second.
+
+    The documents of the first commit are left out: nobody knows when their work began. None with
+    fewer than two commits, or within five seconds.
+    """
+    first, *others = sorted(commits) or [(0.0, 0)]
+    if not others:
         return None
-    return seconds, sum(documents for _, documents in run[1:]) / seconds
+    # — the clock of the store may be ahead of this machine's
+    seconds = max(until_s, others[-1][0]) - first[0]
+    return None if seconds < SHORTEST_S else (seconds, sum(of for _, of in others) / seconds)
 
 
 def _task_status(planned: Plan, task: str, files: pa.Table) -> TaskStatus:
