@@ -38,7 +38,7 @@ OUTPUTS = {
     "init": ("verbs.init.Proposal",),
     "run": ("verbs.run.RunResult", "verbs.forecast.Forecast"),
     "check": ("verbs.check.Findings",),
-    "status": ("verbs.status.Status",),
+    "status": ("verbs.status.Status", "verbs.status.Snapshots"),
     "review": ("verbs.review.Reviewed",),
     "eval": ("verbs.evaluate.Evaluation",),
     "fit": ("verbs.fit.Fit", "verbs.cascade.ChosenThresholds"),

@@ -204,15 +204,22 @@ def check(
 
 
 @verb(LABEL, 3)
-def status(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
+def status(spec_file: SpecFile, /, *, snapshots: bool = False, as_json: AsJson = False) -> int:
     """Show how many documents are done, missing and failed, the rate, and the time left.
 
     It reads the output's storage, from any machine and while a run goes on. It starts no Ray, loads
     no model and writes nothing.
+
+    Parameters
+    ----------
+    snapshots
+        List the snapshots instead, each with what changed: wordings, model, input.
     """
-    from pipeline.report.maintenance import show_status
-    from pipeline.verbs.status import status
+    from pipeline.report.maintenance import show_snapshots, show_status
+    from pipeline.verbs.status import published_snapshots, status
 
     with spec_in(spec_file) as spec:
+        if snapshots:
+            return print_result(published_snapshots(spec), show_snapshots, as_json=as_json)
         result = status(spec, cache_dir=cache_dir())
     return print_result(result, show_status, as_json=as_json)

@@ -1,14 +1,15 @@
 """How far an output is: done, missing and failed documents, the rate, and the time left.
 
-Entry point: `status`. Starts no Ray, loads no model and writes nothing, so it may be called from
-any machine while a run goes on. It reads the plan, LISTs of the output, the log of counts, the
-spec's last snapshot, and the label files that these do not count.
+Entry points: `status`, and `published_snapshots` for what changed. Neither starts Ray, loads a
+model or writes anything, so they may be called from any machine while a run goes on. `status` reads
+the plan, LISTs of the output, the log of counts, the spec's last snapshot, and the label files that
+these do not count.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions
+from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions, stored_version
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
-from pipeline.ledger.snapshots import known_counts, last_published, table_of
+from pipeline.ledger.snapshots import (
+    Contents,
+    SnapshotTask,
+    contents,
+    known_counts,
+    last_published,
+    snapshots_of,
+    table_of,
+)
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job, job_of_output
 from pipeline.runtime.plan import Plan
@@ -63,6 +72,56 @@ class Status:
     reused: Mapping[str, int]  # by task: documents with an answer of another shard's equal text
     docs_per_s: float | None  # None: nothing was committed recently
     eta_s: float | None  # 0 if nothing is missing; None without a rate
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSnapshot:
+    """A snapshot, and what changed since the one before."""
+
+    snapshot: int
+    published: str  # ISO 8601
+    documents: int
+    limit: str | None  # the condition of the run
+    changed: Mapping[str, tuple[str, ...]]  # by task, such as `question`, `the model` or `new`
+    new_shards: int  # of the input
+    removed_shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """The spec's snapshots, the first one first."""
+
+    output: str
+    snapshots: tuple[PublishedSnapshot, ...]
+
+
+def published_snapshots(spec: JobSpec) -> Snapshots:
+    """Each snapshot of the spec, with what changed. Reads neither the input nor a label file."""
+    store = open_store(spec.output, spec.storage_options)
+    listed: list[PublishedSnapshot] = []
+    before, known = Contents(0, spec.name, {}, pa.table({})), set[str]()
+    for number in [*snapshots_of(store, spec.name)][::-1]:
+        now = contents(store, number)
+        sids = {*now.files["sid"].unique().to_pylist()}
+        changed = dict(_changed(store, before.tasks, now.tasks))
+        shards = len(sids - known), len(known - sids)
+        listed.append(
+            PublishedSnapshot(number, now.created_at, now.rows, now.limit, changed, *shards)
+        )
+        before, known = now, sids
+    return Snapshots(spec.output, tuple(listed))
+
+
+def _changed(
+    store: Store, before: Mapping[str, SnapshotTask], now: Mapping[str, SnapshotTask]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for task in before.keys() | now.keys():
+        if task not in before or task not in now:
+            yield task, ("new",) if task in now else ("removed",)
+        elif before[task].fp != now[task].fp:
+            versions = [stored_version(store, task, of[task].fp) for of in (before, now)]
+            if changes := versions[1].changes(versions[0]):
+                yield task, changes
 
 
 def status(spec: JobSpec, *, cache_dir: Path) -> Status:
