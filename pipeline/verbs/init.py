@@ -37,7 +37,7 @@ SAMPLE_CHARS = 8 * 1024 * 1024  # a sample of long texts has fewer rows
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z_/][\w./-]*", re.ASCII)
 _SPEC = """\
 # Written by `assay init`. Edit the task, then label some documents: assay review {file}
-# The manual's page "Spec" describes every key.
+# docs/reference/keys.md of a checkout describes every key.
 name: {name}
 
 # A name on the Hugging Face Hub, a folder, or a .gguf file. A small model is for trained readouts:
