@@ -39,7 +39,7 @@ _ID = re.compile(r"([_\W]|[a-z](?=I))[iI][dD]$")  # the end of the name of a col
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z_/][\w./-]*", re.ASCII)
 _SPEC = """\
 # Written by `assay init`. Edit the task, then label some documents: assay review {file}
-# The manual's page "Spec" describes every key.
+# docs/reference/keys.md of a checkout describes every key.
 name: {name}
 
 # A name on the Hugging Face Hub, a folder, or a .gguf file. A small model is for trained readouts:
