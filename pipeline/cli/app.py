@@ -71,6 +71,9 @@ _IN_SPEC = {
     "--value": "gold: {values: {GOLD_VALUE: LABEL}}",
 }
 
+# Other options that were removed: what to write.
+_GONE_OPTIONS = {"--format": "write --to FILE.csv, FILE.jsonl or FILE.parquet; a folder is Parquet"}
+
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENT = 2
@@ -309,6 +312,8 @@ def _problem(error: CycloptsError, command: App) -> Problem:
             option = error.token.keyword or error.token.value
             if key := _IN_SPEC.get(option.partition("=")[0]):
                 return Problem(option, f"is a key of the spec; write {key}", option)
+            if gone := _GONE_OPTIONS.get(option.partition("=")[0]):
+                return Problem(option, f"was removed; {gone}", option)
             return Problem(option, f"no such option; {_help_for(option) or instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)

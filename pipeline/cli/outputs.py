@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 from cyclopts import Group
 
@@ -12,6 +13,7 @@ from pipeline.cli.app import (
     EXIT_FAILED,
     EXIT_INCOMPLETE,
     print_result,
+    shown_by,
     spec_in,
 )
 from pipeline.cli.parameters import AsJson, SpecFile
@@ -32,17 +34,21 @@ def export(
     """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
 
     With --head N, print N example rows: id, start of the text, and the label of each task. The
-    same snapshot always gives the same rows. The labels come from the last snapshot. For a folder,
+    same snapshot always gives the same rows. With --why, also print what the model would say. The
+    labels come from the last snapshot. For a folder,
     the same command again writes the missing files. Exit code 3 means that the snapshot leaves out
     documents of the input.
     """
     is_written = options.writes()  # — an error before the spec is read
+    from pipeline.report.progress import phase_lines
     from pipeline.report.rows import show_examples, show_exported
+    from pipeline.runtime.progress import ignore
     from pipeline.verbs.export import export, head
 
     with spec_in(spec_file) as spec:
         if not is_written:
-            rows = head(spec, options, cache_dir=cache_dir())
+            with shown_by(phase_lines) if options.why else nullcontext(ignore) as announce:
+                rows = head(spec, options, cache_dir=cache_dir(), announce=announce)
             return print_result(rows, show_examples, as_json=as_json)
         exported = export(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE

@@ -44,7 +44,7 @@ _FLAGS = {
 # What the help shows in place of a value; for a whole number it is N.
 _PLACEHOLDERS = {
     "ADDRESS": ("address",),
-    "COLUMN": ("id", "text"),
+    "COLUMN": ("columns", "id", "text"),
     "DAYS": ("older_than_days",),
     "FILE": ("gold",),
     "GROUP": ("by",),

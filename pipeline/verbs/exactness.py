@@ -166,7 +166,7 @@ def prove(
     """
     if reader.spec.model.engine == "vllm":
         check_vllm(prompt)  # — before the minutes that the tree's answers take
-    asked, reader = reader, _by_own_engine(reader)
+    asked, reader = reader, by_own_engine(reader)
     is_int8 = reader.spec.model.is_int8
     number_format = "int8" if is_int8 else reader.placement.dtype
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
@@ -207,7 +207,7 @@ def prove(
     return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
 
 
-def _by_own_engine(reader: Reader) -> Reader:
+def by_own_engine(reader: Reader) -> Reader:
     """The job with assay's own engine; on the CPU, if its model is shared between GPUs."""
     model, placement = reader.spec.model, reader.placement
     if model.tensor_parallel > 1:
