@@ -12,6 +12,7 @@ from outcomes import toy_outcome
 from reports import printed
 
 from pipeline.evaluation.metrics import score
+from pipeline.gold.answers import RowCounts
 from pipeline.ledger.counts import Counts
 from pipeline.report.doubts import (
     LEAST_DOCUMENTS,
@@ -22,7 +23,7 @@ from pipeline.report.doubts import (
 from pipeline.report.run import show_summary, summary_json
 from pipeline.runtime.outcome import Tally
 from pipeline.verbs.check import AnswerFacts
-from pipeline.verbs.evaluate import RowCounts, TaskEvaluation
+from pipeline.verbs.evaluate import TaskEvaluation
 
 
 @pytest.mark.parametrize(
