@@ -12,6 +12,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.api import evaluate, filter, fit, run
     from pipeline.errors import (
         AssayError,
         FailedRowsError,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     )
     from pipeline.labeller import Labeller
     from pipeline.ledger.dataset import LabelDataset, open_labels
-    from pipeline.options import RunOptions, WorkOptions
+    from pipeline.options import EvalOptions, FilterOptions, FitOptions, RunOptions, WorkOptions
     from pipeline.runtime.dry_run import dry_run
     from pipeline.runtime.outcome import Outcome
     from pipeline.runtime.placement import Placement
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
     from pipeline.runtime.progress import Progress
     from pipeline.spec.parse import load_spec, parse_spec
     from pipeline.spec.schema import JobSpec
-    from pipeline.verbs.run import run
 
 __all__ = [
     "AssayError",
+    "EvalOptions",
     "FailedRowsError",
+    "FilterOptions",
+    "FitOptions",
     "JobSpec",
     "LabelDataset",
     "Labeller",
@@ -55,6 +58,9 @@ __all__ = [
     "UnavailableError",
     "WorkOptions",
     "dry_run",
+    "evaluate",
+    "filter",
+    "fit",
     "load_spec",
     "open_labels",
     "parse_spec",
@@ -65,14 +71,16 @@ _HOMES = {
     "Labeller": "pipeline.labeller",
     "LabelDataset": "pipeline.ledger.dataset",
     "open_labels": "pipeline.ledger.dataset",
-    "RunOptions": "pipeline.options",
-    "WorkOptions": "pipeline.options",
+    **dict.fromkeys(
+        ("EvalOptions", "FilterOptions", "FitOptions", "RunOptions", "WorkOptions"),
+        "pipeline.options",
+    ),
+    **dict.fromkeys(("evaluate", "filter", "fit", "run"), "pipeline.api"),
     "dry_run": "pipeline.runtime.dry_run",
     "Plan": "pipeline.runtime.plan",
     "Outcome": "pipeline.runtime.outcome",
     "Placement": "pipeline.runtime.placement",
     "Progress": "pipeline.runtime.progress",
-    "run": "pipeline.verbs.run",
     "load_spec": "pipeline.spec.parse",
     "parse_spec": "pipeline.spec.parse",
     "JobSpec": "pipeline.spec.schema",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -66,7 +67,7 @@ def test_an_error_names_the_extra_to_install(extra: str) -> None:
 def test_the_wheel_installs_the_package_and_the_command_alone(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "assay.py"):
         shutil.copy(REPOSITORY / name, source)
     for name in sorted(OWN):
         ignored = shutil.ignore_patterns("__pycache__", "parts", "source")
@@ -76,9 +77,24 @@ def test_the_wheel_installs_the_package_and_the_command_alone(tmp_path: Path) ->
     with ZipFile(next(tmp_path.glob("corpus_assay-*.whl"))) as wheel:
         names = wheel.namelist()
         about = next(name.partition("/")[0] for name in names if name.endswith("METADATA"))
-        assert {name.partition("/")[0] for name in names} == {"pipeline", about}
+        assert {name.partition("/")[0] for name in names} == {"assay.py", "pipeline", about}
         assert {"pipeline/py.typed", "pipeline/report/page.html"} <= set(names)
         assert f"{about}/licenses/LICENSE" in names
-        assert "assay = pipeline.cli:main" in wheel.read(f"{about}/entry_points.txt").decode()
+        assert "assay = assay:main" in wheel.read(f"{about}/entry_points.txt").decode()
     modules = {str(f.relative_to(REPOSITORY)) for f in (REPOSITORY / "pipeline").rglob("*.py")}
     assert modules <= set(names)
+
+
+def test_another_module_named_pipeline_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "pipeline.py"
+    other.write_text("print('not assay')\n")
+    command = [sys.executable, "-c", "from assay import main; raise SystemExit(main())", "--help"]
+    for folders, code in (([tmp_path, REPOSITORY], 2), ([REPOSITORY, tmp_path], 0)):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path / "..", capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+        lines = done.stderr.splitlines()
+        assert [line.partition(":")[0] for line in lines] == ["assay"] * (code == 2)
+        assert str(other) in done.stderr or code == 0

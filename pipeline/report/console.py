@@ -33,13 +33,24 @@ class PipeConsole(Console):
         raise
 
 
+def is_notebook(stream: TextIO) -> bool:
+    """Whether the stream is shown below a cell of a notebook."""
+    return type(stream).__module__.startswith("ipykernel")
+
+
 def console_on(stream: TextIO) -> Console:
-    """A console that prints text as it is; a stream that is not a terminal has no line width."""
+    """A console that prints text as it is; a stream that is not a terminal has no line width.
+
+    A cell of a notebook shows lines that are written over, and colours, as a terminal does.
+    """
+    shown = stream.isatty() or is_notebook(stream)
     return PipeConsole(
         file=stream,
-        width=None if stream.isatty() else _UNLIMITED_COLUMNS,
+        force_terminal=True if is_notebook(stream) else None,
+        force_jupyter=False,
+        width=None if shown else _UNLIMITED_COLUMNS,
         # — without a height, rich takes 80 columns where FORCE_COLOR is set and TERM is dumb
-        height=None if stream.isatty() else _LINES,
+        height=None if shown else _LINES,
         highlight=False,
         soft_wrap=True,
         # Labels, names and paths may look like markup or like the name of an emoji.

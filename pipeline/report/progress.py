@@ -19,7 +19,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from pipeline.report.console import console_on, escape_controls
+from pipeline.report.console import console_on, escape_controls, is_notebook
 
 if TYPE_CHECKING:
     from pipeline.runtime.plan import Plan
@@ -201,7 +201,13 @@ def _log_to(stream: Any, *, instead_of: Any) -> Iterator[None]:
 
 @contextmanager
 def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
-    """The stream on a copy of its file descriptor: the original is held back while Ray starts."""
+    """The stream on a copy of its file descriptor: the original is held back while Ray starts.
+
+    What a notebook shows goes through no descriptor.
+    """
+    if is_notebook(stream):
+        yield stream
+        return
     try:
         descriptor = os.dup(stream.fileno())
     except OSError:  # it is not a file

@@ -135,8 +135,7 @@ def plan(
     planned = list_missing(job, store, cuts)
     if not retry_failed:
         return planned
-    tried_again = [_with_known(job, item, planned.done) for item in retries(job, store, planned)]
-    return replace(planned, work_items=(*planned.work_items, *tried_again))
+    return _planned(job, cuts, planned.done, retries(job, store, planned))
 
 
 def list_missing(job: Job, store: Store, cuts: Cuts, before: Sequence[WorkItem] = ()) -> Plan:
@@ -145,8 +144,18 @@ def list_missing(job: Job, store: Store, cuts: Cuts, before: Sequence[WorkItem] 
     Of the work items `before`, those that try failed rows again are in it until they are done.
     """
     done = committed(store, job.fp, frozenset(shard.id for shard in cuts.shards))
-    items = [*remaining(cuts.shards, list(job.fp), done), *unfinished(before, done)]
-    with_known = tuple(_with_known(job, item, done) for item in items)
+    return _planned(job, cuts, done, unfinished(before, done))
+
+
+def _planned(job: Job, cuts: Cuts, done: Committed, tried_again: Sequence[WorkItem]) -> Plan:
+    """The plan of what is missing and is not made by the work items that try rows again."""
+    made = {item.shard.id: item.tasks for item in tried_again}
+    items = []
+    for item in remaining(cuts.shards, list(job.fp), done):
+        tasks = tuple(task for task in item.tasks if task not in made.get(item.shard.id, ()))
+        if tasks or item.documents:
+            items.append(replace(item, tasks=tasks))
+    with_known = tuple(_with_known(job, item, done) for item in (*items, *tried_again))
     return Plan(cuts, done, with_known, limit=job.run.limit)
 
 
@@ -166,7 +175,8 @@ def retries(job: Job, store: Store, planned: Plan) -> list[WorkItem]:
     """A work item for each finished shard with readable rows that failed.
 
     No task is asked again about a row that it answered. No file is read whose counts are known. A
-    task whose condition names one that is tried again is tried again, too.
+    task whose condition names one that is tried again is in the same work item, also where it was
+    never asked: which rows it is asked about follows from the answers of the other.
     """
     done = planned.done
     files = counted_files(store, job.spec.name, planned.shards, done)
@@ -177,7 +187,7 @@ def retries(job: Job, store: Store, planned: Plan) -> list[WorkItem]:
     for shard in planned.shards:
         sid, retried = shard.id, list[str]()
         if sid in failed and sid in done.documents:
-            for task in (task for task in done.fp if sid in done.labels[task]):
+            for task in done.fp:
                 if task in failed[sid] or not {*retried}.isdisjoint(job.named_by(task)):
                     retried.append(task)
             number = max(done.retry(task, sid) for task in retried) + 1

@@ -1,17 +1,14 @@
 """A run that publishes its labels only if what the spec says of that holds.
 
-Entry points: `run`, and `judged_run` for a spec with `publish`.
+Entry point: `judged_run`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
@@ -21,13 +18,9 @@ from pipeline.options import EvalOptions, RunOptions
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
-from pipeline.runtime.run import run as run_without_judging
 from pipeline.spec.gold import PublishSpec
-from pipeline.spec.parse import as_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
-
-logger = logging.getLogger(__name__)
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished snapshot
 
@@ -45,56 +38,6 @@ class JudgedRun:
     @property
     def published(self) -> bool:
         return self.outcome.snapshot is not None
-
-
-def run(
-    spec: str | Path | Mapping[str, Any] | JobSpec,
-    *,
-    cache_dir: Path | None = None,
-    address: str | None = None,
-    options: RunOptions = RunOptions(),
-    announce: Callable[[Progress], None] = ignore,
-) -> Outcome:
-    """The outcome of a run, which labels what is missing and publishes a snapshot.
-
-    A second run changes nothing. After an error or a crash, run again: finished shards are kept.
-    With `publish` in the spec, a snapshot that does not hold it is not published, and the log has
-    the reasons.
-
-    Args:
-        spec: The job, its YAML file, or a dictionary of its keys.
-        cache_dir: Folder of models and file hashes, on every node (default: `$ASSAY_CACHE`, or
-            `~/.cache/assay`).
-        address: A Ray cluster, such as `auto` (default: a local Ray).
-        options: What is labelled and published, and when the run ends.
-        announce: Takes the progress at each change, and once a second.
-
-    Returns:
-        Counts of rows and shards, and the number of the snapshot.
-
-    Raises:
-        SpecError: The spec names missing files, or does not fit the cluster or the model.
-        RefusedError: The store could lose results, no cluster answers at `address`, or the cluster
-            there accepts anyone.
-        StorageError: A store failed, not for single shards alone; UnavailableError if it may
-            succeed later.
-        ModelError: The model cannot be loaded, or is not supported exactly.
-        FailedRowsError: The share of failed rows exceeds `max_error_rate`.
-        StalledError: No worker can go on.
-
-    Examples:
-        >>> run("my.yaml").complete
-        True
-    """
-    job, cache = as_spec(spec), cache_dir or default_cache_dir()
-    if job.publish == PublishSpec():
-        return run_without_judging(
-            job, cache_dir=cache, address=address, options=options, announce=announce
-        )
-    judged = judged_run(job, cache_dir=cache, address=address, options=options, announce=announce)
-    for reason in judged.rejected:
-        logger.warning("not published: %s", reason)
-    return judged.outcome
 
 
 def judged_run(

@@ -17,6 +17,8 @@ tasks:
   - name: toxic
     question: "Is this comment toxic? Answer yes or no."
     labels: {toxic: ["Yes", "yes"], clean: ["No", "no"]}
+gold: {path: comments.jsonl}
+filter: {keep: "toxic.p.toxic < 0.5"}
 """
 # Ray and torch are there before assay; a notebook's cell runs in an event loop.
 PROGRAM = """
@@ -30,7 +32,7 @@ spec = pipeline.load_spec("program.yaml")
 
 async def cell():
     in_a_thread = await asyncio.to_thread(pipeline.run, spec)
-    return in_a_thread, pipeline.run(spec)
+    return in_a_thread, pipeline.run("program.yaml")
 first, second = asyncio.run(cell())
 
 labels = pipeline.open_labels("out/program")
@@ -39,7 +41,14 @@ labeller = pipeline.Labeller("program.yaml")
 documents = [json.loads(line) for line in lines]
 answers = labeller.label([each["text"] for each in documents])["toxic"].to_pylist()
 alone = {each["id"]: a["p"]["toxic"] for each, a in zip(documents, answers, strict=True)}
+judged = pipeline.evaluate("program.yaml")
+kept = pipeline.filter("program.yaml", options=pipeline.FilterOptions(to="kept"))
+to_readouts = pipeline.FitOptions(to="readouts/toxic.safetensors")
+fitted = pipeline.fit("program.yaml", options=to_readouts)
 print(json.dumps({
+    "judged": judged.tasks["toxic"].rows.evaluated,
+    "kept": [kept.documents, kept.documents - kept.dropped],
+    "fitted": [fitted.tasks[0].rows, Path(fitted.tasks[0].readout).is_file()],
     "complete": [first.complete, second.complete],
     "snapshots": [first.snapshot, second.snapshot, labels.snapshot],
     "rows": [first.rows, second.rows],
@@ -52,7 +61,7 @@ print(json.dumps({
 
 @pytest.mark.xdist_group("ray")
 def test_a_program_beside_ray_and_torch(person: Person) -> None:
-    rows = comments(20)
+    rows = comments(60)
     person.writes("program.yaml", SPEC)
     person.writes("comments.jsonl", "\n".join(json.dumps(row) for row in rows))
     person.writes("program.py", PROGRAM)
@@ -60,6 +69,9 @@ def test_a_program_beside_ray_and_torch(person: Person) -> None:
     assert "starting" not in seen.err.lower(), "a library prints nothing"
     found = json.loads(seen.out)
     assert found["complete"] == [True, True] and found["snapshots"] == [1, 1, 1]
-    assert found["rows"] == [20, 20] and found["ids"][0] == found["ids"][1]
+    assert found["rows"] == [60, 60] and found["ids"][0] == found["ids"][1]
+    assert found["judged"] == 60 and found["fitted"] == [60, True]
+    documents, kept = found["kept"]
+    assert documents == 60 and 0 <= kept <= 60
     assert found["largest"] < 1e-5, "float32: sums in another order"
     assert found["ray"] is False, "the run's own Ray has ended"

@@ -53,6 +53,16 @@ class Terminal(io.StringIO):
         return True
 
 
+class Cell(io.StringIO):
+    """As ipykernel's: it is no terminal, and its descriptor is that of the kernel's terminal."""
+
+    def fileno(self) -> int:
+        raise AssertionError("a notebook shows nothing that is written there")
+
+
+Cell.__module__ = "ipykernel.iostream"
+
+
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
@@ -308,3 +318,10 @@ def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
         "labelling",
         "6 of 60 documents labelled",
     ]
+
+
+def test_a_cell_of_a_notebook_has_a_bar() -> None:
+    cell = Cell()
+    with run_progress(cell) as announce:
+        announce(Progress("labelling", plan(work())))
+    assert "labelling" in cell.getvalue() and "\r" in cell.getvalue()

@@ -164,16 +164,25 @@ def test_a_task_with_a_condition_may_come_later(plain: Corpus) -> None:
     check(plain, wanted)
 
 
-def test_the_answers_of_a_condition_that_are_mended_are_judged_again(plain: Corpus) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_the_answers_of_a_condition_that_are_mended_are_judged_again(
+    is_new: bool, plain: Corpus
+) -> None:
+    """Also where the task with the condition was never asked before the answers were mended."""
     texts = write(plain)
     failed = [text for text in texts if text and p_of("first", text) > 0.5][:3]
     plain.broken |= {("first", text) for text in failed}
-    plain.others = [topic("toxic.p.toxic > 0.5")]
+    asked: set[str] = set()
+    if not is_new:
+        plain.others = [topic("toxic.p.toxic > 0.5")]
     plain.run()
-    assert asked_of_topic(plain).isdisjoint(failed)
+    asked |= asked_of_topic(plain)
+    assert asked.isdisjoint(failed)
     plain.broken.clear()
+    plain.others = [topic("toxic.p.toxic > 0.5")]
     plain.run(retry_failed=True)
-    assert asked_of_topic(plain) == {*failed}
+    wanted = {text for text in texts if text and p_of("first", text) > 0.5}
+    assert asked_of_topic(plain) == wanted - asked
     check(plain, accepted(plain, lambda text, _: p_of("first", text) > 0.5))
 
 
