@@ -83,6 +83,7 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("run s --max-psi=1", "--max-psi: is a key of the spec; write publish: {max_psi: NUMBER}"),
         ("show s", "VERB: show was removed; write `assay export SPEC --head N` (got 'show')"),
         ("cascade s", "VERB: cascade was removed; write `assay fit SPEC --recall X --precision X`"),
+        ("fit s --document", "--document: was removed; leave it out: `assay fit` tries the"),
         ("fit s --recall 0.9", "--precision: missing; write a number above 0 and below 1"),
         (
             "fit s --recall .9 --precision .9 --gold g",

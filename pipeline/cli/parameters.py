@@ -46,7 +46,7 @@ _PLACEHOLDERS = {
     "ADDRESS": ("address",),
     "COLUMN": ("columns", "id", "text"),
     "DAYS": ("older_than_days",),
-    "FILE": ("gold",),
+    "FILE": ("against", "gold"),
     "GROUP": ("by",),
     "HOURS": ("max_hours",),
     "LABEL": ("positive",),

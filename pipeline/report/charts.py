@@ -15,9 +15,10 @@ import numpy as np
 from pipeline.evaluation.metrics import Bin
 from pipeline.evaluation.operating_points import operating_points
 from pipeline.filters.tally import ScoreCounts
+from pipeline.gold.answers import JudgedRows
 from pipeline.report.console import truncate
 from pipeline.verbs.corpus_report import ExpectedScores
-from pipeline.verbs.evaluate import JudgedRows, TaskEvaluation
+from pipeline.verbs.evaluate import TaskEvaluation
 
 MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar

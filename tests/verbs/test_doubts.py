@@ -12,6 +12,7 @@ from outcomes import toy_outcome
 from reports import printed
 
 from pipeline.evaluation.metrics import score
+from pipeline.gold.answers import RowCounts
 from pipeline.ledger.counts import Counts
 from pipeline.report.run import show_run
 from pipeline.runtime.outcome import Tally
@@ -22,8 +23,15 @@ from pipeline.verbs.doubts import (
     evaluation_doubts,
     label_doubts,
 )
+<<<<<<< HEAD:tests/verbs/test_doubts.py
 from pipeline.verbs.evaluate import RowCounts, TaskEvaluation
 from pipeline.verbs.run import RunResult
+=======
+from pipeline.report.run import show_summary, summary_json
+from pipeline.runtime.outcome import Tally
+from pipeline.verbs.check import AnswerFacts
+from pipeline.verbs.evaluate import TaskEvaluation
+>>>>>>> 191229f47db3791b84d271f41c60d56c276ab3a4:tests/report/test_doubts.py
 
 
 @pytest.mark.parametrize(
