@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Spec = str | Path | Mapping[str, Any] | JobSpec  # a job, its YAML file, or its keys
-
 
 def run(
-    spec: Spec,
+    spec: str | Path | Mapping[str, Any] | JobSpec,
     *,
     cache_dir: Path | None = None,
     address: str | None = None,
@@ -81,7 +79,12 @@ def run(
         return ended.outcome
 
 
-def fit(spec: Spec, *, options: FitOptions = FitOptions(), cache_dir: Path | None = None) -> Fit:
+def fit(
+    spec: str | Path | Mapping[str, Any] | JobSpec,
+    *,
+    options: FitOptions = FitOptions(),
+    cache_dir: Path | None = None,
+) -> Fit:
     """Readouts that are trained on gold labels, and written to files; as `assay fit` does it.
 
     Args:
@@ -98,8 +101,8 @@ def fit(spec: Spec, *, options: FitOptions = FitOptions(), cache_dir: Path | Non
         StorageError: The input or the gold labels cannot be read.
 
     Examples:
-        >>> fit("my.yaml", options=FitOptions(gold="gold.csv")).tasks[0].readout
-        'readouts/toxic.safetensors'
+        >>> fit("my.yaml", options=FitOptions(gold="gold.jsonl", to="fitted/")).tasks[0].task
+        'toxic'
     """
     from pipeline.verbs.fit import fit_readouts
 
@@ -108,7 +111,10 @@ def fit(spec: Spec, *, options: FitOptions = FitOptions(), cache_dir: Path | Non
 
 
 def evaluate(
-    spec: Spec, *, options: EvalOptions = EvalOptions(), cache_dir: Path | None = None
+    spec: str | Path | Mapping[str, Any] | JobSpec,
+    *,
+    options: EvalOptions = EvalOptions(),
+    cache_dir: Path | None = None,
 ) -> Evaluation:
     """The answers of the last snapshot compared with gold labels; as `assay eval` does it.
 
@@ -125,7 +131,7 @@ def evaluate(
         StorageError: The output or the gold labels cannot be read.
 
     Examples:
-        >>> evaluate("my.yaml", options=EvalOptions(gold="gold.csv")).passed
+        >>> evaluate("my.yaml", options=EvalOptions(gold="gold.jsonl")).passed
         True
     """
     from pipeline.verbs.evaluate import evaluate as evaluate_spec
@@ -135,7 +141,10 @@ def evaluate(
 
 
 def filter(
-    spec: Spec, *, options: FilterOptions = FilterOptions(), cache_dir: Path | None = None
+    spec: str | Path | Mapping[str, Any] | JobSpec,
+    *,
+    options: FilterOptions = FilterOptions(),
+    cache_dir: Path | None = None,
 ) -> FilterResult:
     """The documents that the spec's rule keeps, written to files; as `assay filter` does it.
 
@@ -152,8 +161,8 @@ def filter(
         StorageError: The input or the output cannot be read, or the target cannot be written.
 
     Examples:
-        >>> filter("my.yaml", options=FilterOptions(dry_run=True)).kept.documents
-        2
+        >>> filter("my.yaml", options=FilterOptions(dry_run=True)).documents
+        8
     """
     from pipeline.filters.run import filter_corpus, preview
 
@@ -163,7 +172,7 @@ def filter(
 
 
 @contextmanager
-def _opened(spec: Spec) -> Iterator[JobSpec]:
+def _opened(spec: str | Path | Mapping[str, Any] | JobSpec) -> Iterator[JobSpec]:
     """The spec; a SpecError of the block names the line of its file, if it has one."""
     job = as_spec(spec)
     with located(spec) if isinstance(spec, str | Path) else nullcontext():
