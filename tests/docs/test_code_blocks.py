@@ -175,7 +175,7 @@ def test_a_public_docstring_has_every_argument_the_result_and_the_errors(
 
 @pytest.mark.parametrize("each", [*CALLED, *METHODS], ids=lambda each: each.__qualname__)
 def test_what_a_public_signature_names_is_public(each: Any) -> None:
-    """Also the errors that the docstring says are raised. The JSON page has the results of verbs."""
+    """Also the errors that the docstring says are raised; the JSON page has results of verbs."""
     types = {"Any", "Callable", "Iterable", "Mapping", "Path", "Sequence", "Table"}
     types |= {path.rpartition(".")[2] for paths in generate.OUTPUTS.values() for path in paths}
     named = {*re.findall(r"\b[A-Z]\w+", str(inspect.signature(each)))} - types
