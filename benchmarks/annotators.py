@@ -138,10 +138,10 @@ def labelled(name: str, model: str) -> Labelled:
         gold = Gold(counts, tuple(keys), {"label": task}, texts)
         job = make_job(spec, place(spec.model, this_machine()), CACHE)
         read = read_gold_states(
-            job, gold, {"label": None}, layers=str(LAYER), announce=lambda _: lambda _: None
+            job, gold, ["label"], layers=str(LAYER), announce=lambda _: lambda _: None
         )
         assert len(read.rows) == len(keys), read.left_out
-        np.save(file, read.states[:, 0])
+        np.save(file, read.states[:, 0, list(read.positions["label"]["document"])])
     held_out = np.array([is_held_out(key, HELD_OUT) for key in keys])
     return Labelled(texts, np.load(file), truth, held_out)
 

@@ -84,6 +84,8 @@ class GoldOptions:
 class EvalOptions(GoldOptions):
     """The gold labels of an evaluation, and what it reports beside its figures."""
 
+    against: str | None = None
+    """Spec of other answers to the same documents: compare both on the same gold rows."""
     precision: float | None = None
     """Find for each label the threshold that reaches this precision, from 0 to 1."""
     recall: float | None = None
@@ -98,12 +100,9 @@ class FitOptions(GoldOptions):
 
     layers: str | None = None
     """Layers to fit at, as in 8,12,16, or all (default: a few, spread over the decoder)."""
-    document: bool = False
-    """Fit readouts of the document itself, without a question (default: after the task's question,
-    if the task has one)."""
     to: str | None = None
     """Where to write: FILE.safetensors, or a folder with a file for each task (default: the paths
-    that the spec names)."""
+    that the spec names, else the folder readouts beside the spec)."""
     hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
     recall: float | None = None
@@ -127,7 +126,7 @@ class FitOptions(GoldOptions):
             for name, share in promise.items()
             if share is None or not 0 < share < 1
         ]
-        for name in ("gold", "layers", "document", "to", "hold_out"):
+        for name in ("gold", "layers", "to", "hold_out"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 wrong.append(Problem(Option(name), "is for readouts; leave it out for a cascade"))
         if wrong:

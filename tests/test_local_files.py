@@ -46,7 +46,7 @@ def test_a_file_that_is_far_too_long_is_refused(
     (tmp_path / "spec.yaml").write_text("#" * 1001)
     (tmp_path / "gold.csv").write_text("id\n" + "1\n" * 500)
     monkeypatch.setattr(parse, "MAX_SPEC_BYTES", 1000)
-    monkeypatch.setattr(files, "MAX_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
     with pytest.raises(SpecError, match="cannot be read: it is longer than 1,000 bytes"):
         load_spec(tmp_path / "spec.yaml")
     with pytest.raises(StorageError, match="it is longer than 1,000 bytes"):

@@ -72,7 +72,10 @@ _IN_SPEC = {
 }
 
 # Other options that were removed: what to write.
-_GONE_OPTIONS = {"--format": "write --to FILE.csv, FILE.jsonl or FILE.parquet; a folder is Parquet"}
+_GONE_OPTIONS = {
+    "--document": "leave it out: `assay fit` tries the document and the question",
+    "--format": "write --to FILE.csv, FILE.jsonl or FILE.parquet; a folder is Parquet",
+}
 
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1

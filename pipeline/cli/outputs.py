@@ -96,14 +96,14 @@ def report(
         report = corpus_report(spec, options, cache_dir=cache_dir())
         pages.write_report(report, target, spec_file=spec_file)
     print(f"assay: wrote the page {target.url}", file=sys.stderr)
-    return print_result(report, pages.show_corpus_report, pages.corpus_report_json, as_json=as_json)
+    return print_result(report, pages.show_corpus_report, as_json=as_json)
 
 
 @verb(USE, 4)
 def diff(
     spec_file: SpecFile,
-    before: str,
-    after: str,
+    before: str | None = None,
+    after: str | None = None,
     /,
     *,
     as_json: AsJson = False,
@@ -115,7 +115,7 @@ def diff(
 
     with spec_in(spec_file) as spec:
         store = open_store(spec.output, spec.storage_options)
-        comparison = compare(store, *sides(store, before, after))
+        comparison = compare(store, *sides(store, spec.name, before, after))
     return print_result(comparison, show_comparison, as_json=as_json)
 
 
@@ -136,7 +136,7 @@ def gc(
     spec_file: SpecFile,
     /,
     *,
-    keep: int,
+    keep: int | None = None,
     older_than_days: float = 7.0,
     delete: bool = False,
     as_json: AsJson = False,
@@ -146,7 +146,7 @@ def gc(
     Parameters
     ----------
     keep
-        Number of snapshots of each spec to keep.
+        Number of snapshots of each spec to keep (default: all, and nothing can be deleted).
     older_than_days
         Keep everything that is younger than this number of days, such as the work of another spec
         without a snapshot.

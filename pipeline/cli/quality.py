@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import sys
 from contextlib import ExitStack
@@ -27,14 +28,14 @@ def evaluate(
     """Compare the answers with gold labels, or the filter with an audit, with confidence intervals.
 
     `assay report` shows the same figures on a page. The exit code is 1 if a gate of the spec's
-    `publish` fails.
+    `publish` fails, or if nothing is judged.
     """
     from pipeline.report.evaluation import show_evaluation
     from pipeline.verbs.evaluate import evaluate
 
     with spec_in(spec_file) as spec:
         evaluation = evaluate(spec, options, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if evaluation.passed else EXIT_FAILED
+    code = EXIT_COMPLETE if evaluation.passed and evaluation.is_judged else EXIT_FAILED
     return print_result(evaluation, show_evaluation, as_json=as_json, code=code)
 
 
@@ -44,8 +45,10 @@ def fit(
 ) -> int:
     """Train readouts, small classifiers of the model's states, from gold labels.
 
-    The figures come from rows that were held out by cross-validation. Of the layers that are as
-    good as the best one, up to one standard error, the cheapest is chosen.
+    One reading gives the state of the document and, for a task with a question, that after it. The
+    better of the two is chosen, by the loss of rows that were held out by cross-validation; the
+    figures come from these rows. Of the layers that are as good as the best one, up to one standard
+    error, the cheapest is chosen.
 
     With --recall and --precision, choose instead when a cheap stage of a cascade decides alone.
     Every stage answers a sample. With a confidence of 95 %, the cascade then has this recall and
@@ -59,7 +62,10 @@ def fit(
         with imports_of_torch():
             from pipeline.report.fit import show_fit
             from pipeline.verbs.fit import fit_readouts
-        fitted = fit_readouts(spec, options, cache_dir=cache_dir(), announce=announce)
+        folder = os.path.dirname(spec_file)
+        fitted = fit_readouts(
+            spec, options, cache_dir=cache_dir(), folder=folder, announce=announce
+        )
     return print_result(fitted, partial(show_fit, spec_file=spec_file), as_json=as_json)
 
 

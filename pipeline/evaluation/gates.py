@@ -10,8 +10,7 @@ from math import isinf
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.intervals import Figure
-from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, LabelScore
-from pipeline.evaluation.multi import MULTI_HEADLINES
+from pipeline.evaluation.metrics import HEADLINES, LABEL_METRICS, MULTI_HEADLINES, LabelScore
 from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.spec.labels import YES
 from pipeline.spec.tasks import TaskSpec

@@ -1,7 +1,7 @@
 """Figures with 95 % intervals; each interval is wider than 0.
 
-Entry points: `wilson` for shares, `auroc_interval`, `interval` for resampled metrics, and
-`error_figure` for calibration errors.
+Entry points: `wilson` for shares, `auroc_interval`, `interval` for resampled metrics, `difference`
+for those of two, and `mean_figure` for means of rows.
 """
 
 from __future__ import annotations
@@ -17,15 +17,10 @@ from scipy.stats import norm
 from scipy.stats import t as students_t
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 CONFIDENCE = 0.95
 NORMAL = float(norm.ppf((1 + CONFIDENCE) / 2))
-_PERCENTILES = (2.5, 97.5)
 _NO_WIDTH = 1e-9  # of an interval: rounding
-# Of a calibration error: its simulations, and the search for a multiple of its gaps.
-_SEED, _SIMULATIONS = 20_26, 1_000
-_MOST_GAPS, _HALVINGS = 64, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,42 +100,27 @@ def interval(
     return Figure(float(value), min(low, value), max(high, value))
 
 
-def error_figure(
-    rows: Ints,  # [bins]
-    confidence: Floats,  # [bins]
-    accuracy: Floats,  # [bins]
-) -> Figure:
-    """A calibration error, the mean absolute gap of accuracy and confidence, with its interval.
+def difference(of: Floats, other: Floats, rarest: float) -> Figure:  # [1 + resamples] each
+    """How much larger the first value is than the other, of the same resamples, in this order.
 
-    The noise of few rows adds to every absolute gap, so the mean of the observed ones is too high:
-    of a perfect model it is never 0. So the interval has each multiple of the observed gaps for
-    which the observed mean, with noise, is neither among the lowest nor among the highest
-    `_PERCENTILES` of 1,000 simulations. The value is the multiple for which it is the median.
+    Where all resamples differ by the same, rows that were not seen may differ.
     """
-    gaps, shares, unseen = accuracy - confidence, rows / rows.sum(), unseen_share(rows.sum())
-    observed = float(np.abs(gaps) @ shares)
-    normal = np.random.default_rng(_SEED).normal(size=(_SIMULATIONS, len(gaps)))
+    drawn = of[1:] - other[1:]
+    defined = drawn[~np.isnan(drawn)]
+    value = number_or_none(of[0] - other[0])
+    if value is None or not len(defined):
+        return Figure(value, None, None)
+    half = _quantile(rarest) * float(defined.std())
+    if np.ptp(defined) < _NO_WIDTH:
+        half = unseen_share(rarest)
+    return Figure(value, value - half, value + half)
 
-    def error_at(percentile: float) -> float:
-        """The error of the multiple at which the observed mean is this percentile."""
 
-        def is_below(multiple: float) -> bool:
-            # — one more row, which is as the model says, keeps the noise off 0
-            of_rows = (rows * (confidence + multiple * gaps) + confidence) / (rows + 1)
-            spread = np.sqrt(np.clip(of_rows * (1 - of_rows), 0, None) / rows)
-            simulated = np.abs(multiple * gaps + spread * normal) @ shares
-            return bool(np.percentile(simulated, percentile) < observed)
-
-        low, high = 0.0, 1.0 if is_below(0.0) else 0.0
-        while is_below(high) and 0 < high < _MOST_GAPS:
-            high *= 2
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if is_below(middle) else (low, middle)
-        return min(1.0, high * observed)
-
-    highest, value, lowest = map(error_at, (_PERCENTILES[0], 50, _PERCENTILES[1]))
-    return Figure(value, min(lowest, value), min(1.0, max(highest, value, unseen)))
+def mean_figure(values: Floats) -> Figure:  # [rows]
+    """The mean of at least two rows, with Student's interval."""
+    mean, half = float(values.mean()), float(values.std(ddof=1)) * _quantile(len(values))
+    half /= sqrt(len(values))
+    return Figure(mean, mean - half, mean + half)
 
 
 def _quantile(rows: float) -> float:

@@ -1,15 +1,16 @@
-"""Metrics of probabilities against gold labels, with intervals. Entry point: `score`.
+"""Metrics of probabilities against gold labels, with intervals.
 
-`task_metrics` computes each metric once, by scikit-learn. `resampled_metrics` computes the same
-metrics for many bootstrap resamples at once. A resample is a row of `counts`: how often each row
-was drawn. scikit-learn takes one resample at a time: 1,000 resamples of 1,000 rows take it 6 s.
+Entry points: `score` for a task, and `means_over_labels` for one of kind `multi`.
+`resampled_metrics` computes metrics for many bootstrap resamples at once. A resample is a row of
+`counts`: how often each row was drawn. scikit-learn takes one resample at a time: 1,000 resamples
+of 1,000 rows take it 6 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,30 +25,26 @@ from sklearn.metrics import (
 from pipeline.evaluation.intervals import (
     Figure,
     auroc_interval,
-    error_figure,
     interval,
     number_or_none,
     wilson,
 )
 from pipeline.evaluation.ordinal import ordinal_figures
-from pipeline.evaluation.resampling import draws
+from pipeline.evaluation.resampling import bootstrap
 from pipeline.options import RESAMPLES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier", "ece")
+HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier")
+MULTI_HEADLINES = ("macro_f1", "macro_auroc")
 LABEL_METRICS = ("precision", "recall", "f1", "auroc", "ap")
-BINS = 15  # of the calibration error, as in Guo et al. 2017
+BINS = 15  # of the reliability of answers, as in Guo et al. 2017
 # Ranking every label in every resample takes most of the time: above this number of labels, AUROC
 # and average precision have no interval.
 RANKED_LABELS = 100
-_SEED = 20_26
 _MEANS_OF_LABELS = ("f1", "auroc", "ap")
-# Counts in one batch of resamples: 8 MB, a few times over. Batches of four times this size took
-# twice the time.
-_BATCH_COUNTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,46 +101,52 @@ def score(
     """
     rows, label_count = p.shape
     assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
-    by_label = label_metrics(truth, p)
-    of_task = task_metrics(truth, p, by_label)
-    resampled = _resampled(truth, p, resamples)
-    predicted = p.argmax(axis=1)
+    by_label, predicted = label_metrics(truth, p), p.argmax(axis=1)
     confusion = confusion_matrix(truth, predicted, labels=range(label_count))
     of_labels = (by_label[name].tolist() for name in LABEL_METRICS)
-    # — a mean over labels is as uncertain as the rarest of them
-    support = np.bincount(truth, minlength=label_count)
-    rarest = int(support[support > 0].min())
-    headlines = {
-        name: interval(
-            of_task[name],
-            resampled[name],
-            rows=rows,
-            rarest=rarest if name in _MEANS_OF_LABELS else rows,
-        )
-        for name in HEADLINES
-        if name != "ece"
-    }
-    bins = _reliability(*confidence_and_hits(truth, p))
-    headlines["ece"] = error_figure(bins.rows, bins.confidence, bins.accuracy)
-    headlines["accuracy"] = Figure(of_task["accuracy"], *wilson(of_task["accuracy"], rows))
-    if label_count == 2 and headlines["auroc"].value is not None:
-        ends = auroc_interval(of_task["auroc"], *support.tolist())
-        headlines["auroc"] = Figure(of_task["auroc"], *ends)
-    if values:
-        headlines |= ordinal_figures(truth, p, values, resamples=resamples)
     return Scores(
         rows=rows,
-        headlines=headlines,
+        headlines={
+            **_headlines(truth, p, by_label, resamples),
+            **(ordinal_figures(truth, p, values, resamples=resamples) if values else {}),
+        },
         labels=tuple(
             _label_score(label, number, figures, truth, predicted)
             for number, (label, *figures) in enumerate(zip(labels, *of_labels, strict=True))
         ),
         confusion=tuple(map(tuple, confusion.tolist())),
-        reliability=tuple(
-            map(Bin, bins.rows.tolist(), bins.confidence.tolist(), bins.accuracy.tolist())
-        ),
+        reliability=tuple(_reliability(*confidence_and_hits(truth, p))),
         resamples=resamples,
     )
+
+
+def _headlines(
+    truth: Ints, p: Floats, by_label: Mapping[str, Floats], resamples: int
+) -> dict[str, Figure]:
+    """HEADLINES of a task.
+
+    F1, AUROC and average precision are means over the labels for which they are defined. With two
+    labels, AUROC and average precision are those of the first label.
+    """
+    rows, labels = p.shape
+    measure = partial(resampled_metrics, truth, p, rank=labels <= RANKED_LABELS)
+    resampled = bootstrap(measure, rows, resamples=resamples, columns=labels)
+    # — a mean over labels is as uncertain as the rarest of them
+    support = np.bincount(truth, minlength=labels)
+    rarest = int(support[support > 0].min())
+    headlines = {}
+    for name in HEADLINES:
+        value, others = float(resampled[name][0]), resampled[name][1:]
+        if labels > RANKED_LABELS and name in ("auroc", "ap"):
+            value = float(mean_defined(by_label[name]))
+        depends_on = rarest if name in _MEANS_OF_LABELS else rows
+        headlines[name] = interval(value, others, rows=rows, rarest=depends_on)
+    accuracy, auroc = headlines["accuracy"].value, headlines["auroc"].value
+    assert accuracy is not None, rows
+    headlines["accuracy"] = Figure(accuracy, *wilson(accuracy, rows))
+    if labels == 2 and auroc is not None:
+        headlines["auroc"] = Figure(auroc, *auroc_interval(auroc, *support.tolist()))
+    return headlines
 
 
 def _label_score(
@@ -162,22 +165,6 @@ def _label_score(
     }
     counts = int(is_gold.sum()), int(is_predicted.sum())
     return LabelScore(label, *counts, precision, recall, f1, auroc, ap, intervals)
-
-
-def _resampled(truth: Ints, p: Floats, resamples: int) -> dict[str, Floats]:
-    """[resamples] of each headline: samples of the same size, drawn with replacement."""
-    rows, labels = p.shape
-    source = np.random.default_rng(_SEED)
-    at_once = max(1, _BATCH_COUNTS // max(rows, labels))
-    rank = labels <= RANKED_LABELS
-    batches = []
-    for start in range(0, resamples, at_once):
-        number = min(at_once, resamples - start)
-        counts = draws(source, number, rows)
-        batches.append(resampled_metrics(truth, p, counts, rank=rank))
-    empty = np.zeros(0)
-    names = (name for name in HEADLINES if name != "ece")
-    return {name: np.concatenate([empty, *(b[name] for b in batches)]) for name in names}
 
 
 def label_metrics(
@@ -202,32 +189,6 @@ def label_metrics(
     return {"precision": precision, "recall": recall, "f1": f1, "auroc": auroc, "ap": ap}
 
 
-def task_metrics(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]
-    by_label: Mapping[str, Floats] | None = None,  # if already computed
-) -> dict[str, float]:
-    """The metrics of a whole task; NaN where a metric is undefined.
-
-    F1, AUROC and average precision are means over the labels for which they are defined. With two
-    labels, AUROC and average precision are those of the first label.
-    """
-    of_labels = by_label or label_metrics(truth, p)
-    ranked = slice(1 if p.shape[1] == 2 else None)
-    confidence, hits = confidence_and_hits(truth, p)
-    bins = _reliability(confidence, hits)
-    return {
-        "accuracy": float(hits.mean()),
-        "f1": float(mean_defined(of_labels["f1"])),
-        "auroc": float(mean_defined(of_labels["auroc"][ranked])),
-        "ap": float(mean_defined(of_labels["ap"][ranked])),
-        "brier": float(_squared_errors(truth, p).mean()),
-        "ece": float(
-            np.abs(bins.accuracy - bins.confidence) @ bins.rows / len(p)
-        ),  # of few rows it is too high
-    }
-
-
 def resampled_metrics(
     truth: Ints,  # [rows]
     p: Floats,  # [rows, labels]
@@ -235,7 +196,7 @@ def resampled_metrics(
     *,
     rank: bool = True,
 ) -> dict[str, Floats]:  # [resamples] each
-    """The metrics of `task_metrics`, but the calibration error, for every resample.
+    """HEADLINES of every resample; NaN where one is undefined.
 
     Without `rank`, AUROC and average precision are NaN.
     """
@@ -297,30 +258,22 @@ def confidence_and_hits(
     return p[np.arange(rows), predicted], predicted == truth
 
 
-class _Bins(NamedTuple):
-    """The bins of the calibration error that are not empty, the least confident first."""
-
-    rows: Ints  # [bins]
-    confidence: Floats  # [bins]: mean
-    accuracy: Floats  # [bins]
-
-
 def _reliability(
     confidence: Floats,  # [rows]
     hits: Bools,  # [rows]
-) -> _Bins:
+) -> Iterator[Bin]:
     """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin.
 
-    scikit-learn's `calibration_curve` does not return how many rows a bin has.
+    The least confident comes first. scikit-learn's `calibration_curve` does not return how many
+    rows a bin has.
     """
     order = np.argsort(confidence, kind="stable")
     rising = confidence[order]
     first = np.searchsorted(rising, rising, side="left")  # of the rows of equal confidence
     bins = BINS * first // len(rising)
-    rows = np.bincount(bins)
-    sums = (np.bincount(bins, each)[rows > 0] for each in (rising, hits[order]))
-    own = rows[rows > 0]
-    return _Bins(own, *(each / own for each in sums))
+    for number in np.unique(bins):
+        own = bins == number
+        yield Bin(int(own.sum()), float(rising[own].mean()), float(hits[order][own].mean()))
 
 
 def _squared_errors(truth: Ints, p: Floats) -> Floats:  # [rows], [rows, labels] -> [rows]
@@ -348,3 +301,42 @@ def mean_defined(values: Floats) -> Floats:  # [..., labels] -> [...]
     """The mean over the labels with a value; NaN if no label has one."""
     defined = ~np.isnan(values)
     return ratio(np.where(defined, values, 0).sum(axis=-1), defined.sum(axis=-1))
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRows:
+    """The rows by which one label of a task of kind `multi` is judged."""
+
+    rows: Ints  # [rows]: among those of the task, rising
+    applies: Bools  # [rows]: by gold
+    p: Floats  # [rows]: that the label applies; at .5 or more it is predicted
+
+
+def means_over_labels(
+    labels: Sequence[LabelRows],
+    rows: int,  # of the task
+    *,
+    resamples: int,
+) -> dict[str, Figure]:
+    """MULTI_HEADLINES with 95 % intervals from a bootstrap of the rows.
+
+    They are means of F1 and of AUROC over the labels for which these are defined. The same rows
+    are drawn for all labels, because a document's labels depend on each other.
+    """
+
+    def measure(counts: Floats) -> dict[str, Floats]:
+        f1, auroc = [], []
+        for label in labels:
+            own, predicted = counts[:, label.rows], label.p >= 0.5
+            hits = own @ (label.applies & predicted)
+            f1.append(ratio(2 * hits, own @ label.applies + own @ predicted))
+            auroc.append(ranked(label.applies, label.p, own)[0])
+        means = (mean_defined(np.stack(of_labels, axis=1)) for of_labels in (f1, auroc))
+        return dict(zip(MULTI_HEADLINES, means, strict=True))
+
+    # — a mean over labels is as uncertain as the rarest of them
+    sides = [side.sum() for of in labels for side in (of.applies, ~of.applies) if side.any()]
+    return {
+        name: interval(float(found[0]), found[1:], rows=rows, rarest=int(min(sides)))
+        for name, found in bootstrap(measure, rows, resamples=resamples).items()
+    }

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.evaluation.intervals import Figure, interval
-from pipeline.evaluation.resampling import draws
+from pipeline.evaluation.resampling import bootstrap
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 ORDINAL_HEADLINES = ("qwk", "mae", "spearman")
-_SEED = 20_26
 _NO_SPREAD = 1e-12  # of equal numbers: rounding
 
 
@@ -24,7 +24,7 @@ def ordinal_figures(
     values: Sequence[float],  # [labels]: rising
     *,
     resamples: int,
-) -> Mapping[str, Figure]:
+) -> dict[str, Figure]:
     """ORDINAL_HEADLINES of at least one row, with 95 % intervals from a bootstrap.
 
     `qwk` is the kappa of Cohen ("Weighted kappa", Psychological Bulletin 1968) between the gold
@@ -32,25 +32,31 @@ def ordinal_figures(
     error of the expected value, and `spearman` its rank correlation with the gold numbers.
     """
     rows, _ = p.shape
+    measured = bootstrap(partial(ordinal_metrics, truth, p, values), rows, resamples=resamples)
+    ends = {"qwk": (-1.0, 1.0), "mae": (0.0, values[-1] - values[0]), "spearman": (-1.0, 1.0)}
+    figures = {}
+    for name, (low, high) in ends.items():
+        shares = (measured[name] - low) / (high - low)
+        of_share = interval(float(shares[0]), shares[1:], rows=rows, rarest=rows)
+        numbers = (of_share.value, of_share.low, of_share.high)
+        figures[name] = Figure(*(None if n is None else low + (high - low) * n for n in numbers))
+    return figures
+
+
+def ordinal_metrics(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+    values: Sequence[float],  # [labels]
+    counts: Floats,  # [resamples, rows]: how often a row is in a resample
+) -> dict[str, Floats]:  # [resamples] each
+    """ORDINAL_HEADLINES of every resample; NaN where one is undefined."""
     numbers = np.array(values, np.float64)
     gold, likeliest, expected = numbers[truth], numbers[p.argmax(axis=1)], p @ numbers
-    counts = draws(np.random.default_rng(_SEED), resamples, rows)
-    # — the first line is the sample itself
-    counts = np.concatenate([np.ones((1, rows)), counts])
-    figures = {
-        "qwk": (kappas(gold, likeliest, counts), -1.0, 1.0),
-        "mae": (counts @ np.abs(expected - gold) / counts.sum(axis=1), 0.0, float(np.ptp(numbers))),
-        "spearman": (rank_correlations(gold, expected, counts), -1.0, 1.0),
+    return {
+        "qwk": kappas(gold, likeliest, counts),
+        "mae": counts @ np.abs(expected - gold) / counts.sum(axis=1),
+        "spearman": rank_correlations(gold, expected, counts),
     }
-    return {name: _figure(*figure, rows=rows) for name, figure in figures.items()}
-
-
-def _figure(measured: Floats, low: float, high: float, *, rows: float) -> Figure:
-    """The first of the values, which are from `low` to `high`, and its interval by the others."""
-    shares = (measured - low) / (high - low)
-    figure = interval(float(shares[0]), shares[1:], rows=rows, rarest=rows)
-    ends = (figure.value, figure.low, figure.high)
-    return Figure(*(None if end is None else low + (high - low) * end for end in ends))
 
 
 def kappas(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from pipeline.evaluation.intervals import Figure, mean_figure
 from pipeline.evaluation.metrics import Floats, Ints
 from pipeline.evaluation.resampling import Split, folds
 from pipeline.fitted.readout import LinearMap
@@ -192,26 +193,20 @@ class Fitted:
     balanced: bool
     held_out: Floats  # [rows, labels]: layer and pooling chosen without the row
     by_layer: Floats  # [layers, rows, labels]: the pooling chosen without the row
-    by_place: Floats  # [layers, poolings, rows, labels]
 
 
-def fit(
-    gold: GoldStates, *, strengths: Sequence[float] = STRENGTHS, folds_number: int = FOLDS
-) -> Fitted:
+def fit(gold: GoldStates, *, strengths: Sequence[float] = STRENGTHS) -> Fitted:
     """A readout of every layer."""
-    _, layers, poolings, _ = gold.states.shape
-    by_place = np.empty((layers, poolings, *gold.targets.shape))
-    by_layer, held_out = np.empty_like(by_place[:, 0]), np.empty_like(gold.targets)
-    for split in folds(gold.truth, gold.groups, number=folds_number, seed=SEED):
+    _, layers, _, _ = gold.states.shape
+    by_layer, held_out = np.empty((layers, *gold.targets.shape)), np.empty_like(gold.targets)
+    for split in folds(gold.truth, gold.groups, number=FOLDS, seed=SEED):
         fitted, asked = gold.part(split.fitted), gold.part(split.held_out)
         choices = choose(fitted, strengths)
-        for layer, pooling in np.ndindex(layers, poolings):
-            map_ = refit(fitted, layer, pooling, choices[layer][pooling])
-            p = softmax(map_.logits(asked.at(layer, pooling)), axis=1)
-            by_place[layer, pooling, split.held_out] = p
         layer, pooling = cheapest(choices)
-        by_layer[:, split.held_out] = by_place[:, pooling, split.held_out]
-        held_out[split.held_out] = by_place[layer, pooling, split.held_out]
+        for n, of_layer in enumerate(choices):
+            map_ = refit(fitted, n, pooling, of_layer[pooling])
+            by_layer[n, split.held_out] = softmax(map_.logits(asked.at(n, pooling)), axis=1)
+        held_out[split.held_out] = by_layer[layer, split.held_out]
     choices = choose(gold, strengths)
     layer, pooling = cheapest(choices)
     return Fitted(
@@ -223,8 +218,32 @@ def fit(
         balanced=gold.balanced,
         held_out=held_out,
         by_layer=by_layer,
-        by_place=by_place,
     )
+
+
+def row_losses(p: Floats, targets: Floats) -> Floats:  # [rows, labels] each -> [rows]
+    """The cross-entropy of each row's probabilities."""
+    return log_losses(np.log(np.maximum(p, np.finfo(np.float64).tiny)), targets)
+
+
+def gain_of_half(gold: GoldStates, fitted: Fitted) -> Figure:
+    """How much lower the loss of held-out rows is with all other rows than with half of them.
+
+    Both are fitted at the chosen layer. The interval is that of the mean of the rows' differences.
+    """
+    layer = slice(fitted.layer, fitted.layer + 1)
+    of_layer = replace(gold, states=gold.states[:, layer])
+    p = np.empty_like(gold.targets)
+    for split in folds(gold.truth, gold.groups, number=FOLDS, seed=SEED):
+        others = split.fitted
+        half, *_ = folds(gold.truth[others], gold.groups[others], number=2, seed=SEED)
+        part, asked = of_layer.part(others[half.fitted]), of_layer.part(split.held_out)
+        choices = choose(part, STRENGTHS)
+        _, pooling = cheapest(choices)
+        map_ = refit(part, 0, pooling, choices[0][pooling])
+        p[split.held_out] = softmax(map_.logits(asked.at(0, pooling)), axis=1)
+    of_all = row_losses(fitted.by_layer[fitted.layer], gold.targets)
+    return mean_figure(row_losses(p, gold.targets) - of_all)
 
 
 def choose(gold: GoldStates, strengths: Sequence[float]) -> Choices:

@@ -68,10 +68,10 @@ def older_answers(
         yield f"the answers cannot be compared with the spec as it is: {one_line(error)}"
         return
     for task, own in contents.tasks.items():
-        stored = stored_version(store, task, own.fp).of_all
-        if job.fp[task] in (own.fp, stored.id):
+        stored = stored_version(store, task, own.fp)
+        if job.fp[task] in (own.fp, stored.of_all.id):
             continue
-        changed = _changed(stored.content, parse_json(job.fingerprints[task].json()))
+        changed = job.fingerprints[task].changes(stored)
         by = f" of {', '.join(models[task])}" if models[task] else ""
         yield (
             f"{task}: these are answers{by} to an older wording of the spec, which differs in "
@@ -86,17 +86,3 @@ def _located(
     if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
         return locate(model, cache_dir)
     return ModelFiles("none", model.path, model.revision, hashes.get(model.name, {}), 0)
-
-
-def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of what differs between the contents of two fingerprints."""
-    before, after = _flat(then), _flat(now)
-    differing = {name for name in before | after if before.get(name) != after.get(name)}
-    return sorted("the model" if name == "weights" else name for name in differing)
-
-
-def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with the keys of its task beside its own."""
-    task = content.get("task")
-    others = {name: value for name, value in content.items() if name != "task"}
-    return {**others, **(task if isinstance(task, dict) else {})}

@@ -68,7 +68,7 @@ class Card(_Part):
     model: CardModel
     prompt: dict[str, Any]
     documents: CardDocuments
-    layers: dict[str, Any] = {}
+    scores: dict[str, Any] = {}  # figures of held-out rows, by metric
     # The content hashes of the texts that it was fitted to; older files do not have them.
     texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
 

@@ -1,10 +1,11 @@
 """The answers that a spec's output has for the documents of a gold set.
 
-Entry points: `matching_snapshot`, then `answers_for`.
+Entry points: `matching_snapshot`, then `answers_for`, then `judged_rows`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.gold.fitted_texts import fitted_texts
+from pipeline.gold.labels import Gold
+from pipeline.gold.values import UNLABELLED
+from pipeline.ledger.cells import stored_version
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, read_snapshot, snapshot_numbers
@@ -77,12 +82,20 @@ def matching_snapshot(
         )
     problems, now = [], limited(job, newest.get("limit")).fp
     for task in names:
-        fp = _fp(newest, task)
-        if fp != now[task]:
-            fix = f"no snapshot of {store.url} has it with its current fingerprint (the newest, "
-            fix += f"{newest['number']}, has {fp or 'no such task'}); run `assay run`"
-            problems.append(Problem(f"tasks.{task}", fix, now[task]))
-    fix = "no snapshot has the current fingerprints of all of them; run `assay run`"
+        fp, since = _fp(newest, task), f"since snapshot {newest['number']}"
+        if fp is None:
+            fix = f"snapshot {newest['number']} has no answers to it; run: assay run SPEC"
+            problems.append(Problem(f"tasks.{task}", fix))
+        elif fp != now[task]:
+            then = stored_version(store, task, fp).of_all.content.get("task", {})
+            asked = job.fingerprints[task].content.get("task", {})
+            what = f"the question of {task}"
+            if then.get("question") == asked.get("question"):
+                what = f"the model, the prompt, the labels or the readout of {task}"
+            problems.append(
+                Problem(f"tasks.{task}", f"{what} changed {since}; run: assay run SPEC")
+            )
+    fix = "no snapshot has the current fingerprints of all of them; run: assay run SPEC"
     raise SpecError(problems or [Problem("tasks", fix, names)])
 
 
@@ -138,3 +151,46 @@ def _part_probabilities(answers: pa.StructArray, part: TaskSpec) -> Floats:
 
 def _fp(header: Mapping[str, Any], task: str) -> str | None:
     return header["tasks"][task]["fp"] if task in header["tasks"] else None
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """What happened to a task's gold rows; the other counts add up to `gold`."""
+
+    gold: int
+    unlabelled: int  # without a gold label for this task
+    not_in_corpus: int
+    unanswered: Mapping[str, int]  # by status
+    fitted: int  # with a text that the answers were fitted to
+    evaluated: int  # the others; not judged if there are fewer than LEAST_ROWS beside fitted ones
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRows:
+    """The rows that a task's scores are of."""
+
+    gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
+    truth: NDArray[np.int64]  # [evaluated]
+    p: NDArray[np.float64]  # [evaluated, labels]
+
+
+def judged_rows(
+    spec: JobSpec, task: TaskSpec, gold: Gold, answers: GoldAnswers
+) -> tuple[RowCounts, JudgedRows]:
+    """The rows with an answer that was not fitted to their text, and why others do not count."""
+    of_gold, of_task = gold.tasks[task.name], answers.tasks[task.name]
+    answered = ~np.isnan(of_task.p).any(axis=1)
+    labelled = of_gold.truth != UNLABELLED
+    usable = labelled & answers.in_corpus & answered
+    unanswered = np.flatnonzero(labelled & answers.in_corpus & ~answered)
+    seen = usable & np.isin(answers.hashes, list(fitted_texts(spec, task)))
+    rows = np.flatnonzero(usable & ~seen)
+    counts = RowCounts(
+        gold=gold.rows,
+        unlabelled=int((~labelled).sum()),
+        not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
+        unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
+        fitted=int(seen.sum()),
+        evaluated=len(rows),
+    )
+    return counts, JudgedRows(rows, of_gold.truth[rows], of_task.p[rows])

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.gold.files import LINE_FIELDS, GoldRows, gold_error, gold_format, read_gold_rows
-from pipeline.gold.people import Drawn, Label, current_lines, majority
+from pipeline.gold.files import gold_error, gold_format, read_gold_rows
+from pipeline.gold.labels import GoldCounts
+from pipeline.gold.people import Drawn, Label, current_lines, is_audit, majority
 from pipeline.spec.labels import NO, YES
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import QuestionTask, TaskSpec
@@ -26,16 +27,7 @@ class Audit:
 
     drawn: Mapping[str, Drawn]
     drops: Mapping[str, bool]  # whether most people say drop
-    ties: tuple[str, ...]  # texts that are left out
-    outvoted: int  # texts with several answers, of which one was given most often
-    tied: int  # answers to them
-    repeated: int  # further answers to a text
-
-
-def is_audit(rows: GoldRows) -> bool:
-    """Whether rows of actions are of an audit."""
-    shown = rows.columns["shown"] if rows.columns.keys() >= LINE_FIELDS else ()
-    return any(isinstance(each, Mapping) and each.get("audit") for each in shown)
+    counts: GoldCounts
 
 
 def read_audit(source: str, spec: JobSpec) -> Audit | None:
@@ -58,11 +50,16 @@ def read_audit(source: str, spec: JobSpec) -> Audit | None:
     for line in lines:
         votes.setdefault(line.content_hash, []).append(line.label or "")
     most = {text: majority(labels) for text, labels in votes.items()}
-    return Audit(
-        drawn={line.content_hash: line.shown.audit for line in lines if line.shown.audit},
-        drops={text: label == YES for text, label in most.items() if label is not None},
-        ties=tuple(text for text, label in most.items() if label is None),
-        outvoted=sum(most[text] is not None and len({*votes[text]}) > 1 for text in votes),
-        tied=sum(len(votes[text]) for text, label in most.items() if label is None),
+    drops = {text: label == YES for text, label in most.items() if label is not None}
+    ties = tuple(text for text in most if text not in drops)
+    counts = GoldCounts(
+        source,
+        "content_hash",
+        documents=len(drops),
         repeated=len(lines) - len(votes),
+        contradictory=sum(len(votes[text]) for text in ties),
+        outvoted=sum(len({*votes[text]}) > 1 for text in drops),
+        ties=ties,
     )
+    drawn = {line.content_hash: line.shown.audit for line in lines if line.shown.audit}
+    return Audit(drawn, drops, counts)

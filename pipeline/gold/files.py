@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from pipeline.errors import Option, Problem, SpecError, StorageError, UnreadableError, one_line
@@ -33,7 +32,7 @@ LINE_FIELDS = frozenset(
 )
 HASH = "content_hash"  # of them, and of a document: the hash of its text
 _WORD = re.compile(r"[\w.+-]*")
-MAX_BLOCK_BYTES = 2**31 - 1  # Arrow's
+MAX_BYTES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,8 @@ def _whole(stream: Stream) -> bytes:
     data = bytearray()
     for block in iter(lambda: stream.read(BLOCK_BYTES), b""):
         data += block
-        if len(data) > MAX_BLOCK_BYTES:
-            raise OSError(f"it is longer than {MAX_BLOCK_BYTES:,} bytes")
+        if len(data) > MAX_BYTES:
+            raise OSError(f"it is longer than {MAX_BYTES:,} bytes")
     return bytes(data)
 
 
@@ -109,7 +108,7 @@ def _delimited_columns(path: str, format: str, data: bytes) -> dict[str, list[ob
     The apostrophes are removed that assay writes before formulas. TSV has no quotes.
     """
     is_csv = format.startswith("csv")
-    csv.field_size_limit(MAX_BLOCK_BYTES)  # of the process; its default is less than many texts
+    csv.field_size_limit(MAX_BYTES)  # of the process; its default is less than many texts
     lines = csv.reader(
         io.StringIO(data.decode("utf-8"), newline=""),
         delimiter="," if is_csv else "\t",
@@ -117,29 +116,17 @@ def _delimited_columns(path: str, format: str, data: bytes) -> dict[str, list[ob
         strict=True,
     )
     try:
-        rows = [line for line in lines if line]
+        names, *rows = [line for line in lines if line] or [[]]
     except csv.Error as error:
         reason = f"line {lines.line_num}: a quote seems not to be closed: {error}"
         raise UnreadableError(f"{path}, {reason}; close the quotes") from error
-    if not rows:
-        return {}
-    table = pa.csv.read_csv(
-        pa.BufferReader(data),
-        # — one block for the whole file, because a row may not be longer than a block
-        read_options=pa.csv.ReadOptions(
-            use_threads=False, block_size=min(len(data) + 1, MAX_BLOCK_BYTES)
-        ),
-        parse_options=pa.csv.ParseOptions(
-            delimiter="," if is_csv else "\t",
-            quote_char='"' if is_csv else False,
-            newlines_in_values=is_csv,
-        ),
-        convert_options=pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(rows[0], pa.string()), strings_can_be_null=False
-        ),
-    )
-    texts = [restore_formulas(column) for column in table.columns]
-    return _as_columns(pa.table(texts, names=table.column_names))
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            reason = f"has {len(row)} values, and the file has {len(names)} columns"
+            raise UnreadableError(f"{path}, row {number}: {reason}")
+    columns = (pa.chunked_array([of], pa.large_string()) for of in zip(*rows, strict=True))
+    texts = [restore_formulas(column) for column in columns] or [pa.nulls(0)] * len(names)
+    return _as_columns(pa.table(texts, names=names))
 
 
 def _jsonl_columns(path: str, data: bytes) -> dict[str, list[object]]:

@@ -1,7 +1,8 @@
 """The texts that a task's answers were fitted to, which do not show how good they are.
 
-Entry points: `fitted_texts`, `readout_texts`, and `is_held_out` for the texts that a fit leaves
-out. A text is known by its content hash: so rows of another gold set, or of another output, count.
+Entry points: `fitted_texts`, `readout_texts`, `is_held_out` for the texts that a fit leaves out,
+and `cross_validated` for what the fit itself measured. A text is known by its content hash: so rows
+of another gold set, or of another output, count.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.errors import Problem, SpecError
+from pipeline.evaluation.intervals import Figure
 from pipeline.fitted.cascade_file import parse_thresholds
-from pipeline.fitted.readout import ReadoutError, parse_readout
-from pipeline.hashes import sha256_hex
+from pipeline.fitted.readout import Card, ReadoutError, parse_readout
+from pipeline.hashes import sha256_hex, validated
 from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import CascadeTask, TaskSpec
@@ -39,7 +41,13 @@ def fitted_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
 
 def readout_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
     """The content hashes of a task's readout, or of the readouts of its stages."""
-    return frozenset(text for path in _readouts(task) for text in _card_texts(spec, task, path))
+    return frozenset(text for card in _cards(spec, task) for text in card.texts)
+
+
+def cross_validated(spec: JobSpec, task: TaskSpec) -> dict[str, Figure]:
+    """What the fit of a task's readout measured on held-out rows; {} without a readout."""
+    cards = _cards(spec, task) if task.readout is not None else ()
+    return {name: validated(Figure, of) for card in cards for name, of in card.scores.items()}
 
 
 def is_held_out(content_hash: str, share: float) -> bool:
@@ -48,17 +56,14 @@ def is_held_out(content_hash: str, share: float) -> bool:
     return bool(number < share * 16**_HEX)
 
 
-def _readouts(task: TaskSpec) -> Iterator[str]:
-    yield from filter(None, (task.readout, *(stage.readout for stage in task.stages)))
-
-
-def _card_texts(spec: JobSpec, task: TaskSpec, path: str) -> tuple[str, ...]:
+def _cards(spec: JobSpec, task: TaskSpec) -> Iterator[Card]:
     place = _place(task, "readout")
-    data = read_fitted(path, options_for(path, spec), place=place, made_by="assay fit")
-    try:
-        return parse_readout(data).card.texts
-    except ReadoutError as error:
-        raise SpecError([Problem(place, str(error), path)]) from error
+    for path in filter(None, (task.readout, *(stage.readout for stage in task.stages))):
+        data = read_fitted(path, options_for(path, spec), place=place, made_by="assay fit")
+        try:
+            yield parse_readout(data).card
+        except ReadoutError as error:
+            raise SpecError([Problem(place, str(error), path)]) from error
 
 
 def _place(task: TaskSpec, key: str) -> str:

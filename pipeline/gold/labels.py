@@ -17,11 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, StorageError
-from pipeline.gold.audits import is_audit
 from pipeline.gold.files import FORMATS, HASH, GoldRows, gold_error, gold_format, read_gold_rows
-from pipeline.gold.people import label_columns, majority
+from pipeline.gold.people import is_audit, label_columns, majority
 from pipeline.gold.values import UNLABELLED, GoldTask, column_tasks, teacher_tasks
-from pipeline.hashes import canonical_json, short_hash
 from pipeline.ledger.dataset import open_labels
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.gold import GoldSpec
@@ -55,6 +53,7 @@ class GoldCounts:
     contradictory: int = 0  # rows of `ties`
     outvoted: int = 0  # documents with several labels, of which one was given most often
     ties: tuple[str, ...] = ()  # documents that are left out
+    unused: tuple[str, ...] = ()  # columns of the file that name no document and no task
 
     @property
     def disagreements(self) -> list[tuple[str, str]]:
@@ -153,10 +152,15 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
     by, keys, texts = _documents(rows, spec, how, by_hash=of_review)
     scores = how.score_columns(spec.tasks)
     labels: dict[str, GoldTask] = {}
-    for task, column in _task_columns(spec, how, chosen, tasks, tuple(rows.columns), source):
+    columns = _task_columns(spec, how, chosen, tasks, tuple(rows.columns), source)
+    for task, column in columns:
         score = scores.get(task.name)
         labels |= column_tasks(rows, task, column, how.values, score=score, keys=keys)
-    counts = GoldCounts(source, by, len(keys))
+    # — a review has the columns of its documents beside those of tasks
+    used = {how.id, how.text, spec.input.id, spec.input.text, "id", "doc_id", HASH}
+    used |= {column for _, column in columns}
+    unused = tuple(name for name in rows.columns if name not in used)
+    counts = GoldCounts(source, by, len(keys), unused=unused)
     gold = Gold(counts, keys, _asked(labels, tasks), texts, rows.chosen)
     return _without_repeats(gold)
 
@@ -259,15 +263,6 @@ def _without_repeats(gold: Gold) -> Gold:
 def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
     soft = None if task.soft is None else task.soft[rows]
     return replace(task, truth=task.truth[rows], soft=soft)
-
-
-def gold_hash(gold: Gold, task: str) -> str:
-    """The hash of a task's gold labels or scores, which does not depend on the file's format."""
-    own = gold.tasks[task]
-    content = {"by": gold.counts.joined_by, "keys": list(gold.keys), "truth": own.truth.tolist()}
-    if own.soft is not None:
-        content["soft"] = [[None if p != p else p for p in row] for row in own.soft.tolist()]
-    return short_hash(canonical_json(content))
 
 
 def _documents(

@@ -123,7 +123,6 @@ class GoldFile:
             if line.task == task.name:
                 self._add(line)
         self._content = sha256(_content(file))  # of what this process knows of the file
-        self._identity = _identity(os.fstat(file.fileno()))
 
     @classmethod
     def open(cls, path: str | Path, task: TaskSpec) -> Self:
@@ -141,9 +140,8 @@ class GoldFile:
         local = _local_path(path)
         try:
             local.parent.mkdir(parents=True, exist_ok=True)
-            file = FileIO(local, "a+")
+            file = _locked(local, os.O_CREAT)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return cls(local, task, file)
             except BaseException:
                 file.close()
@@ -207,37 +205,26 @@ class GoldFile:
             self._file.truncate(size)
             raise StorageError(f"{self._path}: cannot be written: {error}") from error
         self._content.update(data)
-        self._identity = _identity(os.fstat(self._file.fileno()))
         self._find_unchanged()  # — it may have been replaced meanwhile
         self._samples.add(line.shown.sample)
         self._add(line)
 
     def _find_unchanged(self) -> None:
         """Opens the file again if a copy replaced it; StorageError if its content differs."""
-        file = self._file
+        what = "another program changed it"
         try:
-            now = os.stat(self._path)
-            if _identity(now) == self._identity:
+            if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                copy = _locked(self._path)
+                self._file.close()
+                self._file = copy
+            if sha256(_content(self._file)).digest() == self._content.digest():
                 return
-            if _identity(now)[:2] != self._identity[:2]:
-                file = FileIO(os.open(self._path, os.O_RDWR | os.O_APPEND), "a+")
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            what = "another program changed it"
-            if sha256(_content(file)).digest() == self._content.digest():
-                what = ""
         except FileNotFoundError:
             what = "it is not there any more"
         except OSError as error:
             what = f"it cannot be read: {error}"
-        if what:
-            if file is not self._file:
-                file.close()
-            fix = "your answer was not written; end the review and start it again to go on with"
-            raise StorageError(f"{self._path}: {what}; {fix} the file as it is")
-        if file is not self._file:
-            self._file.close()
-            self._file = file
-        self._identity = _identity(os.fstat(file.fileno()))
+        fix = "your answer was not written; end the review and start it again to go on with"
+        raise StorageError(f"{self._path}: {what}; {fix} the file as it is")
 
     def close(self) -> None:
         """Ends the lock."""
@@ -259,9 +246,15 @@ def _content(file: FileIO) -> bytes:
     return file.read() or b""
 
 
-def _identity(stat: os.stat_result) -> tuple[int, int, int, int]:
-    """What differs if the file is another one, or was changed."""
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+def _locked(path: Path, flags: int = 0) -> FileIO:
+    """The file, open to read and to append; BlockingIOError if another process has it open."""
+    file = FileIO(os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o666), "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def majority(labels: Sequence[Given]) -> Given | None:
@@ -344,6 +337,12 @@ def check_line(line: GoldLine, task: TaskSpec, place: str) -> None:
         raise SpecError([Problem(place, fix, unknown[0])])
     if len(set(own)) < len(own):
         raise SpecError([Problem(place, "names a label twice; name it once", list(own))])
+
+
+def is_audit(rows: GoldRows) -> bool:
+    """Whether rows of actions are of an audit."""
+    shown = rows.columns["shown"] if rows.columns.keys() >= LINE_FIELDS else ()
+    return any(isinstance(each, Mapping) and each.get("audit") for each in shown)
 
 
 def label_columns(rows: GoldRows, tasks: Collection[TaskSpec]) -> GoldRows:

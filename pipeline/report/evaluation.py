@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.evaluation.intervals import Figure
-from pipeline.evaluation.metrics import BINS, LabelScore
-from pipeline.evaluation.multi import MULTI_HEADLINES
+from pipeline.evaluation.metrics import MULTI_HEADLINES, LabelScore
 from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.report.audit import filter_facts, filter_grid
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
-from pipeline.report.doubts import shared_doubts
 from pipeline.spec.labels import YES, task_of
+from pipeline.verbs.against import Against
+from pipeline.verbs.doubts import shared_doubts
 from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
 SHOWN_ISSUES = 10
@@ -34,7 +34,6 @@ _NAMES = {
     "auroc": "AUROC",
     "ap": "average precision",
     "brier": "Brier",
-    "ece": f"calibration error ({BINS} bins of equal mass)",
     "qwk": "quadratic weighted kappa",
     "mae": "mean absolute error of the score",
     "spearman": "Spearman's rank correlation of the score",
@@ -70,10 +69,52 @@ def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
         yield from warnings(section.doubts)
         if section.issues:
             yield issue_grid(section.issues, SHOWN_ISSUES)
+    yield from warnings(_not_in_corpus(evaluation))
     for decision in evaluation.gates:
         verdict, reason = "passed" if decision.passed else "FAILED", decision.not_judged
         value = f"it is {number(decision.value)}" if reason is None else f"not judged: {reason}"
         yield f"{verdict}: {decision.gate} ({value})"
+    if evaluation.against is not None:
+        yield from _against(evaluation, evaluation.against)
+
+
+def _against(evaluation: Evaluation, against: Against) -> Iterator[Part]:
+    """What another spec answers to the same rows, and the differences."""
+    yield ""
+    yield {"against": f"{against.output}, snapshot {against.snapshot:08d} of {against.spec}"}
+    for task, pair in against.tasks.items():
+        rows = [
+            (
+                _NAMES[metric],
+                number(both.value),
+                number(both.other),
+                interval(both.difference),
+            )
+            for metric, both in pair.figures.items()
+        ]
+        names = ("", evaluation.spec, against.spec, "difference (95 % interval)")
+        yield from ("", Grid(f"{task}: both on the same {pair.rows:,} documents", names, rows))
+        yield (
+            f"right alone: {evaluation.spec} on {pair.alone_right:,} documents, {against.spec} on "
+            f"{pair.other_alone_right:,}; if both are right equally often, such a difference has "
+            f"the probability {pair.p_value:.3f} (McNemar's exact test)"
+        )
+    if absent := [task for task in evaluation.tasks if task not in against.tasks]:
+        yield f"not compared: {', '.join(absent)} (no shared rows, or other labels there)"
+
+
+def _not_in_corpus(evaluation: Evaluation) -> Iterator[str]:
+    """What to do if no document of the gold is in the corpus, with ids of both."""
+    if not evaluation.gold_ids:
+        return
+    of_corpus = ", ".join(map(repr, evaluation.corpus_ids)) or "none"
+    gold = f"no id of the gold is in the corpus: it has {', '.join(map(repr, evaluation.gold_ids))}"
+    if evaluation.gold.joined_by != "doc_id":
+        gold = "no text of the gold is in the corpus"
+    yield (
+        f"{gold}, and the corpus has the ids {of_corpus}. Give gold of these documents, or name "
+        "the column of their ids: gold: {id: COLUMN}"
+    )
 
 
 def sections(evaluation: Evaluation) -> Iterator[Section]:
@@ -122,6 +163,10 @@ def _counts(name: str, parts: Sequence[TaskEvaluation]) -> Iterator[str]:
     if len(set(counts.values())) == 1:
         counts = {name: counts[parts[0].task]}
     yield from (f"{task}: {count}" for task, count in counts.items())
+    for part in parts:
+        if figures := _main(part.cross_validated):
+            shown = ", ".join(f"{_NAMES[name]} {interval(of)}" for name, of in figures.items())
+            yield f"{part.task}: by cross-validation of the fit itself: {shown}"
 
 
 def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
@@ -149,7 +194,11 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
         rows = f"{evaluation.repeated_in_corpus:,} corpus rows have the key of another row"
         yield "ambiguous", f"{rows}; the first one is evaluated"
     if evaluation.without_gold:
-        yield "without gold", ", ".join(evaluation.without_gold)
+        absent = ", ".join(evaluation.without_gold)
+        if gold.unused:
+            fix = f"write gold: {{columns: {{{evaluation.without_gold[0]}: COLUMN}}}}"
+            absent += f"; no task reads the columns {', '.join(gold.unused)} ({fix})"
+        yield "without gold", absent
 
 
 def _row_counts(task: TaskEvaluation) -> str:
@@ -175,15 +224,14 @@ def _grids(
     """The scores in all, by label, by threshold, and the confusion matrix."""
     rows = [(_NAMES[metric], interval(figure)) for metric, figure in figures.items()]
     yield Grid(f"{name}, with 95 % intervals", ("", "figure"), rows)
-    labels: list[tuple[str, LabelScore, Figure | None]] = []
+    labels: list[tuple[str, LabelScore]] = []
     cuts: list[tuple[str, Cut]] = []
     for part in parts:
         if part.scores is None:
             continue
         label = part.task.partition(".")[2]
-        error = part.scores.headlines["ece"] if is_multi else None
         shown = [each for each in part.scores.labels if not is_multi or each.label == YES]
-        labels += [(label or each.label, each, error) for each in shown]
+        labels += [(label or each.label, each) for each in shown]
         own_cuts = [cut for cut in part.thresholds if not is_multi or cut.label == YES]
         cuts += [(label or cut.label, cut) for cut in own_cuts]
     yield _labels(labels)
@@ -203,12 +251,11 @@ def _issues(parts: Sequence[TaskEvaluation]) -> list[LabelIssue]:
     return sorted(issues, key=lambda issue: issue.p_gold)
 
 
-def _labels(labels: Sequence[tuple[str, LabelScore, Figure | None]]) -> Grid:
-    """The scores of each label; its calibration error, too, if it is a task of yes or no."""
-    error = ["ECE"] if any(ece for *_, ece in labels) else []
+def _labels(labels: Sequence[tuple[str, LabelScore]]) -> Grid:
+    """The scores of each label."""
     return Grid(
         "by label",
-        ("label", "precision", "recall", "F1", "AUROC", "AP", *error, "gold", "predicted"),
+        ("label", "precision", "recall", "F1", "AUROC", "AP", "gold", "predicted"),
         [
             (
                 name,
@@ -217,11 +264,10 @@ def _labels(labels: Sequence[tuple[str, LabelScore, Figure | None]]) -> Grid:
                     for metric, value in (("precision", label.precision), ("recall", label.recall))
                 ),
                 *map(number, (label.f1, label.auroc, label.ap)),
-                *([number(ece.value)] if ece else []),
                 f"{label.support:,}",
                 f"{label.predicted:,}",
             )
-            for name, label, ece in labels
+            for name, label in labels
         ],
     )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
+
+import yaml
 
 from pipeline.report.console import Grid, Part, interval, number, printed, warnings
 from pipeline.spec.labels import NO, YES, task_of
@@ -14,47 +17,46 @@ _UNDECIDED = (
     "no stage before the last decides anything: the scores are too close to each other, or the "
     "promise is too strict"
 )
-_NAMES = {
-    "qwk": "quadratic weighted kappa",
-    "mae": "mean absolute error",
-    "spearman": "rank correlation",
-    "auroc": "AUROC",
-    "f1": "macro F1",
-    "accuracy": "accuracy",
-    "ece": "ECE",
+_AT = {
+    ("document", "last"): "document, its last token",
+    ("document", "mean"): "document, mean of its tokens",
+    ("question", "last"): "after the question",
 }
 
 
 @printed
 def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
-    """The gold, each task's layers and file, and the next command.
+    """The gold, each task's positions, layers and file, and the next command.
 
-    The labels of a task of kind `multi` are one table, at the layer of each.
+    The labels of a task of kind `multi` are one table, at the position and layer of each.
     """
     yield [*_gold(fit)]
     parts: dict[str, list[TaskFit]] = {}
     for task in fit.tasks:
-        if task_of(task.task) == task.task:
-            yield from ("", _layers(task), [*_readout(fit, task)])
+        parts.setdefault(task_of(task.task), []).append(task)
+    for name, own in parts.items():
+        if name == own[0].task:
+            yield from ("", _positions(own[0]), _layers(own[0]), [*_facts(own[0])])
         else:
-            parts.setdefault(task_of(task.task), []).append(task)
-    for name, labels in parts.items():
-        yield from ("", _labels(name, labels))
-    yield from ("", [*_next_steps(fit, spec_file)])
+            yield from ("", _labels(name, own))
+    for name, own in parts.items():
+        if not all(task.in_spec for task in own):
+            yield from ("", f"write into {spec_file}, task {name}:", *_keys(own[0], spec_file))
+    # — a line, because no command is broken
+    yield from ("", f"next  assay run {shlex.quote(spec_file)}")
 
 
-def _next_steps(fit: Fit, spec_file: str) -> Iterator[tuple[str, str]]:
-    run = f"assay run {shlex.quote(spec_file)}"
-    unnamed = {}  # by task, what the spec says of its readout
-    for task in fit.tasks:
-        if task.task in fit.not_in_spec:
-            question = "question: null, " if task.kind == "document" else ""
-            name = task_of(task.task)
-            path = task.readout if name == task.task else task.readout.rpartition("/")[0]
-            unnamed[name] = f"{question}readout: {path}"
-    for name, keys in unnamed.items():
-        yield "next", f"in the spec, below task {name}: {keys}"
-    yield ("then" if unnamed else "next"), run
+def _keys(task: TaskFit, spec_file: str) -> Iterator[str]:
+    """The lines of the spec that name the readout, whose path is relative to the spec's folder."""
+    path = task.readout
+    if task_of(task.task) != task.task:
+        path = path.rpartition("/")[0]
+    near = os.path.relpath(path, os.path.dirname(spec_file) or ".")
+    if "://" not in path and not (os.path.isabs(path) and near.startswith(os.pardir)):
+        path = near
+    keys = {"question": None} if task.kind == "document" else {}
+    lines = yaml.safe_dump({**keys, "readout": path}, sort_keys=False, width=10_000)
+    yield from (f"    {line}" for line in lines.splitlines())
 
 
 def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
@@ -65,63 +67,79 @@ def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
     yield from gold.disagreements
     for reason, documents in fit.left_out.items():
         yield "left out", f"{documents:,} documents: {reason}"
-    yield "scores", f"of held-out rows in {fit.folds} folds, with 95 % intervals"
+    yield "figures", f"of held-out rows in {fit.folds} folds, with 95 % intervals"
+
+
+def _positions(task: TaskFit) -> Grid:
+    """Where the state can be taken; the first is that of the readout."""
+    ordered = sorted(task.positions, key=lambda at: at.position != task.kind)
+    rows = [
+        (
+            f"{'→ ' * (at.position == task.kind)}{_AT[at.position, at.pooling]}",
+            str(at.layer),
+            interval(at.loss),
+            interval(at.scores["auroc"]),
+            interval(at.scores["accuracy"]),
+        )
+        for at in ordered
+    ]
+    names = ("state", "layer", "loss (cross-entropy)", "AUROC", "accuracy")
+    return Grid(f"{task.task}: where the readout takes the state", names, rows)
 
 
 def _layers(task: TaskFit) -> Grid:
-    several = len(task.layers[0].auroc_by_pooling) > 1
-    both = [", ".join(task.layers[0].auroc_by_pooling)] if several else []
-    states = f"; the last column is the AUROC of each state: {both[0]}" if several else ""
-    rows = []
-    for layer in task.layers:
-        aurocs = (number(value).removeprefix("0") for value in layer.auroc_by_pooling.values())
-        rows.append(
-            (
-                f"{'→ ' if layer.layer == task.layer else ''}{layer.layer}",
-                f"{layer.seconds_per_document:.3f}",
-                interval(layer.scores["auroc"]),
-                interval(layer.scores["f1"]),
-                number(layer.scores["ece"].value),
-                f"{number(layer.loss)} ±{number(layer.loss_standard_error).removeprefix('0')}",
-                *([", ".join(aurocs)] if several else []),
-            )
+    rows = [
+        (
+            f"{'→ ' * (layer.layer == task.layer)}{layer.layer}",
+            f"{layer.share:.0%}",
+            f"{number(layer.loss)} ±{number(layer.loss_standard_error).removeprefix('0')}",
+            interval(layer.scores["auroc"]),
+            interval(layer.scores["f1"]),
         )
-    names = ("layer", "s/doc", "AUROC", "macro F1", "ECE", "loss", *both)
-    return Grid(f"{task.task}: {task.kind} readout{states}", names, rows, texts=0)
+        for layer in task.layers
+    ]
+    names = ("layer", "of all", "loss", "AUROC", "macro F1")
+    return Grid(f"layers ({_AT[task.kind, task.pooling]})", names, rows, texts=0)
 
 
 def _labels(name: str, labels: Sequence[TaskFit]) -> Grid:
-    """The readouts of a task of kind `multi`: a row for each label."""
+    """The readouts of a task of kind `multi`: a row for each label and position."""
     rows = [
         (
             of.task.partition(".")[2],
-            of.readout,
-            str(of.layer),
-            interval(of.scores["auroc"]),
-            interval(of.scores["f1"]),
-            number(of.scores["ece"].value),
+            f"{'→ ' * (at.position == of.kind)}{_AT[at.position, at.pooling]}",
+            str(at.layer),
+            interval(at.loss),
+            interval(at.scores["auroc"]),
+            interval(at.scores["accuracy"]),
             f"{of.labels[YES]:,}",
             f"{of.labels[NO]:,}",
         )
         for of in labels
+        for at in of.positions
     ]
-    names = ("label", "readout", "layer", "AUROC", "macro F1", "ECE", "yes", "no")
+    names = ("label", "state", "layer", "loss", "AUROC", "accuracy", "yes", "no")
     return Grid(f"{name}: a readout for each label, yes or no", names, rows, texts=2)
 
 
-def _readout(fit: Fit, task: TaskFit) -> Iterator[tuple[str, str]]:
-    state = "last token" if task.pooling == "last" else "mean of the document's tokens"
-    yield "readout", f"{task.readout}: layer {task.layer}, {state}"
+def _facts(task: TaskFit) -> Iterator[tuple[str, str]]:
+    yield "readout", f"{task.readout}: layer {task.layer}, {_AT[task.kind, task.pooling]}"
     if len(task.layers) > 1:
         best = min(task.layers, key=lambda layer: layer.loss)
         rule = f"of at most {number(task.loss_limit)}, the smallest plus one standard error"
         yield "layer", f"{task.layer} is the cheapest with a loss {rule} (layer {best.layer})"
-    known = ((name, task.scores.get(key)) for key, name in _NAMES.items())
-    shown = ", ".join(f"{name} {interval(figure)}" for name, figure in known if figure)
-    yield "scores", f"{shown}: each row is scored by a fit that has not seen it"
     counts = ", ".join(f"{label} {rows:,}" for label, rows in task.labels.items())
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
     yield "rows", f"{task.rows:,}: {counts}{without}"
+    gain, half = task.gain_of_half, f"the second half of the {task.rows:,} labels"
+    changed = "did not measurably change the loss; more labels may or may not help"
+    if gain.low is not None and gain.low > 0:
+        changed = "lowered the loss, so more labels are likely to lower it further"
+    yield "more labels", f"{half} {changed}: it is lower by {interval(gain)}"
+    ordinal = {"qwk": "quadratic weighted kappa", "mae": "mean absolute error"}
+    for key, name in {**ordinal, "spearman": "rank correlation"}.items():
+        if key in task.scores:
+            yield name, interval(task.scores[key])
     if task.scored and task.agreement:
         yield (
             "targets",

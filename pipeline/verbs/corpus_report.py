@@ -7,18 +7,21 @@ filter's decisions about all documents.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import pyarrow as pa
+from pydantic import computed_field
 
-from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
+from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, Thresholds, decided
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import LabelledRows
 from pipeline.filters.older_answers import older_answers, what_answered
 from pipeline.filters.result import FilterResult, result_of
-from pipeline.filters.rule import SnapshotRule, named
+from pipeline.filters.rule import FilterRule, SnapshotRule, named
 from pipeline.filters.tally import (
     BY_LENGTH,
     ScoreCounts,
@@ -29,16 +32,18 @@ from pipeline.filters.tally import (
     scored_labels,
 )
 from pipeline.integrity.diff import Comparison, compare
-from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, snapshots_of
 from pipeline.options import EvalOptions, ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
+from pipeline.verbs.doubts import report_doubts
 from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
+_COMPARED = re.compile(r'(\w+\.p\.(?:\w+|"[^"]+"))\s*[<>]=?\s*(\d*\.?\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,7 @@ class TaskReport:
     models: tuple[str, ...]  # that answered, by name; () of a classifier, and if not recorded
     weights: Mapping[str, str]  # SHA-256 of the files of the model or the classifier
     fingerprint: str
-    labels: Mapping[
-        str, int
-    ]  # documents, in the spec's order; of kind `multi` one may have several
+    labels: Mapping[str, int]  # documents, in the spec's order; of `multi` one may have several
     statuses: Mapping[str, int]  # documents
     versions: Mapping[str, str]  # packages that answered the first shard
     readout: str | None
@@ -100,6 +103,8 @@ class CorpusReport:
     docs_per_s: float | None
     tasks: tuple[TaskReport, ...]
     scores: tuple[ScoreCounts, ...]
+    # By probability, such as toxic.p.toxic: the numbers that the rule compares it with.
+    limits: Mapping[str, tuple[float, ...]]
     filter: FilterResult | None
     by: str | None  # what the groups are
     groups: Pairs
@@ -109,15 +114,15 @@ class CorpusReport:
     quality: Evaluation | None
     drift: Comparison | None  # with the snapshot before
 
+    @computed_field
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Each reason why the labels, the figures or the filter may mislead."""
+        return tuple(report_doubts(self))
+
 
 def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> CorpusReport:
-    """The numbers of the spec's last snapshot.
-
-    Args:
-        spec: The job; a filter is optional, and so is gold, without which there are no figures of
-            quality.
-        options: Gold and groups.
-        cache_dir: Folder of file hashes.
+    """The numbers of the spec's last snapshot; figures of quality if there is gold.
 
     Raises:
         SpecError: The spec, an option or the gold is wrong.
@@ -132,12 +137,7 @@ def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> 
 def report_of(
     spec: JobSpec, quality: Evaluation | None, options: ReportOptions, *, cache_dir: Path
 ) -> CorpusReport:
-    """The numbers of the spec's last snapshot, with an evaluation of its answers.
-
-    Raises:
-        SpecError: The spec or `options.by` is wrong.
-        StorageError: The input changed since it was labelled, or there is no snapshot.
-    """
+    """As `corpus_report`, with an evaluation of its answers."""
     rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec), options.by)
     labelled, on_error = rule.labelled, rule.rule.filter.on_error
     contents, store = labelled.contents, labelled.store
@@ -165,6 +165,7 @@ def report_of(
             docs_per_s=rate,
             tasks=tasks,
             scores=tuple(score_counts(table, scored)),
+            limits=_limits(rule.rule, table.thresholds),
             filter=result_of(rule, on_error, table) if spec.filter else None,
             by=", ".join(group.text for group in rule.by) or None,
             groups=table.sizes("_group", MOST_GROUPS) if rule.by else {},
@@ -174,6 +175,18 @@ def report_of(
             quality=quality,
             drift=None if before is None else compare(store, before, contents),
         )
+
+
+def _limits(rule: FilterRule, thresholds: Thresholds | None) -> dict[str, tuple[float, ...]]:
+    """What a rule compares probabilities with: numbers in its SQL, and thresholds of a share."""
+    limits: dict[str, set[float]] = {}
+    for condition in rule.conditions:
+        for name, limit in _COMPARED.findall(condition):
+            limits.setdefault(name.replace('"', ""), set()).add(float(limit))
+    if thresholds is not None and rule.score is not None:
+        name = rule.score.text.replace('"', "")
+        limits.setdefault(name, set()).update(thresholds.at.values() or [thresholds.otherwise])
+    return {name: tuple(sorted(filter(isfinite, of))) for name, of in limits.items()}
 
 
 def _without_filter(spec: JobSpec) -> JobSpec:
@@ -254,9 +267,9 @@ def _with_texts(
 
 def _before(store: Store, snapshot: Contents) -> Contents | None:
     """The spec's snapshot before, with one of its tasks; None if there is none."""
-    for number in sorted(snapshot_numbers(store), reverse=True):
+    for number in snapshots_of(store, snapshot.spec):
         if number < snapshot.number:
             before = contents(store, number)
-            if before.spec == snapshot.spec and before.tasks.keys() & snapshot.tasks:
+            if before.tasks.keys() & snapshot.tasks:
                 return before
     return None

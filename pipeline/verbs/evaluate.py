@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import computed_field
 
-from pipeline.errors import Option, Problem, SpecError
+from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.gates import Decision, Gate, decide, parse_gate
 from pipeline.evaluation.intervals import Figure
-from pipeline.evaluation.metrics import Scores, score
-from pipeline.evaluation.multi import LabelRows, multi_figures
+from pipeline.evaluation.metrics import LabelRows, Scores, means_over_labels, score
 from pipeline.evaluation.operating_points import Threshold, choose_threshold, find_label_issues
-from pipeline.gold.answers import GoldAnswers, answers_for, matching_snapshot
+from pipeline.gold.answers import (
+    GoldAnswers,
+    JudgedRows,
+    RowCounts,
+    answers_for,
+    judged_rows,
+    matching_snapshot,
+)
 from pipeline.gold.audits import Audit, read_audit
-from pipeline.gold.files import gold_error
-from pipeline.gold.fitted_texts import LEAST_ROWS, fitted_texts
+from pipeline.gold.fitted_texts import LEAST_ROWS, cross_validated
 from pipeline.gold.labels import RANDOM, Gold, GoldCounts, Kind, read_gold
-from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, last_contents
 from pipeline.options import MOST_RESAMPLES, EvalOptions
@@ -32,7 +35,10 @@ from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs import ForPeople
+from pipeline.verbs.against import Against, compared
 from pipeline.verbs.audit import FilterQuality, judge_filter
+
+SHOWN_IDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +49,6 @@ class Cut:
     metric: Literal["precision", "recall"]
     least: float
     threshold: Threshold | None
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedRows:
-    """The rows that a task's scores are of."""
-
-    gold_rows: NDArray[np.int64]  # [evaluated]: the documents, as rows of the gold
-    truth: NDArray[np.int64]  # [evaluated]
-    p: NDArray[np.float64]  # [evaluated, labels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +63,6 @@ class LabelIssue:
     text: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RowCounts:
-    """What happened to a task's gold rows; the other counts add up to `gold`."""
-
-    gold: int
-    unlabelled: int  # without a gold label for this task
-    not_in_corpus: int
-    unanswered: Mapping[str, int]  # by status
-    fitted: int  # with a text that the answers were fitted to
-    evaluated: int  # the others; not judged if there are fewer than LEAST_ROWS beside fitted ones
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEvaluation:
     """The scores of one task's answers, or of those about one label of a task of kind `multi`."""
@@ -88,6 +73,8 @@ class TaskEvaluation:
     gold: Kind
     chosen: str = ""  # that a review chose the documents, and why; "" if it did not
     scores: Scores | None = None  # None: too few rows are left
+    # Without scores: what the fit of its readout measured, if it has one.
+    cross_validated: Mapping[str, Figure] = field(default_factory=dict)
     thresholds: tuple[Cut, ...] = ()
     mislabelled: tuple[LabelIssue, ...] = ()
     judged: ForPeople[JudgedRows | None] = None
@@ -130,6 +117,18 @@ class Evaluation:
     without_gold: tuple[str, ...]  # tasks, and labels of tasks of kind `multi`: TASK.LABEL
     gates: tuple[Decision, ...] = ()
     filter: FilterQuality | None = None  # by an audit, whose labels are of no task
+    against: Against | None = None
+    # The first ids of both, where no document of the gold is in the corpus.
+    gold_ids: tuple[str, ...] = ()
+    corpus_ids: tuple[str, ...] = ()
+
+    @computed_field
+    @property
+    def is_judged(self) -> bool:
+        """Whether the gold says anything about the answers, or about the filter."""
+        if self.filter is not None:
+            return self.filter.lacks is None
+        return any(task.scores for task in self.tasks.values())
 
     @computed_field
     @property
@@ -144,12 +143,15 @@ def evaluate(
 
     The answers are those of `candidate`, an unpublished snapshot, or else of the newest snapshot
     that was labelled with the spec's questions and model. With `options.tasks`, only their gates
-    are decided. SpecError if an option, a gate or the gold is wrong, if there is no such snapshot,
-    or if it has no document of the gold.
+    are decided. With `options.against`, the answers of another spec to the same rows are compared.
+    SpecError if an option, a gate or the gold is wrong, or if there is no such snapshot.
     """
     _check_options(options)
     source = options.gold or spec.gold.path
     if candidate is None and source and (audit := read_audit(source, spec)) is not None:
+        if options.against:
+            fix = "compares answers of tasks, and this gold judges the filter; leave it out"
+            raise option_error("against", fix, options.against)
         return _evaluate_filter(spec, source, audit, cache_dir)
     gates = [gate for gate in parse_gates(spec) if _is_asked(gate, options)]
     gold = read_gold(options.gold, spec, options.tasks)
@@ -159,13 +161,13 @@ def evaluate(
     else:
         snapshot, newest = matching_snapshot(spec, store, list(gold.tasks), cache_dir)
     answers = answers_for(spec, snapshot, gold.counts.joined_by, gold.keys, gold.tasks)
-    if candidate is None and not answers.in_corpus.any():
-        raise _not_in_corpus(gold, LabelDataset(store, snapshot, ()))
+    in_corpus = int(answers.in_corpus.sum())
     tasks = {
-        part.name: _evaluate_task(part, gold, answers, options, fitted_texts(spec, part))
+        part.name: _evaluate_task(spec, part, gold, answers, options)
         for part in spec.parts
         if part.name in gold.tasks
     }
+    judged = {name: of.judged for name, of in tasks.items() if of.judged is not None}
     multi = {
         task.name: _means_over_labels(task, tasks, gold, answers, options)
         for task in spec.tasks
@@ -180,13 +182,23 @@ def evaluate(
         limit=snapshot.limit,
         corpus_rows=snapshot.rows,
         gold=gold.counts,
-        in_corpus=int(answers.in_corpus.sum()),
+        in_corpus=in_corpus,
         repeated_in_corpus=int(np.maximum(answers.documents - 1, 0).sum()),
         tasks=tasks,
         multi=multi,
         without_gold=tuple(_without_gold(spec, gold)),
         gates=tuple(_decide(gate, gold, tasks, multi) for gate in gates),
+        against=None
+        if options.against is None
+        else compared(options.against, gold, judged, options, cache_dir),
+        gold_ids=() if in_corpus else gold.keys[:SHOWN_IDS],
+        corpus_ids=() if in_corpus else _first_ids(LabelDataset(store, snapshot, ())),
     )
+
+
+def _first_ids(corpus: LabelDataset) -> tuple[str, ...]:
+    ids = (id.as_py() for batch in corpus.to_batches(columns=["doc_id"]) for id in batch["doc_id"])
+    return tuple(islice(ids, SHOWN_IDS))
 
 
 def _evaluate_filter(spec: JobSpec, source: str, audit: Audit, cache_dir: Path) -> Evaluation:
@@ -202,15 +214,7 @@ def _evaluate_filter(spec: JobSpec, source: str, audit: Audit, cache_dir: Path) 
         labelled_at=snapshot.created_at,
         limit=snapshot.limit,
         corpus_rows=snapshot.rows,
-        gold=GoldCounts(
-            source,
-            "content_hash",
-            len(audit.drops),
-            repeated=audit.repeated,
-            contradictory=audit.tied,
-            outvoted=audit.outvoted,
-            ties=audit.ties,
-        ),
+        gold=audit.counts,
         in_corpus=quality.labels,
         repeated_in_corpus=0,
         tasks={},
@@ -237,17 +241,6 @@ def why_not_judged(gate: Gate, gold: Gold) -> str | None:
 
 def _is_asked(gate: Gate, options: EvalOptions) -> bool:
     return not options.tasks or task_of(gate.task) in map(task_of, options.tasks)
-
-
-def _not_in_corpus(gold: Gold, corpus: LabelDataset) -> SpecError:
-    """The error of gold without a document of the corpus, which shows an id of each."""
-    ids = (id for batch in corpus.to_batches(columns=["doc_id"]) for id in batch["doc_id"])
-    own, of_corpus = gold.keys[0], next((id.as_py() for id in ids), None)
-    fix = f"no id is in the corpus: it has {own!r}, and the corpus has {of_corpus!r}"
-    if gold.counts.joined_by != "doc_id":
-        fix = f"no text is in the corpus, whose first document has the id {of_corpus!r}"
-    fix += "; give gold of these documents, or name the column of their ids: gold.id"
-    return gold_error(gold.source, fix)
 
 
 def _check_options(options: EvalOptions) -> None:
@@ -284,7 +277,7 @@ def _means_over_labels(
     if not judged:
         return {}
     rows = np.unique(np.concatenate([of_label.gold_rows for of_label in judged]))
-    return multi_figures(
+    return means_over_labels(
         [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in judged],
         len(rows),
         resamples=options.resamples,
@@ -292,53 +285,33 @@ def _means_over_labels(
 
 
 def _evaluate_task(
-    task: TaskSpec, gold: Gold, answers: GoldAnswers, options: EvalOptions, fitted: Set[str]
+    spec: JobSpec, task: TaskSpec, gold: Gold, answers: GoldAnswers, options: EvalOptions
 ) -> TaskEvaluation:
     """Judges the answers on the rows with texts that they were not fitted to."""
     name = task.name
-    of_gold, of_task = gold.tasks[name], answers.tasks[name]
-    answered = ~np.isnan(of_task.p).any(axis=1)
-    labelled = of_gold.truth != UNLABELLED
-    usable = labelled & answers.in_corpus & answered
-    unanswered = np.flatnonzero(labelled & answers.in_corpus & ~answered)
-    seen = usable & np.isin(answers.hashes, list(fitted))
-    rows = np.flatnonzero(usable & ~seen)
-    counts = RowCounts(
-        gold=gold.rows,
-        unlabelled=int((~labelled).sum()),
-        not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
-        unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
-        fitted=int(seen.sum()),
-        evaluated=len(rows),
-    )
+    counts, judged = judged_rows(spec, task, gold, answers)
     evaluated = TaskEvaluation(
         task=name,
-        labels=of_gold.labels,
+        labels=gold.tasks[name].labels,
         rows=counts,
         gold=gold.kind(name),
         chosen=gold.chosen_words(name),
     )
-    if len(rows) < (LEAST_ROWS if seen.any() else 1):
-        return evaluated
-    truth, p = of_gold.truth[rows], of_task.p[rows]
-    judged = JudgedRows(rows, truth, p)
+    if counts.evaluated < (LEAST_ROWS if counts.fitted else 1):
+        return replace(evaluated, cross_validated=cross_validated(spec, task))
+    labels = evaluated.labels
     scored = replace(
         evaluated,
         judged=judged,
-        thresholds=tuple(_thresholds(of_gold.labels, judged, options)),
+        thresholds=tuple(_thresholds(labels, judged, options)),
         scores=score(
-            truth,
-            p,
-            of_gold.labels,
-            values=task.values,
-            resamples=options.resamples,
+            judged.truth, judged.p, labels, values=task.values, resamples=options.resamples
         ),
     )
     # — answers at chance say nothing about the gold
     if scored.at_chance or scored.swapped:
         return scored
-    issues = _issues(of_gold.labels, judged, gold, answers)
-    return replace(scored, mislabelled=tuple(issues))
+    return replace(scored, mislabelled=tuple(_issues(labels, judged, gold, answers)))
 
 
 def _thresholds(labels: Sequence[str], judged: JudgedRows, options: EvalOptions) -> Iterator[Cut]:

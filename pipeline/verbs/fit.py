@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.evaluation.intervals import Figure, number_or_none
-from pipeline.evaluation.metrics import Floats, Scores, score, task_metrics
+from pipeline.evaluation.intervals import Figure, mean_figure, number_or_none
+from pipeline.evaluation.metrics import score
 from pipeline.evaluation.ordinal import rank_correlations
 from pipeline.evaluation.readout_fitting import (
     Fitted,
     GoldStates,
     fit,
+    gain_of_half,
     loss_limit,
+    row_losses,
 )
 from pipeline.fitted.readout import readout_file
 from pipeline.gold.labels import Gold, GoldCounts, read_gold, warn_of_chosen
@@ -32,12 +36,11 @@ from pipeline.options import FOLDS, FitOptions
 from pipeline.runtime.fitted_files import options_for, refuse_published
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.labels import YES, part_file
+from pipeline.spec.labels import YES, part_file, task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file, open_target
-from pipeline.verbs import ForPeople
-from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
+from pipeline.verbs.gold_states import POOLINGS, Position, ReadGold, read_gold_states
 
 SUFFIX = ".safetensors"
 FORMAT = 1
@@ -57,12 +60,23 @@ class LayerFit:
 
     layer: int
     share: float  # of the decoder's layers
-    seconds_per_document: float
     strength: float
     loss: float  # cross-entropy of held-out rows, at the better pooling
     loss_standard_error: float
     scores: Mapping[str, Figure]  # by headline metric
-    auroc_by_pooling: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFit:
+    """The readout of the states at one position, measured on rows that chose neither its layer nor
+    its pooling. Also its JSON form.
+    """
+
+    position: Position
+    layer: int
+    pooling: str
+    loss: Figure  # mean cross-entropy of held-out rows
+    scores: Mapping[str, Figure]  # by headline metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,7 @@ class TaskFit:
     """
 
     task: str  # or TASK.LABEL
-    kind: Literal["document", "question"]
+    kind: Position  # with the smallest loss; all labels of a task have the same one
     rows: int
     unlabelled: int  # documents that were read for other tasks, without a label for this one
     layer: int
@@ -81,11 +95,14 @@ class TaskFit:
     balanced: bool
     scored: str | None  # the label whose scores the targets are
     readout: str  # path
+    in_spec: bool  # whether the spec names this readout, and reads it at this position
     loss_limit: float  # the layer is the lowest one with at most this loss
     labels: Mapping[str, int]  # rows
-    scores: Mapping[str, Figure]  # of held-out rows; other rows chose their layer and pooling
+    scores: Mapping[str, Figure]  # of held-out rows, as the position has them
+    gain_of_half: Figure  # how much lower the loss is with all labels than with half of them
     agreement: Agreement | None  # with the scores
-    layers: tuple[LayerFit, ...]
+    positions: tuple[PositionFit, ...]
+    layers: tuple[LayerFit, ...]  # at the position of the readout
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +114,6 @@ class Fit:
     left_out: Mapping[str, int]  # gold documents that could not be read, by reason
     folds: int
     tasks: tuple[TaskFit, ...]
-    # Tasks whose readout the spec does not name, or reads otherwise.
-    not_in_spec: ForPeople[tuple[str, ...]]
 
 
 def fit_readouts(
@@ -106,61 +121,45 @@ def fit_readouts(
     options: FitOptions,
     *,
     cache_dir: Path,
+    folder: str = "",
     announce: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
 ) -> Fit:
     """Fits and writes a readout for every task that the gold has labels for.
 
-    A task of kind `multi` has a readout for each label that has gold.
+    A task of kind `multi` has a readout for each label that has gold. The model reads each gold
+    document once. For a task with a question, both the state after the question and that of the
+    document are fitted, and the position with the smaller loss of held-out rows is written.
 
-    The model reads each gold document once. `announce` is called with the number of documents, and
-    returns a function that is called with the number of documents of each batch. SpecError if the
-    gold has too few labels, or an option is wrong.
+    `folder` is that of the spec's file: readouts without a path are in `readouts` there. `announce`
+    is called with the number of documents, and returns a function that is called with the number of
+    documents of each batch. SpecError if the gold has too few labels, or an option is wrong.
     """
+    if not 0 <= options.hold_out < 1:
+        raise option_error("hold_out", "write a share, as in 0.2", options.hold_out)
     gold = read_gold(options.gold, spec, options.tasks)
     warn_of_chosen(gold, "the figures are those of harder documents than the corpus has")
-    tasks = [part for part in spec.model_parts if part.name in gold.tasks]
+    tasks = {part.name: part for part in spec.model_parts if part.name in gold.tasks}
     if not tasks:
         fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
         raise SpecError([Problem("tasks", fix, list(gold.tasks))])
-    questions = {t.name: None if options.document else t.question for t in tasks}
-    _check_counts({name: _rows_by_label(gold.tasks[name]) for name in questions}, gold, options)
-    paths = _paths(spec, tasks, options)
+    truths = {name: gold.tasks[name].truth for name in tasks}
+    _check_counts({n: Counter(t[t != UNLABELLED].tolist()) for n, t in truths.items()}, gold)
+    paths = _paths(spec, tasks.values(), options, os.path.join(folder, "readouts"))
     job = make_job(_without_files(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(
-        job, gold, questions, layers=options.layers, hold_out=options.hold_out, announce=announce
+        job, gold, tasks, layers=options.layers, hold_out=options.hold_out, announce=announce
     )
-    states = {task.name: _gold_states(gold.tasks[task.name], task.name, read) for task in tasks}
-    _check_counts({name: _texts_by_label(part) for name, part in states.items()}, gold, options)
+    reading = _Reading(job, gold, read, options.hold_out)
+    rows = {name: reading.states(name)["document"] for name in tasks}
+    pairs = {name: {*zip(of.groups, of.truth, strict=True)} for name, of in rows.items()}
+    _check_counts({n: Counter(label for _, label in own) for n, own in pairs.items()}, gold)
+    parts: dict[str, list[TaskSpec]] = {}
+    for task in tasks.values():
+        parts.setdefault(task_of(task.name), []).append(task)
     # — for small products, several BLAS threads wait for each other
     with threadpool_limits(1, user_api="blas"):
-        fits = tuple(
-            _fit_task(
-                job,
-                task,
-                questions[task.name],
-                states[task.name],
-                gold,
-                read,
-                options,
-                path,
-            )
-            for task, path in zip(tasks, paths, strict=True)
-        )
-    not_in_spec = tuple(
-        task.name
-        for task, path in zip(tasks, paths, strict=True)
-        if (task.readout, task.question) != (path, questions[task.name])
-    )
-    return Fit(spec.name, gold.counts, read.left_out, FOLDS, fits, not_in_spec)
-
-
-def _rows_by_label(gold: GoldTask) -> list[int]:
-    return [int((gold.truth == label).sum()) for label in range(len(gold.labels))]
-
-
-def _texts_by_label(part: GoldStates) -> list[int]:
-    _, labels = part.targets.shape
-    return [len(np.unique(part.groups[part.truth == label])) for label in range(labels)]
+        fits = tuple(each for own in parts.values() for each in reading.fits(own, paths))
+    return Fit(spec.name, gold.counts, read.left_out, FOLDS, fits)
 
 
 def _without_files(spec: JobSpec) -> JobSpec:
@@ -169,8 +168,8 @@ def _without_files(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"tasks": tuple(bare)})
 
 
-def readout_path(task: str, *, named: str | None, to: str | None) -> str:
-    """The path of a task's readout: `to`, else the one that the spec names, else `readouts/`.
+def readout_path(task: str, *, named: str | None, to: str | None, usual: str) -> str:
+    """The path of a task's readout: `to`, else the one that the spec names, else in `usual`.
 
     That of a label of a task of kind `multi` is in a folder with the task's name.
     """
@@ -178,68 +177,59 @@ def readout_path(task: str, *, named: str | None, to: str | None) -> str:
         return named
     if to is not None and to.endswith(SUFFIX):
         return to
-    folder, (name, _, label) = (to or "readouts").rstrip("/"), task.partition(".")
+    folder, (name, _, label) = (to or usual).rstrip("/"), task.partition(".")
     return part_file(f"{folder}/{name}", label) if label else f"{folder}/{name}{SUFFIX}"
 
 
-def _paths(spec: JobSpec, tasks: Sequence[TaskSpec], options: FitOptions) -> list[str]:
+def _paths(
+    spec: JobSpec, tasks: Collection[TaskSpec], options: FitOptions, usual: str
+) -> dict[str, str]:
     """The path of each task's readout; SpecError if one exists and may not be replaced."""
     to = options.to
     if len(tasks) > 1 and to is not None and to.endswith(SUFFIX):
         fix = f"is one file for {len(tasks)} readouts; write a folder, or name one task with --task"
         raise option_error("to", fix, to)
-    paths = [readout_path(task.name, named=task.readout, to=to) for task in tasks]
-    if repeated := sorted({path for path in paths if paths.count(path) > 1}):
+    paths = {t.name: readout_path(t.name, named=t.readout, to=to, usual=usual) for t in tasks}
+    written = list(paths.values())
+    if repeated := sorted({path for path in written if written.count(path) > 1}):
         fix = "is the readout of several tasks; give each task its own file"
         raise SpecError([Problem("tasks.readout", fix, repeated[0])])
     if to is None:
-        refuse_published(spec, paths)
-    for path in paths:
+        refuse_published(spec, written)
+    for path in written:
         new_file(path, options_for(path, spec), overwrite=options.overwrite)
     return paths
 
 
-def _gold_states(gold: GoldTask, task: str, read: ReadGold) -> GoldStates:
-    """The rows of one task that could be read and have a label."""
-    labelled = _labelled(gold, read)
-    rows = read.rows[labelled]
-    targets = np.eye(len(gold.labels))[gold.truth[rows]] if gold.soft is None else gold.soft[rows]
-    first, last = read.kinds[task][0], read.kinds[task][-1]
-    states = read.states[:, :, first : last + 1 : max(1, last - first)]  # a view: one kind, or two
-    return GoldStates(states, targets, read.groups[labelled], labelled)
+def _check_counts(counts: Mapping[str, Counter[int]], gold: Gold) -> None:
+    """SpecError unless every fold can have a document of every label.
 
-
-def _labelled(gold: GoldTask, read: ReadGold) -> NDArray[np.intp]:
-    """Which of the documents that were read have a label."""
-    return np.flatnonzero(gold.truth[read.rows] != UNLABELLED)
-
-
-def _check_counts(counts: Mapping[str, Sequence[int]], gold: Gold, options: FitOptions) -> None:
-    """SpecError unless every fold can have a document of every label; `counts` is by task."""
-    problems = []
-    if not 0 <= options.hold_out < 1:
-        problems.append(Problem(Option("hold_out"), "write a share, as in 0.2", options.hold_out))
-    for task, of_task in counts.items():
-        for lack in _lacks(task, gold.tasks[task], of_task):
-            fix = f"{lack}; add some, or name only the other tasks with --task"
-            problems.append(Problem(Option(part=gold.source), fix))
+    `counts` are the documents by number of the label, by task.
+    """
+    fix = "add some, or name only the other tasks with --task"
+    place = Option(part=gold.source)
+    problems = [
+        Problem(place, f"{lack}; {fix}")
+        for name, of_task in counts.items()
+        for lack in _lacks(name, gold.tasks[name], of_task)
+    ]
     if problems:
         raise SpecError(problems)
 
 
-def _lacks(name: str, task: GoldTask, counts: Sequence[int]) -> Iterator[str]:
-    """What the gold lacks for a fit of the task; `counts` are the documents of each label."""
+def _lacks(name: str, task: GoldTask, counts: Counter[int]) -> Iterator[str]:
+    """What the gold lacks for a fit of the task."""
     if task.soft is None or task.scored is None:
-        for label, count in zip(task.labels, counts, strict=True):
-            if count < FOLDS:
+        for number, label in enumerate(task.labels):
+            if counts[number] < FOLDS:
                 yield (
-                    f"{_which(name, label)} has {count} documents, and one is needed in each of "
-                    f"{FOLDS} folds"
+                    f"{_which(name, label)} has {counts[number]} documents, and one is needed in "
+                    f"each of {FOLDS} folds"
                 )
     # — a document with a score teaches both labels, so all scores may be on one side of .5
-    elif sum(counts) < len(task.labels) * FOLDS:
+    elif counts.total() < len(task.labels) * FOLDS:
         yield (
-            f"task {name} has {sum(counts)} documents with a score, and {len(task.labels)} are "
+            f"task {name} has {counts.total()} documents with a score, and {len(task.labels)} are "
             f"needed in each of {FOLDS} folds"
         )
     elif (low := np.nanmin(task.soft[:, 0])) == np.nanmax(task.soft[:, 0]):
@@ -255,42 +245,150 @@ def _which(task: str, label: str) -> str:
     return f"label {part!r} of task {name}{'' if label == YES else ', where it does not apply,'}"
 
 
-def _fit_task(
-    job: Job,
-    task: TaskSpec,
-    question: str | None,
-    states: GoldStates,
-    gold: Gold,
-    read: ReadGold,
-    options: FitOptions,
-    path: str,
-) -> TaskFit:
-    """Fits the task's maps, measures them and writes their file."""
-    fitted, gold_task = fit(states, folds_number=FOLDS), gold.tasks[task.name]
-    measure = partial(score, states.truth, labels=list(task.labels), values=task.values)
-    scores = measure(fitted.held_out)
-    task_fit = TaskFit(
-        task=task.name,
-        kind="document" if question is None else "question",
-        rows=len(states.targets),
-        unlabelled=len(read.rows) - len(states.targets),
-        layer=read.layers[fitted.layer],
-        pooling=POOLINGS[fitted.pooling],
-        balanced=fitted.balanced,
-        scored=gold_task.scored,
-        readout=path,
-        loss_limit=loss_limit(fitted.best_choices),
-        labels={label.label: label.support for label in scores.labels},
-        scores=scores.headlines,
-        agreement=_agreement(states, fitted) if gold_task.scored else None,
-        layers=_layer_fits(states, fitted, read, measure),
-    )
-    maps = dict(zip(read.layers, fitted.maps, strict=True))
-    card = _card(job, task_fit, question, options)
-    texts = [read.hashes[row] for row in _labelled(gold_task, read)]
-    data = readout_file(maps, {**card, "texts": texts})
-    open_target(path, options_for(path, job.spec)).write(data)
-    return task_fit
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The states of the gold documents, and what is fitted to them."""
+
+    job: Job
+    gold: Gold
+    read: ReadGold
+    hold_out: float
+
+    def labelled(self, task: str) -> NDArray[np.intp]:
+        """Which of the documents that were read have a label."""
+        return np.flatnonzero(self.gold.tasks[task].truth[self.read.rows] != UNLABELLED)
+
+    def states(self, task: str) -> dict[Position, GoldStates]:
+        """The rows of one task that have a label, by position."""
+        of_gold, read, labelled = self.gold.tasks[task], self.read, self.labelled(task)
+        rows = read.rows[labelled]
+        hard = np.eye(len(of_gold.labels))[of_gold.truth[rows]]
+        targets = hard if of_gold.soft is None else of_gold.soft[rows]
+        # — a view of one kind or of two: the states may be larger than memory
+        return {
+            position: GoldStates(
+                read.states[:, :, kinds[0] : kinds[-1] + 1 : max(1, kinds[-1] - kinds[0])],
+                targets,
+                read.groups[labelled],
+                labelled,
+            )
+            for position, kinds in read.positions[task].items()
+        }
+
+    def fits(self, parts: Sequence[TaskSpec], paths: Mapping[str, str]) -> Iterator[TaskFit]:
+        """Fits a task, or the labels of one of kind `multi`, at the better position, and writes.
+
+        The figures of that position are a little too good, because they chose it.
+        """
+        states = {part.name: self.states(part.name) for part in parts}
+        fitted = {n: {at: fit(rows) for at, rows in of.items()} for n, of in states.items()}
+        measured = {
+            part.name: {
+                at: self._position(part, at, states[part.name][at], own)
+                for at, own in fitted[part.name].items()
+            }
+            for part in parts
+        }
+        kind = min(
+            measured[parts[0].name],
+            key=lambda at: sum(of_part[at].loss.value or 0 for of_part in measured.values()),
+        )
+        for part in parts:
+            rows, own = states[part.name][kind], fitted[part.name][kind]
+            of_task = self._task(part, rows, own, measured[part.name], kind, paths[part.name])
+            self._write(part, of_task, own)
+            yield of_task
+
+    def _position(
+        self, task: TaskSpec, position: Position, rows: GoldStates, fitted: Fitted
+    ) -> PositionFit:
+        p = fitted.held_out
+        return PositionFit(
+            position=position,
+            layer=self.read.layers[fitted.layer],
+            pooling=POOLINGS[fitted.pooling],
+            loss=mean_figure(row_losses(p, rows.targets)),
+            scores=score(rows.truth, p, list(task.labels), values=task.values).headlines,
+        )
+
+    def _task(
+        self,
+        task: TaskSpec,
+        rows: GoldStates,
+        fitted: Fitted,
+        positions: Mapping[Position, PositionFit],
+        kind: Position,
+        path: str,
+    ) -> TaskFit:
+        own, scored = positions[kind], self.gold.tasks[task.name].scored
+        counts = np.bincount(rows.truth, minlength=len(task.labels)).tolist()
+        return TaskFit(
+            task=task.name,
+            kind=kind,
+            rows=len(rows.targets),
+            unlabelled=len(self.read.rows) - len(rows.targets),
+            layer=own.layer,
+            pooling=own.pooling,
+            balanced=fitted.balanced,
+            scored=scored,
+            readout=path,
+            in_spec=task.readout == path and (task.question is None) == (kind == "document"),
+            loss_limit=loss_limit(fitted.best_choices),
+            labels=dict(zip(task.labels, counts, strict=True)),
+            scores=own.scores,
+            gain_of_half=gain_of_half(rows, fitted),
+            agreement=_agreement(rows, fitted) if scored else None,
+            positions=tuple(positions.values()),
+            layers=tuple(self._layers(task, rows, fitted)),
+        )
+
+    def _layers(self, task: TaskSpec, rows: GoldStates, fitted: Fitted) -> Iterator[LayerFit]:
+        """The figures of each layer that was read."""
+        measure = partial(score, rows.truth, labels=list(task.labels), values=task.values)
+        for n, layer in enumerate(self.read.layers):
+            best = fitted.best_choices[n]
+            yield LayerFit(
+                layer=layer,
+                share=layer / self.read.all_layers,
+                strength=fitted.choices[n].strength,
+                loss=best.loss,
+                loss_standard_error=best.standard_error,
+                scores=measure(fitted.by_layer[n]).headlines,
+            )
+
+    def _write(self, task: TaskSpec, of_task: TaskFit, fitted: Fitted) -> None:
+        """Writes the readout's file."""
+        texts = [self.read.hashes[row] for row in self.labelled(task.name)]
+        maps = dict(zip(self.read.layers, fitted.maps, strict=True))
+        data = readout_file(maps, {**self._card(task, of_task), "texts": texts})
+        open_target(of_task.readout, options_for(of_task.readout, self.job.spec)).write(data)
+
+    def _card(self, task: TaskSpec, fitted: TaskFit) -> dict[str, Any]:
+        """The model, prompt and labels that the maps may be used with, and the scores."""
+        spec, packages = self.job.spec, ("torch", "transformers", "numpy", "scipy", "scikit-learn")
+        figures = asdict(fitted)
+        same = ("task", "kind", "pooling", "layer", "rows", "balanced", "scores", "scored")
+        return {
+            "format": FORMAT,
+            **{name: figures[name] for name in (*same, "agreement")},
+            "labels": list(fitted.labels),
+            "question": None if fitted.kind == "document" else task.question,
+            "folds": FOLDS,
+            "hold_out": self.hold_out,
+            "model": {
+                "weights": dict(self.job.readers[0].files.hashes),
+                "dtype": self.job.placement.dtype,
+                "int8": spec.model.is_int8,
+                "kv": spec.model.kv,
+            },
+            "prompt": spec.prompt.model_dump(mode="json"),
+            "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in packages},
+            },
+        }
 
 
 def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:
@@ -298,64 +396,3 @@ def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:
     scores, p = gold.targets[:, 0], fitted.held_out[:, 0]
     [rank] = rank_correlations(scores, p, np.ones((1, len(p))))
     return Agreement(number_or_none(rank), float(np.abs(scores - p).mean()))
-
-
-def _layer_fits(
-    gold: GoldStates,
-    fitted: Fitted,
-    read: ReadGold,
-    measure: Callable[[Floats], Scores],
-) -> tuple[LayerFit, ...]:
-    """The figures of each layer that was read."""
-    return tuple(
-        LayerFit(
-            layer=layer,
-            share=layer / read.all_layers,
-            seconds_per_document=read.seconds[n],
-            strength=fitted.choices[n].strength,
-            loss=fitted.best_choices[n].loss,
-            loss_standard_error=fitted.best_choices[n].standard_error,
-            scores=measure(fitted.by_layer[n]).headlines,
-            auroc_by_pooling={
-                POOLINGS[pooling]: number_or_none(task_metrics(gold.truth, p)["auroc"])
-                for pooling, p in enumerate(fitted.by_place[n])
-            },
-        )
-        for n, layer in enumerate(read.layers)
-    )
-
-
-def _card(job: Job, fitted: TaskFit, question: str | None, options: FitOptions) -> dict[str, Any]:
-    """The model, prompt and labels that the maps may be used with, and the scores."""
-    spec, packages = job.spec, ("torch", "transformers", "numpy", "scipy", "scikit-learn")
-    figures = asdict(fitted)
-    same = ("task", "kind", "pooling", "layer", "rows", "balanced", "scores", "scored", "agreement")
-    return {
-        "format": FORMAT,
-        **{name: figures[name] for name in same},
-        "labels": list(fitted.labels),
-        "question": question,
-        "layers": {
-            str(layer.layer): {
-                **{name: figure.value for name, figure in layer.scores.items()},
-                "strength": layer.strength,
-                "share": layer.share,
-            }
-            for layer in fitted.layers
-        },
-        "folds": FOLDS,
-        "hold_out": options.hold_out,
-        "model": {
-            "weights": dict(job.readers[0].files.hashes),
-            "dtype": job.placement.dtype,
-            "int8": spec.model.is_int8,
-            "kv": spec.model.kv,
-        },
-        "prompt": spec.prompt.model_dump(mode="json"),
-        "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-        },
-    }

@@ -1,7 +1,7 @@
 """The hidden states of gold documents, read as a run reads them. Entry: `read_gold_states`.
 
-prefix  ──  document        ──┬── suffix 0
-            its own tokens'   └── suffix 1   the state at each suffix's last token
+prefix  ──  document        ──┬── suffix 0   the state at each suffix's last token: of a question,
+            its own tokens'   └── suffix 1   or of an empty one
             mean
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,12 +33,7 @@ from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import pack
 from pipeline.inference.schedules.forward import ReadPoint
-from pipeline.runtime.assembly import (
-    DocumentReader,
-    memory_plan,
-    reader_model,
-    reader_prompt,
-)
+from pipeline.runtime.assembly import DocumentReader, memory_plan, reader_model, reader_prompt
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import plan
 from pipeline.sources.documents import RawRow, documents_from, images_of
@@ -52,10 +46,10 @@ NO_TEXT = "not in the corpus, and the gold has no text"
 CHUNKED = "read in several chunks, for which the gold has no labels"
 HELD_OUT = "held out for assay eval"
 OVERFLOWN = "error:its hidden states are infinite or NaN"
-POOLINGS = ("last", "mean")
+POOLINGS = ("last", "mean")  # of the document; after a question there is the last token alone
+Position = Literal["document", "question"]
 # The default layers, as shares of the decoder's depth.
 _SHARES = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
-_TIMED_DOCUMENTS = 16
 
 _Content = tuple[str, str, bytes | None, str]  # text, status, image, content hash
 
@@ -67,10 +61,10 @@ class ReadGold:
     rows: NDArray[np.int64]  # [docs]: indices into the gold
     groups: NDArray[np.int64]  # [docs]: equal for equal tokens
     states: NDArray[np.float32]  # [docs, layers, kinds, hidden], in a file
-    kinds: Mapping[str, tuple[int, ...]]  # task -> its poolings among the kinds
+    # Task -> where its states are, among the kinds: POOLINGS of the document, then the question's.
+    positions: Mapping[str, Mapping[Position, tuple[int, ...]]]
     layers: tuple[int, ...]
     all_layers: int  # of the decoder
-    seconds: tuple[float, ...]  # per document, read up to each of the layers
     hashes: tuple[str, ...]  # [docs]: of the contents
     left_out: Mapping[str, int]  # gold rows, by reason
 
@@ -78,7 +72,7 @@ class ReadGold:
 def read_gold_states(
     job: Job,
     gold: Gold,
-    questions: Mapping[str, str | None],  # by task; None: the task reads the document itself
+    names: Collection[str],  # of tasks of the job
     *,
     layers: str | None,
     hold_out: float = 0.0,
@@ -86,33 +80,36 @@ def read_gold_states(
 ) -> ReadGold:
     """The states of every labelled gold document for all tasks; each is read once.
 
+    They are those of the document itself and, for a task with a question, those after it.
     `announce` is called with the number of documents, and returns a function that is called with
     the number of documents of each batch. A share `hold_out` of the texts is not read. SpecError if
     no document can be read, or a layer is wrong.
     """
-    asked = [task for task in job.spec.tasks if task.name in questions]
-    # — without labels, because a readout needs no label tokens
-    updates = [{"question": questions[task.name] or "", "labels": {}} for task in asked]
-    tasks = [task.model_copy(update=update) for task, update in zip(asked, updates, strict=True)]
+    tasks = [task for task in job.spec.tasks if task.name in names]
+    # — as tasks with a readout, which needs no label tokens; the last one asks nothing
+    fitted = {"labels": {}, "readout": "of this fit"}
+    bare = [task.model_copy(update=fitted) for task in tasks if task.question is not None]
+    bare.append(tasks[0].model_copy(update={**fitted, "name": "", "question": None}))
     [own] = job.readers
-    folder, tokenizer, prompt = reader_prompt(own, tasks)
+    folder, tokenizer, prompt = reader_prompt(own, bare)
     reader = DocumentReader.of(own, folder, tokenizer)
     contents = _contents(job, gold)
-    documents, left_out = _documents(contents, gold, questions, reader, hold_out)
+    documents, left_out = _documents(contents, gold, names, reader, hold_out)
     disable_malloc_trim()
     model = reader_model(own, folder)
     read_layers = chosen_layers(layers, model.layers)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
-    read = partial(
-        document_states,
+    token_ids = list(documents.values())
+    states = document_states(
         model,
         prompt.prefix,
         suffixes,
+        token_ids,
+        layers=read_layers,
         max_batch_tokens=memory_plan(model, prompt).max_batch_tokens,
         folder=Path(job.cache_dir),
+        on_documents=announce(len(token_ids)),
     )
-    token_ids = list(documents.values())
-    states = read(token_ids, layers=read_layers, on_documents=announce(len(token_ids)))
     finite = _finite_first(states)
     if not finite.all():
         left_out[OVERFLOWN] = int((~finite).sum())
@@ -121,26 +118,21 @@ def read_gold_states(
         rows=rows,
         groups=_groups(token_ids)[finite],
         states=states[: finite.sum()],
-        kinds=_kinds(prompt, suffixes, questions),
+        positions={task.name: _positions(task.name, prompt, suffixes) for task in tasks},
         layers=read_layers,
         all_layers=model.layers,
-        seconds=tuple(_seconds(read, token_ids, layer) for layer in read_layers),
         hashes=tuple(contents[row][-1] for row in rows),
         left_out=dict(left_out),
     )
 
 
-def _kinds(
-    prompt: PromptTokens, suffixes: Sequence[Sequence[int]], questions: Mapping[str, str | None]
-) -> dict[str, tuple[int, ...]]:
-    """By task the places of its states: at its suffix, and the mean if it has no question."""
-    return {
-        question.name: (
-            suffixes.index(question.token_ids),
-            *([len(suffixes)] if questions[question.name] is None else []),
-        )
-        for question in prompt.questions
-    }
+def _positions(
+    task: str, prompt: PromptTokens, suffixes: Sequence[Sequence[int]]
+) -> dict[Position, tuple[int, ...]]:
+    """Where the states of a task are among the kinds, which are the suffixes and the mean."""
+    at = {question.name: suffixes.index(question.token_ids) for question in prompt.questions}
+    document: dict[Position, tuple[int, ...]] = {"document": (at[""], len(suffixes))}
+    return {**document, "question": (at[task],)} if task in at else document
 
 
 def _groups(documents: Sequence[DocumentIds]) -> NDArray[np.int64]:  # [docs]
@@ -245,17 +237,6 @@ def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, _Content]:
                     )
                     texts[key] = text or "", status, image, content_hash
     return texts
-
-
-def _seconds(
-    read: Callable[..., NDArray[np.float32]], documents: Sequence[Sequence[int]], layer: int
-) -> float:
-    """Seconds per document up to this layer, measured on documents spread over all lengths."""
-    by_length = sorted(documents, key=len)
-    sample = by_length[:: max(1, len(by_length) // _TIMED_DOCUMENTS)]
-    started = time.perf_counter()
-    read(sample, layers=[layer])
-    return (time.perf_counter() - started) / len(sample)
 
 
 def _in_file(folder: Path, shape: tuple[int, int, int, int]) -> NDArray[np.float32]:

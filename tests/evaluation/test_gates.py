@@ -61,11 +61,12 @@ def test_an_undefined_metric_passes_no_gate() -> None:
         ("toxic.f1 = 0.8", "write TASK.METRIC >= NUMBER"),
         ("toxic.f1 >= high", "write TASK.METRIC >= NUMBER"),
         ("toxic.f1 >= nan", "write TASK.METRIC >= NUMBER"),
-        ("toxic.ece <= inf", "write TASK.METRIC >= NUMBER"),
-        pytest.param(f"toxic.ece <= {'9' * 400}", "write TASK.METRIC >= NUMBER", id="too large"),
+        ("toxic.brier <= inf", "write TASK.METRIC >= NUMBER"),
+        pytest.param(f"toxic.brier <= {'9' * 400}", "write TASK.METRIC >= NUMBER", id="too large"),
         ("f1 >= 0.8", "write TASK.METRIC >= NUMBER"),
         ("rude.f1 >= 0.8", "no such task; the spec has toxic, topic, quality"),
         ("toxic.f2 >= 0.8", "no such metric"),
+        ("toxic.ece <= 0.1", "no such metric; known are accuracy, f1, auroc, ap, brier"),
         ("toxic.qwk >= 0.8", "no such metric"),
         ("topic.accuracy >= 0.8", "is a metric of one label; write topic.accuracy.law"),
         (
@@ -75,7 +76,7 @@ def test_an_undefined_metric_passes_no_gate() -> None:
         ("topic.qwk >= 0.8", "no such metric; known are macro_f1, macro_auroc, precision.LABEL"),
         ("topic.auroc.art >= 0.8", "no such label; topic has law, tax"),
         ("toxic.precision >= 0.8", "is a metric of one label; write toxic.precision.toxic"),
-        ("toxic.ece.toxic <= 0.1", "ece is a metric of the whole task"),
+        ("toxic.brier.toxic <= 0.1", "brier is a metric of the whole task"),
         ("toxic.f1.rude >= 0.8", "no such label"),
     ],
 )
@@ -90,7 +91,7 @@ def test_a_malformed_gate_is_one_line(written: str, says: str) -> None:
     [
         ("topic.macro_f1 >= .9", "topic", "macro_f1", None),
         ("topic.auroc.law >= .9", "topic.law", "auroc", "yes"),
-        ("topic.ece.tax <= .1", "topic.tax", "ece", None),
+        ("topic.brier.tax <= .1", "topic.tax", "brier", None),
         ("quality.qwk >= .6", "quality", "qwk", None),
         ("quality.recall.2 >= .6", "quality", "recall", "2"),
     ],

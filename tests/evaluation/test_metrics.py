@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from sklearn import metrics as oracle
 
-from pipeline.evaluation.metrics import (
-    BINS,
-    HEADLINES,
-    _resampled,
-    resampled_metrics,
-    score,
-    task_metrics,
-)
+from pipeline.evaluation import resampling
+from pipeline.evaluation.metrics import BINS, HEADLINES, resampled_metrics, score
+from pipeline.evaluation.resampling import bootstrap
 
 Sample = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -46,15 +43,12 @@ def expected(truth: NDArray[np.int64], p: NDArray[np.float64]) -> dict[str, floa
 
 
 @pytest.mark.parametrize("labels", [2, 3, 7])
-def test_a_sample_has_the_metrics_of_scikit_learn_and_so_has_its_only_resample(labels: int) -> None:
+def test_a_sample_has_the_metrics_of_scikit_learn(labels: int) -> None:
     truth, p = sample(labels)
-    values = task_metrics(truth, p)
-    once = resampled_metrics(truth, p, np.ones((1, len(truth))))
+    headlines = score(truth, p, list("abcdefg")[:labels], resamples=0).headlines
+    assert headlines.keys() == {*HEADLINES}
     for name, value in expected(truth, p).items():
-        assert values[name] == pytest.approx(value, abs=1e-12), name
-    assert once.keys() == {*HEADLINES} - {"ece"}
-    for name in once:
-        assert once[name].tolist() == pytest.approx([values[name]], abs=1e-12), name
+        assert headlines[name].value == pytest.approx(value, abs=1e-12), name
 
 
 @pytest.mark.parametrize("labels", [2, 4])
@@ -64,13 +58,9 @@ def test_a_resample_has_the_metrics_of_its_rows_written_out(labels: int) -> None
     rows[6, truth[rows[6]] == 0] = truth.argmax()  # the last has no row of the first label
     counts = np.stack([np.bincount(own, minlength=len(truth)) for own in rows]).astype(float)
     resampled = resampled_metrics(truth, p, counts)
-    for number, own in enumerate(rows):
-        alone = task_metrics(truth[own], p[own])
-        values = {name: of_all[number] for name, of_all in resampled.items()}
-        alone.pop("ece")
-        assert values == pytest.approx(alone, abs=1e-12, nan_ok=True)
-        for name, value in expected(truth[own], p[own]).items() if number < 6 else ():
-            assert values[name] == pytest.approx(value, abs=1e-12), name
+    for number, own in enumerate(rows[:6]):
+        for name, value in expected(truth[own], p[own]).items():
+            assert resampled[name][number] == pytest.approx(value, abs=1e-12), name
     assert np.isnan(resampled["auroc"][6]) == (labels == 2)
 
 
@@ -133,12 +123,14 @@ def test_batches_do_not_change_the_number_and_spread_of_resamples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     truth, p = sample(2)
-    at_once = _resampled(truth, p, 600)
-    monkeypatch.setattr("pipeline.evaluation.metrics._BATCH_COUNTS", 7 * len(truth))
-    in_batches = _resampled(truth, p, 600)
-    assert in_batches.keys() == at_once.keys() == {*HEADLINES} - {"ece"}
+    measure = partial(resampled_metrics, truth, p)
+    at_once = bootstrap(measure, len(truth), resamples=600)
+    monkeypatch.setattr(resampling, "_BATCH_COUNTS", 7 * len(truth))
+    in_batches = bootstrap(measure, len(truth), resamples=600)
+    assert in_batches.keys() == at_once.keys() == {*HEADLINES}
     for name in at_once:
-        assert in_batches[name].shape == at_once[name].shape == (600,)
+        assert in_batches[name].shape == at_once[name].shape == (601,)
+        assert in_batches[name][0] == at_once[name][0], "the sample itself"
         assert in_batches[name].mean() == pytest.approx(at_once[name].mean(), abs=0.01)
         assert in_batches[name].std() == pytest.approx(at_once[name].std(), rel=0.15)
 
@@ -158,29 +150,6 @@ def test_a_thousand_labels_are_scored_in_bounded_memory() -> None:
     assert sum(map(sum, scores.confusion)) == 3_000
 
 
-@pytest.mark.parametrize("lowest", [0.5, 0.7, 0.95])  # confidence
-@pytest.mark.parametrize("rows", [100, 300, 1_000])
-@pytest.mark.parametrize("too_sure", [0.0, 0.05, 0.15])
-def test_the_interval_of_a_calibration_error_contains_the_error(
-    too_sure: float, rows: int, lowest: float
-) -> None:
-    """Also that of a perfect model, whose observed error is never 0: with 300 rows about .06."""
-    missed, values = 0, []
-    for seed in range(40):
-        source = np.random.default_rng(seed)
-        sure = source.uniform(lowest, 1.0, rows)
-        truth = (source.random(rows) > sure - too_sure).astype(np.int64)
-        p = np.stack([sure, 1 - sure], axis=1)
-        figure = score(truth, p, ["a", "b"], resamples=1).headlines["ece"]
-        assert figure.value is not None and figure.low is not None and figure.high is not None
-        assert 0 <= figure.low <= figure.value <= figure.high <= 1
-        missed += not figure.low <= too_sure <= figure.high
-        values.append(figure.value)
-    assert missed <= 7  # of 40
-    if rows >= 300:
-        assert np.mean(values) == pytest.approx(too_sure, abs=0.03)
-
-
 @pytest.mark.parametrize("labels", [2, 3, 20])
 def test_the_brier_score_is_from_0_to_1(labels: int) -> None:
     truth = np.arange(40) % labels
@@ -190,14 +159,9 @@ def test_the_brier_score_is_from_0_to_1(labels: int) -> None:
         assert 0 <= figure.low <= value <= figure.high <= 1
 
 
-def calibration_error(confidence: NDArray[np.float64], hits: NDArray[np.bool_]) -> float:
-    """Of two labels, of which the first is always predicted."""
-    return task_metrics((~hits).astype(np.int64), np.stack([confidence, 1 - confidence], 1))["ece"]
-
-
 @pytest.mark.parametrize("decimals", [1, 2, 8])  # from nearly all equal to all distinct
 @pytest.mark.parametrize("rows", [1, 7, 200])
-def test_the_calibration_error_and_its_bins_equal_a_count_by_hand(rows: int, decimals: int) -> None:
+def test_bins_of_reliability_equal_a_count_by_hand(rows: int, decimals: int) -> None:
     source = np.random.default_rng(rows)
     confidence = np.round(source.uniform(0.5, 1, rows), decimals)
     hits = source.random(rows) < confidence
@@ -205,8 +169,6 @@ def test_the_calibration_error_and_its_bins_equal_a_count_by_hand(rows: int, dec
     for row in range(rows):
         less_sure = sum(other < confidence[row] for other in confidence)
         bins.setdefault(int(BINS * less_sure / rows), []).append(row)
-    error = sum(len(b) / rows * abs(hits[b].mean() - confidence[b].mean()) for b in bins.values())
-    assert calibration_error(confidence, hits) == pytest.approx(error)
     p = np.stack([confidence, 1 - confidence], 1)
     curve = score((~hits).astype(np.int64), p, ["a", "b"], resamples=1).reliability
     assert [each.rows for each in curve] == [len(bins[key]) for key in sorted(bins)]

@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import cohen_kappa_score, f1_score, mean_absolute_error, roc_auc_score
 
-from pipeline.evaluation.metrics import score
-from pipeline.evaluation.multi import LabelRows, multi_figures
+from pipeline.evaluation.metrics import LabelRows, means_over_labels, score
 from pipeline.evaluation.ordinal import kappas, ordinal_figures, rank_correlations
 from pipeline.evaluation.resampling import draws
 
@@ -62,7 +61,7 @@ def test_means_over_labels_are_those_of_scikit_learn() -> None:
     truth = SOURCE.random((ROWS, 3)) < (0.5, 0.2, 0.1)
     p = np.clip(0.4 * truth + 0.7 * SOURCE.random((ROWS, 3)), 0, 1)
     labels = [LabelRows(np.arange(ROWS), truth[:, n], p[:, n]) for n in range(3)]
-    figures = multi_figures(labels, ROWS, resamples=200)
+    figures = means_over_labels(labels, ROWS, resamples=200)
     oracle = {
         "macro_f1": f1_score(truth, p >= 0.5, average="macro"),
         "macro_auroc": roc_auc_score(truth, p, average="macro"),
@@ -79,6 +78,6 @@ def test_a_label_is_judged_by_its_own_rows() -> None:
     applies, p = SOURCE.random(ROWS) < 0.5, SOURCE.random(ROWS)
     every = LabelRows(np.arange(ROWS), applies, p)
     some = LabelRows(own, ~applies[own], p[own])
-    value = multi_figures([every, some], ROWS, resamples=10)["macro_f1"].value
+    value = means_over_labels([every, some], ROWS, resamples=10)["macro_f1"].value
     f1 = [f1_score(applies, p >= 0.5), f1_score(~applies[own], p[own] >= 0.5)]
     assert value == pytest.approx(np.mean(f1), **EXACT)

@@ -19,6 +19,7 @@ from pipeline.evaluation.readout_fitting import (
     fit,
     fit_logits,
     fit_path,
+    gain_of_half,
     row_weights,
 )
 from pipeline.evaluation.resampling import folds
@@ -64,7 +65,7 @@ def test_the_lowest_layer_and_the_pooling_with_the_strongest_signal_are_chosen()
     rows = gold(signal=(0.0, 1.5, 1.5))
     fitted = fit(rows)
     assert (fitted.layer, fitted.pooling) == (1, 0)
-    assert len(fitted.maps) == 3 and fitted.by_place.shape == (3, 2, 240, 2)
+    assert len(fitted.maps) == 3 and fitted.by_layer.shape == (3, 240, 2)
     assert auroc(rows.truth, fitted.held_out) > 0.9 > auroc(rows.truth, fitted.by_layer[0])
 
 
@@ -153,9 +154,17 @@ def test_probabilities_are_as_frequent_as_they_say_also_where_a_rare_label_is_we
     rows = of_first_place(gold(3_000, signal=(1.0,), rare=0.1))
     fitted = fit(rows, strengths=STRENGTHS)
     assert fitted.balanced and not gold(rare=0.4).balanced
-    figures = score(rows.truth, fitted.held_out, ["a", "b"], resamples=1).headlines
-    assert figures["ece"].value is not None and figures["ece"].value < 0.03
+    bins = score(rows.truth, fitted.held_out, ["a", "b"], resamples=1).reliability
+    assert sum(each.rows * abs(each.accuracy - each.confidence) for each in bins) / 3_000 < 0.04
     assert fitted.held_out[:, 1].mean() == pytest.approx(rows.truth.mean(), abs=0.01)
+
+
+def test_what_the_second_half_of_the_labels_brought_has_an_interval_that_is_wide_for_few() -> None:
+    many = gold(1_000, signal=(1.0,))
+    of_many, of_none = gain_of_half(many, fit(many)), gold(60, signal=(0.0,))
+    assert of_many.low is not None and of_many.low > 0
+    few = gain_of_half(of_none, fit(of_none))
+    assert few.low is not None and few.high is not None and few.low < 0 < few.high
 
 
 def test_a_teachers_probabilities_are_learnt() -> None:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from judged import with_gold
 
 from pipeline.errors import SpecError
-from pipeline.gold.labels import gold_hash, read_gold
+from pipeline.gold.labels import read_gold
 from pipeline.spec.parse import load_spec
 
 
@@ -34,16 +33,10 @@ def test_values_that_are_not_labels_are_listed_with_the_labels(
             assert part in problem.fix
 
 
-def test_scores_that_differ_have_different_hashes_also_where_their_labels_are_equal(
+def test_a_column_that_no_task_reads_is_named(
     write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    task = {"name": "toxic", "question": "Toxic?", "labels": ["toxic", "clean"]}
-    spec = load_spec(write_spec(tasks=[task]))
-    hashes = []
-    for name, score in (("a", 0.8), ("b", 0.9)):
-        file = tmp_path / f"{name}.csv"
-        file.write_text(f"id,s\n1,{score}\n2,0.1\n")
-        gold = read_gold(str(file), with_gold(spec, scores={"toxic": "s"}))
-        assert gold.tasks["toxic"].truth.tolist() == [0, 1] and gold.kind("toxic") == "scores"
-        hashes.append(gold_hash(gold, "toxic"))
-    assert hashes[0] != hashes[1]
+    gold = tmp_path / "gold.csv"
+    gold.write_text("id,text,topic,mood\na,b,art,good\n")
+    task = {"name": "topic", "question": "Which?", "labels": ["art", "law"]}
+    assert read_gold(str(gold), load_spec(write_spec(tasks=[task]))).counts.unused == ("mood",)

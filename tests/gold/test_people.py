@@ -254,17 +254,6 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
     assert read_gold(str(path), other).keys == gold.keys
 
 
-@pytest.mark.parametrize("chosen", ["diverse", "uncertain", "where"])
-def test_gold_of_documents_that_a_review_chose_is_named(
-    path: Path, spec_file: Path, chosen: str
-) -> None:
-    written(path, line("a", chosen=chosen), line("b", "law", chosen="random"))
-    gold = read_gold(str(path), load_spec(spec_file))
-    assert gold.kind("topic") == "chosen"
-    words = f"a review chose the documents of {path} not at random ({chosen} 1)"
-    assert gold.chosen_words("topic") == words
-
-
 @pytest.mark.parametrize("chosen", ["", "random", "table", "label-studio"])
 def test_gold_of_other_documents_is_of_people(path: Path, spec_file: Path, chosen: str) -> None:
     written(path, line("a", chosen=chosen), line("b", "law", chosen="random"))

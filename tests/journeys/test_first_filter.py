@@ -39,7 +39,7 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     head = spec[: re.search(r"^tasks:", spec, re.MULTILINE).start()]  # type: ignore[union-attr]
     task = 'tasks: [{name: toxic, question: "Is it toxic?", labels: [toxic, clean]}]\n'
     person.writes("my.yaml", head + task)
-    person.types("assay fit my.yaml --gold hundred.csv --document --to readouts")
+    person.types("assay fit my.yaml --gold hundred.csv --to readouts")
     person.writes("my.yaml", head + TASK)
     ran = person.types("assay run my.yaml")
     assert re.search(rf"labelled now +{CORPUS};", ran.out)

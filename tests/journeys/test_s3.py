@@ -64,7 +64,7 @@ def test_a_killed_run_on_s3_goes_on_and_a_copy_of_its_output_is_read(
     user.types(COPY.format(f"put('{model}/', '{BUCKET}/journey/model/'"))
     user.types(COPY.format(f"put('in/', '{BUCKET}/journey/in/'"))
     readouts = f"s3://{BUCKET}/journey/readouts"
-    user.types(f"assay fit s3.yaml --gold train.csv --document --to {readouts}")
+    user.types(f"assay fit s3.yaml --gold train.csv --to {readouts}")
     user.writes("s3.yaml", SPEC)
 
     files = seaweedfs.file_system()

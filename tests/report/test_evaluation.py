@@ -20,6 +20,7 @@ from pipeline.evaluation.gates import Decision
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.operating_points import Threshold
+from pipeline.gold.answers import JudgedRows, RowCounts
 from pipeline.gold.labels import GoldCounts
 from pipeline.report.charts import MAX_LINES, curves
 from pipeline.report.console import escape_controls, json_value, truncate
@@ -27,9 +28,7 @@ from pipeline.report.evaluation import sections, show_evaluation
 from pipeline.verbs.evaluate import (
     Cut,
     Evaluation,
-    JudgedRows,
     LabelIssue,
-    RowCounts,
     TaskEvaluation,
 )
 

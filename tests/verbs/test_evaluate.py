@@ -68,7 +68,7 @@ def test_gates_decide_the_exit_code_after_the_report(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = bench.write(bench.gold())
-    bench.says(publish={"gates": ["toxic.f1 >= 0", "topic.ece <= 1"]})
+    bench.says(publish={"gates": ["toxic.f1 >= 0", "topic.brier <= 1"]})
     assert bench.evaluate(gold) == 0
     bench.says(publish={"gates": ["toxic.f1 >= 0", "toxic.auroc > 0.99"]})
     assert bench.evaluate(gold, "--precision", "0.5") == 1
@@ -161,21 +161,34 @@ def test_each_problem_with_gold_is_one_line(
     assert "nowhere.csv: there is no such file" in err and "nor an output of assay" in err
 
 
-def test_gold_without_a_document_of_the_corpus_is_one_line(
+def test_gold_without_a_document_of_the_corpus_judges_nothing_and_shows_ids_of_both(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = [row for row in bench.gold() if row["id"].startswith("other-")]
-    assert bench.evaluate(bench.write(others)) == 2
-    out, err = capsys.readouterr()
-    assert not out and err == (
-        f"{bench.folder}/gold.jsonl: no id is in the corpus: it has 'other-0', and the corpus has "
-        f"'{bench.documents[0]['id']}'; give gold of these documents, or name the column of their "
-        "ids: gold.id\n"
-    )
+    gold, first = bench.write(others), [row["id"] for row in bench.documents[:2]]
+    assert bench.evaluate(gold, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["is_judged"] and report["in_corpus"] == 0
+    assert report["gold_ids"] == ["other-0", "other-1"] and report["corpus_ids"] == first
+    assert bench.evaluate(gold) == 1
+    shown = capsys.readouterr().out
+    ids = f"it has 'other-0', 'other-1', and the corpus has the ids {first[0]!r}, {first[1]!r}"
+    assert f"warning: no id of the gold is in the corpus: {ids}. Give gold of these" in shown
     by_text = [{name: row[name] for name in ("text", "toxic")} for row in others]
-    assert bench.evaluate(bench.write(by_text)) == 2
-    line = f"{bench.folder}/gold.jsonl: no text is in the corpus, whose first document has the id "
-    assert capsys.readouterr().err.startswith(line)
+    assert bench.evaluate(bench.write(by_text)) == 1
+    assert "no text of the gold is in the corpus, and the corpus has" in capsys.readouterr().out
+
+
+def test_a_gold_column_that_no_task_reads_is_named_where_a_task_has_no_gold(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{**row, "mood": row["topic"]} for row in bench.gold()]
+    assert bench.evaluate(bench.write(rows)) == 0
+    assert "mood" not in capsys.readouterr().out
+    rows = [{"id": row["id"], "toxic": row["toxic"], "mood": row["topic"]} for row in rows]
+    assert bench.evaluate(bench.write(rows)) == 0
+    line = "topic; no task reads the columns mood (write gold: {columns: {topic: COLUMN}})"
+    assert line in capsys.readouterr().out
 
 
 def test_answers_to_another_question_are_not_evaluated(
@@ -191,7 +204,10 @@ def test_answers_to_another_question_are_not_evaluated(
     bench.spec.write_text(bench.spec.read_text().replace("elsewhere", "out"))
     assert bench.evaluate(gold) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tasks.toxic: no snapshot of") and "run `assay run`" in line
+    line_of_spec = (
+        "tasks.toxic: the question of toxic changed since snapshot 1; run: assay run SPEC"
+    )
+    assert line.startswith(line_of_spec)
     # the other task is asked as before, so it can be scored alone
     assert bench.evaluate(gold, "--task", "topic") == 0
     assert bench.finish_as(tasks=asked) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -98,7 +98,8 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     assert main(words) == 1
     shown = capsys.readouterr().out
     assert "100 left out, because the readout or the cascade was fitted to them" in shown
-    assert "warning: toxic: nothing is judged" in shown and "AUROC" not in shown
+    assert "warning: toxic: nothing is judged" in shown and shown.count("AUROC") == 1
+    assert "toxic: by cross-validation of the fit itself: AUROC 0." in shown
     page = corpus.folder / "page.html"
     report = ["report", str(corpus.spec), "--gold", gold, "--to", str(page)]
     assert main([*report, "--json"]) == 0
@@ -112,8 +113,9 @@ def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     fitted = corpus.gold("fitted", range(60))
     assert main(["fit", str(corpus.spec), "--gold", fitted, "--layers", "1"]) == 0
     assert main(["run", str(corpus.spec)]) == 0
-    few = evaluated(corpus, corpus.gold("few", range(60 + LEAST_ROWS - 1)), capsys)
+    few = evaluated(corpus, corpus.gold("few", range(60 + LEAST_ROWS - 1)), capsys, code=1)
     assert few["scores"] is None and few["rows"]["evaluated"] == LEAST_ROWS - 1
+    assert few["cross_validated"]["auroc"]["value"] is not None
     enough = evaluated(corpus, corpus.gold("enough", range(60 + LEAST_ROWS)), capsys)
     assert enough["rows"] | {"fitted": 60, "evaluated": LEAST_ROWS} == enough["rows"]
     alone = evaluated(corpus, corpus.gold("alone", range(60, 60 + LEAST_ROWS)), capsys)
@@ -160,7 +162,9 @@ def judged(hashes: list[str], fitted: list[str], truth: NDArray[np.int64], p: Fl
     answer = GoldTaskAnswers(p, np.full(len(names), "ok", object))
     answers = GoldAnswers(names, names, np.ones(len(names), np.int64), {"t": answer})
     task = QuestionTask(name="t", question="?", labels=list(gold.tasks["t"].labels))
-    return _evaluate_task(task, gold, answers, EvalOptions(resamples=100), set(fitted))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pipeline.gold.answers.fitted_texts", lambda _spec, _task: set(fitted))
+        return _evaluate_task(cast(Any, None), task, gold, answers, EvalOptions(resamples=100))
 
 
 def test_the_intervals_hold_the_truth_where_four_fifths_of_the_gold_were_fitted_to() -> None:

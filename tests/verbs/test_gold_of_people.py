@@ -52,7 +52,7 @@ def test_gold_that_was_chosen_because_it_is_hard_is_named_and_never_gated_on(
     assert f"{chosen[0]} " in printed and "labels that people gave to documents of a re" in printed
     assert bench.evaluate(gold, "--json") == 0
     assert json.loads(capsys.readouterr().out)["tasks"]["toxic"]["gold"] == "chosen"
-    for gate in ("toxic.accuracy >= 0", "toxic.ece <= 1", "toxic.recall.toxic >= 0"):
+    for gate in ("toxic.accuracy >= 0", "toxic.brier <= 1", "toxic.recall.toxic >= 0"):
         bench.says(gold={"path": gold}, publish={"gates": [gate]})
         assert bench.evaluate(gold) == 1
         shown = capsys.readouterr().out

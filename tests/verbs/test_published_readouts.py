@@ -21,7 +21,7 @@ from pipeline.stores.local import LocalStore
 def test_a_readout_that_answered_the_last_snapshot_is_not_replaced_in_its_place(
     write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = {"name": "toxic", "labels": ["toxic", "clean"], "question": "Rude?"}
+    task = {"name": "toxic", "labels": ["toxic", "clean"], "question": None}
     task["readout"] = str(tmp_path / "named.safetensors")
     spec_file, gold = write_spec(tasks=[task]), tmp_path / "gold.csv"
     rows = [f"{'xyz'[n % 3] * 9} {n},{'clean' if n % 3 else 'toxic'}" for n in range(30)]

@@ -1,0 +1,79 @@
+"""Two answers to the same gold rows, and how far their figures differ. Entry point: `paired`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from scipy.stats import binomtest
+
+from pipeline.evaluation.intervals import Figure, difference, number_or_none
+from pipeline.evaluation.metrics import RANKED_LABELS, Floats, Ints, resampled_metrics
+from pipeline.evaluation.ordinal import ordinal_metrics
+from pipeline.evaluation.resampling import bootstrap
+
+
+@dataclass(frozen=True, slots=True)
+class FigurePair:
+    """A figure of two answers, and how much larger the first is, with its 95 % interval."""
+
+    value: float | None
+    other: float | None
+    difference: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """The figures of two answers to the same rows."""
+
+    rows: int
+    figures: Mapping[str, FigurePair]  # by headline metric
+    alone_right: int  # rows that the first answers right, and the other does not
+    other_alone_right: int
+    p_value: float  # of McNemar's exact test: both are right equally often
+
+
+def paired(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+    other: Floats,  # [rows, labels]
+    *,
+    values: Sequence[float] = (),
+    resamples: int,
+) -> Paired:
+    """How two answers to at least one row compare.
+
+    Intervals are from a bootstrap that draws the same rows for both. `values` are the numbers of a
+    score's labels.
+    """
+    rows, labels = p.shape
+
+    def measure(answers: Floats, counts: Floats) -> dict[str, Floats]:
+        figures = resampled_metrics(truth, answers, counts, rank=labels <= RANKED_LABELS)
+        return figures | (ordinal_metrics(truth, answers, values, counts) if values else {})
+
+    own, others = (
+        bootstrap(partial(measure, answers), rows, resamples=resamples, columns=labels)
+        for answers in (p, other)
+    )
+    support = np.bincount(truth)
+    rarest = int(support[support > 0].min())
+    right, other_right = (answers.argmax(axis=1) == truth for answers in (p, other))
+    alone, other_alone = int((right & ~other_right).sum()), int((other_right & ~right).sum())
+    differing = alone + other_alone
+    return Paired(
+        rows=rows,
+        figures={
+            name: FigurePair(
+                number_or_none(found[0]),
+                number_or_none(others[name][0]),
+                difference(found, others[name], rarest),
+            )
+            for name, found in own.items()
+        },
+        alone_right=alone,
+        other_alone_right=other_alone,
+        p_value=float(binomtest(alone, differing).pvalue) if differing else 1.0,
+    )

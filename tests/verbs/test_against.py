@@ -1,0 +1,119 @@
+"""Two specs on the same gold rows: both figures, and the difference with its interval."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from judged import LABELS, Bench
+from scipy.stats import binomtest
+from sklearn.metrics import accuracy_score, roc_auc_score
+
+from pipeline.cli import main
+from pipeline.evaluation.paired import paired
+
+
+def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold, own = bench.gold(), bench.answers("toxic")
+    spec = bench.spec.read_text()
+    asked = [{"name": "toxic", "question": "Ruder?", "labels": {"clean": ["n"], "toxic": ["y"]}}]
+    assert bench.finish_as(output=str(bench.folder / "other"), tasks=asked, name="other") == 1
+    other = bench.folder / "other.yaml"
+    other.write_text(bench.spec.read_text())
+    bench.spec.write_text(spec)
+    words = ["eval", str(bench.spec), "--gold", bench.write(gold), "--against", str(other)]
+    assert main([*words, "--resamples", "200", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = report["against"]["tasks"]["toxic"]
+    assert report["against"]["tasks"].keys() == {"toxic"} and report["against"]["spec"] == "other"
+    assert found["rows"] == report["tasks"]["toxic"]["rows"]["evaluated"]
+    for metric, both in found["figures"].items():
+        figure = report["tasks"]["toxic"]["scores"]["headlines"][metric]
+        assert both["value"] == pytest.approx(figure["value"]), metric
+        difference = both["difference"]
+        assert difference["value"] == pytest.approx(both["value"] - both["other"])
+        assert difference["low"] < difference["value"] < difference["high"]
+    labelled = [row for row in gold if row["id"] in own and own[row["id"]]["label"]]
+    truth = [LABELS["toxic"].index(row["toxic"]) for row in labelled]
+    p = [own[row["id"]]["p"]["clean"] for row in labelled]
+    auroc = found["figures"]["auroc"]["value"]
+    assert auroc == pytest.approx(roc_auc_score(np.equal(truth, 0), p))
+
+    assert main([*words, "--resamples", "20"]) == 0
+    shown = capsys.readouterr().out
+    assert f"toxic: both on the same {found['rows']} documents" in shown
+    assert "not compared: topic" in shown and "McNemar's exact test" in shown
+
+
+def test_a_spec_without_such_answers_is_named(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = bench.folder / "other.yaml"
+    content = bench.spec.read_text()
+    cases = {
+        content.replace("name: toxic", "name: rude").replace("name: topic", "name: theme"): (
+            "--against: has no task toxic or topic with the same labels"
+        ),
+        content.replace("question: ", "question: Now, "): f"{other}: the question of t",
+        "name: [": f"{other}: is not plain YAML",
+    }
+    for text, line in cases.items():
+        other.write_text(text)
+        assert bench.evaluate(bench.write(bench.gold()), "--against", str(other)) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(line) and str(bench.spec) not in error, error
+
+
+def answers(skill: float, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    source = np.random.default_rng(seed)
+    truth = source.integers(0, 2, rows)
+    first = 1 / (1 + np.exp(-(skill * (1 - 2 * truth) + source.normal(0, 1, rows))))
+    return truth, np.stack([first, 1 - first], axis=1)
+
+
+def test_the_interval_of_the_difference_holds_the_truth() -> None:
+    """Of one kind of answers with more noise added; the truth is that of 200,000 rows."""
+
+    def noisier(p: np.ndarray, seed: int) -> np.ndarray:
+        logits = np.log(p[:, 0] / p[:, 1])
+        first = 1 / (1 + np.exp(-(logits + np.random.default_rng(seed).normal(0, 1, len(p)))))
+        return np.stack([first, 1 - first], axis=1)
+
+    truth, p = answers(1.0, 200_000, 0)
+    other = noisier(p, 1)
+    expected = {
+        "accuracy": float(((p.argmax(1) == truth) * 1.0 - (other.argmax(1) == truth)).mean()),
+        "auroc": roc_auc_score(truth == 0, p[:, 0]) - roc_auc_score(truth == 0, other[:, 0]),
+    }
+    held = dict.fromkeys(expected, 0)
+    for seed in range(100):
+        truth, p = answers(1.0, 150, 10 + seed)
+        result = paired(truth, p, noisier(p, 500 + seed), resamples=100)
+        for name, value in expected.items():
+            figure = result.figures[name].difference
+            assert figure.low is not None and figure.high is not None
+            held[name] += figure.low <= value <= figure.high
+    assert all(times >= 89 for times in held.values()), held
+
+
+def test_mcnemars_test_is_of_the_rows_that_one_alone_answers_right() -> None:
+    truth, p = answers(1.0, 80, 3)
+    _, other = answers(0.0, 80, 4)
+    result = paired(truth, p, other, resamples=10)
+    right, other_right = p.argmax(1) == truth, other.argmax(1) == truth
+    counts = int((right & ~other_right).sum()), int((~right & other_right).sum())
+    assert (result.alone_right, result.other_alone_right) == counts
+    assert result.p_value == pytest.approx(binomtest(counts[0], sum(counts)).pvalue)
+    accuracy = result.figures["accuracy"]
+    assert accuracy.other == accuracy_score(truth, other.argmax(1))
+
+
+def test_equal_answers_may_differ_on_rows_that_were_not_seen() -> None:
+    truth, p = answers(1.0, 50, 3)
+    result = paired(truth, p, p, resamples=20)
+    for pair in result.figures.values():
+        assert pair.difference.value == 0 and pair.difference.low is not None
+        assert pair.difference.low < 0 and result.p_value == 1
