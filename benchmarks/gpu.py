@@ -195,8 +195,8 @@ def exactness_row(setup: Setup) -> Row:
     """What `assay check` finds; ArithmeticError where rounding does not explain it."""
     with tempfile.TemporaryDirectory() as name:
         spec = spec_of(written_job(setup, Path(name), documents=SHARDS))
-        proof = check(spec, cache_dir=Path(name, "cache"), documents=2).proof.exactness
-    note = f"p differs by {proof.difference.max_abs_dp:.1e}, allowed {proof.allowed_max:.1e}"
+        proof = check(spec, cache_dir=Path(name, "cache"), documents=2).exactness
+    note = f"p differs by {proof.max_abs_dp:.1e}, allowed {proof.allowed['max_abs_dp']:.1e}"
     if not proof.exact:
         raise ArithmeticError(note)
     return Row(setup.part, "exactness", note=note)

@@ -1,74 +1,86 @@
-"""Pages that are made from the code: the spec, the command, its JSON and the Python API.
+"""Pages that are made from the code: the keys of a spec, the command, its JSON and the Python API.
 
-Each begins with the file of its name in this folder, so that links to it open without a build, too.
-mkdocs calls `on_files`. `PAGES` maps a page to the function that returns its text, so that a test
-can make the pages without mkdocs.
+    python docs/generate.py
+
+writes them into `docs/reference/`, with a JSON schema of the spec for editors. They are committed,
+and a test says when one of them is out of date. `REFERENCE` maps a file to the function that
+returns its text.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from importlib import import_module
+from inspect import cleandoc
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-
-FOLDER = Path(__file__).parent
-VERB = re.compile(r"^[\s│]+([a-z][a-z-]+)\s{2,}\S", re.MULTILINE)
+FOLDER = Path(__file__).parent / "reference"
 # What public functions return. These classes have no public constructor.
-RESULTS = ("LabelDataset", "Outcome", "Plan", "Progress")  # without a public constructor
-PLAIN = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+RESULTS = ("LabelDataset", "Outcome", "Plan", "Progress")
 LINE_CHARS = 80
+SECTION = re.compile(r"^(Args|Returns|Raises|Examples):\n((?:    .*\n?|\n)+)", re.MULTILINE)
+OPTION = re.compile(r"^\* `([^`]+)`: (.*(?:\n +\S.*)*)", re.MULTILINE)
 # The types of what each verb prints with `--json`; those after the first need an option.
 OUTPUTS = {
     "init": ("verbs.init.Proposal",),
-    "run": ("report.run.SummaryJson", "report.drift.JudgedRunJson", "verbs.forecast.Forecast"),
-    "check": ("report.check.FindingsJson",),
-    "status": ("verbs.status.Status",),
+    "run": ("verbs.run.RunResult", "verbs.forecast.Forecast"),
+    "check": ("verbs.check.Findings",),
+    "status": ("verbs.status.Status", "verbs.status.Snapshots"),
     "review": ("verbs.review.Reviewed",),
     "eval": ("verbs.evaluate.Evaluation",),
     "fit": ("verbs.fit.Fit", "verbs.cascade.ChosenThresholds"),
     "export": ("verbs.export.ExportResult", "verbs.export.Examples"),
     "filter": ("filters.result.FilterResult",),
-    "report": ("report.corpus_page.CorpusReportJson",),
+    "report": ("verbs.corpus_report.CorpusReport",),
     "diff": ("integrity.diff.Comparison",),
     "verify": ("integrity.verify.VerifyResult",),
     "gc": ("integrity.gc.GcResult",),
 }
+EXIT_CODES = {
+    0: "complete",
+    1: "failed, or a gate or a proof failed",
+    2: "the spec or an argument is wrong: one line for each problem, with place, fix and value",
+    3: "incomplete: run the same command again",
+    4: "refused: an unsafe store or cluster",
+}
+JSON_OPTION = (
+    "`--json` prints one JSON value in place of text ([schemas](json.md)). `assay "
+    "--install-completion` lets the shell complete verbs and options; start a new shell after it."
+)
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The files of the site with the generated pages."""
-    from mkdocs.structure.files import File
-
-    for name, text in PAGES.items():
-        if introduction := files.get_file_from_path(name):
-            files.remove(introduction)
-        files.append(File.generated(config, name, content=text()))
-    return files
-
-
-def spec_page() -> str:
+def keys_page() -> str:
     """Every key of a spec: type, default, bounds and purpose, from the pydantic model."""
+    schema = spec_schema()
+    introduction = (
+        "# Keys of a spec\n\nMade from `pipeline/spec/` by `docs/generate.py`. [Spec](../spec.md) "
+        "explains how to use the keys; `spec.schema.json` beside this page is for editors.\n"
+    )
+    return "\n".join([introduction, *_model("", schema, dict(schema["$defs"]))])
+
+
+def spec_schema() -> dict[str, Any]:
+    """The JSON schema of a spec, for editors."""
     from pipeline.spec.schema import JobSpec
 
     schema = JobSpec.model_json_schema()
-    introduction = (FOLDER / "spec.md").read_text()
-    return "\n".join([introduction, *_model("", schema, dict(schema["$defs"]))])
+    tasks, models = schema["properties"]["tasks"]["items"], schema["$defs"]
+    tasks["anyOf"] = tasks.pop("oneOf")  # a task of labels alone has the form of two kinds
+    models["ClassifierTask"]["required"].remove("labels")  # the languages have a default
+    # — a stage takes the name and the labels of its task, which a schema cannot say
+    models["CascadeSpec"]["properties"]["stages"]["items"] = {"type": "object"}
+    draft = {"$schema": GenerateJsonSchema.schema_dialect}
+    return {**draft, **schema, "title": "Spec of assay"}
 
 
 def _model(
@@ -154,27 +166,28 @@ def _cell(text: str) -> str:
 
 
 def command_page() -> str:
-    """What `assay --help` and `assay VERB --help` print."""
-    summary = _help()
-    parts = [(FOLDER / "commands.md").read_text(), f"```text\n{summary}\n```\n"]
-    for verb in verbs(summary):
-        parts.append(f"## assay {verb}\n\n```text\n{_help(verb)}\n```\n")
-    return "\n".join(parts)
+    """The help of each verb, as Markdown."""
+    from pipeline.cli import app
+
+    made: str = app.generate_docs(usage_name="assay")
+    made = re.sub(r"^(assay [a-z]+) -m \w+", r"\1", made, flags=re.MULTILINE)  # of `python -m`
+    first, *verbs = re.split(r"^(?=## `?assay )", made, flags=re.MULTILINE)
+    introduction, _, summary = first.partition("\n**")
+    text = introduction.partition("## Table of Contents")[0].replace("# assay\n", "# Command\n", 1)
+    exits = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items())
+    summary = summary.partition("**About this command**")[0]
+    table = f"| exit code | meaning |\n|---|---|\n{exits}\n\n{JSON_OPTION}\n"
+    verbs = [verb for verb in verbs if not verb.startswith(("## assay --", "## `assay --"))]
+    return _tidy("".join([text, table, f"\n**{summary}", *verbs]))
 
 
-def verbs(summary: str) -> list[str]:
-    """The commands that the help lists."""
-    return list(dict.fromkeys(VERB.findall(summary)))
-
-
-def _help(*verb: str) -> str:
-    command = [sys.executable, "-m", "pipeline", *verb, "--help"]
-    environment = {**os.environ, **PLAIN}
-    printed = subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, cwd=FOLDER.parent
-    )
-    lines = printed.stdout.replace("python -m pipeline", "assay").splitlines()
-    return "\n".join(line.rstrip() for line in lines).strip()
+def _tidy(text: str) -> str:
+    """Markdown with tables in place of lists of options, and without empty lines in a row."""
+    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    rows = OPTION.sub(lambda match: f"| `{_cell(match[1])}` | {_cell(_joined(match[2]))} |", lines)
+    rows = rows.replace("**Arguments**:\n", "| argument | purpose |\n|---|---|")
+    rows = rows.replace("**Parameters**:\n", "| option | purpose |\n|---|---|")
+    return re.sub(r"\n{3,}", "\n\n", rows).strip() + "\n"
 
 
 class _Closed(GenerateJsonSchema):
@@ -208,7 +221,10 @@ def output_schema(verb: str) -> dict[str, Any]:
 
 def json_page() -> str:
     """The JSON schema of what each verb prints with `--json`."""
-    parts = [(FOLDER / "json.md").read_text()]
+    parts = [
+        "# JSON\n\nThe JSON schema of what each command prints with `--json`. An object has "
+        "exactly these keys. A number that is not defined is null.\n"
+    ]
     for verb in OUTPUTS:
         parts.append(f"## assay {verb}\n\n```json\n{_json(output_schema(verb))}\n```\n")
     return "\n".join(parts)
@@ -231,23 +247,100 @@ def _lines(start: str, items: list[str], end: str, indent: str) -> str:
 
 
 def api_page() -> str:
-    """Every public name, then errors, then results. Nothing heavy is imported."""
+    """Every public name, then errors, then results, from the source files."""
     import pipeline
 
-    parts = [(FOLDER / "api.md").read_text()]
     tree = ast.parse(Path(pipeline.__file__).read_text())
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: node.module for node in imports for alias in node.names}
-    without_constructor = "    options:\n      merge_init_into_class: false\n"
-    for name in sorted(pipeline.__all__, key=lambda name: (name in RESULTS, name[-5:] == "Error")):
-        options = without_constructor if name in RESULTS else ""
-        parts.append(f"::: {homes[name]}.{name}\n{options}")
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    order = sorted(pipeline.__all__, key=lambda name: (name in RESULTS, name[-5:] == "Error", name))
+    parts = [
+        "# Python\n\n`pipeline` exports these names; no others are public. [Recipes]"
+        "(../recipes.md) has examples.\n"
+    ]
+    return "\n".join([*parts, *(_public(name, homes[name]) for name in order)])
+
+
+def _public(name: str, module: str) -> str:
+    """The section of a class or a function."""
+    tree = ast.parse(Path(*module.split(".")).with_suffix(".py").read_text())
+    node = next(each for each in tree.body if getattr(each, "name", None) == name)
+    assert isinstance(node, ast.ClassDef | ast.FunctionDef), name
+    parts = [f"## {name}\n", _described(node)]
+    if isinstance(node, ast.ClassDef):
+        members = [] if name == "JobSpec" else [*_members(node, constructed=name not in RESULTS)]
+        parts += [*members, ""] if members else []
     return "\n".join(parts)
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "spec.md": spec_page,
+def _described(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """The signature and the docstring, as Markdown."""
+    signature = ""
+    if isinstance(node, ast.FunctionDef):
+        signature = f"```text\n{_signature(node)}\n```\n\n"
+    text = cleandoc(ast.get_docstring(node) or "")
+    introduction = SECTION.sub("", f"{text}\n").strip()
+    parts = [introduction]
+    for section, content in SECTION.findall(f"{text}\n"):
+        body = cleandoc(f"\n{content}")
+        if section == "Examples":
+            parts.append(f"```python\n{body}\n```")
+        elif section == "Returns":
+            parts.append(f"**Returns** {_joined(body)}")
+        else:
+            entries = re.split(r"^(?=\w+: )", body, flags=re.MULTILINE)
+            parts.append(f"**{section}**\n\n" + "\n".join(map(_entry, filter(None, entries))))
+    return signature + "\n\n".join(parts) + "\n"
+
+
+def _signature(node: ast.FunctionDef) -> str:
+    """The call, on one line or with one line for each argument."""
+    arguments = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    line = f"{node.name}({arguments}){returns}"
+    if len(line) <= LINE_CHARS:
+        return line
+    inner = re.split(r", (?=\*|\w+(?::|=))", arguments)
+    return "\n".join([f"{node.name}(", *(f"    {each}," for each in inner), f"){returns}"])
+
+
+def _members(node: ast.ClassDef, *, constructed: bool) -> Iterator[str]:
+    """A line for each public field and property, then a section for each public method."""
+    methods = []
+    for each, after in zip(node.body, [*node.body[1:], None], strict=True):
+        match each:
+            case ast.AnnAssign(target=ast.Name(id=name)) if not name.startswith("_"):
+                text = ast.literal_eval(after.value) if isinstance(after, ast.Expr) else ""
+                default = f" = {ast.unparse(each.value)}" if each.value and constructed else ""
+                field = f"{name}: {ast.unparse(each.annotation)}{default}"
+                yield f"- `{field}`{text and f': {_joined(text)}'}"
+            case ast.FunctionDef(name=name) if not name.startswith("_"):
+                if "property" in map(ast.unparse, each.decorator_list):
+                    yield f"- `{name}`: {_joined(ast.get_docstring(each) or '')}"
+                elif ast.get_docstring(each):
+                    methods.append(f"\n### {node.name}.{name}\n\n{_described(each)}")
+    yield from methods
+
+
+def _entry(text: str) -> str:
+    name, _, purpose = text.partition(": ")
+    return f"- `{name}`: {_joined(purpose)}"
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+REFERENCE: dict[str, Callable[[], str]] = {
+    "keys.md": keys_page,
     "commands.md": command_page,
     "json.md": json_page,
-    "api.md": api_page,
+    "python.md": api_page,
+    "spec.schema.json": lambda: _json(spec_schema()) + "\n",
 }
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(FOLDER.parents[1]))
+    for file, text in REFERENCE.items():
+        (FOLDER / file).write_text(text())

@@ -33,11 +33,11 @@ from pipeline.report.console import (
     warnings,
 )
 from pipeline.report.corpus_page import write_report
-from pipeline.report.doubts import evaluation_doubts
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import new_file
 from pipeline.verbs.corpus_report import report_of
+from pipeline.verbs.doubts import evaluation_doubts
 from pipeline.verbs.evaluate import Evaluation, evaluate
 
 SPEC = "jobs/specs/demo.yaml"
@@ -94,7 +94,7 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
     assay = os.path.relpath(Path(sys.executable).with_name("assay"))
     yield {
         "page": PAGE,
-        "labels": f"{spec.output}; more rows: {assay} show {SPEC}",
+        "labels": f"{spec.output}; more rows: {assay} export {SPEC} --head",
         "kept documents": filtered.written.kept.folder,
         "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",
     }

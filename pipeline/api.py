@@ -19,7 +19,6 @@ from pipeline.options import EvalOptions, FilterOptions, FitOptions, RunOptions
 from pipeline.report.progress import fit_progress, run_progress
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress
-from pipeline.spec.gold import PublishSpec
 from pipeline.spec.parse import as_spec, located
 from pipeline.spec.schema import JobSpec
 
@@ -72,20 +71,15 @@ def run(
         >>> run("my.yaml").complete
         True
     """
-    from pipeline.runtime.run import run as run_without_judging
     from pipeline.verbs.run import judged_run
 
     cache = cache_dir or default_cache_dir()
     progress = run_progress(sys.stderr) if announce is None else nullcontext(announce)
     with _opened(spec) as job, progress as show:
-        if job.publish == PublishSpec():
-            return run_without_judging(
-                job, cache_dir=cache, address=address, options=options, announce=show
-            )
-        judged = judged_run(job, cache_dir=cache, address=address, options=options, announce=show)
-        for reason in judged.rejected:
+        ended = judged_run(job, cache_dir=cache, address=address, options=options, announce=show)
+        for reason in ended.reasons:
             logger.warning("not published: %s", reason)
-        return judged.outcome
+        return ended.outcome
 
 
 def fit(spec: Spec, *, options: FitOptions = FitOptions(), cache_dir: Path | None = None) -> Fit:

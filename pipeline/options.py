@@ -19,7 +19,6 @@ from pipeline.errors import (
     require_up_to,
 )
 
-TableFormat = Literal["parquet", "jsonl", "csv"]
 OnError = Literal["fail", "keep", "drop"]
 
 RESAMPLES = 1_000  # of a bootstrap
@@ -184,16 +183,19 @@ class ExportOptions:
     """Which table of labels is written, and where; or which example rows are shown."""
 
     to: str | None = None
-    """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with one file
-    for each shard. A local path or a URL."""
+    """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with a Parquet
+    file for each shard. A local path or a URL."""
     head: int | None = None
     """Print this number of example rows, and write nothing. Use either --to or --head."""
     where: str | None = None
-    """Condition of the example rows, such as "toxic.p.toxic > 0.9" (default: all)."""
+    """Condition of the example rows, such as "toxic.p.toxic > 0.9 and doc.source = 'mail'"
+    (default: all)."""
+    why: bool = False
+    """With --head: load the model, and print what it would say to each question, token by token."""
+    columns: tuple[str, ...] = ()
+    """Column of the input to add, such as source. Repeatable."""
     with_text: bool = False
     """Read the input again, and add a column with the text (default: labels only)."""
-    format: TableFormat | None = None
-    """Format of the files of a folder (default: parquet)."""
     overwrite: bool = False
     """Replace an existing file, or the files of another export in the folder (default: refuse)."""
 
@@ -205,4 +207,6 @@ class ExportOptions:
             raise SpecError([Problem(Option("to", "head"), fix)])
         if self.where is not None and self.head is None:
             raise option_error("where", "is for example rows; add --head N", self.where)
+        if self.why and self.head is None:
+            raise option_error("why", "is for example rows; add --head N")
         return self.to is not None

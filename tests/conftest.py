@@ -26,6 +26,7 @@ pytest_plugins = [
     "fake_hub",
     "finished",
     "judged",
+    "manual",
     "several_specs",
 ]
 

@@ -182,7 +182,7 @@ def test_the_recipe_of_the_manual_labels_a_dataset_as_a_labeller_does(
     import ray.data
 
     ray.data.DataContext.get_current().enable_progress_bars = False
-    page = Path(__file__).parents[1] / "docs" / "api.md"
+    page = Path(__file__).parents[1] / "jobs" / "README.md"
     (recipe,) = (code for code in page.read_text().split("```") if "map_batches(" in code)
     write_spec(documents={"max_tokens": 64}).rename(tmp_path / "my.yaml")
     (tmp_path / "data").mkdir()

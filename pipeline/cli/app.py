@@ -71,9 +71,10 @@ _IN_SPEC = {
     "--value": "gold: {values: {GOLD_VALUE: LABEL}}",
 }
 
-# Options that are not needed any more: why.
-_NEEDLESS = {
-    "--document": "`assay fit` tries the document and the question, and takes the better one",
+# Other options that were removed: what to write.
+_GONE_OPTIONS = {
+    "--document": "leave it out: `assay fit` tries the document and the question",
+    "--format": "write --to FILE.csv, FILE.jsonl or FILE.parquet; a folder is Parquet",
 }
 
 EXIT_COMPLETE = 0
@@ -314,8 +315,8 @@ def _problem(error: CycloptsError, command: App) -> Problem:
             option = error.token.keyword or error.token.value
             if key := _IN_SPEC.get(option.partition("=")[0]):
                 return Problem(option, f"is a key of the spec; write {key}", option)
-            if reason := _NEEDLESS.get(option):
-                return Problem(option, f"was removed; leave it out: {reason}", option)
+            if gone := _GONE_OPTIONS.get(option.partition("=")[0]):
+                return Problem(option, f"was removed; {gone}", option)
             return Problem(option, f"no such option; {_help_for(option) or instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 from cyclopts import Group
 
@@ -12,6 +13,7 @@ from pipeline.cli.app import (
     EXIT_FAILED,
     EXIT_INCOMPLETE,
     print_result,
+    shown_by,
     spec_in,
 )
 from pipeline.cli.parameters import AsJson, SpecFile
@@ -32,17 +34,21 @@ def export(
     """Write the labels as a flat table, one row a document: Parquet, JSON lines or CSV.
 
     With --head N, print N example rows: id, start of the text, and the label of each task. The
-    same snapshot always gives the same rows. The labels come from the last snapshot. For a folder,
+    same snapshot always gives the same rows. With --why, also print what the model would say. The
+    labels come from the last snapshot. For a folder,
     the same command again writes the missing files. Exit code 3 means that the snapshot leaves out
     documents of the input.
     """
     is_written = options.writes()  # — an error before the spec is read
+    from pipeline.report.progress import phase_lines
     from pipeline.report.rows import show_examples, show_exported
+    from pipeline.runtime.progress import ignore
     from pipeline.verbs.export import export, head
 
     with spec_in(spec_file) as spec:
         if not is_written:
-            rows = head(spec, options, cache_dir=cache_dir())
+            with shown_by(phase_lines) if options.why else nullcontext(ignore) as announce:
+                rows = head(spec, options, cache_dir=cache_dir(), announce=announce)
             return print_result(rows, show_examples, as_json=as_json)
         exported = export(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE
@@ -90,14 +96,14 @@ def report(
         report = corpus_report(spec, options, cache_dir=cache_dir())
         pages.write_report(report, target, spec_file=spec_file)
     print(f"assay: wrote the page {target.url}", file=sys.stderr)
-    return print_result(report, pages.show_corpus_report, pages.corpus_report_json, as_json=as_json)
+    return print_result(report, pages.show_corpus_report, as_json=as_json)
 
 
 @verb(USE, 4)
 def diff(
     spec_file: SpecFile,
-    before: str,
-    after: str,
+    before: str | None = None,
+    after: str | None = None,
     /,
     *,
     as_json: AsJson = False,
@@ -109,7 +115,7 @@ def diff(
 
     with spec_in(spec_file) as spec:
         store = open_store(spec.output, spec.storage_options)
-        comparison = compare(store, *sides(store, before, after))
+        comparison = compare(store, *sides(store, spec.name, before, after))
     return print_result(comparison, show_comparison, as_json=as_json)
 
 
@@ -130,7 +136,7 @@ def gc(
     spec_file: SpecFile,
     /,
     *,
-    keep: int,
+    keep: int | None = None,
     older_than_days: float = 7.0,
     delete: bool = False,
     as_json: AsJson = False,
@@ -140,7 +146,7 @@ def gc(
     Parameters
     ----------
     keep
-        Number of snapshots of each spec to keep.
+        Number of snapshots of each spec to keep (default: all, and nothing can be deleted).
     older_than_days
         Keep everything that is younger than this number of days, such as the work of another spec
         without a snapshot.

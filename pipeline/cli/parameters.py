@@ -33,8 +33,8 @@ _WHOLE = Parameter(metavar="N", converter=_whole_number, n_tokens=1)
 # Flags with another name than their field, or with values of another form; and arguments without
 # a flag.
 _FLAGS = {
-    "after": Parameter("B", help="Number of the later snapshot."),
-    "before": Parameter("A", help="Number of the earlier snapshot."),
+    "after": Parameter("B", help="Number of the later snapshot (default: the last)."),
+    "before": Parameter("A", help="Number of the earlier snapshot (default: the one before)."),
     "data": Parameter("DATA", help="File, folder or glob of documents, local or at a URL."),
     "n": Parameter(("--n", "-n")),
     "older_than_days": Parameter("--older-than"),
@@ -44,7 +44,7 @@ _FLAGS = {
 # What the help shows in place of a value; for a whole number it is N.
 _PLACEHOLDERS = {
     "ADDRESS": ("address",),
-    "COLUMN": ("id", "text"),
+    "COLUMN": ("columns", "id", "text"),
     "DAYS": ("older_than_days",),
     "FILE": ("against", "gold"),
     "GROUP": ("by",),

@@ -88,7 +88,7 @@ def review(
     options: ReviewOptions,
     as_json: AsJson = False,
 ) -> int:
-    """Show a page on this machine, on which people label documents; no model is needed.
+    """Show a page on which people label documents; no model is needed.
 
     Every answer is on the disk before the next document is shown. The same command goes on where
     the last one ended. Ctrl-C ends it.
@@ -101,9 +101,10 @@ def review(
     command = shlex.join(["assay", following, spec_file, "--gold", options.to])
     with ExitStack() as stack:
         spec = stack.enter_context(spec_in(spec_file))
-        own = stack.enter_context(listen(options.port))
+        own = stack.enter_context(listen(options.host, options.port))
         session = stack.enter_context(open_review(spec, options, cache_dir=cache_dir()))
-        asyncio.run(serve(session, own, command=command, announce=_announce))
+        page = serve(session, own, host=options.host, command=command, announce=_announce)
+        asyncio.run(page)
         result = reviewed(session, options)
     return print_result(result, partial(show_reviewed, command=command), as_json=as_json)
 

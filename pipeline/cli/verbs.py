@@ -99,36 +99,17 @@ def run(
         insecure = options.insecure_cluster
         return _submit(spec_file, address, flags, insecure=insecure)
     from pipeline.report.progress import run_progress
-    from pipeline.spec.gold import PublishSpec
 
-    with spec_in(spec_file) as spec:
-        if spec.publish != PublishSpec():
-            return _judge(spec, address, options, as_json=as_json)
-        with shown_by(run_progress) as announce:
-            with quick_imports():
-                from pipeline.report.run import show_summary, summary_json
-                from pipeline.runtime.run import run
-            outcome = run(
-                spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
-            )
-    code = EXIT_COMPLETE if outcome.complete else EXIT_INCOMPLETE
-    return print_result(outcome, show_summary, summary_json, as_json=as_json, code=code)
-
-
-def _judge(spec: JobSpec, address: str | None, options: RunOptions, *, as_json: bool) -> int:
-    """A run of a spec that says what must hold to publish."""
-    from pipeline.report.progress import run_progress
-
-    with shown_by(run_progress) as announce:
+    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
         with quick_imports():
-            from pipeline.report.drift import judged_run_json, show_judged_run
+            from pipeline.report.run import show_run
             from pipeline.verbs.run import judged_run
-        judged = judged_run(
+        result = judged_run(
             spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
         )
-    code = EXIT_COMPLETE if judged.outcome.complete else EXIT_INCOMPLETE
-    code = EXIT_FAILED if judged.rejected else code
-    return print_result(judged, show_judged_run, judged_run_json, as_json=as_json, code=code)
+    code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
+    code = EXIT_FAILED if result.reasons else code
+    return print_result(result, partial(show_run, spec_file=spec_file), as_json=as_json, code=code)
 
 
 def _dry_run(spec_file: str, options: RunOptions, price: float | None, *, as_json: bool) -> int:
@@ -214,24 +195,31 @@ def check(
         check_places(spec, cache_dir())
         with shown_by(phase_lines) as announce:
             with imports_of_torch():
-                from pipeline.report.check import findings_json, show_findings
+                from pipeline.report.check import show_findings
                 from pipeline.verbs.check import check
             findings = check(spec, cache_dir=cache_dir(), documents=documents, announce=announce)
     show = partial(show_findings, prompts=prompts)
-    code = EXIT_COMPLETE if findings.exact else EXIT_FAILED
-    return print_result(findings, show, findings_json, as_json=as_json, code=code)
+    code = EXIT_COMPLETE if findings.exactness.exact else EXIT_FAILED
+    return print_result(findings, show, as_json=as_json, code=code)
 
 
 @verb(LABEL, 3)
-def status(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
+def status(spec_file: SpecFile, /, *, snapshots: bool = False, as_json: AsJson = False) -> int:
     """Show how many documents are done, missing and failed, the rate, and the time left.
 
     It reads the output's storage, from any machine and while a run goes on. It starts no Ray, loads
     no model and writes nothing.
+
+    Parameters
+    ----------
+    snapshots
+        List the snapshots instead, each with what changed: wordings, model, input.
     """
-    from pipeline.report.maintenance import show_status
-    from pipeline.verbs.status import status
+    from pipeline.report.maintenance import show_snapshots, show_status
+    from pipeline.verbs.status import published_snapshots, status
 
     with spec_in(spec_file) as spec:
+        if snapshots:
+            return print_result(published_snapshots(spec), show_snapshots, as_json=as_json)
         result = status(spec, cache_dir=cache_dir())
     return print_result(result, show_status, as_json=as_json)

@@ -1,13 +1,13 @@
 """What a filter decides about each document of a snapshot: a table of DuckDB, and counts of it.
 
 Entry point: `decided`. The labels are read once. The table is in a temporary file, so it may be
-larger than the memory; it has no texts.
+larger than the memory; it has no texts. As in `sources.rule`, its SQL reaches nothing outside.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -16,11 +16,12 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.inputs import INPUT
-from pipeline.filters.rule import OF, FilterRule, failed_status
+from pipeline.filters.rule import ALL, OF, FilterRule, Group, named, quoted
+from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
+from pipeline.sources.rule import ALIAS, SEALED
 from pipeline.spec.filters import DropTopSpec
 
 OTHERS = "others"
@@ -28,9 +29,6 @@ MOST_GROUPS = 200  # the largest; the others are counted together
 # What does not fit is written to a temporary folder. Each thread needs some of the memory.
 _BOUNDS: dict[str, str | int | float | list[str]] = {"memory_limit": "512MB", "threads": 4}
 _DIGITS = 6  # of a threshold in the reason of a dropped document; `Thresholds` have all of them
-
-# More columns of the table, of these rows.
-Columns = Callable[[pa.RecordBatch], Mapping[str, pa.Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +58,13 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """The table `documents`: a row for each document, with the decision about it.
+    """The table `documents`: the rows of all shards, each with the decision about it.
 
-    Its columns: `shard` (a number), `row`, `n_chars`, `tokens`, `failed` (a status, or null),
-    `ranked` (whether it counts for thresholds), `keep_N` (whether condition N is true); with
-    `drop_top` also `score`, `part` (the group) and `threshold`; `dropped`, `reasons` (a list) and
-    `why` (the reasons in words, with thresholds; '' where it is kept); and those asked for.
+    Columns with an underscore are beside those of the rows: `_shard` (a number), `_tokens`,
+    `_failed` (a status, or null), `_ranked` (whether it counts for thresholds), `_group`, `_keep_N`
+    (whether condition N is true); with `drop_top` also `_score`, `_part` (its group) and
+    `_threshold`; `_dropped`, `_reasons` (a list) and `_why` (the reasons in words, with thresholds;
+    '' where it is kept).
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -81,16 +80,16 @@ class Decisions:
         with self.connection.cursor() as cursor:
             return cursor.sql(query, params=list(values)).to_arrow_table()
 
-    def add(self, name: str, rows: pa.Table) -> None:
-        """Adds rows to the table of this name."""
+    def add(self, name: str, rows: pa.Table, columns: str = "*") -> None:
+        """Adds these columns of the rows, as SQL, to the table of this name."""
         self.connection.register("added", rows)
-        self.connection.execute(f"create table if not exists {name} as from added with no data")
-        self.connection.execute(f"insert into {name} from added")
+        query = f"select {columns} from added as {ALIAS}"
+        self.connection.execute(f"create table if not exists {name} as {query} with no data")
+        self.connection.execute(f"insert into {name} {query}")
 
     def of_shard(self, number: int) -> pa.Table:  # [docs of the shard]
-        """`dropped` and `why` of the documents of a shard, in their order."""
-        query = "select dropped, why from documents where shard = ? order by row"
-        return self.table(query, [number])
+        """The documents of a shard, in their order."""
+        return self.table("select * from documents where _shard = ? order by row", [number])
 
     def counts(self, value: str) -> dict[str, int]:
         """The documents by a value, the most frequent first. Null is left out."""
@@ -106,10 +105,15 @@ class Decisions:
 
         A group of that name is counted with them.
         """
+        place = "row_number() over (order by count(*) desc, name)"
+        shown = f"if(place <= {most}, name, {quoted(OTHERS)})" if most else "name"
         rows = self.rows(
-            f"with places as ({places(group, most)}) select shown, {sizes_where('not dropped')}, "
-            f"{sizes_where('dropped')} from documents join places on {group} = name "
-            "group by shown order by max(place)"
+            f"""
+            with sizes as (select {group} as name, {place} as place from documents group by name),
+            places as (select *, {shown} as shown from sizes)
+            select shown, {sizes_where("not _dropped")}, {sizes_where("_dropped")}
+            from documents join places on {group} = name group by shown order by max(place)
+            """
         )
         return {name: (Size(*row[:3]), Size(*row[3:])) for name, *row in rows}
 
@@ -121,34 +125,21 @@ class Decisions:
     @property
     def several(self) -> int:
         """The documents with more than one reason: they are in the counts of each."""
-        [(count,)] = self.rows("select count(*) from documents where len(reasons) > 1")
+        [(count,)] = self.rows("select count(*) from documents where len(_reasons) > 1")
         return int(count)
-
-
-def places(group: str, most: int | None = None) -> str:
-    """A query: each group, its place by size, and the name under which it is shown."""
-    place = "row_number() over (order by count(*) desc, name)"
-    shown = f"if(place <= {most}, name, '{OTHERS}')" if most else "name"
-    return (
-        f"select *, {shown} as shown from (select {group} as name, {place} as place from documents "
-        "group by name)"
-    )
 
 
 def sizes_where(condition: str) -> str:
     """The columns of a `Size`, of the documents for which the condition is true."""
     sums = (
-        f"coalesce(sum({name}) filter ({condition}), 0)::BIGINT" for name in ("n_chars", "tokens")
+        f"coalesce(sum({name}) filter ({condition}), 0)::BIGINT" for name in ("n_chars", "_tokens")
     )
     return ", ".join((f"count(*) filter ({condition})", *sums))
 
 
 @contextmanager
 def decided(
-    rule: FilterRule,
-    shards: Iterable[pa.RecordBatch],
-    on_error: str,
-    columns: Columns = lambda _: {},
+    rule: FilterRule, shards: Iterable[pa.RecordBatch], on_error: str, by: Sequence[Group] = ()
 ) -> Iterator[Decisions]:
     """The decisions about all documents of these shards.
 
@@ -156,16 +147,19 @@ def decided(
         rule: Of the filter.
         shards: Their rows, with the rule's schema.
         on_error: What the filter does with documents without an answer; `fail` keeps them.
-        columns: More columns.
+        by: What `_group` has; without it, `ALL`.
 
     Raises:
         SpecError: A row that did not fail has no score, or no row has one.
         StorageError: The table cannot be written.
     """
+    columns = f"*, {', '.join(f'{sql} as {name}' for name, sql in _columns(rule, by).items())}"
     nothing = pa.RecordBatch.from_pylist([], rule.schema)  # — a snapshot may have no shard
     with scratch() as table:
         for number, rows in enumerate(chain([nothing], shards), start=-1):
-            table.add("answers", pa.table({**_answers(rule, rows, number), **columns(rows)}))
+            shard = pa.array([number] * rows.num_rows, pa.int32())
+            numbered = pa.Table.from_batches([rows]).append_column("_shard", shard)
+            table.add("answers", numbered, columns)
         top = rule.filter.drop_top
         thresholds = None if top is None else _thresholds(table, top)
         table.rows(_decisions_view(rule, on_error, thresholds))
@@ -177,7 +171,9 @@ def scratch() -> Iterator[Decisions]:
     """Tables in a temporary file. StorageError if they cannot be written."""
     with tempfile.TemporaryDirectory(prefix="assay-filter-") as folder:
         try:
-            with duckdb.connect(f"{folder}/tables.duckdb", config=_BOUNDS) as connection:
+            config = {**SEALED, **_BOUNDS}
+            with duckdb.connect(f"{folder}/tables.duckdb", config=config) as connection:
+                connection.execute("SET GLOBAL TimeZone = 'UTC'")
                 yield Decisions(connection)
         except duckdb.Error as error:
             reason = f"cannot hold the counts: {str(error).splitlines()[0]}"
@@ -185,40 +181,34 @@ def scratch() -> Iterator[Decisions]:
             raise StorageError(f"{folder}: {reason}; {fix}") from error
 
 
-def _answers(rule: FilterRule, rows: pa.RecordBatch, shard: int) -> dict[str, pa.Array]:
-    """What decides about the documents of a shard, and their sizes."""
-    failed = failed_status(rows, rule.tasks)
-    ranked = pc.and_(pc.is_null(failed), rule.asked(rows))
+def _columns(rule: FilterRule, by: Sequence[Group]) -> dict[str, str]:
+    """What is computed of each document, as SQL: what decides about it, and its tokens.
+
+    A question that was not asked because of its condition did not fail: its answer is null.
+    """
+    answered = f"in ({quoted(OK)}, {quoted(TRUNCATED)}, {quoted(SKIPPED)})"
+    statuses = ["status", *(named(task, "status") for task in rule.tasks)]
+    failed = (f"case when {s} {answered} then null else {s} end" for s in statuses)
+    asked = (f"{named(task, 'status')} <> {quoted(SKIPPED)}" for task in rule.tasks)
+    read = [
+        named(field.name, "n_tokens")
+        for field in rule.schema
+        if pa.types.is_struct(field.type)
+        and field.name != INPUT
+        and field.type.get_field_index("n_tokens") >= 0
+    ]
     columns = {
-        "shard": pa.array([shard] * rows.num_rows, pa.int32()),
-        "row": rows.column("row"),
-        "n_chars": rows.column("n_chars"),
-        "tokens": _tokens(rows),
-        "failed": failed,
-        "ranked": ranked,
+        "_tokens": f"greatest({', '.join(['0', *read])})",
+        "_failed": f"coalesce({', '.join(failed)})",
+        "_ranked": f"_failed is null and {' and '.join([*asked, 'true'])}",
+        "_group": " || ', ' || ".join(group.group for group in by) or quoted(ALL),
     }
     for number, condition in enumerate(rule.conditions.values()):
-        columns[f"keep_{number}"] = condition.verdicts(rows)
+        columns[f"_keep_{number}"] = f"TRY({condition.text})"
     if rule.score is not None:
-        columns["score"] = scores = rule.score.scores(rows)
-        has_no_score = pc.and_(ranked, pc.invert(pc.fill_null(pc.is_finite(scores), False)))
-        if pc.any(has_no_score).as_py():
-            doc_id = rows.column("doc_id").filter(has_no_score)[0].as_py()
-            fix = f"is not a finite number for document {doc_id!r}, which has an answer"
-            raise SpecError([Problem(OF, f"{fix}; write coalesce(..., 0)", rule.score.text)])
-        of_all = pa.array([""] * rows.num_rows, pa.string())
-        columns["part"] = of_all if rule.group is None else rule.group.names(rows)
+        columns["_score"] = rule.score.number
+        columns["_part"] = "''" if rule.group is None else rule.group.group
     return columns
-
-
-def _tokens(rows: pa.RecordBatch) -> pa.Array:  # [rows]
-    """The tokens that the task which reads most reads of each document."""
-    read = [pa.array([0] * rows.num_rows, pa.int32())]
-    for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        has_answers = name != INPUT and pa.types.is_struct(column.type)
-        if has_answers and column.type.get_field_index("n_tokens") >= 0:
-            read.append(pc.struct_field(column, "n_tokens"))
-    return pc.max_element_wise(*read)
 
 
 def limits(scores: str, shares: Sequence[float]) -> str:
@@ -238,16 +228,21 @@ def limits(scores: str, shares: Sequence[float]) -> str:
 
 
 def _thresholds(table: Decisions, top: DropTopSpec) -> Thresholds:
-    """The thresholds of `drop_top`, exact over all rows; SpecError if no row has a score."""
-    whole = table.rows(limits("(select '' as part, score from answers where ranked)", [top.share]))
+    """The thresholds of `drop_top`, exact over all rows; SpecError if a row has no score."""
+    without = "select doc_id from answers where _ranked and not coalesce(isfinite(_score), false)"
+    for (doc_id,) in table.rows(f"{without} order by _shard, row limit 1"):
+        fix = f"is not a finite number for document {doc_id!r}, which has an answer"
+        raise SpecError([Problem(OF, f"{fix}; write coalesce(..., 0)", top.of)])
+    scores = "(select {} as part, _score as score from answers where _ranked)"
+    whole = table.rows(limits(scores.format("''"), [top.share]))
     if not whole:
         fix = "no document has a score, so there is no threshold; label first"
         raise SpecError([Problem(OF, fix, top.of)])
-    scores = "(select part, score from answers where ranked)"
-    groups = table.rows(f"{limits(scores, [top.share])} order by part") if top.by else []
+    groups = table.rows(f"{limits(scores.format('_part'), [top.share])} order by part")
     at = {name: threshold for name, size, _, threshold in groups if size >= top.smallest}
+    at = at if top.by else {}
     columns = pa.array([*at], pa.string()), pa.array([*at.values()], pa.float64())
-    table.add("thresholds", pa.table(columns, ["part", "of_part"]))
+    table.add("thresholds", pa.table(columns, ["_part", "of_part"]))
     return Thresholds(whole[0][-1], at)
 
 
@@ -258,12 +253,12 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
     is dropped, as with SQL's WHERE. `why` has the threshold and the group of `drop_top`; `reasons`
     have neither, because there may be many groups.
     """
-    of_failed = "'on_error: ' || failed" if on_error == "drop" else "null::VARCHAR"
+    of_failed = "'on_error: ' || _failed" if on_error == "drop" else "null::VARCHAR"
     reasons, words = [], []
     if rule.conditions:
         verdict = "if(kept is null, 'keep is null: ', 'keep is false: ')"
         broken = [
-            f"case when kept is not true and keep_{n} is not distinct from kept then {sql} end"
+            f"case when kept is not true and _keep_{n} is not distinct from kept then {sql} end"
             for n, sql in enumerate(map(quoted, rule.conditions))
         ]
         reasons += [f"{verdict} || {condition}" for condition in broken]
@@ -271,7 +266,7 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
         words.append(f"{verdict} || nullif(concat_ws('; ', {', '.join(broken)}), '')")
     if rule.score is not None:
         name = quoted(f"drop_top: {rule.score.text}")
-        limit = f"printf('%.{_DIGITS}g', threshold) || if(part = '', '', ' in ' || part)"
+        limit = f"printf('%.{_DIGITS}g', _threshold) || if(_part = '', '', ' in ' || _part)"
         reasons.append(f"case when is_above then {name} || ' is above its threshold' end")
         words.append(f"case when is_above then {name} || ' > ' || {limit} end")
     return f"""
@@ -279,33 +274,28 @@ def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | No
         with judged as ({_judged(rule, thresholds)}),
         reasoned as (
             select *,
-                if(failed is null, kept is not true or is_above, {on_error == "drop"}) as dropped,
-                if(failed is null, [{", ".join(reasons)}], [{of_failed}]) as each,
-                if(failed is null, concat_ws('; ', {", ".join(words)}), {of_failed}) as whole
+                if(_failed is null, kept is not true or is_above, {on_error == "drop"}) as _dropped,
+                if(_failed is null, [{", ".join(reasons)}], [{of_failed}]) as each,
+                if(_failed is null, concat_ws('; ', {", ".join(words)}), {of_failed}) as whole
             from judged
         )
-        select * exclude (each, whole, kept, is_above), coalesce(whole, '') as why,
-            [reason for reason in each if reason is not null] as reasons
+        select * exclude (each, whole, kept, is_above), coalesce(whole, '') as _why,
+            [reason for reason in each if reason is not null] as _reasons
         from reasoned
     """
 
 
 def _judged(rule: FilterRule, thresholds: Thresholds | None) -> str:
     """A query: `answers` with the verdict of `keep`, and whether the score is too high."""
-    kept = " and ".join(f"keep_{n}" for n in range(len(rule.conditions))) or "true"
+    kept = " and ".join(f"_keep_{n}" for n in range(len(rule.conditions))) or "true"
     if thresholds is None:
         return f"select *, {kept} as kept, false as is_above from answers"
     return f"""
-        select *, {kept} as kept, coalesce(score > threshold, false) as is_above from (
-            select answers.*, coalesce(of_part, {number(thresholds.otherwise)}) as threshold
-            from answers left join thresholds using (part)
+        select *, {kept} as kept, coalesce(_score > _threshold, false) as is_above from (
+            select answers.*, coalesce(of_part, {number(thresholds.otherwise)}) as _threshold
+            from answers left join thresholds using (_part)
         )
     """
-
-
-def quoted(text: str) -> str:
-    """The text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def number(value: float) -> str:

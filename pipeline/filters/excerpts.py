@@ -34,7 +34,7 @@ class Excerpt:
 
 
 def excerpts(
-    store: Store, contents: Contents, rows: pa.RecordBatch, options: Options, *, chars: int
+    store: Store, contents: Contents, rows: pa.RecordBatch, options: Options, *, chars: int | None
 ) -> list[Excerpt]:  # [rows]
     """The first characters of each row's text, and its image.
 
@@ -43,7 +43,7 @@ def excerpts(
         contents: The snapshot that the rows are of.
         rows: With the columns path and row.
         options: Of the input's file system.
-        chars: How many characters of a text, which may be very long.
+        chars: How many characters of a text, which may be very long; None: all.
 
     Raises:
         StorageError: A text is no longer what was labelled.
@@ -76,7 +76,7 @@ def _starts(
     options: Options,
     hashes: pa.Array,  # [docs of the shard]
     chosen: Sequence[int],  # docs of the shard, ascending
-    chars: int,
+    chars: int | None,
 ) -> Iterator[tuple[int, Excerpt]]:
     """The start of each chosen document; the shard is read up to the last one."""
     left, first = deque(chosen), 0

@@ -37,9 +37,7 @@ def doc_field(names: Sequence[str]) -> pa.Field:
 def with_inputs(
     answers: pa.RecordBatch, shard: Shard, options: Options, names: Sequence[str]
 ) -> pa.RecordBatch:
-    """The answers of a shard, with the column of `doc_field` if there are any names."""
-    if not names:
-        return answers
+    """The answers of a shard, with the column of `doc_field`."""
     rows = pc.subtract(answers.column("row"), shard.piece.start_row)
     columns = zip(*input_values(shard, names, options), strict=True)
     values = [pa.array(column, pa.string()).take(rows) for column in columns]

@@ -1,130 +1,124 @@
 """The documents that a spec's last snapshot has labels of, joined with their texts in the input.
 
-Entry points: `current_labels` for the snapshot, and `older_answers` for what the spec has changed
-since; `labelled_shards`, `labelled_texts` and `with_text` for the input. A text is read again only
-if it is the text that was labelled.
+Entry points: `LabelledRows` for the rows with columns of the input; `labelled_texts` and
+`labelled_documents` for the texts. A text is read again only if it is the text that was labelled.
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from pipeline.errors import AssayError, StorageError, one_line
-from pipeline.hashes import parse_json
-from pipeline.ledger.cells import stored_version
+from pipeline.errors import StorageError
+from pipeline.filters.inputs import check_columns_of, doc_field, with_inputs
 from pipeline.ledger.cuts import CutLog
-from pipeline.ledger.label_files import METADATA_PREFIX
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
+from pipeline.ledger.rows import (
+    DOCUMENT_SCHEMA,
+    TEXT_COLUMN,
+    aligned_batches,
+    asked_rows,
+    read_shard,
+    wide_schema,
+)
+from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.ledger.snapshots import Contents, last_contents
-from pipeline.runtime.job import job_of_output
-from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.sources.streams import Options
-from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.store import Store
-
-logger = logging.getLogger(__name__)
+from pipeline.stores.store import Store, open_store
 
 
-def current_labels(spec: JobSpec, store: Store) -> Contents:
-    """The spec's last snapshot; StorageError if it has other tasks or labels than the spec."""
-    contents = last_contents(store, spec.name)
-    if contents.tasks.keys() != {task.name for task in spec.tasks} or any(
-        contents.tasks[task.name].labels != tuple(task.labels) for task in spec.tasks
-    ):
-        raise StorageError(
-            f"{store.url}: snapshot {contents.number} of {spec.name} has other tasks or labels "
-            f"than the spec has now; run `assay run` first"
-        )
-    return contents
+@dataclass(frozen=True, slots=True)
+class LabelledRows:
+    """The rows of a spec's last snapshot, with columns of the input beside the answers.
 
-
-def what_answered(store: Store, contents: Contents, task: str) -> dict[str, Any]:
-    """The JSON values in the metadata of the task's first label file; {} without any document.
-
-    `model` and `models` have the hashes of the weights, `models` by the name of each model; `spec`
-    is the content of the fingerprint, and `versions` are those of the packages.
+    The columns of the input are the fields of the column `doc`.
     """
-    for shard in islice(contents.shards, 1):
-        stored = pq.read_schema(io.BytesIO(store.read(shard.labels[task].key))).metadata or {}
-        names = ("model", "models", "spec", "versions")
-        keys = {name: f"{METADATA_PREFIX}{name}".encode() for name in names}
-        return {name: parse_json(stored[key]) for name, key in keys.items() if key in stored}
-    return {}
 
+    spec: JobSpec
+    store: Store
+    contents: Contents
+    inputs: Mapping[str, str]  # names of columns, each with the option or key that names it
 
-def warn_of_older_answers(spec: JobSpec, store: Store, contents: Contents, cache_dir: Path) -> None:
-    """Logs each line of `older_answers`."""
-    for line in older_answers(spec, store, contents, cache_dir):
-        logger.warning("warning: %s", line)
+    @classmethod
+    def of(cls, spec: JobSpec, inputs: Mapping[str, str] | None = None) -> LabelledRows:
+        """StorageError if the snapshot has other tasks or labels than the spec."""
+        store = open_store(spec.output, spec.storage_options)
+        contents = last_contents(store, spec.name)
+        own = {task.name: tuple(task.labels) for task in spec.tasks}
+        if {name: task.labels for name, task in contents.tasks.items()} != own:
+            raise StorageError(
+                f"{store.url}: snapshot {contents.number} of {spec.name} has other tasks or labels "
+                f"than the spec has now; run `assay run` first"
+            )
+        return cls(spec, store, contents, inputs or {})
 
+    @property
+    def answers_schema(self) -> pa.Schema:
+        """The columns of `open_labels`."""
+        return wide_schema(self.contents, list(self.contents.tasks))
 
-def older_answers(
-    spec: JobSpec, store: Store, contents: Contents, cache_dir: Path
-) -> Iterator[str]:
-    """A line for each task whose answers are of another wording or model than the spec's now.
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `open_labels`, and `doc` if there are columns of the input."""
+        doc = [doc_field([*self.inputs])] if self.inputs else []
+        return pa.schema([*self.answers_schema, *doc])
 
-    No model is fetched: one that is not a local file is compared by its name.
-    """
-    if not contents.shards:
-        return
-    models: dict[str, dict[str, Any]] = {name: {} for name in contents.tasks}
-    with suppress(StorageError):  # who reads the file names it
-        for name in contents.tasks:
-            models[name] = what_answered(store, contents, name).get("models", {})
-    hashes = {name: of_model for of_task in models.values() for name, of_model in of_task.items()}
-    try:
-        job = job_of_output(spec, store, cache_dir, locate=partial(_located, hashes=hashes))
-    except AssayError as error:
-        yield f"the answers cannot be compared with the spec as it is: {one_line(error)}"
-        return
-    for task, own in contents.tasks.items():
-        stored = stored_version(store, task, own.fp).of_all
-        if job.fp[task] in (own.fp, stored.id):
-            continue
-        changed = _changed(stored.content, parse_json(job.fingerprints[task].json()))
-        by = f" of {', '.join(models[task])}" if models[task] else ""
-        yield (
-            f"{task}: these are answers{by} to an older wording of the spec, which differs in "
-            f"{', '.join(changed)}. Run again (assay run) to have answers to the spec as it is"
-        )
+    def shards(self, cache_dir: Path) -> tuple[dict[str, Shard], int]:
+        """The snapshot's shards in the input by id, and the number of files it does not know.
 
+        Raises:
+            SpecError: The input does not have the columns.
+            StorageError: The input has another version of a labelled file by now.
+        """
+        source, contents = self.spec.input, self.contents
+        options = source.storage_options
+        objects = find_objects(source.path, cache_dir, options, output=self.store.url)
+        cut = CutLog(self.store).cuts_of([item.version(source.columns) for item in objects]).shards
+        shards = {shard.id: shard for shard in cut}
+        for named in contents.shards:
+            if named.sid not in shards:
+                raise StorageError(
+                    f"{named.path}: is gone, or differs from what snapshot {contents.number} "
+                    f"labelled; run `assay run` to label the input as it is now"
+                )
+        read = [shards[named.sid] for named in contents.shards]
+        for place in dict.fromkeys(self.inputs.values()):
+            names = [name for name, own in self.inputs.items() if own == place]
+            check_columns_of(read, options, names, place=place)
+        paths = {item.path for item in objects}
+        empty = paths - {shard.path for shard in cut}
+        return shards, len(paths - {*contents.files["path"].unique().to_pylist()} - empty)
 
-def _located(
-    model: ModelSpec, cache_dir: Path, *, hashes: Mapping[str, Mapping[str, str]]
-) -> ModelFiles:
-    """The files of a local model; of another one those with which it answered, if it did."""
-    if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
-        return locate(model, cache_dir)
-    return ModelFiles("none", model.path, model.revision, hashes.get(model.name, {}), 0)
+    def read(self, named: NamedShard, shards: Mapping[str, Shard]) -> pa.RecordBatch:
+        """The rows of one shard about which something was asked."""
+        tasks = list(self.contents.tasks)
+        rows = read_shard(self.store, named, schema=self.answers_schema, tasks=tasks)
+        return self._joined(rows, named, shards)
 
+    def batches(
+        self, shards: Mapping[str, Shard], contents: Contents | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of each shard; of `contents`, the same snapshot in another order."""
+        own = contents or self.contents
+        batches = aligned_batches(self.store, own, self.answers_schema)
+        for named, rows in zip(own.shards, batches, strict=True):
+            yield self._joined(rows, named, shards)
 
-def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The names of what differs between the contents of two fingerprints."""
-    before, after = _flat(then), _flat(now)
-    differing = {name for name in before | after if before.get(name) != after.get(name)}
-    return sorted("the model" if name == "weights" else name for name in differing)
-
-
-def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with the keys of its task beside its own."""
-    task = content.get("task")
-    others = {name: value for name, value in content.items() if name != "task"}
-    return {**others, **(task if isinstance(task, dict) else {})}
+    def _joined(
+        self, rows: pa.RecordBatch, named: NamedShard, shards: Mapping[str, Shard]
+    ) -> pa.RecordBatch:
+        asked = asked_rows(self.contents, rows)
+        if not self.inputs:
+            return asked
+        options = self.spec.input.storage_options
+        return with_inputs(asked, shards[named.sid], options, [*self.inputs])
 
 
 def identity_of(contents: Contents) -> dict[str, Any]:
@@ -137,29 +131,6 @@ def identity_of(contents: Contents) -> dict[str, Any]:
             for shard in contents.shards
         ],
     }
-
-
-def labelled_shards(
-    spec: JobSpec, store: Store, contents: Contents, cache_dir: Path
-) -> tuple[dict[str, Shard], int]:
-    """The snapshot's shards in the input by id, and the number of files that it does not know.
-
-    StorageError if the input has another version of a labelled file by now.
-    """
-    source = spec.input
-    objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
-    shards = CutLog(store).cuts_of([item.version(source.columns) for item in objects]).shards
-    by_sid = {shard.id: shard for shard in shards}
-    for shard in contents.shards:
-        if shard.sid not in by_sid:
-            raise StorageError(
-                f"{shard.path}: is gone, or differs from what snapshot {contents.number} "
-                f"labelled; run `assay run` to label the input as it is now"
-            )
-    paths = {item.path for item in objects}
-    labelled = {*contents.files["path"].unique().to_pylist()}
-    empty = paths - {shard.path for shard in shards}
-    return by_sid, len(paths - labelled - empty)
 
 
 def labelled_texts(

@@ -27,7 +27,7 @@ from pipeline.stores.store import check_key
 ROW_DIGITS = 10
 # A local name has at most 255 bytes, and `.<first row>.jsonl.zst` is added to the input's.
 MAX_NAME_BYTES = 255 - len(".0000000000.jsonl.zst")
-_SHORTENED = re.compile(r"~[0-9a-f]{32}(?=\.|$)")
+_HASHED = re.compile(r"~[0-9a-f]{32}(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,6 @@ def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> 
     for path in relative:
         if format_of(path) in (None, "txt"):  # the text files of a folder, or of a glob
             relative[path] = re.sub(r"[*?\[\]]+", "_", relative[path])
-        relative[path] = _shortened(relative[path])
         check_key(relative[path])
     return relative
 
@@ -93,36 +92,22 @@ def _place(path: str, options: Options) -> str:
     return re.sub(r"@[^/]+", "", place, count=1) if path.startswith(PROTOCOL) else place
 
 
-# Parts of a path that no key has: S3 allows `a//b` and `a/../b`.
-_NO_PARTS = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
-
-
 def _as_key(path: str) -> str:
-    """The path as a key: `%5C` for a backslash, `%2F` for an empty part, `%2E` for a dot alone.
+    """The path as a key; of one that not every store holds, `<beginning>~<hash>.<format>`.
 
-    A path that could be taken for such a key has `%25` for its own `%`; all others stay. So two
-    paths never have one key.
-    """
-    parts = path.split("/")
-    if not (re.search(r"\\|%(25)*(5C|2F|2E)", path) or _NO_PARTS.keys() & parts):
-        return path
-    escaped = (part.replace("%", "%25").replace("\\", "%5C") for part in parts)
-    return "/".join(_NO_PARTS.get(part, part) for part in escaped)
-
-
-def _shortened(path: str) -> str:
-    """The path with a long name cut, and the hash of the whole path: `<beginning>~<hash>.<format>`.
-
-    A name that could be taken for a cut one is cut, too: two paths never have one key.
+    Such a path has a long name, a backslash, or a part that is empty or dots: S3 allows `a//b`. So
+    has a name that could be taken for such a key: two paths never have one key.
     """
     folder, slash, name = path.rpartition("/")
-    if len(name.encode()) <= MAX_NAME_BYTES and _SHORTENED.search(name) is None:
+    is_plain = "\\" not in path and not {"", ".", ".."} & {*path.split("/")}
+    if is_plain and len(name.encode()) <= MAX_NAME_BYTES and not _HASHED.search(name):
         return path
     format = format_of(name)
     suffix = "" if format is None else name[-len(format) - 1 :]
     end = f"~{short_hash(path.encode())}{suffix}"
-    beginning = name.removesuffix(suffix).encode()[: MAX_NAME_BYTES - len(end)]
-    return f"{folder}{slash}{beginning.decode(errors='ignore')}{end}"
+    beginning = name.removesuffix(suffix).replace("\\", "_").encode()[: MAX_NAME_BYTES - len(end)]
+    key = f"{beginning.decode(errors='ignore')}{end}"
+    return f"{folder}{slash}{key}" if is_plain else key
 
 
 def _fixed_folder(place: str, places: Sequence[str]) -> str:

@@ -17,11 +17,9 @@ from pipeline.filters.decisions import (
     Thresholds,
     limits,
     number,
-    quoted,
     sizes_where,
 )
-from pipeline.filters.rule import NO_GROUP, FilterRule
-from pipeline.filters.snapshot_rule import ALL, SnapshotRule
+from pipeline.filters.rule import ALL, FilterRule, SnapshotRule, named, quoted
 from pipeline.options import OnError
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 
@@ -116,8 +114,9 @@ class FilterResult:
 def result_of(rule: SnapshotRule, on_error: OnError, table: Decisions) -> FilterResult:
     """What the filter does, by the decisions about all documents."""
     kept, dropped = table.whole
+    contents = rule.labelled.contents
     return FilterResult(
-        snapshot=rule.contents.number,
+        snapshot=contents.number,
         rule=kept_words(rule.rule),
         on_error=on_error,
         removes=removed_sql(rule.rule, table.thresholds, on_error),
@@ -125,21 +124,22 @@ def result_of(rule: SnapshotRule, on_error: OnError, table: Decisions) -> Filter
         dropped=dropped.documents,
         sizes=Sizes(kept, dropped),
         groups=_groups(rule, table),
-        reasons=table.counts("unnest(reasons)"),
+        reasons=table.counts("unnest(_reasons)"),
         several=table.several,
-        failed=table.counts("failed"),
-        missing_rows=rule.contents.missing_rows,
-        missing_files=rule.contents.missing_files,
-        limit=rule.contents.limit,
+        failed=table.counts("_failed"),
+        missing_rows=contents.missing_rows,
+        missing_files=contents.missing_files,
+        limit=contents.limit,
     )
 
 
 def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
     """The groups of `drop_top` in the order of their names; without groups, all documents."""
-    assert rule.spec.filter is not None
-    top, thresholds = rule.spec.filter.drop_top, table.thresholds
+    written = rule.labelled.spec.filter
+    assert written is not None
+    top, thresholds = written.drop_top, table.thresholds
     by = top.by if top else None  # — as the user wrote it
-    sizes = {"": table.whole} if by is None else table.sizes("part")
+    sizes = {"": table.whole} if by is None else table.sizes("_part")
     return tuple(
         GroupResult(
             group={} if by is None else {by: name},
@@ -159,7 +159,9 @@ def other_shares(rule: FilterRule, table: Decisions) -> tuple[OtherShare, ...]:
     groups = "union all from ranked" if rule.group else ""
     rows = table.rows(
         f"""
-        with ranked as (select part, score, n_chars, tokens from documents where ranked),
+        with ranked as (
+            select _part as part, _score as score, n_chars, _tokens from documents where _ranked
+        ),
         parts as (select * replace ('{ALL}' as part) from ranked {groups}),
         limits as ({limits("parts", SHARES)})
         select share::DOUBLE, part, threshold, {sizes_where("score > threshold")}
@@ -196,11 +198,10 @@ def removed_sql(rule: FilterRule, thresholds: Thresholds | None, on_error: OnErr
         limit = number(thresholds.otherwise)
         if rule.group is not None and thresholds.at:
             cases = (f"WHEN {quoted(g)} THEN {number(at)}" for g, at in thresholds.at.items())
-            group = f"coalesce(TRY(({rule.group.text})::VARCHAR), {quoted(NO_GROUP)})"
-            limit = f"CASE {group} {' '.join(cases)} ELSE {limit} END"
-        broken.append(f"nullif(TRY(({rule.score.text})::DOUBLE), 'NaN') > {limit}")
+            limit = f"CASE {rule.group.group} {' '.join(cases)} ELSE {limit} END"
+        broken.append(f"{rule.score.number} > {limit}")
     condition = " OR ".join(broken)
-    statuses = ["status", *(f'"{task}".status' for task in rule.tasks)]
+    statuses = ["status", *(named(task, "status") for task in rule.tasks)]
     answered = f"IN ('{OK}', '{TRUNCATED}', '{SKIPPED}')"
     if on_error == "drop":
         return " OR ".join([*(f"{status} NOT {answered}" for status in statuses), condition])

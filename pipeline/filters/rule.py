@@ -1,16 +1,19 @@
-"""The rule of a spec's filter, bound to the columns of some rows. Entry point: `FilterRule`."""
+"""The rule of a spec's filter, bound to the columns of some rows.
+
+Entry points: `SnapshotRule` for the last snapshot, `FilterRule` for other rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from pipeline.errors import Option, Problem, SpecError
 from pipeline.filters.inputs import INPUT
+from pipeline.filters.labelled import LabelledRows
 from pipeline.ledger.snapshots import SnapshotTask
-from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 from pipeline.sources.rule import (
     Expression,
     Rule,
@@ -22,19 +25,21 @@ from pipeline.sources.rule import (
     whole,
 )
 from pipeline.spec.filters import FilterSpec
+from pipeline.spec.schema import JobSpec
 
 # The group of documents without a value.
 NO_GROUP = "null"
+ALL = "all"  # the group of a document without groups
 KEEP, OF, BY = "filter.keep", "filter.drop_top.of", "filter.drop_top.by"
 
 
 class Score(Expression):
-    """An expression that is a number."""
+    """An expression on one line that is a number."""
 
-    def scores(self, rows: pa.RecordBatch) -> pa.DoubleArray:  # [rows]
-        """The number of each row; null where there is none, or NaN."""
-        values = self.values(rows, "DOUBLE")
-        return pc.if_else(pc.is_nan(values), None, values)
+    @property
+    def number(self) -> str:
+        """SQL of the number of a row; null where there is none, or NaN."""
+        return f"nullif(TRY(({self.text})::DOUBLE), 'NaN')"
 
     def _check(self, kind: pa.DataType) -> None:
         is_number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
@@ -43,11 +48,12 @@ class Score(Expression):
 
 
 class Group(Expression):
-    """An expression whose values, as texts, are the names of groups."""
+    """An expression on one line whose values, as texts, are the names of groups."""
 
-    def names(self, rows: pa.RecordBatch) -> pa.StringArray:  # [rows]
-        """The group of each row."""
-        return pc.fill_null(self.values(rows, "VARCHAR"), NO_GROUP)
+    @property
+    def group(self) -> str:
+        """SQL of the group of a row."""
+        return f"coalesce(TRY(({self.text})::VARCHAR), {quoted(NO_GROUP)})"
 
     def _check(self, kind: pa.DataType) -> None:
         if pa.types.is_nested(kind):
@@ -98,13 +104,37 @@ class FilterRule:
         read = (probabilities_in(text, place=place) for text, place in _texts(self.filter))
         return {name for names in read for name in names}
 
-    def asked(self, rows: pa.RecordBatch) -> pa.BooleanArray:  # [rows]
-        """Whether each question that the rule reads was asked."""
-        asked = pa.array([True] * rows.num_rows, pa.bool_())
-        for task in self.tasks:
-            status = pc.struct_field(rows.column(task), "status")
-            asked = pc.and_(asked, pc.not_equal(status, SKIPPED))
-        return asked
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRule:
+    """The rule of a spec's filter, bound to the rows of its last snapshot."""
+
+    labelled: LabelledRows
+    rule: FilterRule
+    by: tuple[Group, ...]  # what is counted by group, which decides nothing
+
+    @classmethod
+    def of(cls, spec: JobSpec, by: Sequence[str] = (), columns: Sequence[str] = ()) -> SnapshotRule:
+        """The rule, after every check that needs no work.
+
+        Args:
+            spec: With a filter.
+            by: Groups to count: labels of tasks, or SQL (default: the groups of the rule).
+            columns: Of the input, which the rows have, too.
+        """
+        if spec.filter is None:
+            fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"
+            raise SpecError([Problem("filter", fix)])
+        tasks = (labelled := LabelledRows.of(spec)).contents.tasks
+        filter, place = in_sql(spec.filter, tasks), Option("by")
+        own = [filter.drop_top.by] if filter.drop_top else []
+        groups = [one_line(group_sql(sql, tasks), place=place) for sql in by or own if sql]
+        read = [name for sql in groups for name in fields_in(sql, INPUT, place=place)]
+        inputs = dict.fromkeys(columns, Option("columns")) | dict.fromkeys(read, place)
+        labelled = replace(labelled, inputs=inputs | dict.fromkeys(inputs_of(filter), "filter"))
+        rule = FilterRule.of(filter, tasks, labelled.schema)
+        bound = tuple(Group(sql, labelled.schema, place=place) for sql in groups)
+        return cls(labelled, rule, bound)
 
 
 def in_sql(spec: FilterSpec, tasks: Mapping[str, SnapshotTask]) -> FilterSpec:
@@ -138,21 +168,6 @@ def _texts(spec: FilterSpec) -> Iterator[tuple[str, str]]:
     yield from ((text, place) for text, place in texts if text)
 
 
-def failed_status(rows: pa.RecordBatch, tasks: Collection[str]) -> pa.StringArray:  # [rows]
-    """The first failed status of each document, of reading or of one of the tasks; else null.
-
-    A question that was not asked because of its condition did not fail: its answer is null.
-    """
-    statuses = (pc.struct_field(rows.column(name), "status") for name in tasks)
-    answered = pa.array([OK, TRUNCATED, SKIPPED])
-    return pc.coalesce(
-        *(
-            pc.if_else(pc.is_in(status, value_set=answered), None, status)
-            for status in (rows.column("status"), *statuses)
-        )
-    )
-
-
 def conjuncts(text: str, *, place: str) -> tuple[str, ...]:
     """The conditions that a rule joins with AND, each as SQL; a rule without AND is the only one.
 
@@ -169,3 +184,13 @@ def probabilities_in(text: str, *, place: str) -> list[tuple[str, str]]:
     """The probabilities that an expression names, by task and label; SpecError as of `Rule`."""
     named = references(parsed(text, place))
     return [(names[0], names[2]) for names in named if len(names) == 3 and names[1] == "p"]
+
+
+def quoted(text: str) -> str:
+    """The text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def named(*parts: str) -> str:
+    """A column, or a field of one, as SQL."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)

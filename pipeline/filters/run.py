@@ -24,6 +24,7 @@ from pipeline.errors import FailedRowsError, Option
 from pipeline.filters.decisions import Decisions, decided
 from pipeline.filters.labelled import identity_of, labelled_texts
 from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
+from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.result import (
     Files,
     FilterResult,
@@ -32,7 +33,7 @@ from pipeline.filters.result import (
     result_of,
     stop_words,
 )
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.label_files import to_parquet, verify
@@ -75,10 +76,10 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
     Raises as `filter_corpus`; where documents without an answer stop the filter, it says so.
     """
     rule = SnapshotRule.of(spec)
-    rule.warn_of_older_answers(cache_dir)
-    shards, _ = rule.input_shards(cache_dir)
+    warn_of_older_answers(spec, rule.labelled.store, rule.labelled.contents, cache_dir)
+    shards, _ = rule.labelled.shards(cache_dir)
     on_error = options.on_error or rule.rule.filter.on_error
-    with decided(rule.rule, rule.rows(shards), on_error) as table:
+    with decided(rule.rule, rule.labelled.batches(shards), on_error) as table:
         result = result_of(rule, on_error, table)
         return replace(result, other_shares=other_shares(rule.rule, table))
 
@@ -86,19 +87,19 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
 def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
     """Writes the filtered corpus of the spec's last snapshot; a second call writes nothing."""
     job = _prepare(spec, options)
-    job.rule.warn_of_older_answers(cache_dir)
-    contents, layout = job.rule.contents, job.layout
+    labelled, layout = job.rule.labelled, job.layout
+    warn_of_older_answers(spec, labelled.store, labelled.contents, cache_dir)
     folders = (job.kept, "kept"), (job.kept, "filters"), (job.dropped, "dropped")
     lists = (store.list(f"{folder}/{layout.id}/") for store, folder in folders)
     existing = frozenset(stored.key for stored in chain.from_iterable(lists))
-    shards_left = enumerate(contents.shards)
-    todo = [(n, shard) for n, shard in shards_left if not existing.issuperset(job.keys(shard))]
+    named = enumerate(labelled.contents.shards)
+    todo = [(n, shard) for n, shard in named if not existing.issuperset(job.keys(shard))]
     created, new_files = 0, 0
     if todo or layout.manifest_key not in existing:
         check_create_only(job.kept, place=Option("to"))
         check_create_only(job.dropped, place=Option("to" if job.dropped is job.kept else "dropped"))
-        shards, new_files = job.rule.input_shards(cache_dir)
-        with decided(job.rule.rule, job.rule.rows(shards), job.on_error) as table:
+        shards, new_files = labelled.shards(cache_dir)
+        with decided(job.rule.rule, labelled.batches(shards), job.on_error) as table:
             created = _write(job, table, todo, shards, existing)
     stored = _RESULT.validate_json(job.kept.read(layout.manifest_key))
     kept_at = f"{job.kept.url}/kept/{layout.id}"
@@ -108,12 +109,12 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         dropped=Files(dropped_at, (f"{escape(dropped_at)}/**/*.parquet",)),
         current=job.current.url,
         manifest=f"{job.kept.url}/{layout.manifest_key}",
-        shards=len(contents.shards),
+        shards=len(labelled.contents.shards),
         created=created,
         new_files=new_files,
     )
     # — of an earlier snapshot with the same answers
-    result = replace(stored, snapshot=contents.number, written=written)
+    result = replace(stored, snapshot=labelled.contents.number, written=written)
     _point_to(result, job)
     return result
 
@@ -125,7 +126,7 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     refuse_own_places(spec, options.dropped or to, place="dropped")
     rule = SnapshotRule.of(spec)
     on_error = options.on_error or rule.rule.filter.on_error
-    paths = {*rule.contents.files["path"].unique().to_pylist()}
+    paths = {*rule.labelled.contents.files["path"].unique().to_pylist()}
     layout = Layout(
         id=_filter_id(rule, on_error),
         relative=relative_paths(spec.input.path, paths, spec.input.storage_options),
@@ -151,7 +152,7 @@ def _filter_id(rule: SnapshotRule, on_error: OnError) -> str:
         "format": FORMAT,
         **rule.rule.filter.model_dump(include={"keep", "drop_top"}),
         "on_error": on_error,
-        **identity_of(rule.contents),
+        **identity_of(rule.labelled.contents),
     }
     return sha256_hex(canonical_json(content), 16)
 
@@ -173,7 +174,7 @@ def _write(
 
     def write_one(numbered: tuple[int, NamedShard]) -> int:
         number, named = numbered
-        files = split_shard(job.rule, table.of_shard(number), named, shards[named.sid], result)
+        files = split_shard(job.rule, table.of_shard(number), shards[named.sid], result)
         objects = zip((job.dropped, job.kept), job.keys(named), files, strict=True)
         missing = ((store, key, content) for store, key, content in objects if key not in existing)
         return sum(store.create(key, content) is not None for store, key, content in missing)
@@ -185,23 +186,23 @@ def _write(
 
 
 def split_shard(
-    rule: SnapshotRule, decisions: pa.Table, named: NamedShard, shard: Shard, result: FilterResult
+    rule: SnapshotRule, documents: pa.Table, shard: Shard, result: FilterResult
 ) -> tuple[bytes, bytes]:
     """A file of the dropped rows of a shard and one of the kept rows; each row is in one of them.
 
     The dropped rows are as `open_labels` has them, with their texts and the reasons.
     """
-    options = rule.spec.input.storage_options
-    answers = rule.answers_of(named)
-    dropped, why = (decisions[name].combine_chunks() for name in ("dropped", "why"))
-    hashes, rows = answers.column("content_hash"), answers.column("row")
+    options = rule.labelled.spec.input.storage_options
+    dropped = documents["_dropped"].combine_chunks()
+    hashes, rows = (documents[name].combine_chunks() for name in ("content_hash", "row"))
     texts, first = [], 0
     for part in labelled_texts(shard, options, hashes, rows):
         texts.append(part.filter(dropped.slice(first, len(part))))
         first += len(part)
-    table = pa.Table.from_batches([answers]).filter(dropped)
+    gone, schema = documents.filter(dropped), rule.labelled.answers_schema
+    table = gone.select(schema.names).cast(schema)
     table = table.append_column(TEXT_COLUMN, pa.chunked_array(texts, pa.large_string()))
-    table = table.append_column(WHY_COLUMN, why.filter(dropped).dictionary_encode())
+    table = table.append_column(WHY_COLUMN, gone["_why"].dictionary_encode())
     metadata = {"rule": result.rule, "on_error": result.on_error}
     data = to_parquet(table, {**metadata, "shard": canonical_json(shard.to_json()).decode()})
     verify(data, table.column("doc_id"))
@@ -212,9 +213,10 @@ def split_shard(
 
 def _manifest(job: _Filter, table: Decisions, result: FilterResult) -> dict[str, Any]:
     """The result, and the files of each shard."""
-    contents, layout = job.rule.contents, job.layout
-    query = "select shard, count(*) filter (not dropped), count(*) filter (dropped) from documents"
-    counts = {number: of for number, *of in table.rows(f"{query} group by shard")}
+    labelled, layout = job.rule.labelled, job.layout
+    counts = ", ".join(f"count(*) filter ({which})" for which in ("not _dropped", "_dropped"))
+    by_shard = table.rows(f"select _shard, {counts} from documents group by _shard")
+    rows = {number: of for number, *of in by_shard}
     files = [
         {
             "input": shard.path,
@@ -224,15 +226,15 @@ def _manifest(job: _Filter, table: Decisions, result: FilterResult) -> dict[str,
             "dropped": layout.dropped_key(shard),
             "dropped_rows": dropped,
         }
-        for number, shard in enumerate(contents.shards)
-        for kept, dropped in [counts.get(number, (0, 0))]
+        for number, shard in enumerate(labelled.contents.shards)
+        for kept, dropped in [rows.get(number, (0, 0))]
     ]
     return {
         "format": FORMAT,
         "id": layout.id,
-        "spec": job.rule.spec.name,
-        "output": job.rule.store.url,
-        "tasks": {name: task.fp for name, task in contents.tasks.items()},
+        "spec": labelled.spec.name,
+        "output": labelled.store.url,
+        "tasks": {name: task.fp for name, task in labelled.contents.tasks.items()},
         **_RESULT.dump_python(result, mode="json", exclude={"written", "other_shares"}),
         "files": files,
     }
@@ -244,8 +246,8 @@ def _point_to(result: FilterResult, job: _Filter) -> None:
     content = {
         "format": FORMAT,
         "id": job.layout.id,
-        "spec": job.rule.spec.name,
-        "output": job.rule.store.url,
+        "spec": job.rule.labelled.spec.name,
+        "output": job.rule.labelled.store.url,
         "snapshot": result.snapshot,
         "rule": result.rule,
         "on_error": result.on_error,

@@ -1,7 +1,6 @@
 """What a report counts in the table of a snapshot's decisions: scores, lengths, examples.
 
-Entry points: `tallied_columns` for the columns that the table needs, `score_counts`, `bar_counts`,
-`examples`.
+Entry points: `score_counts`, `bar_counts` and `examples`.
 """
 
 from __future__ import annotations
@@ -10,11 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from pipeline.filters.decisions import Decisions, quoted
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.decisions import Decisions
+from pipeline.filters.rule import named, quoted
 from pipeline.ledger.snapshots import SnapshotTask
 
 BARS = 50  # of a histogram
@@ -56,37 +52,17 @@ class ShownDocument:
 def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -> list[Label]:
     """The labels whose probabilities are counted: of each task, those that the rule reads first."""
     scored = []
-    for task, named in tasks.items():
-        if "p" in named.columns:
-            labels = sorted(named.labels, key=lambda label: (task, label) not in first)
+    for task, published in tasks.items():
+        if "p" in published.columns:
+            labels = sorted(published.labels, key=lambda label: (task, label) not in first)
             scored += [(task, label) for label in labels[:SHOWN_LABELS]]
     return scored[:MOST_SCORES]
 
 
-def tallied_columns(
-    rule: SnapshotRule, rows: pa.RecordBatch, *, scored: Sequence[Label]
-) -> dict[str, pa.Array]:
-    """The columns that a report needs, of these rows.
-
-    They are those of every document, `grp` (the group), of each task `TASK_label`, and `p_N` of
-    scored label N. Of the kind `multi`, `TASK_labels`: a list. Of the kind `score`, also
-    `TASK_score`.
-    """
-    columns = {name: rows.column(name) for name in ("doc_id", "path", "content_hash", "status")}
-    columns["grp"] = rule.groups(rows)
-    for task, named in rule.contents.tasks.items():
-        for name in ("label", "labels", "score", "status", "margin"):
-            if name in named.columns:
-                columns[f"{task}_{name}"] = pc.struct_field(rows.column(task), name)
-    for number, (task, label) in enumerate(scored):
-        columns[f"p_{number}"] = pc.struct_field(rows.column(task), ["p", label])
-    return columns
-
-
 def score_counts(table: Decisions, scored: Sequence[Label]) -> Iterator[ScoreCounts]:
     """Documents by the probability of each label."""
-    for number, (task, label) in enumerate(scored):
-        yield ScoreCounts(task, label, bar_counts(table, f"p_{number}", 0, 1))
+    for task, label in scored:
+        yield ScoreCounts(task, label, bar_counts(table, named(task, "p", label), 0, 1))
 
 
 def bar_counts(table: Decisions, column: str, low: float, high: float) -> tuple[int, ...]:
@@ -104,17 +80,17 @@ def examples(
 
     Of kind `multi`, the label is the least sure of those that are `scored`.
     """
-    for kind, condition in ((KEPT, "not dropped"), (DROPPED, "dropped")):
+    for kind, condition in ((KEPT, "not _dropped"), (DROPPED, "_dropped")):
         for doc_id, path, row, _, reason, _ in _first(table, f"status = 'ok' and {condition}", "0"):
             yield ShownDocument(kind, None, None, doc_id, path, row, None, reason)
-    for task, named in tasks.items():
-        label, margin = f"{task}_label", f"{task}_margin"
-        if "labels" in named.columns:
-            of_task = {n: name for n, (of, name) in enumerate(scored) if of == task}
+    for task, published in tasks.items():
+        label, margin = named(task, "label"), named(task, "margin")
+        if "labels" in published.columns:
+            of_task = [name for of, name in scored if of == task]
             if not of_task:
                 continue
-            names = ", ".join(quoted(name) for name in of_task.values())
-            own = ", ".join(f"abs(2 * p_{n} - 1)" for n in of_task)
+            names = ", ".join(map(quoted, of_task))
+            own = ", ".join(f"abs(2 * {named(task, 'p', name)} - 1)" for name in of_task)
             margin = f"list_min([{own}])"
             label = f"[{names}][list_position([{own}], {margin})]"
         for shown in _first(table, f"isfinite({margin})", margin, label):
@@ -124,16 +100,16 @@ def examples(
 
 def _first(table: Decisions, where: str, order: str, label: str = "''") -> list[tuple[Any, ...]]:
     """The first documents in an order, of different texts: id, path, row, place, reason, label."""
-    chosen = f"select *, {order} as place, {label} as named from documents where {where}"
+    chosen = f"select *, {order} as _place, {label} as _named from documents where {where}"
     return table.rows(
         f"""
         with texts as (
-            select content_hash, min(place) as place from ({chosen}) group by content_hash
-            order by place, content_hash limit {EXAMPLES}
+            select content_hash, min(_place) as _place from ({chosen}) group by content_hash
+            order by _place, content_hash limit {EXAMPLES}
         )
-        select doc_id, path, row, place, why, named
-        from ({chosen}) join texts using (content_hash, place)
+        select doc_id, path, row, _place, _why, _named
+        from ({chosen}) join texts using (content_hash, _place)
         qualify row_number() over (partition by content_hash order by path, row) = 1
-        order by place, content_hash
+        order by _place, content_hash
         """
     )

@@ -1,6 +1,6 @@
 """The kept rows of a shard, as a file.
 
-Entry points: `kept_rows`, and `row_groups` for other tables. Parquet keeps its schema and codecs.
+Entry point: `kept_rows`. Parquet keeps its schema and codecs.
 JSON lines, CSV and TSV keep their format, their codec and the bytes of each row; CSV and TSV also
 the header. Rows of Arrow files become Parquet. Rows of other formats become JSON lines
 with a key for each column: `text`, `id`, `url` and `date` of WET files, `text` and `id` of text
@@ -173,7 +173,7 @@ def _kept_table(shard: Shard, options: Options, keep: Keep) -> bytes:
     with opened_table(shard, options) as table:
         codecs = table.codecs or "zstd"
         with pq.ParquetWriter(sink, table.schema, compression=codecs, version="2.6") as writer:
-            for group in row_groups(_kept_batches(table.batches(None), keep), table.schema):
+            for group in _row_groups(_kept_batches(table.batches(None), keep), table.schema):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
     return bytes(sink.getvalue())
 
@@ -191,7 +191,7 @@ def _kept_batches(batches: Iterable[pa.RecordBatch], keep: Keep) -> Iterator[pa.
             return
 
 
-def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """The batches joined, each time that there is enough for a row group."""
     held: list[pa.RecordBatch] = []
     size_bytes = 0

@@ -19,8 +19,16 @@ from pydantic import computed_field
 from scipy.special import rel_entr
 
 from pipeline.errors import Option, Problem, SpecError, StorageError
+from pipeline.ledger.cells import stored_version
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, snapshot_numbers
+from pipeline.ledger.snapshots import (
+    Contents,
+    SnapshotTask,
+    contents,
+    snapshot_numbers,
+    snapshots_of,
+)
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.gold import PublishSpec
 from pipeline.stores.store import Store
 
@@ -39,6 +47,7 @@ class Answers:
     """The answers of one snapshot to a task. An answer may have several labels."""
 
     fp: str
+    question: str | None  # of a task that was reworded
     rows: int  # with an answer
     labels: Mapping[str, int]  # rows with the label, so that a repeated text counts each time
 
@@ -58,6 +67,7 @@ class TaskChange:
 
     before: Answers
     after: Answers  # `labels` are those of both
+    changed: tuple[str, ...]  # what differs between the two versions, such as `question`
     psi: float
     jensen_shannon: float
     texts: int  # distinct texts that both answered
@@ -86,11 +96,23 @@ class Comparison:
     only_after: tuple[str, ...]
 
 
-def sides(store: Store, before: str, after: str) -> tuple[Contents, Contents]:
-    """The snapshots with these numbers; SpecError that lists those that exist."""
-    written = {"before": before, "after": after}
+def sides(
+    store: Store, spec_name: str, before: str | None = None, after: str | None = None
+) -> tuple[Contents, Contents]:
+    """The snapshots with these numbers, by default the last two of the spec.
+
+    SpecError that lists those that exist.
+    """
     existing = sorted(snapshot_numbers(store))
     known = ", ".join(map(str, existing)) or "none yet; `assay run` publishes them"
+    own = [str(number) for number in snapshots_of(store, spec_name)] if after is None else []
+    if after is None and len(own) < (2 if before is None else 1):
+        fix = f"a comparison needs two snapshots of {spec_name}; {store.url} has {known}"
+        raise SpecError([Problem(Option("before", "after"), fix)])
+    written = {
+        "before": own[1] if before is None else before,
+        "after": own[0] if after is None else after,
+    }
     wrong = [
         Problem(Option(side), f"write the number of a snapshot; {store.url} has {known}", number)
         for side, number in written.items()
@@ -98,7 +120,7 @@ def sides(store: Store, before: str, after: str) -> tuple[Contents, Contents]:
     ]
     if wrong:
         raise SpecError(wrong)
-    return contents(store, int(before)), contents(store, int(after))
+    return contents(store, int(written["before"])), contents(store, int(written["after"]))
 
 
 def compare(store: Store, before: Contents, after: Contents) -> Comparison:
@@ -142,7 +164,7 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             after=_name(after),
             rows={"before": before.rows, "after": after.rows},
             texts={"before_alone": only_a, "both": both, "after_alone": only_b},
-            tasks={task: _change(connection, task, before, after) for task in common},
+            tasks={task: _change(store, connection, task, before, after) for task in common},
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
         )
@@ -162,13 +184,20 @@ def _labels_sql(task: str, version: SnapshotTask) -> str:
     return f'if("{task}".label is null, null, ["{task}".label])'
 
 
-def _change(connection: Connection, task: str, before: Contents, after: Contents) -> TaskChange:
+def _change(
+    store: Store, connection: Connection, task: str, before: Contents, after: Contents
+) -> TaskChange:
     versions = before.tasks[task], after.tasks[task]
     several = any("labels" in version.columns for version in versions)
     labels = dict.fromkeys((*versions[0].labels, *versions[1].labels))
+    contents: list[Fingerprint] = []
+    if versions[0].fp != versions[1].fp:
+        contents += (stored_version(store, task, version.fp) for version in versions)
+    changed = contents[1].changes(contents[0]) if contents else ()
+    asked = [of.question for of in contents if "question" in changed]
     was, now = (
-        Answers(version.fp, *_counts(connection, side, task, labels))
-        for side, version in zip("ab", versions, strict=True)
+        Answers(version.fp, question, *_counts(connection, side, task, labels))
+        for side, version, question in zip("ab", versions, asked or (None, None), strict=True)
     )
     texts = flipped = 0
     moves: Counter[tuple[str | None, str | None]] = Counter()
@@ -184,6 +213,7 @@ def _change(connection: Connection, task: str, before: Contents, after: Contents
     return TaskChange(
         was,
         now,
+        changed=changed,
         psi=max(psi(*counts) for counts in drift),
         jensen_shannon=max(jensen_shannon(*counts) for counts in drift),
         texts=texts,
@@ -283,10 +313,9 @@ def exceeded(comparison: Comparison, limits: PublishSpec) -> tuple[str, ...]:
             shift = f"PSI {change.psi:.4f} is above {limits.max_psi:g}"
             reasons.append(f"the labels of {name} shifted: {shift}")
         if limits.max_flip_rate is not None and change.flip_rate > limits.max_flip_rate:
-            flips = (
-                f"{change.flip_rate:.2%} of the shared texts is above {limits.max_flip_rate:.2%}"
-            )
-            reasons.append(f"the answers of {name} flipped: {flips}")
+            flips = f"those of {change.flip_rate:.2%} of the shared texts differ"
+            limit = f"at most {limits.max_flip_rate:.2%} may"
+            reasons.append(f"the answers of {name} flipped: {flips}, and {limit}")
         if limits.max_failing is not None and failing > limits.max_failing:
             reasons.append(
                 f"{change.newly_failing:,} rows of {name} had an answer and fail now: "

@@ -84,18 +84,22 @@ class _Snapshots:
 def collect_garbage(
     spec: JobSpec,
     *,
-    keep: int,
+    keep: int | None,
     delete: bool,
     older_than_days: float,
     store: Store | None = None,
 ) -> GcResult:
-    """What the output holds and nothing needs; removed if `delete`.
+    """What the output holds and nothing needs; removed if `delete`. Without `keep`, all snapshots
+    are kept, and nothing may be deleted.
 
     Objects younger than `older_than_days`, by the store's clock, are kept. `store` is the spec's
     output, if it is open already. No model is read. RefusedError if objects would be deleted while
     a run is active.
     """
-    if keep < 1:
+    if keep is None and delete:
+        fix = "missing; write how many snapshots of each spec to keep, as in --keep 2"
+        raise option_error("keep", fix)
+    if keep is not None and keep < 1:
         fix = "at least one snapshot of each spec is kept; write 1 or more"
         raise option_error("keep", fix, keep)
     if not 0 <= older_than_days < inf:
@@ -104,14 +108,14 @@ def collect_garbage(
     # — listed before the snapshots are read: what is written from now on is not in the list
     stored = {item.key: item for prefix in DELETION_ORDER for item in output.list(prefix)}
     with in_use(output, GC) if delete else nullcontext():
-        result = _unneeded(output, stored, keep, older_than_days)
+        result = _unneeded(output, stored, inf if keep is None else keep, older_than_days)
         for prefix in DELETION_ORDER if delete else ():
             output.delete([key for key in result.keys if key.startswith(prefix)])
     return replace(result, deleted=delete)
 
 
 def _unneeded(
-    output: Store, stored: Mapping[str, StoredObject], keep: int, older_than_days: float
+    output: Store, stored: Mapping[str, StoredObject], keep: float, older_than_days: float
 ) -> GcResult:
     """What nothing needs of the stored objects, before any is deleted."""
     known = {name: key for name in stored if (key := parse_key(name)) is not None}
@@ -135,7 +139,7 @@ def _unneeded(
 
 
 def _read(
-    store: Store, keep: int, stored: Mapping[str, StoredObject], oldest_s: float
+    store: Store, keep: float, stored: Mapping[str, StoredObject], oldest_s: float
 ) -> _Snapshots:
     """Of each spec, the last `keep` snapshots and the young ones are kept.
 

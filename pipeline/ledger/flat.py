@@ -1,7 +1,7 @@
 """The rows of `open_labels` with one flat column for each value: `toxic`, `toxic_p_clean`, ...
 
-Entry points: `flat_columns` names the columns, `flatten` makes the rows, `json_rows` writes them as
-JSON values; `defuse_formulas`, `restore_formulas` and `joined_labels` are for CSV files.
+Entry points: `flat_columns` names the columns, `flatten` makes the rows; `json_values`, `json_rows`
+and `csv_rows` are for files and `restore_formulas` for what is read of CSV files.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import InstanceOf, PlainSerializer
 
+from pipeline.ledger.columns import LABELS_TYPE
 from pipeline.ledger.rows import TEXT_COLUMN
 
 # The start of a formula: https://owasp.org/www-community/attacks/CSV_Injection. With apostrophes
@@ -78,15 +79,34 @@ def flat_schema(columns: tuple[FlatColumn, ...]) -> pa.Schema:
     return pa.schema([(column.name, column.type) for column in columns])
 
 
-def json_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
-    """Each row as JSON values: a float32 in its few digits, and None for NaN."""
-    columns = [_in_few_digits(rows.column(name)) for name in rows.schema.names]
-    values = [column.to_pylist() for column in columns]
-    for row in zip(*values, strict=True):
-        yield dict(zip(rows.schema.names, row, strict=True))
+def json_values(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows as JSON has them: a float32 in its few digits, and null for NaN."""
+    columns = [_in_few_digits(column) for column in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, rows.schema.names)
 
 
-def defuse_formulas(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def json_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Each of the rows as JSON values."""
+    yield from json_values(rows).to_pylist()
+
+
+def csv_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows for a CSV file: lists are JSON, those of labels one text; no text is a formula."""
+    columns = []
+    for values in rows.columns:
+        texts = values
+        if values.type == LABELS_TYPE:
+            texts = joined_labels(values)
+        elif pa.types.is_list(values.type):
+            lists = _in_few_digits(values).to_pylist()
+            written = (None if v is None else json.dumps(v, ensure_ascii=False) for v in lists)
+            texts = pa.array(written, pa.string())
+        is_text = texts.type in (pa.string(), pa.large_string())
+        columns.append(defuse_formulas(texts) if is_text else texts)
+    return pa.RecordBatch.from_arrays(columns, rows.schema.names)
+
+
+def defuse_formulas(texts: pa.Array) -> pa.Array:
     """The texts for a CSV file: one more apostrophe before each that a spreadsheet would run.
 
     A `-` alone is not a formula. Law: `restore_formulas` returns the texts as they were, whatever
@@ -96,13 +116,13 @@ def defuse_formulas(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(texts, NO_LABEL), texts, defused)
 
 
-def joined_labels(labels: pa.ChunkedArray) -> pa.ChunkedArray:
+def joined_labels(labels: pa.Array) -> pa.StringArray:
     """The lists of labels as texts: `law;art`, and `-` for none.
 
     A list with a label that such a text cannot show is JSON.
     """
     texts = [None if row is None else _joined(row) for row in labels.to_pylist()]
-    return pa.chunked_array([pa.array(texts, pa.string())])
+    return pa.array(texts, pa.string())
 
 
 def _joined(labels: list[str]) -> str:

@@ -206,6 +206,13 @@ def snapshot_numbers(store: Store) -> list[int]:
     return numbers(store, snapshot_key)[::-1]
 
 
+def snapshots_of(store: Store, spec_name: str) -> Iterator[int]:
+    """The numbers of the spec's snapshots, the last one first."""
+    for number in snapshot_numbers(store):
+        if read_snapshot(store, number)["spec"] == spec_name:
+            yield number
+
+
 def last_files(store: Store, spec_name: str | None) -> pa.Table | None:
     """The files of the spec's last snapshot, or, for no spec, of the last of any."""
     last = last_published(store, spec_name, skip_damaged=True)

@@ -8,14 +8,17 @@ control no terminal.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 from pydantic import TypeAdapter
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +26,8 @@ from rich.text import Text
 if TYPE_CHECKING:  # imports scipy
     from pipeline.evaluation.intervals import Figure
 
-_UNLIMITED_COLUMNS, _LINES = 10_000, 25
+PIPE_COLUMNS, _LINES = 120, 25  # of what is not a terminal
+_LEAST_COLUMNS = 20
 
 
 class PipeConsole(Console):
@@ -39,16 +43,21 @@ def is_notebook(stream: TextIO) -> bool:
 
 
 def console_on(stream: TextIO) -> Console:
-    """A console that prints text as it is; a stream that is not a terminal has no line width.
+    """A console that prints text as it is.
 
-    A cell of a notebook shows lines that are written over, and colours, as a terminal does.
+    Tables are as wide as the terminal, or as COLUMNS says. Lines have no width: a command or a path
+    is in one piece. A cell of a notebook shows lines that are written over, and colours, as a
+    terminal does.
     """
     shown = stream.isatty() or is_notebook(stream)
+    columns = os.environ.get("COLUMNS", "")
+    asked = int(columns) if columns.isdecimal() else 0
+    usual = None if shown else PIPE_COLUMNS
     return PipeConsole(
         file=stream,
         force_terminal=True if is_notebook(stream) else None,
         force_jupyter=False,
-        width=None if shown else _UNLIMITED_COLUMNS,
+        width=max(_LEAST_COLUMNS, asked) if asked else usual,
         # — without a height, rich takes 80 columns where FORCE_COLOR is set and TERM is dumb
         height=None if shown else _LINES,
         highlight=False,
@@ -110,8 +119,6 @@ class Grid:
     def table(self) -> Table:
         """The table for a terminal, with controls escaped."""
         table = Table(
-            title=self.title or None,
-            title_justify="left",
             box=SIMPLE_HEAD,
             show_edge=False,
             pad_edge=False,
@@ -135,6 +142,10 @@ def _cell(text: str) -> Text:
     return Text(escape_controls(text))
 
 
+class Prose(str):
+    """A line that a terminal wraps between words. Elsewhere it stays one line, to be searched."""
+
+
 Facts = Mapping[str, str] | Sequence[tuple[str, str]]  # names, which may occur again, and values
 Part = Facts | Grid | str
 Result = TypeVar("Result")
@@ -155,27 +166,36 @@ def printed(
 
 
 def warnings(doubts: Iterable[str]) -> Iterator[Part]:
-    """Each doubt as a line, below an empty one."""
+    """Each doubt below an empty line."""
     for doubt in doubts:
-        yield from ("", f"warning: {doubt}")
+        yield from ("", Prose(f"warning: {doubt}"))
 
 
 def print_parts(parts: Iterable[Part], console: Console) -> None:
     """Prints tables, names with values, and lines, with controls escaped."""
     for part in parts:
         if isinstance(part, str):
-            console.print(_cell(part))
+            wraps = isinstance(part, Prose) and console.is_terminal
+            console.print(_cell(part), soft_wrap=not wraps)
+        elif isinstance(part, Grid):
+            if part.title:
+                console.print(Text(escape_controls(part.title), "italic"), soft_wrap=False)
+            console.print(part.table())
         else:
-            console.print(part.table() if isinstance(part, Grid) else _two_columns(part))
+            _print_facts(part, console)
 
 
-def _two_columns(facts: Facts) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in facts.items() if isinstance(facts, Mapping) else facts:
-        table.add_row(*map(_cell, row))
-    return table
+def _print_facts(facts: Facts, console: Console) -> None:
+    """Names and values in two columns. A value is wrapped between words, never inside a path."""
+    rows = facts.items() if isinstance(facts, Mapping) else facts
+    escaped = [(escape_controls(name), escape_controls(value)) for name, value in rows]
+    width = 2 + max((cell_len(name) for name, _ in escaped), default=0)
+    room = max(_LEAST_COLUMNS, console.width - width)
+    for name, value in escaped:
+        lines = wrap(value, room, break_long_words=False, break_on_hyphens=False)
+        blank = " " * (width - cell_len(name))
+        text = f"\n{' ' * width}".join(lines)
+        console.print(Text.assemble((name, "bold"), blank, text))
 
 
 class JobLog:

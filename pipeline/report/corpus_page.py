@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import groupby
@@ -23,10 +23,8 @@ from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import curves, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
-from pipeline.report.doubts import report_doubts
-from pipeline.report.drift import change_grids, drift_line
+from pipeline.report.drift import change_grids, drift_line, version_facts
 from pipeline.report.evaluation import issue_grid, sections, sources
-from pipeline.sources.shards import fields_of
 from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusReport, ShownExample
 
@@ -68,7 +66,7 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         quality=list(sections(shown.quality)) if shown.quality else [],
         filter_text=_filter_text(shown),
         documents=sum(shown.whole, Size()).documents,
-        doubts=list(report_doubts(shown)),
+        doubts=report.warnings,
         steps=list(_steps(shown, spec_file)),
         examples=[
             (title, list(of)) for title, of in groupby(shown.examples, partial(_title, shown))
@@ -106,6 +104,7 @@ def _template() -> Template:
         "issue_grid": issue_grid,
         "change_grids": change_grids,
         "drift_line": drift_line,
+        "version_facts": version_facts,
     }
     return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
 
@@ -238,16 +237,4 @@ def show_corpus_report(report: CorpusReport) -> Iterator[Part]:
     if report.filter is not None:
         rows.append(("rule", report.filter.rule))
     yield [pair for pair in rows if pair[1]]
-    yield from warnings(report_doubts(report))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusReportJson(CorpusReport):
-    """Every number of the page, and its doubts."""
-
-    warnings: tuple[str, ...]
-
-
-def corpus_report_json(report: CorpusReport) -> CorpusReportJson:
-    """The JSON form of the report."""
-    return CorpusReportJson(**fields_of(report), warnings=tuple(report_doubts(report)))
+    yield from warnings(report.warnings)

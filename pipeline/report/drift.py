@@ -1,16 +1,13 @@
-"""Differences between two snapshots, and judged runs, as tables."""
+"""Differences between two snapshots, as tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pipeline.evaluation.gates import Decision
 from pipeline.integrity.diff import USUAL_LIMITS, USUAL_PSI, Comparison, TaskChange, exceeded
 from pipeline.report.console import Grid, Part, printed
-from pipeline.report.run import SummaryJson, summary_facts, summary_json
-from pipeline.verbs.run import JudgedRun
 
 SHOWN_LABELS = 20  # of a task, and of its changes of labels
 
@@ -32,6 +29,8 @@ def comparison_parts(comparison: Comparison) -> Iterator[Part]:
     for task, change in comparison.tasks.items():
         yield ""
         yield from change_grids(task, change)
+        if asked := version_facts(change):
+            yield asked
         yield drift_line(task, comparison)
 
 
@@ -44,7 +43,7 @@ def change_grids(task: str, change: TaskChange) -> Iterator[Grid]:
     for move in change.moves:
         gained[move.after or ""] += move.texts
         lost[move.before or ""] += move.texts
-    title = task if before.fp == after.fp else f"{task} {before.fp} → {after.fp}"
+    title = task if before.fp == after.fp else f"{task}, {_version(change)}"
     labels = list(before.labels)
     if len(labels) > SHOWN_LABELS:
         title += f": the {SHOWN_LABELS} most frequent of {len(labels):,} labels"
@@ -65,6 +64,18 @@ def change_grids(task: str, change: TaskChange) -> Iterator[Grid]:
         yield Grid("the most frequent changes", ("from", "to", "texts"), shown, texts=2)
 
 
+def _version(change: TaskChange) -> str:
+    names = ", ".join(name for name in change.changed if name != "question")
+    reworded = "reworded" if "question" in change.changed else ""
+    return "; ".join(filter(None, (reworded, names and f"another version: {names}")))
+
+
+def version_facts(change: TaskChange) -> list[tuple[str, str]]:
+    """Both questions of a task that was reworded."""
+    sides = (("before", change.before), ("after", change.after))
+    return [(f"question {when}", of.question) for when, of in sides if of.question is not None]
+
+
 def drift_line(task: str, comparison: Comparison) -> str:
     """Whether a task of the comparison changed, by how much, and documents that newly fail."""
     change = comparison.tasks[task]
@@ -79,59 +90,3 @@ def drift_line(task: str, comparison: Comparison) -> str:
     shown = ", ".join(change.failing_ids[:5])
     more = ", ..." if change.newly_failing > 5 else ""
     return f"{line} · {change.newly_failing:,} newly failing: {shown}{more}"
-
-
-@printed
-def show_judged_run(run: JudgedRun) -> Iterator[Part]:
-    """The run, the changes, the gates and whether the snapshot was published."""
-    yield [*summary_facts(run.outcome)]
-    if run.comparison:
-        yield from ("", *comparison_parts(run.comparison))
-    yield ""
-    rows = {}
-    for decision in run.decisions:
-        value = "undefined" if decision.value is None else f"{decision.value:.4f}"
-        rows[f"gate {decision.gate}"] = f"{value}, {'passes' if decision.passed else 'FAILS'}"
-    yield {**rows, "verdict": _verdict(run)}
-    yield from (f"  {reason}" for reason in run.rejected)
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedRunJson:
-    """A run with gates or limits, for other programs."""
-
-    published: bool
-    snapshot: int | None
-    previous: int | None  # the snapshot that it was compared with
-    reasons: tuple[str, ...]  # not published if there are any
-    gates: tuple[Decision, ...]
-    diff: Comparison | None
-    run: SummaryJson
-
-
-def judged_run_json(run: JudgedRun) -> JudgedRunJson:
-    """The JSON form of a run and its judgement."""
-    return JudgedRunJson(
-        published=run.published,
-        snapshot=run.outcome.snapshot,
-        previous=run.previous,
-        reasons=run.rejected,
-        gates=run.decisions,
-        diff=run.comparison,
-        run=summary_json(run.outcome),
-    )
-
-
-def _verdict(run: JudgedRun) -> str:
-    current = "there is no snapshot yet"
-    if run.previous is not None:
-        current = f"snapshot {run.previous:08d} stays current"
-    if not run.outcome.complete:
-        return f"incomplete, not compared; {current}; run again"
-    if run.rejected:
-        return f"REJECTED; {current}; run without gates to publish it"
-    if not run.published:
-        return f"not published; {current}"
-    if run.outcome.snapshot == run.previous:
-        return f"nothing new; {current}"
-    return f"published as snapshot {run.outcome.snapshot:08d}"

@@ -11,8 +11,8 @@ from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
 from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.report.audit import filter_facts, filter_grid
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
-from pipeline.report.doubts import shared_doubts
 from pipeline.spec.labels import YES, task_of
+from pipeline.verbs.doubts import shared_doubts
 from pipeline.verbs.evaluate import Against, Cut, Evaluation, LabelIssue, TaskEvaluation
 
 SHOWN_ISSUES = 10

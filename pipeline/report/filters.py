@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import astuple
 
 from pipeline.filters.result import FilterResult, Sizes, Written, stop_words
-from pipeline.filters.snapshot_rule import ALL
+from pipeline.filters.rule import ALL
 from pipeline.report.console import Grid, Part, printed, truncate
 
 SHOWN_GROUPS = 20

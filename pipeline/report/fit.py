@@ -43,7 +43,8 @@ def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
     for name, own in parts.items():
         if not all(task.in_spec for task in own):
             yield from ("", f"write into {spec_file}, task {name}:", *_keys(own[0], spec_file))
-    yield from ("", {"next": f"assay run {shlex.quote(spec_file)}"})
+    # — a line, because no command is broken
+    yield from ("", f"next  assay run {shlex.quote(spec_file)}")
 
 
 def _keys(task: TaskFit, spec_file: str) -> Iterator[str]:

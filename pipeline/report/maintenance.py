@@ -11,7 +11,7 @@ from pipeline.report.console import Grid, Part, duration, printed
 if TYPE_CHECKING:
     from pipeline.integrity.gc import GcResult
     from pipeline.integrity.verify import VerifyResult
-    from pipeline.verbs.status import Status
+    from pipeline.verbs.status import Snapshots, Status
 
 SHOWN_DAMAGES = 50
 
@@ -28,7 +28,8 @@ def show_status(status: Status) -> Iterator[Part]:
         left = f"about {duration(status.eta_s)}" if status.eta_s else "nothing is missing"
     yield [
         ("output", status.output),
-        ("documents", f"{status.documents:,}; a run reads at most {status.to_read:,} of them"),
+        ("documents", f"{status.documents:,}"),
+        ("to read", f"at most {status.to_read:,}; the other texts have answers, or are empty"),
         ("snapshot", snapshot),
         ("rate", rate),
         ("time left", left),
@@ -39,6 +40,21 @@ def show_status(status: Status) -> Iterator[Part]:
         for name, task in status.tasks.items()
     ]
     yield Grid("", ("task", "done", "missing", "failed", "skipped", "reused"), rows)
+
+
+@printed
+def show_snapshots(result: Snapshots) -> Iterator[Part]:
+    """A line for each snapshot, with what changed since the one before."""
+    yield {"output": result.output}
+    rows = []
+    for each in result.snapshots:
+        changes = [f"{task}: {', '.join(names)}" for task, names in sorted(each.changed.items())]
+        shards = ((each.new_shards, "new"), (each.removed_shards, "removed"))
+        changes += [f"input: {count:,} shards {what}" for count, what in shards if count]
+        limit = f" ({each.limit})" if each.limit else ""
+        name = f"{each.snapshot:08d}{limit}"
+        rows.append((name, each.published, "; ".join(changes), f"{each.documents:,}"))
+    yield Grid("", ("snapshot", "published", "changed", "documents"), rows, texts=3)
 
 
 @printed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from pipeline.filters.inputs import INPUT
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.report.console import Part, printed, truncate
 
@@ -17,22 +19,30 @@ SHOWN_COLUMNS = 40
 
 @printed
 def show_examples(examples: Examples) -> Iterator[Part]:
-    """For each row a line with its id and the start of its text, and one with its answers."""
-    tasks = [field.name for field in examples.rows.schema if _is_task(field)]
-    for row in examples.rows.to_pylist():
+    """For each row a line with its id and the start of its text, one with its answers, and one with
+    what the model would say to each question.
+    """
+    answers = {f.name for f in examples.rows.schema if f.type.num_fields} - {INPUT}
+    tasks = [name for name in examples.rows.schema.names if name in answers]
+    unsaid: dict[str, None] = {}  # once, in their order
+    for row, said in zip_longest(examples.rows.to_pylist(), examples.why, fillvalue=()):
         text = " ".join((row[TEXT_COLUMN] or "").split()) or f"({row['status']})"
         yield f"{truncate(row['doc_id'], ID_CHARS)}  {truncate(text, TEXT_CHARS)}"
-        yield "    " + ", ".join(f"{task} {_answer(row[task])}" for task in tasks)
+        columns = [f"{name} {value or '-'}" for name, value in row.get(INPUT, {}).items()]
+        yield "    " + ", ".join([*columns, *(f"{task} {_answer(row[task])}" for task in tasks)])
+        for own in said:
+            if own.none is None:
+                words = (f"{token.text!r} {token.p:.2f}" for token in own.tokens)
+                yield f"    {own.question}: the model would say {', '.join(words)}"
+            else:
+                unsaid[f"{own.question}: {own.none}"] = None
+    yield from unsaid
     if not examples.rows.num_rows:
         yield "no document satisfies --where"
     yield (
         f"{examples.rows.num_rows:,} of {examples.documents:,} documents, "
         f"snapshot {examples.snapshot:08d} of {examples.spec}"
     )
-
-
-def _is_task(field: Any) -> bool:
-    return bool(field.type.num_fields)
 
 
 def _answer(answer: Mapping[str, Any]) -> str:

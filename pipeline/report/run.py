@@ -1,171 +1,121 @@
-"""The reports of `run` and of its dry run: tables for people, JSON values."""
+"""The reports of `run` and of its dry run."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.report.console import Part, duration, printed, warnings
-from pipeline.report.doubts import label_doubts
+from pipeline.report.drift import comparison_parts
 from pipeline.report.progress import REUSE
 
 if TYPE_CHECKING:
-    from pipeline.runtime.outcome import Outcome
     from pipeline.verbs.forecast import Forecast
+    from pipeline.verbs.run import RunResult
 
 SAMPLE = 1_000  # documents to label, to know the speed
 
 
 @printed
-def show_summary(outcome: Outcome) -> Iterator[Part]:
-    """What was labelled, how fast, where, how to read the snapshot, and at the end what is left."""
-    yield [*summary_facts(outcome)]
-    yield from warnings(label_doubts(outcome.tally.n.labels, outcome.tally.n.by("answered")))
-    if outcome.snapshot is not None:
-        command = _reading_command(outcome.output, outcome.job.spec.storage_options)
-        yield from ("", "to read the labels:", command)
-    if outcome.missing_shards:
-        ended = f"ended by {outcome.stopped}" if outcome.stopped else "incomplete"
-        yield from ("", f"{ended}; {outcome.left}")
+def show_run(run: RunResult, *, spec_file: str = "SPEC") -> Iterator[Part]:
+    """What was labelled, how fast, what changed, and whether and where it was published."""
+    yield [*_facts(run)]
+    if run.diff is not None:
+        yield from ("", *comparison_parts(run.diff))
+    if run.previous is not None or run.gates:
+        yield ""
+        yield [*_judgement(run)]
+        yield from (f"  {reason}" for reason in run.reasons)
+    yield from warnings(run.warnings)
+    if run.snapshot is not None:
+        yield from ("", f"next: assay export {shlex.quote(spec_file)} --head 10")
+    if run.missing_shards:
+        ended = f"ended by {run.stopped}" if run.stopped else "incomplete"
+        yield from ("", f"{ended}; {run.outcome.left}")
 
 
-def summary_facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
+def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     """What was labelled, how fast, and where the output is."""
-    n = outcome.tally.n
-    rows, seconds = n.total_of("rows"), n.total_of("label_ms") / 1_000
-    documents = f"{outcome.rows:,} in {outcome.shards:,} shard{'s' * (outcome.shards != 1)}"
-    if outcome.limit is not None:
-        documents = f"{outcome.asked:,} of {documents} ({outcome.limit})"
+    documents = f"{run.documents:,} in {run.shards:,} shard{'s' * (run.shards != 1)}"
+    if run.limit is not None:
+        documents = f"{run.documents_asked:,} of {documents} ({run.limit})"
     yield "documents", documents
-    yield "labelled now", f"{rows:,}; the model read {n.asked:,} of them"
-    if n["undecided",]:
+    yield "labelled now", _labelled(run)
+    for task, names in run.changed.items():
+        yield f"  {task}", f"changed since the last snapshot: {', '.join(names)}"
+    if run.documents_undecided:
         why = "as a cast of a value or for lack of a column, so they are not asked about"
-        yield "no verdict", f"a condition fails on {n['undecided',]:,} documents: {why}"
-    if n["reused",]:
-        yield "reused", f"{n['reused',]:,} answers of other shards with equal texts"
-    if rows:
-        yield "status", _shares(n.by("rows"), rows)
-        for task, labels in n.labels.items():
-            yield f"  {task}", _shares(labels, n["answered", task]) or "no label applies"
-        for task in n.by("decided"):
-            yield f"  {task} decided", _stages(n.by("decided", task))
-        for task, skipped in n.by("skipped").items():
+        yield "no verdict", f"a condition fails on {run.documents_undecided:,} documents: {why}"
+    if run.documents_labelled:
+        yield "status", _shares(run.status, run.documents_labelled)
+        for task, labels in run.labels.items():
+            yield f"  {task}", _shares(labels, run.answered[task]) or "no label applies"
+        for task, stages in run.decided_by_stage.items():
+            yield f"  {task} decided by stage", _shares(stages, sum(stages.values()))
+        for task, skipped in run.skipped.items():
             yield f"  {task} skipped", f"{skipped:,}: its `when` is not true"
-        yield "time", f"{outcome.seconds:.1f} s; workers labelled for {seconds:.1f} s"
-        rate = rows / seconds if seconds else 0.0
+        yield "time", f"{run.seconds:.1f} s; workers labelled for {run.label_seconds:.1f} s"
+        rate = run.documents_labelled / run.label_seconds if run.label_seconds else 0.0
         yield "speed", f"{rate:.2f} documents per second and worker"
         yield (
             "tokens read",
-            f"{n.total_of('prefix_tokens'):,} in instructions and documents, "
-            f"{n.total_of('question_tokens'):,} in questions",
+            f"{run.prefix_tokens_computed:,} in instructions and documents, "
+            f"{run.question_tokens_computed:,} in questions",
         )
-    yield from (("left out", reason) for reason in outcome.unreadable)
-    snapshot = "" if outcome.snapshot is None else f", snapshot {outcome.snapshot:08d}"
-    yield "output", outcome.output + snapshot
-    if outcome.unreadable and outcome.snapshot is None and not outcome.plan.work_items:
-        why = f"{len(outcome.unreadable):,} of the files cannot be read"
+    yield from (("left out", reason) for reason in run.unreadable)
+    snapshot = "" if run.snapshot is None else f", snapshot {run.snapshot:08d}"
+    yield "output", run.output + snapshot
+    if run.unreadable and run.snapshot is None and not run.missing_shards:
+        why = f"{len(run.unreadable):,} of the files cannot be read"
         yield "not published", f"{why}; --publish-partial publishes the others"
-    if outcome.kept is not None:
-        why = f"snapshot {outcome.kept:08d} shows more documents than this run and stays current"
-        yield "not published", f"{why}; --publish-partial publishes this run"
+    if run.kept_snapshot is not None:
+        why = f"snapshot {run.kept_snapshot:08d} shows more documents than this run"
+        yield "not published", f"{why} and stays current; --publish-partial publishes this run"
 
 
-def _stages(decided: Counter[str]) -> str:
-    """What each stage of a cascade decided."""
-    total = decided.total()
-    parts = (f"by stage {n} {rows:,} ({rows / total:.0%})" for n, rows in sorted(decided.items()))
-    return ", ".join(parts)
+def _labelled(run: RunResult) -> str:
+    """How many documents the model read, and how many kept their answers."""
+    if not run.documents_labelled:
+        return "0; every document has its answers" if run.complete else "0"
+    words = f"{run.documents_labelled:,}; the model read {run.documents_read_by_model:,} of them"
+    kept = f", and {run.documents_reused:,} kept the answers that their texts had"
+    return words + kept * (run.documents_reused > 0)
 
 
-def _reading_command(output: str, storage_options: Mapping[str, Any]) -> str:
-    options = f", storage_options={dict(storage_options)!r}" if storage_options else ""
-    code = (
-        f"import duckdb, pipeline; labels = pipeline.open_labels({output!r}{options}); "
-        "print(duckdb.sql('select * from labels'))"
-    )
-    python = sys.executable
-    with suppress(FileNotFoundError):  # — Ray deletes a submitted job's folder when its run ends
-        python = min(os.path.relpath(python), python, key=len)
-    quoted = shlex.quote(code) if set(code) & set('"$`\\!') else f'"{code}"'
-    return f"{shlex.quote(python)} -c {quoted}"
+def _judgement(run: RunResult) -> Iterator[tuple[str, str]]:
+    """Each gate, and whether the snapshot was published."""
+    for decision in run.gates:
+        value = "undefined" if decision.value is None else f"{decision.value:.4f}"
+        yield f"gate {decision.gate}", f"{value}, {'passes' if decision.passed else 'FAILS'}"
+    yield "verdict", _verdict(run)
 
 
-def _shares(counted: Counter[str], rows: int) -> str:
-    shares = (f"{name} {n / rows:.0%}" for name, n in counted.most_common())
-    return ", ".join(shares)
+def _verdict(run: RunResult) -> str:
+    current = "there is no snapshot yet"
+    if run.previous is not None:
+        current = f"snapshot {run.previous:08d} stays current"
+    if not run.complete:
+        return f"incomplete, not compared; {current}; run again"
+    if run.reasons:
+        return f"REJECTED; {current}; run without gates to publish it"
+    if not run.published:
+        return f"not published; {current}"
+    if run.snapshot == run.previous:
+        return f"nothing new; {current}"
+    return f"published as snapshot {run.snapshot:08d}"
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryJson:
-    """How a run ended, for other programs."""
-
-    complete: bool
-    documents: int
-    shards: int
-    missing_shards: int
-    missing_documents: int
-    stopped: str | None  # the option that ended the run before it was complete
-    limit: str | None
-    documents_asked: int | None
-    documents_undecided: int  # not asked about, because a condition cannot be computed on them
-    skipped: Mapping[str, int]  # by task: documents that its condition does not accept
-    kept_snapshot: int | None  # stays current, because it shows more documents than this run asked
-    unreadable: tuple[str, ...]
-    failed_shards: tuple[str, ...]  # reasons
-    documents_labelled: int
-    documents_read_by_model: int
-    documents_reused: int
-    objects_created: int
-    status: Mapping[str, int]
-    labels: Mapping[str, Mapping[str, int]]  # by task
-    decided_by_stage: Mapping[str, Mapping[str, int]]  # by task with a cascade
-    warnings: tuple[str, ...]
-    seconds: float
-    label_seconds: float  # of all workers
-    prefix_tokens_computed: int
-    question_tokens_computed: int
-    output: str
-    snapshot: int | None
+def _shares(counted: Mapping[str, int], whole: int) -> str:
+    """Each name with its share, the largest first."""
+    largest = sorted(counted.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {_percent(count, whole)}" for name, count in largest)
 
 
-def summary_json(outcome: Outcome) -> SummaryJson:
-    """The same figures for other programs."""
-    n = outcome.tally.n
-    return SummaryJson(
-        complete=outcome.complete,
-        documents=outcome.rows,
-        shards=outcome.shards,
-        missing_shards=outcome.missing_shards,
-        missing_documents=outcome.missing_rows,
-        stopped=outcome.stopped,
-        limit=outcome.limit,
-        documents_asked=outcome.asked,
-        documents_undecided=n["undecided",],
-        skipped=n.by("skipped"),
-        kept_snapshot=outcome.kept,
-        unreadable=outcome.unreadable,
-        failed_shards=outcome.failed_shards,
-        documents_labelled=n.total_of("rows"),
-        documents_read_by_model=n.asked,
-        documents_reused=n["reused",],
-        objects_created=n["created",],
-        status=n.by("rows"),
-        labels=n.labels,
-        decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
-        warnings=tuple(label_doubts(n.labels, n.by("answered"))),
-        seconds=outcome.seconds,
-        label_seconds=n.total_of("label_ms") / 1_000,
-        prefix_tokens_computed=n.total_of("prefix_tokens"),
-        question_tokens_computed=n.total_of("question_tokens"),
-        output=outcome.output,
-        snapshot=outcome.snapshot,
-    )
+def _percent(part: int, whole: int) -> str:
+    """A share that is neither 0 % nor 100 % only by rounding."""
+    share = part / whole
+    return f"{share:.0%}" if share in (0, 1) or 0.01 <= share <= 0.99 else f"{share:.2%}"
 
 
 @printed
@@ -174,17 +124,19 @@ def show_forecast(
 ) -> Iterator[Part]:
     """The counts, tokens, time and cost, and the options that may end the run before its end."""
     planned = forecast.plan
-    names = {"missing_cells": "answers to compute", "missing_shards": "shards to label"}
-    names["missing_documents"] = "documents to label"
-    names["distinct_texts"] = "different texts in these"
-    counts = asdict(planned.counts).items()
-    rows = {names.get(name, name): f"{value:,}" for name, value in counts if value is not None}
+    shards = f"{forecast.missing_shards:,} of {forecast.shards:,} shards"
+    rows = {
+        "documents": f"{forecast.documents:,}",
+        "not finished": f"{forecast.missing_documents:,} documents in {shards}",
+    }
+    if forecast.distinct_texts is not None:
+        rows["different texts"] = f"{forecast.distinct_texts:,} in these"
+    if planned.reuses:
+        rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
     # — shards whose accepted documents are not known count with all of their rows
     unknown = {work.shard.id for work in planned.work_items} - planned.inside.keys()
     if planned.limit is not None and unknown:
         rows["limit"] = f"{planned.limit}: the run labels only these documents of those shards"
-    if planned.reuses:
-        rows["read by the model"] = f"at most {planned.rows_for_model:,} documents; {REUSE}"
     if forecast.tokens:
         rows["tokens"] = f"at most about {forecast.tokens:,.0f} in documents, "
         rows["tokens"] += f"{forecast.tokens_per_document:,.0f} in each as in those labelled"

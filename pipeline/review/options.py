@@ -30,10 +30,17 @@ class ReviewOptions:
     """Hide the stored answer of the model."""
     second: bool = False
     """Show the documents that one other person labelled, or on which people disagree."""
+    columns: tuple[str, ...] = ()
+    """Column of the input to show beside each document, such as source. Repeatable."""
+    no_blur: bool = False
+    """Show the texts at once (default: blurred until `b` is pressed, as they may be harmful)."""
     documents: int | None = None
     """Number of documents to draw (default: 2,000; of an audit 200)."""
+    host: str = "127.0.0.1"
+    """Address or name of this machine, under which people on other machines open the page; what is
+    sent is not encrypted."""
     port: int | None = None
-    """Port of the page on 127.0.0.1 (default: a free one)."""
+    """Port of the page (default: a free one)."""
     seed: int = 0
     """Seed of the random choice."""
 

@@ -1,4 +1,4 @@
-"""The page of a review on this machine. Entry point: `serve`; `make_app` for tests.
+"""The page of a review. Entry points: `listen` and `serve`; `make_app` for tests.
 
 Every request needs the token of the address, and comes from the page itself: another Host is a
 name that points here (DNS rebinding), another Origin is another site's script. An answer is on the
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
+import html
 import re
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,14 +26,18 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from pipeline.errors import AssayError, option_error
 from pipeline.review.session import RefusedAnswer, Session
-from pipeline.review.view import task_json, view_json
+from pipeline.review.view import history_json, task_json, view_json
 
-HOST = "127.0.0.1"
+LOCAL = ("127.0.0.1", "localhost")
+SAME_NAME_S = 120.0  # after that, another browser may go on under a name
 TOKEN_HEADER = "X-Review-Token"
 _MOST_BYTES = 64 * 1024  # of a request
 _SESSION = web.AppKey("session", Session)
 _TOKEN = web.AppKey("token", str)
 _COMMAND = web.AppKey("command", str)
+_HOSTS = web.AppKey("hosts", frozenset[str])
+# By name of a person: the browser, and when it last sent something.
+_BROWSERS = web.AppKey("browsers", dict[str, tuple[str, float]])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # A name that a table and a terminal show on one line.
@@ -43,6 +50,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     by: Name = Field(min_length=1)
+    browser: str = ""
 
 
 class _Undo(_Body):
@@ -55,10 +63,11 @@ class _Answer(_Body):
     label: str | list[str] | None = None
 
 
-def make_app(session: Session, token: str, command: str) -> web.Application:
+def make_app(session: Session, token: str, command: str, host: str = LOCAL[0]) -> web.Application:
     """The page and its requests; `command` is what to run after the review."""
     app = web.Application(middlewares=[_guard], client_max_size=_MOST_BYTES)
     app[_SESSION], app[_TOKEN], app[_COMMAND] = session, token, command
+    app[_HOSTS], app[_BROWSERS] = frozenset((host, *LOCAL)), {}
     app.add_routes(
         [
             web.get("/", _page),
@@ -66,24 +75,40 @@ def make_app(session: Session, token: str, command: str) -> web.Application:
             web.post("/next", _next),
             web.post("/answer", _answer),
             web.post("/undo", _undo),
+            web.post("/history", _history),
         ]
     )
     return app
 
 
-def listen(port: int | None) -> socket.socket:
-    """A socket at a port of this machine, or at a free one; SpecError if the port is taken."""
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket at a port of an address of this machine, or at a free one.
+
+    SpecError if the port is taken, or the address is not this machine's.
+    """
+    if host in ("", "0.0.0.0", "::"):
+        fix = "write the address or name under which others reach this machine"
+        raise option_error("host", fix, host)
     try:
-        return socket.create_server((HOST, port or 0))
+        return socket.create_server((host, port or 0))
     except OSError as error:
-        fix = f"cannot be opened ({error.strerror}); write another one, or leave it out"
-        raise option_error("port", fix, port) from error
+        reason = error.strerror or str(error)
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            fix = f"cannot be opened ({reason}); write another one, or leave it out"
+            raise option_error("port", fix, port) from error
+        fix = f"is not an address of this machine ({reason}); write one, or leave it out"
+        raise option_error("host", fix, host) from error
 
 
 async def serve(
-    session: Session, own: socket.socket, *, command: str, announce: Callable[[str], None]
+    session: Session,
+    own: socket.socket,
+    *,
+    host: str,
+    command: str,
+    announce: Callable[[str], None],
 ) -> None:
-    """Shows the page at a socket (`listen`) until Ctrl-C or SIGTERM.
+    """Shows the page at a socket (`listen`) of this host until Ctrl-C or SIGTERM.
 
     `announce` gets its address.
     """
@@ -91,11 +116,11 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     token = secrets.token_urlsafe(16)
-    runner = web.AppRunner(make_app(session, token, command), access_log=None)
+    runner = web.AppRunner(make_app(session, token, command, host), access_log=None)
     await runner.setup()
     try:
         await web.SockSite(runner, own).start()
-        announce(f"http://{HOST}:{own.getsockname()[1]}/?token={token}")
+        announce(f"http://{host}:{own.getsockname()[1]}/?token={token}")
         await stop.wait()
     finally:
         await runner.cleanup()
@@ -105,7 +130,7 @@ async def serve(
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuses requests that are not of the page, and answers errors in words."""
     if (reason := _stranger(request)) is not None:
-        return _refused(403, reason)
+        return _closed(reason) if request.path == "/" else _refused(403, reason)
     try:
         response = await handler(request)
     except RefusedAnswer as refusal:
@@ -126,7 +151,7 @@ def _stranger(request: web.Request) -> str | None:
     """Why a request is refused; None for one of the page."""
     assert request.transport is not None
     port = request.transport.get_extra_info("sockname")[1]
-    own = {f"{name}:{port}" for name in (HOST, "localhost")}
+    own = {f"{name}:{port}" for name in request.app[_HOSTS]}
     host, origin = request.headers.get(hdrs.HOST, ""), request.headers.get(hdrs.ORIGIN)
     if host not in own:
         return f"The Host {host!r} is not this page's address; open the address as printed."
@@ -152,6 +177,17 @@ _HEADERS = {
 
 def _refused(status: int, reason: str) -> web.Response:
     return web.json_response({"error": reason}, status=status, headers=_HEADERS)
+
+
+def _closed(reason: str) -> web.Response:
+    """A page in place of the review."""
+    text = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Review</title>'
+        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" '
+        f'content="light dark"><h1>The review cannot be opened</h1><p>{html.escape(reason)}</p>'
+    )
+    headers = {**_HEADERS, "Content-Security-Policy": "default-src 'none'"}
+    return web.Response(text=text, content_type="text/html", status=403, headers=headers)
 
 
 async def _page(_request: web.Request) -> web.Response:
@@ -187,21 +223,41 @@ async def _task(request: web.Request) -> web.Response:
 
 async def _next(request: web.Request) -> web.Response:
     body = _Body.model_validate_json(await request.read())
-    return _view(request, body.by)
+    return _view(request, body)
 
 
 async def _answer(request: web.Request) -> web.Response:
     body = _Answer.model_validate_json(await request.read())
+    _refuse_a_second(request, body)
     request.app[_SESSION].answer(body.by, body.id, body.action, body.label)
-    return _view(request, body.by)
+    return _view(request, body)
 
 
 async def _undo(request: web.Request) -> web.Response:
     body = _Undo.model_validate_json(await request.read())
+    _refuse_a_second(request, body)
     request.app[_SESSION].undo(body.by, body.id)
-    return _view(request, body.by)
+    return _view(request, body)
 
 
-def _view(request: web.Request, person: str) -> web.Response:
-    content: dict[str, Any] = view_json(request.app[_SESSION], person)
+async def _history(request: web.Request) -> web.Response:
+    body = _Body.model_validate_json(await request.read())
+    return web.json_response(history_json(request.app[_SESSION], body.by))
+
+
+def _view(request: web.Request, body: _Body) -> web.Response:
+    _refuse_a_second(request, body)
+    content: dict[str, Any] = view_json(request.app[_SESSION], body.by)
     return web.json_response(content)
+
+
+def _refuse_a_second(request: web.Request, body: _Body) -> None:
+    """RefusedAnswer if another browser labels under the same name: their answers would mix."""
+    browsers, now = request.app[_BROWSERS], time.monotonic()
+    browser, at = browsers.get(body.by, (body.browser, now))
+    if browser != body.browser and now - at < SAME_NAME_S:
+        raise RefusedAnswer(
+            f"{body.by} labels in another browser at this moment; write another name, or close "
+            f"that page and wait {SAME_NAME_S / 60:.0f} minutes."
+        )
+    browsers[body.by] = body.browser, now

@@ -6,7 +6,7 @@ Use a session from one thread. Another one may add documents to its pool.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -41,6 +41,7 @@ class Document:
     rank: int  # its place in the random order
     p: tuple[float, ...] | None = None  # [labels]: the answer that the output has
     audit: Drawn | None = None  # how it was drawn for an audit
+    columns: Mapping[str, str] = field(default_factory=dict)  # of the input, which people see
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class Rules:
     blind: bool = False  # the model's answer is hidden
     second: bool = False  # documents that need another person's label are shown
     seed: int = 0
+    blur: bool = True  # texts are blurred at first
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""What the page shows beside its labels, as JSON. Entry points: `task_json` and `view_json`."""
+"""What the page shows beside its labels, as JSON.
+
+Entry points: `task_json`, `view_json` and `history_json`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def task_json(session: Session, command: str) -> dict[str, Any]:
         "question": _question(task),
         "labels": list(task.labels),
         "blind": session.blind,
+        "blur": session.rules.blur,
         "goal": len(session.pool) if session.rules.order == "audit" else GOAL,
         "command": command,
     }
@@ -58,6 +62,7 @@ def _row(session: Session, asked: Asked) -> dict[str, Any]:
         "doc_id": document.doc_id,
         "text": document.text,
         "chosen": asked.chosen,
+        "columns": document.columns,
         "p": None if session.blind else document.p,
     }
 
@@ -77,10 +82,16 @@ def _progress(session: Session, person: str) -> dict[str, Any]:
         "labels": sum(each["label"] for each in counts.values()),
         "own": own.get("label", 0),
         "can_undo": bool(history),
+        "given": len(history),
         "by_label": session.by_label(),
         "history": [_past(session, line) for line in history[:_HISTORY]],
         "pairs": [pair_words(each) for each in pairs(session)],
     }
+
+
+def history_json(session: Session, person: str) -> list[dict[str, Any]]:
+    """All answers of the person, the last one first."""
+    return [_past(session, line) for line in session.history(person)]
 
 
 def _past(session: Session, line: GoldLine) -> dict[str, Any]:

@@ -30,6 +30,8 @@ SEALED = {
 }
 # What errors call the rows; no task has a name that begins with an underscore.
 ALIAS = "_documents"
+# Columns of documents beside which those of the input are fields of `doc`.
+_OF_DOCUMENTS = {"doc_id", "n_chars"}
 # What may not be inside a sentence; also found in a string, where it does no harm.
 _COMMENT_OR_LINE = re.compile(r"--|/\*|\n")
 
@@ -42,7 +44,7 @@ class Expression:
 
     def __init__(self, text: str, schema: pa.Schema, *, place: str) -> None:
         self.text = text
-        self._place = place
+        self._place, self._schema = place, schema
         tree = parsed(text, place)
         structs = [field.type.names for field in schema if pa.types.is_struct(field.type)]
         for names in (schema.names, *structs):
@@ -84,8 +86,19 @@ class Expression:
                 values = documents.select(duckdb.SQLExpression(sql)).to_arrow_table()
             except duckdb.Error as error:
                 columns = listed(rows.schema.names)
-                raise self._wrong(f"{_reason(error)}; the columns are {columns}") from error
+                raise self._wrong(f"{self._reason(error)}; the columns are {columns}") from error
         return values.column(0).combine_chunks()
+
+    def _reason(self, error: duckdb.Error) -> str:
+        """Why it cannot be evaluated, and what to write where another dialect would take it."""
+        names = self._schema.names
+        for name, *rest in references(parsed(self.text, self._place)):
+            kind = self._schema.field(name).type if names.count(name) == 1 else pa.null()
+            if not rest and pa.types.is_struct(kind) and kind.get_field_index("label") >= 0:
+                return f"{name} has several values; write {name}.label for the answer"
+            if name not in names and {*names} >= _OF_DOCUMENTS:
+                return f"{_reason(error)}; write doc.{name} for a column of the input"
+        return _reason(error)
 
     def _check(self, kind: pa.DataType) -> None:
         """SpecError unless the expression may have values of this type."""

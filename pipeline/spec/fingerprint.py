@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.hashes import canonical_json, sha256_hex
+from pipeline.hashes import canonical_json, parse_json, sha256_hex
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import CascadeTask, ClassifierTask, EncoderTask, QuestionTask, TaskSpec
 
@@ -58,6 +58,25 @@ class Fingerprint:
 
     def json(self) -> bytes:
         return canonical_json(self.content)
+
+    @property
+    def question(self) -> str | None:
+        """What is asked; None without a question."""
+        question = _flat(self).get("question")
+        return question if isinstance(question, str) else None
+
+    def changes(self, earlier: Fingerprint) -> tuple[str, ...]:
+        """The names of what differs from an earlier version, such as `question` or `the model`."""
+        before, after = (_flat(version.of_all) for version in (earlier, self))
+        differing = {name for name in before | after if before.get(name) != after.get(name)}
+        return tuple(sorted("the model" if name == "weights" else name for name in differing))
+
+
+def _flat(version: Fingerprint) -> dict[str, Any]:
+    """The content as JSON values, with the keys of its task beside its own."""
+    content = parse_json(version.json())
+    task = content.pop("task", None)
+    return {**content, **(task if isinstance(task, dict) else {})}
 
 
 def fingerprints(

@@ -18,7 +18,10 @@ from pipeline.spec.tasks import TaskSpec
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Labels = Annotated[
     tuple[str, ...],
-    BeforeValidator(lambda labels: labels if isinstance(labels, list | tuple) else [labels]),
+    BeforeValidator(
+        lambda labels: labels if isinstance(labels, list | tuple) else [labels],
+        json_schema_input_type=str | tuple[str, ...],
+    ),
 ]
 
 

@@ -58,9 +58,10 @@ def _distinct(labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 
 
 _Text = Annotated[str, Field(min_length=1)]
+_Verbalizers = dict[_Text, Annotated[tuple[_Text, ...], Field(min_length=1)]]
 Labels = Annotated[
-    dict[_Text, Annotated[tuple[_Text, ...], Field(min_length=1)]],
-    BeforeValidator(_as_verbalizers),
+    _Verbalizers,
+    BeforeValidator(_as_verbalizers, json_schema_input_type=list[str | float] | _Verbalizers),
     Field(min_length=2),
     AfterValidator(_distinct),
 ]

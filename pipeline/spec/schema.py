@@ -1,6 +1,6 @@
 """The YAML spec that a user writes, validated and frozen. Entry point: `JobSpec`.
 
-The manual's page about the spec is generated from the descriptions here.
+`docs/reference/keys.md` is generated from the descriptions here.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, option_error
@@ -29,13 +28,16 @@ from pipeline.evaluation.survey import (
 )
 from pipeline.filters.decisions import Decisions, decided
 from pipeline.filters.excerpts import excerpts
+from pipeline.filters.inputs import INPUT
+from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.result import kept_words
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.rule import SnapshotRule, named
 from pipeline.gold.audits import Audit
 from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.people import Drawn
 from pipeline.hashes import canonical_json, sha256_hex
+from pipeline.review.options import ReviewOptions
 from pipeline.review.session import Document
 from pipeline.spec.schema import JobSpec
 
@@ -73,7 +75,7 @@ class FilterQuality:
         return "a part of the corpus has no label: draw a new sample"
 
 
-def draw_sample(spec: JobSpec, *, texts: int | None, seed: int, cache_dir: Path) -> list[Document]:
+def draw_sample(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> list[Document]:
     """A stratified random sample of the different texts of the last snapshot, in random order.
 
     A stratum is the texts with the same decision of the filter, of the same group and with
@@ -84,13 +86,14 @@ def draw_sample(spec: JobSpec, *, texts: int | None, seed: int, cache_dir: Path)
         SpecError: There is no filter, no text to draw, or no room for two texts of each stratum.
         StorageError: The input changed since it was labelled, or there is no snapshot.
     """
-    with _decided(spec, cache_dir) as (rule, words, table):
+    with _decided(spec, cache_dir, options.columns) as (rule, words, table):
+        doc = INPUT if options.columns else "null"
         table.rows(
-            """
+            f"""
             create table texts as
             select row_number() over (order by content_hash) - 1 as number, content_hash,
-                bool_or(dropped) as dropped, min(unsure) as unsure, min(grp) as grp,
-                min({'path': path, 'row': "row", 'id': doc_id}) as place
+                bool_or(_dropped) as dropped, min(unsure) as unsure, min(_group) as grp,
+                min({{'path': path, 'row': "row", 'id': doc_id, 'doc': {doc}}}) as place
             from answered where content_hash not in (from fitted) group by content_hash
             """
         )
@@ -102,22 +105,25 @@ def draw_sample(spec: JobSpec, *, texts: int | None, seed: int, cache_dir: Path)
             fix = "no document has an answer that a readout was not fitted to; label more documents"
             raise SpecError([Problem("filter", fix)])
         population = Population(*(column.to_numpy() for column in found.itercolumns()))
-        codes, chosen = _chosen(population, min(texts or TEXTS, len(found)), seed)
+        codes, chosen = _chosen(
+            population, min(options.documents or TEXTS, len(found)), options.seed
+        )
         numbers = chosen.tolist()
         shown = table.table(
-            "select content_hash, place.path, place.row, place.id from texts "
+            "select content_hash, place.path, place.row, place.id, place.doc from texts "
             "where number in (select unnest(?)) order by list_position(?, number)",
             [numbers, numbers],
         )
     [places] = shown.select(["path", "row"]).combine_chunks().to_batches()
-    options = spec.input.storage_options
-    read = excerpts(rule.store, rule.contents, places, options, chars=TEXT_CHARS)
-    hashes, ids = shown["content_hash"].to_pylist(), shown["id"].to_pylist()
-    drawn = _designs(hashes, codes, chosen, rule.contents.number, words)
+    labelled, own = rule.labelled, spec.input.storage_options
+    read = excerpts(labelled.store, labelled.contents, places, own, chars=TEXT_CHARS)
+    hashes, ids, docs = (shown[name].to_pylist() for name in ("content_hash", "id", "doc"))
+    columns = [{name: of[name] or "" for name in options.columns} for of in docs]
+    drawn = _designs(hashes, codes, chosen, labelled.contents.number, words)
     return [
-        Document(text_hash, doc_id, excerpt.text or "", place, audit=design)
-        for place, (text_hash, doc_id, excerpt, design) in enumerate(
-            zip(hashes, ids, read, drawn, strict=True)
+        Document(text_hash, doc_id, excerpt.text or "", place, audit=design, columns=of)
+        for place, (text_hash, doc_id, excerpt, design, of) in enumerate(
+            zip(hashes, ids, read, drawn, columns, strict=True)
         )
     ]
 
@@ -139,7 +145,7 @@ def judge_filter(spec: JobSpec, audit: Audit, source: str, *, cache_dir: Path) -
             fix += "texts, so they do not show its quality; draw other documents: assay review "
             raise gold_error(source, f"{fix}--by audit")
         found = table.rows(
-            "select content_hash, count(*), count(*) filter (dropped) from answered "
+            "select content_hash, count(*), count(*) filter (_dropped) from answered "
             "where content_hash in (from audited) group by content_hash order by content_hash"
         )
     drawn = [audit.drawn[text_hash] for text_hash, *_ in found]
@@ -168,30 +174,25 @@ def judge_filter(spec: JobSpec, audit: Audit, source: str, *, cache_dir: Path) -
 
 
 @contextmanager
-def _decided(spec: JobSpec, cache_dir: Path) -> Iterator[tuple[SnapshotRule, str, Decisions]]:
+def _decided(
+    spec: JobSpec, cache_dir: Path, columns: Sequence[str] = ()
+) -> Iterator[tuple[SnapshotRule, str, Decisions]]:
     """The filter's rule, also in words, and a view `answered` of its decisions.
 
     The view has the documents that have an answer to each task of the rule. `unsure` is half of
     what the least sure of these answers lacks of a margin of 1. The table `fitted` has the texts
     that the answers were fitted to.
     """
-    rule = SnapshotRule.of(spec)
-    rule.warn_of_older_answers(cache_dir)
-    shards, _ = rule.input_shards(cache_dir)
-    tasks = rule.rule.tasks
-
-    def columns(rows: pa.RecordBatch) -> dict[str, pa.Array]:
-        margins = [pc.struct_field(rows.column(task), "margin") for task in tasks]
-        none = pa.nulls(rows.num_rows, pa.float32())
-        named = {name: rows.column(name) for name in ("doc_id", "path", "content_hash")}
-        least = pc.min_element_wise(none, *margins)
-        return {**named, "grp": rule.groups(rows), "least_margin": least}
-
-    with decided(rule.rule, rule.rows(shards), "keep", columns) as table:
+    rule = SnapshotRule.of(spec, columns=columns)
+    labelled, tasks = rule.labelled, rule.rule.tasks
+    warn_of_older_answers(spec, labelled.store, labelled.contents, cache_dir)
+    shards, _ = labelled.shards(cache_dir)
+    margins = ", ".join(["null", *(named(task, "margin") for task in tasks)])
+    with decided(rule.rule, labelled.batches(shards), "keep", rule.by) as table:
         table.rows(
-            "create view answered as select content_hash, path, row, doc_id, dropped, grp, "
-            "coalesce((1 - least_margin) / 2, 'nan')::DOUBLE as unsure "
-            "from documents where failed is null"
+            "create view answered as select *, "
+            f"coalesce((1 - least({margins})) / 2, 'nan')::DOUBLE as unsure "
+            "from documents where _failed is null"
         )
         parts = (part for task in spec.tasks if task.name in tasks for part in task.parts)
         table.add("fitted", _hashes({text for part in parts for text in fitted_texts(spec, part)}))

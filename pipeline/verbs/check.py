@@ -21,6 +21,7 @@ from pipeline.errors import RefusedError, StorageError, option_error
 from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
+from pipeline.inference.memory import MemoryPlan
 from pipeline.runtime.assembly import DocumentReader, reader_prompt
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Reader, make_job, make_reader
@@ -33,7 +34,8 @@ from pipeline.spec.labels import SLOT, with_slot
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
-from pipeline.verbs.exactness import Proof, prove
+from pipeline.verbs.doubts import check_doubts
+from pipeline.verbs.exactness import Difference, Exactness, Proof, prove
 from pipeline.verbs.samples import SampledDocument, take_samples
 
 DEFAULT_DOCUMENTS = 4
@@ -51,14 +53,6 @@ class Prompt:
     token_ids: tuple[int, ...]
     labels: dict[str, list[int]]  # first tokens
     verbalizers: dict[str, list[list[int]]] | None  # all tokens, if full labels are scored
-
-    @computed_field
-    @property
-    def scoring(self) -> str:
-        """How labels are scored: by their first or all tokens, or by a trained readout."""
-        if not any(self.labels.values()):
-            return "readout"
-        return "first_token" if self.verbalizers is None else "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,8 @@ class AnswerFacts:
     """What the answers to one task are read from, and whether they depend on the document."""
 
     fragments: Mapping[str, str]  # label -> its first token, where that says little
-    mass: float | None  # largest of the sampled documents; None without documents, or a readout
+    documents: int
+    mass: float | None  # largest of the documents; None without documents, or a readout
     distance: float | None  # largest of p to that of documents without content, 0 to 1
 
 
@@ -87,6 +82,7 @@ class AnswerFacts:
 class CheckedModel:
     """The model, and how it is computed."""
 
+    name: str  # as the spec has it
     path: str  # folder
     engine: str
     dtype: str
@@ -100,7 +96,7 @@ class CheckedModel:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The result of `check`."""
+    """What was found, and the proof."""
 
     output: str
     documents: int
@@ -108,16 +104,19 @@ class Findings:
     label_tokens: dict[str, dict[str, list[str]]]  # part of a task -> label -> first tokens as text
     readouts: dict[str, ReadoutFacts]  # by part of a task, for those with a trained readout
     prompts: tuple[Prompt, ...]
-    proof: Proof
+    memory: MemoryPlan | None  # None: vLLM plans its own
+    exactness: Exactness
+    quantization: Difference | None  # against the model without quantisation; None if it has none
     answers: Mapping[str, AnswerFacts]  # by part of a task
     repeated_ids: int  # documents that share their id with another; of the first `ids_read`
     ids_read: int
     usual: Mapping[str, str]  # by task of kind `multi`: its question, if it does not say {label}
 
+    @computed_field
     @property
-    def exact(self) -> bool:
-        """Whether rounding explains every difference between the tree and independent prompts."""
-        return self.proof.exactness.exact
+    def warnings(self) -> tuple[str, ...]:
+        """Each reason why ids or answers may mean little."""
+        return tuple(check_doubts(self))
 
 
 def check(
@@ -167,7 +166,9 @@ def check(
             for sample in samples[:1]
             for question in prompt.questions
         ),
-        proof=proof,
+        memory=proof.memory,
+        exactness=proof.exactness,
+        quantization=proof.quantization,
         answers=_answer_facts(spec, prompt, proof, label_tokens),
         repeated_ids=repeated,
         ids_read=ids_read,
@@ -186,6 +187,7 @@ def _checked_model(
 ) -> CheckedModel:
     model = reader.spec.model
     return CheckedModel(
+        name=model.name,
         path=str(folder),
         engine=model.engine,
         dtype=reader.placement.dtype,
@@ -238,7 +240,7 @@ def _answer_facts(
         if len(by_document) and len(nothing):
             p, mean = softmax(by_document, axis=1), softmax(nothing, axis=1).mean(axis=0)
             distance = float(np.abs(p - mean).sum(axis=1).max() / 2)  # total variation
-        facts[task.name] = AnswerFacts(fragments, mass, distance)
+        facts[task.name] = AnswerFacts(fragments, len(by_document), mass, distance)
     return facts
 
 

@@ -7,18 +7,21 @@ filter's decisions about all documents.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from math import isfinite
 from pathlib import Path
 
 import pyarrow as pa
+from pydantic import computed_field
 
-from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
+from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, Thresholds, decided
 from pipeline.filters.excerpts import excerpts, small_png
-from pipeline.filters.labelled import older_answers, what_answered
+from pipeline.filters.labelled import LabelledRows
+from pipeline.filters.older_answers import older_answers, what_answered
 from pipeline.filters.result import FilterResult, result_of
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.rule import FilterRule, SnapshotRule, named
 from pipeline.filters.tally import (
     BY_LENGTH,
     ScoreCounts,
@@ -27,19 +30,20 @@ from pipeline.filters.tally import (
     examples,
     score_counts,
     scored_labels,
-    tallied_columns,
 )
 from pipeline.integrity.diff import Comparison, compare
-from pipeline.ledger.snapshots import Contents, contents, snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, snapshots_of
 from pipeline.options import EvalOptions, ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
+from pipeline.verbs.doubts import report_doubts
 from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
+_COMPARED = re.compile(r'(\w+\.p\.(?:\w+|"[^"]+"))\s*[<>]=?\s*(\d*\.?\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,7 @@ class TaskReport:
     models: tuple[str, ...]  # that answered, by name; () of a classifier, and if not recorded
     weights: Mapping[str, str]  # SHA-256 of the files of the model or the classifier
     fingerprint: str
-    labels: Mapping[
-        str, int
-    ]  # documents, in the spec's order; of kind `multi` one may have several
+    labels: Mapping[str, int]  # documents, in the spec's order; of `multi` one may have several
     statuses: Mapping[str, int]  # documents
     versions: Mapping[str, str]  # packages that answered the first shard
     readout: str | None
@@ -101,6 +103,8 @@ class CorpusReport:
     docs_per_s: float | None
     tasks: tuple[TaskReport, ...]
     scores: tuple[ScoreCounts, ...]
+    # By probability, such as toxic.p.toxic: the numbers that the rule compares it with.
+    limits: Mapping[str, tuple[float, ...]]
     filter: FilterResult | None
     by: str | None  # what the groups are
     groups: Pairs
@@ -110,15 +114,15 @@ class CorpusReport:
     quality: Evaluation | None
     drift: Comparison | None  # with the snapshot before
 
+    @computed_field
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Each reason why the labels, the figures or the filter may mislead."""
+        return tuple(report_doubts(self))
+
 
 def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> CorpusReport:
-    """The numbers of the spec's last snapshot.
-
-    Args:
-        spec: The job; a filter is optional, and so is gold, without which there are no figures of
-            quality.
-        options: Gold and groups.
-        cache_dir: Folder of file hashes.
+    """The numbers of the spec's last snapshot; figures of quality if there is gold.
 
     Raises:
         SpecError: The spec, an option or the gold is wrong.
@@ -133,29 +137,24 @@ def corpus_report(spec: JobSpec, options: ReportOptions, *, cache_dir: Path) -> 
 def report_of(
     spec: JobSpec, quality: Evaluation | None, options: ReportOptions, *, cache_dir: Path
 ) -> CorpusReport:
-    """The numbers of the spec's last snapshot, with an evaluation of its answers.
-
-    Raises:
-        SpecError: The spec or `options.by` is wrong.
-        StorageError: The input changed since it was labelled, or there is no snapshot.
-    """
+    """As `corpus_report`, with an evaluation of its answers."""
     rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec), options.by)
-    contents, on_error = rule.contents, rule.rule.filter.on_error
-    shards, _ = rule.input_shards(cache_dir)
-    named = {task.name: contents.tasks[task.name] for task in spec.tasks}
-    scored = scored_labels(named, rule.rule.probabilities)
-    columns = partial(tallied_columns, rule, scored=scored)
-    before = _before(rule)
-    seconds, rate = _pace(rule.store, contents, before)
-    with decided(rule.rule, rule.rows(shards), on_error, columns) as table:
-        tasks = tuple(_task(task, rule, table) for task in spec.tasks)
+    labelled, on_error = rule.labelled, rule.rule.filter.on_error
+    contents, store = labelled.contents, labelled.store
+    shards, _ = labelled.shards(cache_dir)
+    published = {task.name: contents.tasks[task.name] for task in spec.tasks}
+    scored = scored_labels(published, rule.rule.probabilities)
+    before = _before(store, contents)
+    seconds, rate = _pace(store, contents, before)
+    with decided(rule.rule, labelled.batches(shards), on_error, rule.by) as table:
+        tasks = tuple(_task(task, labelled, table) for task in spec.tasks)
         return CorpusReport(
             spec=spec.name,
             model=", ".join(dict.fromkeys(m for task in tasks for m in task.models))
             or spec.model.name,
-            older_answers=tuple(older_answers(rule.spec, rule.store, contents, cache_dir)),
+            older_answers=tuple(older_answers(labelled.spec, store, contents, cache_dir)),
             instruction=tasks[0].instruction or spec.prompt.instruction,
-            output=rule.store.url,
+            output=store.url,
             input=spec.input.path,
             snapshot=contents.number,
             labelled_at=contents.created_at,
@@ -166,15 +165,28 @@ def report_of(
             docs_per_s=rate,
             tasks=tasks,
             scores=tuple(score_counts(table, scored)),
+            limits=_limits(rule.rule, table.thresholds),
             filter=result_of(rule, on_error, table) if spec.filter else None,
             by=", ".join(group.text for group in rule.by) or None,
-            groups=table.sizes("grp", MOST_GROUPS) if rule.by else {},
+            groups=table.sizes("_group", MOST_GROUPS) if rule.by else {},
             files=table.sizes("path", MOST_GROUPS),
             lengths=table.sizes(BY_LENGTH),
-            examples=_with_texts(rule, list(examples(table, named, scored))),
+            examples=_with_texts(labelled, list(examples(table, published, scored))),
             quality=quality,
-            drift=None if before is None else compare(rule.store, before, contents),
+            drift=None if before is None else compare(store, before, contents),
         )
+
+
+def _limits(rule: FilterRule, thresholds: Thresholds | None) -> dict[str, tuple[float, ...]]:
+    """What a rule compares probabilities with: numbers in its SQL, and thresholds of a share."""
+    limits: dict[str, set[float]] = {}
+    for condition in rule.conditions:
+        for name, limit in _COMPARED.findall(condition):
+            limits.setdefault(name.replace('"', ""), set()).add(float(limit))
+    if thresholds is not None and rule.score is not None:
+        name = rule.score.text.replace('"', "")
+        limits.setdefault(name, set()).update(thresholds.at.values() or [thresholds.otherwise])
+    return {name: tuple(sorted(filter(isfinite, of))) for name, of in limits.items()}
 
 
 def _without_filter(spec: JobSpec) -> JobSpec:
@@ -182,22 +194,23 @@ def _without_filter(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"filter": FilterSpec(keep="true", on_error="keep")})
 
 
-def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
-    stored = what_answered(rule.store, rule.contents, task.name)
+def _task(task: TaskSpec, labelled: LabelledRows, table: Decisions) -> TaskReport:
+    stored = what_answered(labelled.store, labelled.contents, task.name)
     written = stored.get("spec", {})
     is_multi = task.kind == "multi"
-    counts = table.counts(f"unnest({task.name}_labels)" if is_multi else f"{task.name}_label")
-    [(answered,)] = table.rows(f"select count({task.name}_margin) from documents")
+    label = named(task.name, "label")
+    counts = table.counts(f"unnest({named(task.name, 'labels')})" if is_multi else label)
+    [(answered,)] = table.rows(f"select count({named(task.name, 'margin')}) from documents")
     return TaskReport(
         task=task.name,
         question=written.get("task", {}).get("question", task.question),
         instruction=written.get("prompt", {}).get("instruction"),
         models=tuple(stored.get("models", {})),
         weights=stored.get("model", {}),
-        fingerprint=rule.contents.tasks[task.name].fp,
+        fingerprint=labelled.contents.tasks[task.name].fp,
         # — a task can have thousands of labels
         labels={label: counts[label] for label in task.labels if label in counts},
-        statuses=table.counts(f"{task.name}_status"),
+        statuses=table.counts(named(task.name, "status")),
         versions=stored.get("versions", {}),
         readout=task.readout,
         kind=task.kind,
@@ -209,7 +222,7 @@ def _task(task: TaskSpec, rule: SnapshotRule, table: Decisions) -> TaskReport:
 def _expected_scores(task: TaskSpec, table: Decisions) -> ExpectedScores | None:
     """None if no document has an answer."""
     low, high = task.values[0], task.values[-1]
-    score = f"{task.name}_score"
+    score = named(task.name, "score")
     [(mean,)] = table.rows(f"select avg({score}::DOUBLE) from documents where isfinite({score})")
     if mean is None:
         return None
@@ -235,26 +248,28 @@ def _pace(
     return pace_of_last_run(commits) or (None, None)
 
 
-def _with_texts(rule: SnapshotRule, examples: Sequence[ShownDocument]) -> tuple[ShownExample, ...]:
+def _with_texts(
+    labelled: LabelledRows, examples: Sequence[ShownDocument]
+) -> tuple[ShownExample, ...]:
     places = pa.record_batch(
         {
             "path": pa.array([example.path for example in examples], pa.string()),
             "row": pa.array([example.row for example in examples], pa.int64()),
         }
     )
-    options = rule.spec.input.storage_options
-    shown = excerpts(rule.store, rule.contents, places, options, chars=TEXT_CHARS)
+    options = labelled.spec.input.storage_options
+    shown = excerpts(labelled.store, labelled.contents, places, options, chars=TEXT_CHARS)
     return tuple(
         ShownExample(example, excerpt.text, small_png(excerpt.image))
         for example, excerpt in zip(examples, shown, strict=True)
     )
 
 
-def _before(rule: SnapshotRule) -> Contents | None:
+def _before(store: Store, snapshot: Contents) -> Contents | None:
     """The spec's snapshot before, with one of its tasks; None if there is none."""
-    for number in sorted(snapshot_numbers(rule.store), reverse=True):
-        if number < rule.contents.number:
-            before = contents(rule.store, number)
-            if before.spec == rule.contents.spec and before.tasks.keys() & rule.contents.tasks:
+    for number in snapshots_of(store, snapshot.spec):
+        if number < snapshot.number:
+            before = contents(store, number)
+            if before.tasks.keys() & snapshot.tasks:
                 return before
     return None

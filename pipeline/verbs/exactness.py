@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from pydantic import computed_field
 from scipy.special import softmax
 
 from pipeline.inference.alternatives import answers_alone
@@ -50,6 +52,7 @@ _ALL_LABELS = 64
 _LIKELIEST = 8
 _USABLE = 0.8  # of free memory, for float32 weights
 
+Bound = Literal["max_abs_dp", "mean_abs_dp", "max_abs_dp_in_float32"]
 Answer = NDArray[np.float32]  # [labels]: log-probabilities
 LogProbs = Sequence[Iterable[Answer]]  # by question, by document
 
@@ -64,40 +67,41 @@ class Difference:
     answers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exactness:
-    """The tree, or vLLM, against independent prompts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exactness(Difference):
+    """The tree, or vLLM, against independent prompts, in the job's number format."""
 
     number_format: str  # a dtype, or int8
-    difference: Difference  # against independent prompts, in the job's number format
-    in_float32: (
-        Difference | None
-    )  # of the tree; None if that is the format, without room, or of vLLM
-    rounding: Difference | None  # independent prompts in the format against themselves in float32
+    # Of the tree; None if that is the format, without room, or of vLLM.
+    in_float32: Difference | None = None
+    # Independent prompts in the format against themselves in float32.
+    rounding: Difference | None = None
 
+    @computed_field
     @property
-    def allowed_mean(self) -> float | None:
-        """The mean difference that rounding explains in half precision; None in float32."""
-        if self.rounding is None:
-            return HALF_MEAN.get(self.number_format)
-        return ROUNDINGS * self.rounding.mean_abs_dp + ROUNDING_FLOOR
+    def allowed(self) -> Mapping[Bound, float | None]:
+        """What rounding explains: a mean, except in float32, and a maximum, as a mean hides one."""
+        mean, most = HALF_MEAN.get(self.number_format), HALF_MAX.get(self.number_format)
+        if self.rounding is not None:
+            mean = ROUNDINGS * self.rounding.mean_abs_dp + ROUNDING_FLOOR
+            most = ROUNDINGS * self.rounding.max_abs_dp + ROUNDING_FLOOR
+        return {
+            "max_abs_dp": FLOAT32_MAX if most is None else most,
+            "mean_abs_dp": mean,
+            "max_abs_dp_in_float32": FLOAT32_MAX,
+        }
 
-    @property
-    def allowed_max(self) -> float:
-        """The largest difference that is allowed: a mean would hide one wrong answer."""
-        if self.rounding is None:
-            return HALF_MAX.get(self.number_format, FLOAT32_MAX)
-        return ROUNDINGS * self.rounding.max_abs_dp + ROUNDING_FLOOR
-
+    @computed_field
     @property
     def exact(self) -> bool:
         """Whether rounding explains every difference. False for NaN."""
-        if not self.difference.max_abs_dp <= self.allowed_max:
-            return False
-        if self.allowed_mean is None:
-            return True
-        same_tree = self.in_float32 is None or self.in_float32.max_abs_dp <= FLOAT32_MAX
-        return same_tree and self.difference.mean_abs_dp <= self.allowed_mean
+        pairs = [
+            (self.max_abs_dp, self.allowed["max_abs_dp"]),
+            (self.mean_abs_dp, self.allowed["mean_abs_dp"]),
+        ]
+        if self.in_float32 is not None:
+            pairs.append((self.in_float32.max_abs_dp, FLOAT32_MAX))
+        return all(bound is None or value <= bound for value, bound in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ def prove(
     """
     if reader.spec.model.engine == "vllm":
         check_vllm(prompt)  # — before the minutes that the tree's answers take
-    asked, reader = reader, _by_own_engine(reader)
+    asked, reader = reader, by_own_engine(reader)
     is_int8 = reader.spec.model.is_int8
     number_format = "int8" if is_int8 else reader.placement.dtype
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
@@ -172,18 +176,21 @@ def prove(
     if number_format != "float32" and _have_room(wide_bytes, reader.placement.device):
         announce(WorkerReport(f"{COMPARING}, in float32"))
         wide = _answers(_in_float32(reader), folder, prompt, documents, answers.compared)
-        in_float32, rounding = (
-            wide.difference,
-            difference([answers.independent], [wide.independent]),
-        )
+        in_float32 = wide.difference
+        rounding = difference([answers.independent], [wide.independent])
     if asked.spec.model.engine == "vllm":
         engine = reader_engine(asked, announce)
         by_vllm = engine.label(documents).log_probs
         chosen = compared_answers(answers.compared, by_vllm)
         differs = difference([chosen], [answers.independent])
-        exactness = Exactness(number_format, differs, None, rounding)
+        exactness = Exactness(**asdict(differs), number_format=number_format, rounding=rounding)
         return Proof(None, exactness, None, by_vllm, engine.label(content_free).log_probs, {})
-    exactness = Exactness(number_format, answers.difference, in_float32, rounding)
+    exactness = Exactness(
+        **asdict(answers.difference),
+        number_format=number_format,
+        in_float32=in_float32,
+        rounding=rounding,
+    )
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
     if is_int8:
@@ -200,7 +207,7 @@ def prove(
     return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
 
 
-def _by_own_engine(reader: Reader) -> Reader:
+def by_own_engine(reader: Reader) -> Reader:
     """The job with assay's own engine; on the CPU, if its model is shared between GPUs."""
     model, placement = reader.spec.model, reader.placement
     if model.tensor_parallel > 1:

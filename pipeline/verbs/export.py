@@ -3,7 +3,8 @@
 Entry points: `export` writes all rows, `head` returns some, with the start of their texts.
 
 There is one row for each document, in the input's order. A single file appears in one step. A
-folder has one file for each shard, and a manifest: the same command writes the missing files.
+folder has one Parquet file for each shard, and a manifest: the same command writes the missing
+files.
 """
 
 from __future__ import annotations
@@ -11,57 +12,58 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
+import duckdb
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 from pydantic import InstanceOf, PlainSerializer, computed_field
 
-from pipeline.errors import Option, option_error
+from pipeline.errors import Option, StorageError, option_error
 from pipeline.filters.excerpts import excerpts
+from pipeline.filters.inputs import INPUT
 from pipeline.filters.labelled import (
-    current_labels,
+    LabelledRows,
     identity_of,
-    labelled_shards,
     labelled_texts,
-    warn_of_older_answers,
     with_text,
     with_text_schema,
 )
 from pipeline.filters.layout import refuse_own_places, relative_paths, shard_file
+from pipeline.filters.older_answers import warn_of_older_answers
+from pipeline.filters.rule import named, quoted
 from pipeline.filters.run import SHARDS_AT_ONCE
-from pipeline.filters.writers import row_groups
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.ledger.columns import LABELS_TYPE
 from pipeline.ledger.flat import (
     FlatColumn,
-    defuse_formulas,
+    csv_rows,
     flat_columns,
     flat_schema,
     flatten,
-    joined_labels,
     json_rows,
+    json_values,
 )
-from pipeline.ledger.rows import aligned_batches, asked_rows, read_shard, wide_schema
 from pipeline.ledger.snapshot_files import NamedShard
-from pipeline.ledger.snapshots import Contents
-from pipeline.options import ExportOptions, TableFormat
-from pipeline.sources.rule import Rule
+from pipeline.options import ExportOptions
+from pipeline.runtime.progress import Send, ignore
+from pipeline.sources.rule import Rule, fields_in
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, new_file, open_target
-from pipeline.stores.store import Store, open_store
 
-FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
+TableFormat = Literal["parquet", "jsonl", "csv"]
 # The manifest of a folder. Readers of tables skip names that begin with an underscore.
 MANIFEST = "_export.json"
-FORMAT = 1
+FORMAT = 2
 TEXT_CHARS = 500  # of the text of an example row; a text may be very long
+_PREPARED: Mapping[TableFormat, Callable[[pa.RecordBatch], pa.RecordBatch]] = {
+    "parquet": lambda rows: rows,
+    "jsonl": json_values,
+    "csv": csv_rows,
+}
+_ROW_GROUP = 20_480  # rows, which may have texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,23 @@ def _flat_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a continuation."""
+
+    text: str
+    p: float  # of all tokens of the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What the model would say to one question about one document."""
+
+    question: str  # the name of the task, or `TASK.LABEL`
+    tokens: tuple[Token, ...]  # the likeliest ones, one after the other
+    none: str | None  # why there are no tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Examples:
     """Some rows of a snapshot, in the input's order. The JSON form has flat columns."""
 
@@ -99,59 +118,67 @@ class Examples:
     documents: int  # of the snapshot
     # Of `open_labels`, with the start of each text.
     rows: Annotated[InstanceOf[pa.RecordBatch], PlainSerializer(_flat_rows)]
+    # [rows] with `--why`: what the model would say to each question.
+    why: tuple[tuple[Continuation, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """One export: a snapshot, the columns, and the place that it is written to."""
+    """One export: the rows, their columns, and the place that they are written to."""
 
-    spec: JobSpec
+    labelled: LabelledRows
     options: ExportOptions
-    store: Store
-    contents: Contents
-    rows_schema: pa.Schema  # of `open_labels`
     columns: tuple[FlatColumn, ...]
-    format: TableFormat
     target: Target
+    shards: Mapping[str, Shard]  # of the input; {} where it is not read
 
-    def write(self, target: Target, batches: Iterable[pa.RecordBatch]) -> None:
-        """Writes a file of these rows."""
-        schema = flat_schema(self.columns)
-        with target.replaced() as path, WRITERS[self.format](path, schema) as write:
-            if self.format == "parquet":
-                for table in row_groups(batches, schema):
-                    write(table)
-            else:
-                for batch in batches:
-                    write(pa.Table.from_batches([batch]))
+    def flat(self, rows: pa.RecordBatch, shard: NamedShard) -> Iterator[pa.RecordBatch]:
+        """The rows of a shard as flat columns, with their texts where these are wanted."""
+        if not self.options.with_text:
+            yield flatten(rows, self.columns)
+            return
+        start, options = 0, self.labelled.spec.input.storage_options
+        hashes, numbers = rows.column("content_hash"), rows.column("row")
+        for texts in labelled_texts(self.shards[shard.sid], options, hashes, numbers):
+            part = rows.slice(start, len(texts))
+            yield flatten(with_text(part, texts), self.columns)
+            start += len(texts)
 
 
 def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportResult:
     """Writes the labels of the spec's last snapshot as one file, or as a folder of files.
 
     SpecError if the target exists and `overwrite` is not set, or its name has no format.
-    StorageError if texts are wanted and the input changed after it was labelled.
+    StorageError if columns or texts of the input are wanted and it changed after it was labelled.
     """
     assert options.to is not None, options
-    format, is_folder = format_and_kind(options.to, options.format)
+    format = format_of_file(options.to)
     refuse_own_places(spec, options.to)
-    store = open_store(spec.output, spec.storage_options)
-    contents = current_labels(spec, store)
-    warn_of_older_answers(spec, store, contents, cache_dir)
-    rows_schema = wide_schema(contents, list(contents.tasks))
-    columns = flat_columns(with_text_schema(rows_schema) if options.with_text else rows_schema)
+    labelled = LabelledRows.of(spec, dict.fromkeys(options.columns, Option("columns")))
+    contents = labelled.contents
+    warn_of_older_answers(spec, labelled.store, contents, cache_dir)
+    schema = labelled.schema
+    columns = flat_columns(with_text_schema(schema) if options.with_text else schema)
     target = open_target(options.to, spec.storage_options)
-    if not is_folder:
+    if format is not None:
         new_file(options.to, spec.storage_options, overwrite=options.overwrite)
-    job = _Export(spec, options, store, contents, rows_schema, columns, format, target)
-    created, new_files = (_write_folder if is_folder else _write_file)(job, cache_dir)
+    reads_input = options.with_text or options.columns
+    shards, new_files = labelled.shards(cache_dir) if reads_input else ({}, 0)
+    job = _Export(labelled, options, columns, target, shards)
+    if format is None:
+        created = _write_folder(job)
+    else:
+        pairs = zip(contents.shards, labelled.batches(shards), strict=True)
+        rows = (flat for named, batch in pairs for flat in job.flat(batch, named))
+        write_table(target, format, flat_schema(columns), rows)
+        created = 1
     return ExportResult(
         to=target.url,
-        glob=escape(target.url.rstrip("/")) + f"/**/*.{format}" * is_folder,
-        format=format,
+        glob=escape(target.url.rstrip("/")) + "/**/*.parquet" * (format is None),
+        format=format or "parquet",
         snapshot=contents.number,
         rows=contents.asked,
-        files=len(contents.shards) if is_folder else 1,
+        files=len(contents.shards) if format is None else 1,
         created=created,
         columns=columns,
         missing_rows=contents.missing_rows,
@@ -160,84 +187,88 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     )
 
 
-def format_and_kind(to: str, format: TableFormat | None) -> tuple[TableFormat, bool]:
-    """The format, and whether the target is a folder; SpecError if its name does not say so."""
-    name = to.rpartition("/")[2]
-    suffix = name.lstrip(".").rpartition(".")[2] if "." in name.lstrip(".") else ""
-    if not suffix:
-        return format or "parquet", True
-    by_suffix = next((each for each in FORMATS if each == suffix.lower()), None)
-    if by_suffix is None:
-        endings = ", ".join(f".{each}" for each in FORMATS)
-        fix = f"end the name of a file in one of {endings}, and the name of a folder in /"
-        raise option_error("to", fix, to)
-    if format not in (None, by_suffix):
-        fix = f"--to ends in .{suffix}; leave --format out, or change the name"
-        raise option_error("format", fix, format)
-    return by_suffix, False
+def format_of_file(to: str) -> TableFormat | None:
+    """The format of a file; None of a folder; SpecError if its name does not say so."""
+    name = to.rpartition("/")[2].lstrip(".")
+    _, dot, suffix = name.rpartition(".")
+    if not dot:
+        return None
+    formats: tuple[TableFormat, ...] = get_args(TableFormat)
+    for format in formats:
+        if suffix.lower() == format:
+            return format
+    endings = ", ".join(f".{each}" for each in formats)
+    fix = f"end the name of a file in one of {endings}, and the name of a folder in /"
+    raise option_error("to", fix, to)
 
 
-def _write_file(job: _Export, cache_dir: Path) -> tuple[int, int]:
-    """Writes one file. Returns the number of written files, and of new files in the input."""
-    shards, new_files = _shards_with_text(job, cache_dir)
+def write_table(
+    target: Target, format: TableFormat, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> None:
+    """Writes a file of these rows in one step; an error of `batches` is raised as it is."""
+    stopped: list[BaseException] = []
+    prepared = _PREPARED[format]
+    written = prepared(pa.RecordBatch.from_pylist([], schema)).schema
 
     def rows() -> Iterator[pa.RecordBatch]:
-        answers = aligned_batches(job.store, job.contents, job.rows_schema)
-        for named, batch in zip(job.contents.shards, answers, strict=True):
-            yield from _flat(job, batch, shards.get(named.sid))
+        try:
+            yield from map(prepared, batches)
+        except BaseException as error:  # — DuckDB would make its own of it
+            stopped.append(error)
+            raise
 
-    job.write(job.target, rows())
-    return 1, new_files
+    texts = [named(f.name) for f in written if f.type in (pa.string(), pa.large_string())]
+    options = {
+        "parquet": f"format parquet, compression zstd, row_group_size {_ROW_GROUP}",
+        "jsonl": "format json",
+        "csv": f"format csv, header true, force_quote ({', '.join(texts)})",
+    }
+    with target.replaced() as path, duckdb.connect(config={"threads": 1}) as connection:
+        connection.register("exported", pa.RecordBatchReader.from_batches(written, rows()))
+        copy = (
+            f"copy (from exported) to {quoted(str(path))} (use_tmp_file false, {options[format]})"
+        )
+        try:
+            connection.execute(copy)
+        except duckdb.Error as error:
+            if stopped:
+                raise stopped[0] from error
+            raise StorageError(f"{target.url}: cannot be written: {error}") from error
 
 
-def _write_folder(job: _Export, cache_dir: Path) -> tuple[int, int]:
-    """Writes the folder's missing files. Returns their number, and that of new input files."""
-    source, shards = job.spec.input, job.contents.shards
+def _write_folder(job: _Export) -> int:
+    """Writes the folder's missing files, and returns their number."""
+    labelled, shards = job.labelled, job.labelled.contents.shards
+    source, schema = labelled.spec.input, flat_schema(job.columns)
     relative = relative_paths(source.path, {s.path for s in shards}, source.storage_options)
-    names = {shard.sid: shard_file(relative[shard.path], shard, job.format) for shard in shards}
-    manifest = _manifest(job, names)
+    names = {shard.sid: shard_file(relative[shard.path], shard, "parquet") for shard in shards}
+    asked = {"with_text": job.options.with_text, "inputs": list(job.options.columns)}
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "id": sha256_hex(canonical_json([FORMAT, asked, identity_of(labelled.contents)]), 16),
+        "spec": labelled.spec.name,
+        "output": labelled.store.url,
+        "snapshot": labelled.contents.number,
+        **asked,
+        "files": [*names.values()],
+        "finished": True,
+    }
     existing = _existing_files(job, manifest["id"])
     todo = [shard for shard in shards if names[shard.sid] not in existing]
-    new_files = 0
     file = job.target.below(MANIFEST)
-    finished = MANIFEST in existing and json.loads(file.read())["finished"]
-    if todo or not finished:
-        inputs, new_files = _shards_with_text(job, cache_dir)
+    if todo or MANIFEST not in existing:
+        file.write(canonical_json({**manifest, "finished": False}))
+
+    def write_one(shard: NamedShard) -> None:
+        rows = job.flat(labelled.read(shard, job.shards), shard)
+        write_table(job.target.below(names[shard.sid]), "parquet", schema, rows)
+
+    with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="export") as pool:
+        for _ in pool.map(write_one, todo):
+            pass
+    if file.read() != canonical_json(manifest):
         file.write(canonical_json(manifest))
-
-        def write_one(named: NamedShard) -> None:
-            schema, tasks = job.rows_schema, list(job.contents.tasks)
-            batch = read_shard(job.store, named, schema=schema, tasks=tasks)
-            rows = _flat(job, batch, inputs.get(named.sid))
-            job.write(job.target.below(names[named.sid]), rows)
-
-        with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="export") as pool:
-            for _ in pool.map(write_one, todo):
-                pass
-        file.write(canonical_json({**manifest, "finished": True}))
-    return len(todo), new_files
-
-
-def _manifest(job: _Export, names: Mapping[str, str]) -> dict[str, Any]:
-    """What the folder holds; its id changes with each value in the files."""
-    content = {"file_format": job.format, "with_text": job.options.with_text}
-    identity = {"format": FORMAT, **content, **identity_of(job.contents)}
-    files = [
-        {"name": names[s.sid], "input": s.path, "start_row": s.start_row, "rows": s.rows}
-        for s in job.contents.shards
-    ]
-    return {
-        "format": FORMAT,
-        "id": sha256_hex(canonical_json(identity), 16),
-        "spec": job.spec.name,
-        "output": job.store.url,
-        "snapshot": job.contents.number,
-        **content,
-        "columns": {column.name: list(column.source) for column in job.columns},
-        "rows": job.contents.asked,
-        "files": files,
-        "finished": False,
-    }
+    return len(todo)
 
 
 def _existing_files(job: _Export, id: str) -> set[str]:
@@ -249,7 +280,7 @@ def _existing_files(job: _Export, id: str) -> set[str]:
     target.drop_unfinished()
     existing = {name for name in target.files() if not name.rpartition("/")[2].startswith(".")}
     if not existing:
-        return set()
+        return existing
     if MANIFEST not in existing:
         fix = f"is a folder with {len(existing):,} files of other programs; name another folder"
         raise option_error("to", fix, target.url)
@@ -257,117 +288,60 @@ def _existing_files(job: _Export, id: str) -> set[str]:
     if manifest["id"] == id:
         return existing
     if not job.options.overwrite:
-        other = f"{manifest['file_format']}, snapshot {manifest['snapshot']} of {manifest['spec']}"
-        fix = f"holds another export ({other}{', with text' if manifest['with_text'] else ''}); "
+        fix = f"holds another export (snapshot {manifest['snapshot']} of {manifest['spec']}); "
         fix += "name another folder, or add --overwrite to replace its files"
         raise option_error("to", fix, target.url)
-    names = {file["name"] for file in manifest["files"]} & existing
-    for name in (*sorted(names), MANIFEST):
+    replaced = {MANIFEST, *manifest["files"]} & existing
+    for name in sorted(replaced):
         target.below(name).delete()
-    return existing - names - {MANIFEST}
+    return existing - replaced
 
 
-def _shards_with_text(job: _Export, cache_dir: Path) -> tuple[Mapping[str, Shard], int]:
-    """The input's shards by id, and its new files; nothing where texts are not wanted."""
-    if not job.options.with_text:
-        return {}, 0
-    return labelled_shards(job.spec, job.store, job.contents, cache_dir)
-
-
-def _flat(job: _Export, rows: pa.RecordBatch, shard: Shard | None) -> Iterator[pa.RecordBatch]:
-    """A shard's rows as flat columns, with the texts of a shard of the input."""
-    rows = asked_rows(job.contents, rows)
-    if shard is None:
-        yield flatten(rows, job.columns)
-        return
-    start = 0
-    hashes, options = rows.column("content_hash"), job.spec.input.storage_options
-    for texts in labelled_texts(shard, options, hashes, rows.column("row")):
-        part = rows.slice(start, len(texts))
-        yield flatten(with_text(part, texts), job.columns)
-        start += len(texts)
-
-
-_Write = Callable[[pa.Table], object]
-
-
-@contextmanager
-def _parquet(path: Path, schema: pa.Schema) -> Iterator[_Write]:
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        yield lambda table: writer.write_table(table, row_group_size=max(1, table.num_rows))
-
-
-@contextmanager
-def _csv(path: Path, schema: pa.Schema) -> Iterator[_Write]:
-    """Lists are JSON in a CSV file, those of labels one text; no text is a formula there."""
-    lists = [i for i, field in enumerate(schema) if pa.types.is_list(field.type)]
-    for index in lists:
-        schema = schema.set(index, schema.field(index).with_type(pa.string()))
-
-    def write(table: pa.Table) -> None:
-        for index in lists:
-            name = schema.names[index]
-            if table.schema.field(index).type == LABELS_TYPE:
-                texts = joined_labels(table.column(index))
-                table = table.set_column(index, name, texts)
-                continue
-            values = [row[name] for row in json_rows(table.select([name]))]
-            texts = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
-            table = table.set_column(index, name, pa.array(texts, pa.string()))
-        for index, column in enumerate(table.columns):
-            if table.schema.types[index] in (pa.string(), pa.large_string()):
-                name = table.schema.names[index]
-                table = table.set_column(index, name, defuse_formulas(column))
-        writer.write_table(table)
-
-    with pyarrow.csv.CSVWriter(path, schema) as writer:
-        yield write
-
-
-@contextmanager
-def _jsonl(path: Path, _schema: pa.Schema) -> Iterator[_Write]:
-    with path.open("wb") as file:
-        yield lambda table: file.writelines(
-            json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in json_rows(table)
-        )
-
-
-WRITERS = {"parquet": _parquet, "jsonl": _jsonl, "csv": _csv}
-
-
-def head(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> Examples:
+def head(
+    spec: JobSpec, options: ExportOptions, *, cache_dir: Path, announce: Send = ignore
+) -> Examples:
     """At most `options.head` rows of the spec's last snapshot that satisfy `options.where`.
 
-    The choice depends on the hashes of shards and texts alone, and is spread over shards. SpecError
-    if the condition is wrong. StorageError if a text is no longer what was labelled.
+    The choice depends on the hashes of shards and texts alone, and is spread over shards.
+    `announce` takes the phases of `why`. SpecError if the condition is wrong. StorageError if a
+    text is no longer what was labelled.
     """
     assert options.head is not None, options
-    store = open_store(spec.output, spec.storage_options)
-    contents = current_labels(spec, store)
-    warn_of_older_answers(spec, store, contents, cache_dir)
-    schema = wide_schema(contents, list(contents.tasks))
-    rule = None if options.where is None else Rule(options.where, schema, place=Option("where"))
-    rows = _chosen(store, contents, schema, rule, options.head)
-    shown = excerpts(store, contents, rows, spec.input.storage_options, chars=TEXT_CHARS)
-    texts = pa.array([excerpt.text for excerpt in shown], pa.large_string())
-    return Examples(spec.name, contents.number, contents.asked, with_text(rows, texts))
+    place = Option("where")
+    read = () if options.where is None else fields_in(options.where, INPUT, place=place)
+    inputs = {**dict.fromkeys(read, place), **dict.fromkeys(options.columns, Option("columns"))}
+    labelled = LabelledRows.of(spec, inputs)
+    contents = labelled.contents
+    warn_of_older_answers(spec, labelled.store, contents, cache_dir)
+    sql = options.where
+    rule = None if sql is None else Rule(sql, labelled.schema, place=place)
+    rows = _chosen(labelled, rule, options.head, cache_dir)
+    shown = excerpts(labelled.store, contents, rows, spec.input.storage_options, chars=None)
+    starts = [None if of.text is None else of.text[:TEXT_CHARS] for of in shown]
+    with_starts = with_text(rows, pa.array(starts, pa.large_string()))
+    why: tuple[tuple[Continuation, ...], ...] = ()
+    if options.why:
+        from pipeline.verbs.continuations import continuations  # — torch: other rows need no model
+
+        why = continuations(spec, rows, shown, cache_dir=cache_dir, announce=announce)
+    return Examples(spec.name, contents.number, contents.asked, with_starts, why)
 
 
 def _chosen(
-    store: Store, contents: Contents, schema: pa.Schema, rule: Rule | None, n: int
+    labelled: LabelledRows, rule: Rule | None, most: int, cache_dir: Path
 ) -> pa.RecordBatch:
-    """The chosen rows: of at least `n` shards, those whose texts have the smallest hashes."""
+    """The chosen rows: of at least `most` shards, those whose texts have the smallest hashes."""
+    contents = labelled.contents
     shuffled = replace(contents, files=contents.files.sort_by("sid"))
-    candidates = [schema.empty_table()]
-    count = 0
-    for shards_read, batch in enumerate(aligned_batches(store, shuffled, schema), start=1):
-        rows = asked_rows(contents, batch)
-        rows = rows if rule is None else rows.filter(rule.verdicts(rows))
-        candidates.append(_smallest_hashes(pa.Table.from_batches([rows]), n))
-        count += rows.num_rows
-        if count >= n and shards_read >= n:
+    shards = labelled.shards(cache_dir)[0] if labelled.inputs else {}
+    candidates, count = [labelled.schema.empty_table()], 0
+    for shards_read, rows in enumerate(labelled.batches(shards, shuffled), start=1):
+        accepted = rows if rule is None else rows.filter(rule.verdicts(rows))
+        candidates.append(_smallest_hashes(pa.Table.from_batches([accepted]), most))
+        count += accepted.num_rows
+        if count >= most and shards_read >= most:
             break
-    chosen = _smallest_hashes(pa.concat_tables(candidates), n)
+    chosen = _smallest_hashes(pa.concat_tables(candidates), most)
     in_order = chosen.sort_by([("path", "ascending"), ("row", "ascending")])
     return pa.RecordBatch.from_struct_array(in_order.to_struct_array().combine_chunks())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -34,10 +35,11 @@ SHOWN_COLUMNS = 8
 SAMPLE_ROWS = 500
 SAMPLE_CHARS = 8 * 1024 * 1024  # a sample of long texts has fewer rows
 
+_ID = re.compile(r"([_\W]|[a-z](?=I))[iI][dD]$")  # the end of the name of a column of ids
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z_/][\w./-]*", re.ASCII)
 _SPEC = """\
 # Written by `assay init`. Edit the task, then label some documents: assay review {file}
-# The manual's page "Spec" describes every key.
+# docs/reference/keys.md of a checkout describes every key.
 name: {name}
 
 # A name on the Hugging Face Hub, a folder, or a .gguf file. A small model is for trained readouts:
@@ -97,58 +99,38 @@ class Proposal:
 
 
 def init(data: str, options: InitOptions) -> Proposal:
-    """Write a spec for the documents at `data`, with proposed columns.
-
-    Args:
-        data: File, folder or glob, local or at a URL.
-        options: The file to write, and what the caller chooses instead of a proposal.
-
-    Returns:
-        What was found, proposed and written.
+    """Write a spec for the documents at `data`, a file, a folder or a glob, with proposed columns.
 
     Raises:
         SpecError: The spec exists; or there are no documents, no text column, or not the columns
             that the caller names.
         StorageError: The files cannot be read, or the spec cannot be written.
-
-    Examples:
-        >>> init("data", InitOptions(to="new.yaml")).text
-        'text'
     """
     target = new_file(options.to, {}, overwrite=options.overwrite)
     file_system, place, listed = find_files(data, key=Option("data"))
     infos = [info for info in listed if is_file(file_system, info)]
     if not infos:
         raise option_error("data", NO_FILE, str(listed[0]["name"]))
-    formats = {str(format_of(info["name"])) for info in infos}
     first = min(str(info["name"]) for info in infos)
-    format = str(format_of(first))
     # — the rows of text files belong to their folder or glob, not to one file
-    path = file_path(file_system, place if format == "txt" else first)
-    if format != "txt" and (content := foreign_content(path, format, {})) is not None:
-        raise option_error("data", f"is {content}", first)
-    values = _sample(path, format)
-    is_delimited = format.startswith(("csv", "tsv"))
-    if is_delimited and values and (other := wrong_delimiter([*values])):
-        raise option_error("data", other, first)
-    if not values:
-        raise option_error("data", "the file has no row; name a file with rows", first)
+    path = file_path(file_system, place if format_of(first) == "txt" else first)
+    values = _sample(path, str(format_of(first)), first)
     columns = tuple(_column(name, sample) for name, sample in values.items())
     text = _named(columns, options.text, "text") or _text_column(columns, data)
-    name = _job_name(data)
+    name, folder = _job_name(data), os.path.dirname(options.to)
     is_local = isinstance(file_system, LocalFileSystem)
     proposal = Proposal(
         file=options.to,
-        path=data,
-        formats=tuple(sorted(formats)),
+        path=_relative(data, folder) if is_local else data,
+        formats=tuple(sorted({str(format_of(info["name"])) for info in infos})),
         files=len(infos),
         size_bytes=sum(info["size"] or 0 for info in infos),
         sample_rows=max(map(len, values.values()), default=0),
         columns=columns,
         text=text,
         id=_named(columns, options.id, "id") or _id_column(columns, text),
-        model=options.model,
-        output=_output(name, data) if is_local else f"out/{name}",
+        model=_relative(options.model, folder) if os.path.exists(options.model) else options.model,
+        output=_output(name, data, folder) if is_local else f"out/{name}",
     )
     content = _spec(proposal, name)
     parse_spec(content, place=options.to)
@@ -156,8 +138,13 @@ def init(data: str, options: InitOptions) -> Proposal:
     return proposal
 
 
-def _sample(path: str, format: str) -> dict[str, list[object]]:
-    """Each column's values in the first rows; None where a row has no value."""
+def _sample(path: str, format: str, shown: str) -> dict[str, list[object]]:
+    """Each column's values in the first rows; None where a row has no value.
+
+    SpecError that shows this name of the file if it has no rows, or other content.
+    """
+    if format != "txt" and (content := foreign_content(path, format, {})) is not None:
+        raise option_error("data", f"is {content}", shown)
     rows: list[dict[str, object]] = []
     chars = 0
     for row in first_rows(path, format, {}, SAMPLE_ROWS):
@@ -166,6 +153,10 @@ def _sample(path: str, format: str) -> dict[str, list[object]]:
         if chars > SAMPLE_CHARS:
             break
     names = dict.fromkeys(name for row in rows for name in row)
+    if not names:
+        raise option_error("data", "the file has no row; name a file with rows", shown)
+    if format.startswith(("csv", "tsv")) and (other := wrong_delimiter([*names])):
+        raise option_error("data", other, shown)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
@@ -215,20 +206,11 @@ def _text_column(columns: Sequence[Column], data: str) -> str:
 
 def _id_column(columns: Sequence[Column], text: str) -> str | None:
     """A column with the name of an id column, and with another value in each row."""
-
-    def rank(column: Column) -> int:
-        name = _last_part(column.name)
-        return ID_NAMES.index(name) if name in ID_NAMES else len(ID_NAMES)
-
     rows = max(column.filled for column in columns)
-    named = [
-        column
-        for column in columns
-        if column.name != text
-        and (rank(column) < len(ID_NAMES) or re.search(r"([_\W]|[a-z](?=I))[iI][dD]$", column.name))
-        and column.filled == column.distinct == rows
-    ]
-    return min(named, key=rank).name if named else None
+    ids = [c.name for c in columns if c.name != text and c.filled == c.distinct == rows]
+    if usual := [name for name in ids if _last_part(name) in ID_NAMES]:
+        return min(usual, key=lambda name: ID_NAMES.index(_last_part(name)))
+    return next((name for name in ids if _ID.search(name)), None)
 
 
 def _last_part(name: str) -> str:
@@ -247,13 +229,18 @@ def _job_name(data: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", stem).strip("_.-")[:63] or "corpus"
 
 
-def _output(name: str, data: str) -> str:
-    """A folder outside the folder of documents, or a run would label its own results."""
-    folder = Path(re.split(r"[*?\[]", data)[0]).absolute()
-    output = Path("out", name)
-    if output.absolute().is_relative_to(folder):
-        return str(folder.parent / f"{folder.name}_out" / name)
-    return str(output)
+def _relative(path: str, folder: str) -> str:
+    """A local path as a spec in the folder has it."""
+    return path if os.path.isabs(path) else os.path.relpath(path, folder or ".")
+
+
+def _output(name: str, data: str, spec_folder: str) -> str:
+    """A folder that is not below that of the documents, relative to the folder of the spec."""
+    documents = Path(re.split(r"[*?\[]", data)[0]).absolute()
+    output = Path(spec_folder, "out", name).absolute()
+    if output.is_relative_to(documents):
+        output = documents.parent / f"{documents.name}_out" / name
+    return os.path.relpath(output, spec_folder or ".")
 
 
 def _spec(proposal: Proposal, name: str) -> str:

@@ -10,13 +10,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import Problem, SpecError, option_error
-from pipeline.filters.labelled import warn_of_older_answers
+from pipeline.errors import Option, Problem, SpecError, option_error
+from pipeline.filters.inputs import check_columns_of
 from pipeline.filters.layout import refuse_own_places
+from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.gold.audits import DROP
 from pipeline.gold.people import GoldFile
 from pipeline.ledger.cuts import load_or_cut
-from pipeline.ledger.snapshots import Contents, contents, last_contents, last_snapshot
+from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.review.agreement import Agreement
 from pipeline.review.options import ReviewOptions
 from pipeline.review.session import Pool, Rules, Session
@@ -26,7 +27,7 @@ from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store, open_store
-from pipeline.verbs.review_documents import Answers, Reading, accepted_by, drawn
+from pipeline.verbs.review_documents import Answers, Read, Reading, accepted_by, drawn
 
 POOL = 2_000  # documents
 SMALL_BYTES = 16_000_000  # of a corpus of which all documents are read before the page opens
@@ -58,7 +59,14 @@ def open_review(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> It
     task = _task(spec, options)
     refuse_own_places(spec, options.to)
     reason = None if options.where is None else "where"
-    rules = Rules(options.order, reason, options.blind, options.second, options.seed)
+    rules = Rules(
+        options.order,
+        reason,
+        options.blind,
+        options.second,
+        options.seed,
+        blur=not options.no_blur,
+    )
     with GoldFile.open(options.to, task) as gold:
         pool = Pool()
         if options.order == "audit":
@@ -66,8 +74,7 @@ def open_review(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> It
                 draw_sample,  # — scipy: other reviews do not wait for it
             )
 
-            size, seed = options.documents, options.seed
-            for document in draw_sample(spec, texts=size, seed=seed, cache_dir=cache_dir):
+            for document in draw_sample(spec, options, cache_dir=cache_dir):
                 pool.add(document)
             gold.check_sample(pool.sample)
             yield Session(pool, task, gold, rules)
@@ -121,11 +128,11 @@ def _reading(
     store, source = open_store(spec.output, spec.storage_options), spec.input
     objects = find_objects(source.path, cache_dir, source.storage_options, output=store.url)
     shards = load_or_cut(store, objects, source.columns, MAX_SHARD_BYTES, keep=False).shards
+    check_columns_of(shards, source.storage_options, options.columns, place=Option("columns"))
     labelled = {line.content_hash for line in gold.answers.values()}
     most = options.documents or POOL
     if options.where is not None:
-        snapshot = last_contents(store, spec.name)
-        draws = accepted_by(options.where, store, snapshot, shards, most, options.seed)
+        draws = accepted_by(options.where, spec, most, options.seed, cache_dir=cache_dir)
     else:
         draws = drawn(shards, most, options.seed)
     answered = _answered(spec, store, task)
@@ -134,7 +141,8 @@ def _reading(
     answers = Answers(store, answered, task)
     # — a condition chooses other documents than those of the file, which then are not looked for
     rest, named = (shards, labelled) if options.where is None else ((), set[str]())
-    reading = Reading(pool, draws, rest, named, answers, source.storage_options)
+    read = Read(answers, options.columns, source.storage_options)
+    reading = Reading(pool, draws, rest, named, read)
     reading.wait(for_all=_text_bytes(shards) <= SMALL_BYTES)
     if pool.error is not None:
         raise pool.error

@@ -9,22 +9,28 @@ import importlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice, repeat
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import AssayError, Option, StorageError, option_error
+from pipeline.errors import AssayError, Option, option_error
+from pipeline.filters.inputs import INPUT, input_values
+from pipeline.filters.labelled import LabelledRows
 from pipeline.ledger.columns import probabilities
-from pipeline.ledger.rows import DOCUMENT_SCHEMA, aligned_batches, read_shard, wide_schema
+from pipeline.ledger.rows import read_shard, wide_schema
 from pipeline.ledger.snapshots import Contents
 from pipeline.review.session import Document, Pool
 from pipeline.sources.documents import OK
-from pipeline.sources.rule import Rule
+from pipeline.sources.records import file_segments, units_of
+from pipeline.sources.rule import Rule, fields_in
 from pipeline.sources.shards import Piece, Shard
 from pipeline.sources.source import read_documents
-from pipeline.sources.streams import Options, reading
+from pipeline.sources.streams import Options, reading, stream_at
 from pipeline.sources.tables import table_units
+from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
 
@@ -32,6 +38,7 @@ from pipeline.stores.store import Store
 LEAST_SHARDS = 64
 MOST_BYTES = 2_000_000_000  # of text in the shards that are drawn from
 TEXT_CHARS = 20_000  # of a text on the page
+_COLUMNS = ["doc_id", "content_hash", "text", "status"]  # that are read
 
 Draw = tuple[Shard, Mapping[int, int]]  # rows of the shard's object: their places in random order
 
@@ -62,35 +69,29 @@ def drawn(shards: Sequence[Shard], count: int, seed: int) -> list[Draw]:
     return [(shards[chosen[place]], ranks) for place, ranks in draws.items()]
 
 
-def accepted_by(
-    sql: str, store: Store, contents: Contents, shards: Sequence[Shard], count: int, seed: int
-) -> list[Draw]:
-    """`count` random rows of a snapshot that a condition accepts, as of `drawn`.
+def accepted_by(sql: str, spec: JobSpec, count: int, seed: int, *, cache_dir: Path) -> list[Draw]:
+    """`count` random rows of the last snapshot that a condition accepts, as of `drawn`.
 
     SpecError if the condition is wrong or accepts none. StorageError if the input changed since.
     """
-    schema = wide_schema(contents, list(contents.tasks))
-    rule = Rule(sql, schema, place=Option("where"))
+    place = Option("where")
+    labelled = LabelledRows.of(spec, dict.fromkeys(fields_in(sql, INPUT, place=place), place))
+    rule, contents = Rule(sql, labelled.schema, place=place), labelled.contents
+    shards, _ = labelled.shards(cache_dir)
     accepted: list[tuple[str, int]] = []
-    for named, batch in zip(contents.shards, aligned_batches(store, contents, schema), strict=True):
+    for named, batch in zip(contents.shards, labelled.batches(shards), strict=True):
         rows = batch.filter(rule.verdicts(batch)).column("row").to_pylist()
         accepted += ((named.sid, row) for row in rows)
     if not accepted:
         fix = f"accepts no document of snapshot {contents.number}; write a wider condition"
         raise option_error("where", fix, sql)
-    by_sid = {shard.id: shard for shard in shards}
     random = np.random.default_rng(seed)
     picked = random.choice(len(accepted), min(count, len(accepted)), replace=False)
     draws: dict[str, dict[int, int]] = {}
-    for rank, place in enumerate(picked.tolist()):
-        sid, row = accepted[place]
-        if sid not in by_sid:
-            raise StorageError(
-                f"{store.url}: the input differs from what snapshot {contents.number} labelled; "
-                f"run `assay run` to label the input as it is now"
-            )
+    for rank, number in enumerate(picked.tolist()):
+        sid, row = accepted[number]
         draws.setdefault(sid, {})[row] = rank
-    return [(by_sid[sid], ranks) for sid, ranks in draws.items()]
+    return [(shards[sid], ranks) for sid, ranks in draws.items()]
 
 
 class Answers:
@@ -123,6 +124,15 @@ class Answers:
         return answer
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What is read of a document beside its text."""
+
+    answers: Answers
+    columns: Sequence[str] = ()  # of the input
+    options: Options = field(default_factory=dict)  # of its file system
+
+
 class Reading:
     """Fills a pool in a thread of its own, which does not keep the process from ending."""
 
@@ -132,17 +142,16 @@ class Reading:
         draws: Sequence[Draw],
         rest: Sequence[Shard],
         named: Collection[str],
-        answers: Answers,
-        options: Options,
+        read: Read,
     ) -> None:
         """Of the shards `rest`, only documents with the content hashes `named` are added.
 
         They are read if the draws do not have all of these documents.
         """
         self._pool, self._draws, self._rest = pool, draws, rest
-        self._named, self._answers, self._options = named, answers, options
+        self._named, self._also = named, read
         self._has_some, self._ends = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread = threading.Thread(target=self._read_all, daemon=True)
         self._thread.start()
 
     def wait(self, *, for_all: bool) -> None:
@@ -156,8 +165,12 @@ class Reading:
         self._ends.set()
         self._thread.join()
 
-    def _read(self) -> None:
+    def _read_all(self) -> None:
         try:
+            for shard, ranks in self._draws[:1]:
+                # — alone: the page opens before the rest of its shard is read
+                first = min(ranks, key=ranks.__getitem__)
+                self._add(shard, {first: ranks[first]})
             for shard, ranks in self._draws:
                 self._add(shard, ranks)
                 if len(self._pool):
@@ -170,12 +183,10 @@ class Reading:
             self._has_some.set()
 
     def _add(self, shard: Shard, ranks: Mapping[int, int]) -> None:
-        answer = self._answers.of_shard(shard.id)
-        for row, document in _documents(shard, sorted(ranks), self._options):
+        for row, document in _documents(shard, sorted(ranks), self._also):
             if self._ends.is_set():
                 return
-            p = answer(row, document["content_hash"])
-            self._pool.add(_shown(document, ranks[row], p))
+            self._pool.add(replace(document, rank=ranks[row]))
         if len(self._pool):
             self._has_some.set()
 
@@ -184,24 +195,17 @@ class Reading:
         for shard in self._rest:
             if not missing or self._ends.is_set():
                 break
-            answer = self._answers.of_shard(shard.id)
             rows = range(shard.piece.start_row, shard.piece.end_row)
-            for row, document in _documents(shard, rows, self._options):
+            for _, document in _documents(shard, rows, self._also):
                 if self._ends.is_set():
                     return
-                if (text_hash := document["content_hash"]) in missing:
-                    self._pool.add(_shown(document, len(self._pool), answer(row, text_hash)))
-                    missing.discard(text_hash)
+                if document.hash in missing:
+                    self._pool.add(replace(document, rank=len(self._pool)))
+                    missing.discard(document.hash)
         if missing and not self._ends.is_set():
             fix = f"{len(missing):,} of its {len(self._named):,} documents are not in the input: "
             fix += "it is of another corpus, or they were changed; name the spec whose documents "
             raise option_error("to", f"{fix}they are", min(missing))
-
-
-def _shown(document: Mapping[str, str], rank: int, p: tuple[float, ...] | None) -> Document:
-    return Document(
-        document["content_hash"], document["doc_id"], shown_text(document["text"]), rank, p
-    )
 
 
 def shown_text(text: str) -> str:
@@ -211,21 +215,26 @@ def shown_text(text: str) -> str:
     return f"{text[:TEXT_CHARS]}\n[… {len(text) - TEXT_CHARS:,} more characters]"
 
 
-def _documents(
-    shard: Shard, rows: Sequence[int], options: Options
-) -> Iterator[tuple[int, dict[str, str]]]:
+def _documents(shard: Shard, rows: Sequence[int], also: Read) -> Iterator[tuple[int, Document]]:
     """These rows (rising, of the object) with a text; no more of the shard is read than needed."""
-    names = [field.name for field in DOCUMENT_SCHEMA if field.name in ("doc_id", "content_hash")]
-    for part, own in _parts(shard, rows, options):
+    answer = also.answers.of_shard(shard.id)
+    for part, own in _parts(shard, rows, also.options):
         left, first = deque(own), part.piece.start_row
-        for documents in read_documents(part, options):
+        values: Iterator[Sequence[str | None]] = repeat(())
+        if also.columns:
+            values = input_values(part, also.columns, also.options)
+        for documents in read_documents(part, also.options):
+            columns = list(islice(values, len(documents)))
             chosen = list[int]()
             while left and left[0] < first + len(documents):
                 chosen.append(left.popleft() - first)
-            taken = documents.select([*names, "text", "status"]).take(pa.array(chosen, pa.int64()))
-            for place, document in zip(chosen, taken.to_pylist(), strict=True):
-                if document["status"] == OK:
-                    yield first + place, document
+            taken = documents.select(_COLUMNS).take(pa.array(chosen, pa.int64()))
+            for place, of in zip(chosen, taken.to_pylist(), strict=True):
+                if of["status"] == OK:
+                    shown = {n: v or "" for n, v in zip(also.columns, columns[place], strict=True)}
+                    text, p = shown_text(of["text"]), answer(first + place, of["content_hash"])
+                    names = of["content_hash"], of["doc_id"]
+                    yield first + place, Document(*names, text, 0, p, columns=shown)
             first += len(documents)
             if not left:
                 break
@@ -234,12 +243,24 @@ def _documents(
 def _parts(
     shard: Shard, rows: Sequence[int], options: Options
 ) -> Iterator[tuple[Shard, Sequence[int]]]:
-    """The shard with its rows; of Parquet, a part for each row group that has some."""
-    if shard.version.format != "parquet":
+    """The shard with its rows; of Parquet, a part for each row group that has some.
+
+    One row of a stream is a part of its own: the others are counted, and not parsed.
+    """
+    version, piece = shard.version, shard.piece
+    if version.format == "parquet":
+        with reading(shard.path):
+            ends = np.cumsum([unit.rows for unit in table_units(version, options)])
+        for _, group in groupby(rows, key=lambda row: np.searchsorted(ends, row, side="right")):
+            own = list(group)
+            yield Shard(version, Piece(own[0], own[-1] + 1, 0, None, None)), own
+    elif len(rows) == 1 and piece.start_byte is not None and piece.end_byte is not None:
+        size_bytes = piece.end_byte - piece.start_byte
+        with reading(shard.path), stream_at(version, options, piece.start_byte) as stream:
+            units = units_of(file_segments(stream, version.format, version.quoted, size_bytes))
+            unit = next(islice(units, rows[0] - piece.start_row, None))
+        assert unit.start_byte is not None and unit.end_byte is not None, unit
+        place = piece.start_byte + unit.start_byte, piece.start_byte + unit.end_byte
+        yield Shard(version, Piece(rows[0], rows[0] + 1, unit.text_bytes, *place)), rows
+    else:
         yield shard, rows
-        return
-    with reading(shard.path):
-        ends = np.cumsum([unit.rows for unit in table_units(shard.version, options)])
-    for _, group in groupby(rows, key=lambda row: int(np.searchsorted(ends, row, side="right"))):
-        own = list(group)
-        yield Shard(shard.version, Piece(own[0], own[-1] + 1, 0, None, None)), own

@@ -5,39 +5,128 @@ Entry point: `judged_run`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import computed_field
 
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Decision
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
-from pipeline.ledger.snapshots import Contents, contents, last_snapshot
+from pipeline.ledger.cells import stored_version
+from pipeline.ledger.snapshots import Contents, contents, last_snapshot, read_snapshot
 from pipeline.options import EvalOptions, RunOptions
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
+from pipeline.runtime.run import run as run_without_judging
 from pipeline.spec.gold import PublishSpec
 from pipeline.spec.schema import JobSpec
+from pipeline.verbs import ForPeople
+from pipeline.verbs.doubts import label_doubts
 from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRun:
-    """The result of a run whose spec says what must hold to publish."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended, and why its labels were published or not."""
 
-    outcome: Outcome
-    previous: int | None  # number of the snapshot that it was compared with
-    comparison: Comparison | None  # None: no previous snapshot, or documents are missing
-    decisions: tuple[Decision, ...]  # of the gates
-    rejected: tuple[str, ...]  # reasons; not published if there are any
+    outcome: ForPeople[Outcome]
+    complete: bool
+    documents: int
+    shards: int
+    missing_shards: int
+    missing_documents: int
+    stopped: str | None  # the option that ended the run before it was complete
+    limit: str | None
+    documents_asked: int | None
+    documents_undecided: int  # not asked about, because a condition cannot be computed on them
+    skipped: Mapping[str, int]  # by task: documents that its condition does not accept
+    kept_snapshot: int | None  # stays current, because it shows more documents than this run asked
+    unreadable: tuple[str, ...]
+    failed_shards: tuple[str, ...]
+    documents_labelled: int
+    documents_read_by_model: int
+    documents_reused: int  # with the answers of equal texts
+    objects_created: int
+    status: Mapping[str, int]  # documents
+    answered: Mapping[str, int]  # by task
+    labels: Mapping[str, Mapping[str, int]]  # by task and label; a document may have several
+    decided_by_stage: Mapping[str, Mapping[str, int]]  # by task, by stage of its cascade
+    seconds: float
+    label_seconds: float  # the sum over workers
+    prefix_tokens_computed: int
+    question_tokens_computed: int
+    output: str
+    snapshot: int | None
+    # By task: what has changed of its version since the last snapshot before the run.
+    changed: Mapping[str, tuple[str, ...]]
+    previous: int | None = None  # the snapshot that it was compared with
+    reasons: tuple[str, ...] = ()  # not published if there are any
+    gates: tuple[Decision, ...] = ()
+    diff: Comparison | None = None
 
+    @classmethod
+    def of(cls, outcome: Outcome) -> RunResult:
+        """The counts of a run, which was not judged."""
+        n = outcome.tally.n
+        return cls(
+            outcome=outcome,
+            complete=outcome.complete,
+            documents=outcome.rows,
+            shards=outcome.shards,
+            missing_shards=outcome.missing_shards,
+            missing_documents=outcome.missing_rows,
+            stopped=outcome.stopped,
+            limit=outcome.limit,
+            documents_asked=outcome.asked,
+            documents_undecided=n["undecided",],
+            skipped=n.by("skipped"),
+            kept_snapshot=outcome.kept,
+            unreadable=outcome.unreadable,
+            failed_shards=outcome.failed_shards,
+            documents_labelled=n.total_of("rows"),
+            documents_read_by_model=n.asked,
+            documents_reused=n["reused",],
+            objects_created=n["created",],
+            status=n.by("rows"),
+            answered=n.by("answered"),
+            labels=n.labels,
+            decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
+            seconds=outcome.seconds,
+            label_seconds=n.total_of("label_ms") / 1_000,
+            prefix_tokens_computed=n.total_of("prefix_tokens"),
+            question_tokens_computed=n.total_of("question_tokens"),
+            output=outcome.output,
+            snapshot=outcome.snapshot,
+            changed=dict(_changed(outcome)),
+        )
+
+    @computed_field
     @property
     def published(self) -> bool:
-        return self.outcome.snapshot is not None
+        """Whether a snapshot shows the labels of this run."""
+        return self.snapshot is not None
+
+    @computed_field
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Each reason why the labels may mean nothing."""
+        return tuple(label_doubts(self.labels, self.answered))
+
+
+def _changed(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
+    job, store = outcome.job, outcome.store
+    before = read_snapshot(store, job.run.since) if job.run.since else {}
+    for task, stored in before["tasks"].items() if before.get("spec") == job.spec.name else ():
+        if task in job.fingerprints:
+            version = stored_version(store, task, stored["fp"])
+            if changes := job.fingerprints[task].changes(version):
+                yield task, changes
 
 
 def judged_run(
@@ -47,12 +136,18 @@ def judged_run(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
-) -> JudgedRun:
+) -> RunResult:
     """Labels missing documents and publishes a snapshot if all of the spec's `publish` holds.
 
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
+    if spec.publish == PublishSpec():
+        return RunResult.of(
+            run_without_judging(
+                spec, cache_dir=cache_dir, address=address, options=options, announce=announce
+            )
+        )
     if options.publish_partial:
         fix = "publishes labels that were not judged; leave it out, or remove publish from the spec"
         raise option_error("publish_partial", fix)
@@ -75,25 +170,27 @@ def judged_run(
         return judge(labelled, decide if gates else None, spec.publish)
 
 
-def judge(labelled: Outcome, gate: Gate | None, limits: PublishSpec) -> JudgedRun:
+def judge(labelled: Outcome, gate: Gate | None, limits: PublishSpec) -> RunResult:
     """Compares the labelled output with the previous snapshot, and publishes or rejects it."""
     previous = last_snapshot(labelled.store, labelled.job.spec.name)
     if not labelled.complete:
-        return JudgedRun(labelled, previous, None, (), ())
+        return replace(RunResult.of(labelled), previous=previous)
     candidate = labelled.contents
-    decisions = gate(candidate) if gate else ()
+    gates = gate(candidate) if gate else ()
     comparison = None
     if previous is not None:
         before = contents(labelled.store, previous)
         if set(before.tasks) & set(candidate.tasks):
             comparison = compare(labelled.store, before, candidate)
-    rejected = tuple(
+    reasons = tuple(
         f"gate {decision.gate} fails: the value is "
         f"{'undefined' if decision.value is None else format(decision.value, '.4f')}"
-        for decision in decisions
+        for decision in gates
         if not decision.passed
     )
     if comparison:
-        rejected += exceeded(comparison, limits)
-    outcome = labelled if rejected else labelled.published(partial=False)
-    return JudgedRun(outcome, previous, comparison, decisions, rejected)
+        reasons += exceeded(comparison, limits)
+    outcome = labelled if reasons else labelled.published(partial=False)
+    return replace(
+        RunResult.of(outcome), previous=previous, reasons=reasons, gates=gates, diff=comparison
+    )

@@ -1,7 +1,4 @@
-"""A few documents of a corpus, as the model reads them, for `check`.
-
-Entry point: `take_samples`.
-"""
+"""A few documents of a corpus, as the model reads them. Entry point: `take_samples`."""
 
 from __future__ import annotations
 
@@ -21,15 +18,10 @@ from pipeline.spec.schema import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class SampledDocument:
-    """A document as the model reads it: one piece, or the chunks of a long document."""
+    """A document as the model reads it; of a long document in chunks, the first."""
 
     doc_id: str
-    pieces: tuple[DocumentIds, ...]
-
-    @property
-    def token_ids(self) -> DocumentIds:
-        """The first piece."""
-        return self.pieces[0]
+    token_ids: DocumentIds
 
 
 def take_samples(
@@ -70,6 +62,4 @@ def _readable(shard: Shard, reader: DocumentReader, spec: JobSpec) -> Iterator[S
                 continue
             pieces, _ = reader.chunks(text.as_py(), OK, image)
             if pieces:  # otherwise a run writes a row with the reason
-                yield SampledDocument(
-                    doc_id.as_py(), tuple(as_document(piece, image) for piece in pieces)
-                )
+                yield SampledDocument(doc_id.as_py(), as_document(pieces[0], image))

@@ -1,14 +1,15 @@
 """How far an output is: done, missing and failed documents, the rate, and the time left.
 
-Entry point: `status`. Starts no Ray, loads no model and writes nothing, so it may be called from
-any machine while a run goes on. It reads the plan, LISTs of the output, the log of counts, the
-spec's last snapshot, and the label files that these do not count.
+Entry points: `status`, and `published_snapshots` for what changed. Neither starts Ray, loads a
+model or writes anything, so they may be called from any machine while a run goes on. `status` reads
+the plan, LISTs of the output, the log of counts, the spec's last snapshot, and the label files that
+these do not count.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions
+from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions, stored_version
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
-from pipeline.ledger.snapshots import known_counts, last_published, table_of
+from pipeline.ledger.snapshots import (
+    Contents,
+    SnapshotTask,
+    contents,
+    known_counts,
+    last_published,
+    snapshots_of,
+    table_of,
+)
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job, job_of_output
 from pipeline.runtime.plan import Plan
@@ -65,24 +74,63 @@ class Status:
     eta_s: float | None  # 0 if nothing is missing; None without a rate
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedSnapshot:
+    """A snapshot, and what changed since the one before."""
+
+    snapshot: int
+    published: str  # ISO 8601
+    documents: int
+    limit: str | None  # the condition of the run
+    changed: Mapping[str, tuple[str, ...]]  # by task, such as `question`, `the model` or `new`
+    new_shards: int  # of the input
+    removed_shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """The spec's snapshots, the first one first."""
+
+    output: str
+    snapshots: tuple[PublishedSnapshot, ...]
+
+
+def published_snapshots(spec: JobSpec) -> Snapshots:
+    """Each snapshot of the spec, with what changed. Reads neither the input nor a label file."""
+    store = open_store(spec.output, spec.storage_options)
+    listed: list[PublishedSnapshot] = []
+    before, known = Contents(0, spec.name, {}, pa.table({})), set[str]()
+    for number in [*snapshots_of(store, spec.name)][::-1]:
+        now = contents(store, number)
+        sids = {*now.files["sid"].unique().to_pylist()}
+        changed = dict(_changed(store, before.tasks, now.tasks))
+        shards = len(sids - known), len(known - sids)
+        listed.append(
+            PublishedSnapshot(number, now.created_at, now.rows, now.limit, changed, *shards)
+        )
+        before, known = now, sids
+    return Snapshots(spec.output, tuple(listed))
+
+
+def _changed(
+    store: Store, before: Mapping[str, SnapshotTask], now: Mapping[str, SnapshotTask]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for task in before.keys() | now.keys():
+        if task not in before or task not in now:
+            yield task, ("new",) if task in now else ("removed",)
+        elif before[task].fp != now[task].fp:
+            versions = [stored_version(store, task, of[task].fp) for of in (before, now)]
+            if changes := versions[1].changes(versions[0]):
+                yield task, changes
+
+
 def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     """How far the spec's output is, from what its store holds now.
-
-    Args:
-        spec: The job.
-        cache_dir: Folder of models and file hashes.
-
-    Returns:
-        Counts of documents by task, the last snapshot, the rate and the time left.
 
     Raises:
         SpecError: The spec names missing files.
         RefusedError: The output is in a store of an unsupported kind.
         StorageError: The input or the output cannot be read.
-
-    Examples:
-        >>> status(load_spec("my.yaml"), cache_dir=Path("cache")).tasks["toxic"].missing
-        0
     """
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
@@ -109,38 +157,37 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
 
 
 def docs_per_s(commits: Iterable[Commit], now_s: float) -> float | None:
-    """The documents committed in the last quarter of an hour, divided by the time that they took.
-
-    The time is counted from the first commit of the window, whose documents are left out: nobody
-    knows when their work began. None with fewer than two commits, or within five seconds.
-    """
-    recent = sorted(commit for commit in commits if commit[0] >= now_s - WINDOW_S)
-    if len(recent) < 2:
-        return None
-    began_s = recent[0][0]
-    # — the clock of the store may be ahead of this machine's
-    seconds = max(now_s, recent[-1][0]) - began_s
-    if seconds < SHORTEST_S:
-        return None
-    return sum(documents for _, documents in recent[1:]) / seconds
+    """The documents a second of the last quarter of an hour; None as of `_pace`."""
+    recent = [commit for commit in commits if commit[0] >= now_s - WINDOW_S]
+    pace = _pace(recent, now_s)
+    return None if pace is None else pace[1]
 
 
 def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
-    """The seconds of the last run among these commits, and its documents per second.
+    """The seconds of the last run among these commits, and its documents a second, as of `_pace`.
 
-    A run ends where nothing was committed for an hour. The documents of its first commit are left
-    out: nobody knows when their work began. None with fewer than two commits, or within five
-    seconds.
+    A run ends where nothing was committed for an hour.
     """
     run: list[Commit] = []
     for commit in sorted(commits):
         if run and commit[0] - run[-1][0] > IDLE_S:
             run = []
         run.append(commit)
-    seconds = run[-1][0] - run[0][0] if run else 0.0
-    if seconds < SHORTEST_S:
+    return _pace(run, 0.0)
+
+
+def _pace(commits: Iterable[Commit], until_s: float) -> tuple[float, float] | None:
+    """The seconds since the first commit, until a time or the last commit, and documents a second.
+
+    The documents of the first commit are left out: nobody knows when their work began. None with
+    fewer than two commits, or within five seconds.
+    """
+    first, *others = sorted(commits) or [(0.0, 0)]
+    if not others:
         return None
-    return seconds, sum(documents for _, documents in run[1:]) / seconds
+    # — the clock of the store may be ahead of this machine's
+    seconds = max(until_s, others[-1][0]) - first[0]
+    return None if seconds < SHORTEST_S else (seconds, sum(of for _, of in others) / seconds)
 
 
 def _task_status(planned: Plan, task: str, files: pa.Table) -> TaskStatus:

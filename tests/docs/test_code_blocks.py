@@ -3,65 +3,41 @@
 A comment before a block marks it: `<!-- test: slow -->` for a block that takes long, and
 `<!-- no-run: REASON -->` for one that needs what a test does not have, or that another test runs.
 YAML blocks are specs or parts of one. Python and shell blocks run in a folder with a small output
-that is finished: the command runs in this process and without Ray, and a random model answers. The
-examples of public docstrings are doctests: `...` matches any text.
+that is finished: the command runs in this process and without Ray, a random model answers, and
+somebody labels on the page of a review. The examples of public docstrings are doctests: `...`
+matches any text.
 """
 
 from __future__ import annotations
 
 import builtins
-import csv
 import doctest
 import inspect
-import json
-import math
-import os
-import random
 import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
+import jsonschema
 import pytest
 import yaml
 from command import SLOW_ON_RAY
 from json_outputs import generate
+from manual import BLOCK, PAGES, REPOSITORY, Block, blocks, commands, run_line
 from stages import run_without_ray
 
 import pipeline
 from pipeline import errors
-from pipeline.cli import app, main
+from pipeline.cli import app
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 
-REPOSITORY = Path(__file__).parents[2]
-PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "jobs/README.md")),
-    *sorted((REPOSITORY / "docs").glob("*.md")),
-]
-REASONS = {
-    "another-test",
-    "installs",
-    "journey",
-    "long",
-    "needs-cloud",
-    "needs-gpu",
-    "needs-people",
-}
-NOT_CODE = {"text", "mermaid"}
-BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>no-run|test): (?P<reason>[\w-]+) -->\n)?"
-    r"^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
+REFERENCE = sorted((REPOSITORY / "docs" / "reference").glob("*.md"))
+REASONS = {"another-test", "installs", "long", "needs-cloud", "needs-gpu"}
+NOT_CODE = {"text"}
 REPOSITORY_PATH = re.compile(r"`((?:pipeline|tests|jobs|benchmarks)/[a-z0-9_./-]+\.[a-z]+)`")
 BASE = {
     "name": "manual",
@@ -70,7 +46,6 @@ BASE = {
     "output": "out",
     "tasks": [{"name": "toxic", "question": "Is this rude?", "labels": ["toxic", "clean"]}],
 }
-TOPIC = {"name": "topic", "question": "What is this about?", "labels": ["art", "law"]}
 
 PUBLIC = [getattr(pipeline, name) for name in pipeline.__all__]
 METHODS = [
@@ -86,24 +61,6 @@ ENTRY = re.compile(r"^    (\w+): \S", re.MULTILINE)
 MANUAL = (pytest.mark.xdist_group("manual"),)  # these share one folder, which takes seconds
 
 
-@dataclass(frozen=True)
-class Block:
-    place: str
-    language: str
-    code: str
-    mark: str | None
-    reason: str | None
-
-
-def blocks() -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text()
-        for match in BLOCK.finditer(text):
-            line = text.count("\n", 0, match.start("code"))
-            place = f"{page.relative_to(REPOSITORY)}:{line}"
-            yield Block(place, *match.group("language", "code", "mark", "reason"))
-
-
 def params(language: str) -> list[Any]:
     """The blocks of one language that are run."""
     return [
@@ -111,86 +68,6 @@ def params(language: str) -> list[Any]:
         for block in blocks()
         if block.language == language and block.mark != "no-run"
     ]
-
-
-def commands(code: str) -> list[list[str]]:
-    """The words of each line of a shell block, without comments."""
-    lines = code.replace("\\\n", "").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
-
-
-def run(words: list[str]) -> None:
-    """One command, in this process where it is `assay` or a line of Python."""
-    match words:
-        case ["assay", *arguments]:
-            assert main(arguments) == 0, words
-        case ["python", "-c", code]:
-            exec(code, {})
-        case _:
-            print(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-
-
-@pytest.fixture(scope="module")
-def folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the manual speaks of: `my.yaml`, its input, and gold labels."""
-    made = tmp_path_factory.mktemp("manual")
-    for name in ("jobs", "models"):
-        (made / name).symlink_to(REPOSITORY / name)
-    readme = next(block for block in blocks() if block.language == "yaml")
-    spec = yaml.safe_load(readme.code)
-    spec["model"] = {"path": str(model_folder), "dtype": "float32"}
-    spec["tasks"].append(TOPIC)
-    spec["filter"] = {"keep": "toxic.p.toxic < 0.5", "on_error": "drop"}
-    (made / "my.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    rows = [{"doc": f"d{n}", "text": f"This is text {n}. " * (1 + n % 3)} for n in range(8)]
-    gold = [f'{{"doc": "d{n}", "toxic": "{("clean", "toxic")[n % 2]}"}}\n' for n in range(8)]
-    (made / "gold.jsonl").write_text("".join(gold))
-    (made / "data" / "de").mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(rows[:5]), made / "data" / "a.parquet")
-    # — the quick start's documents, and a folder in place of its model of the Hub
-    lines = [f'c{n},"Comment {n},\nin two lines.",{("clean", "toxic")[n % 2]}\n' for n in range(40)]
-    (made / "comments.csv").write_text("id,text,toxic\n" + "".join(lines))
-    (made / "gold.csv").write_text("id,toxic\nc0,clean\nc1,toxic\nc2,clean\nc3,toxic\n")
-    # — scores as those of another service
-    for name, gold, key in [("scores", "train", "text"), ("compare", "gold", "id")]:
-        write_scores(made / f"{name}.csv", REPOSITORY / f"jobs/corpus/{gold}.jsonl", key)
-    (made / "HuggingFaceTB").mkdir()
-    (made / "HuggingFaceTB" / "SmolLM2-135M-Instruct").symlink_to(model_folder)
-    with pytest.MonkeyPatch.context() as patch:
-        enter(made, patch)
-        run_without_ray(patch)
-        run(["assay", "run", "my.yaml"])
-        pq.write_table(pa.Table.from_pylist(rows[5:]), made / "data" / "de" / "b.parquet")
-        run(["assay", "run", "my.yaml"])
-    return made
-
-
-def write_scores(file: Path, gold: Path, key: str) -> None:
-    """Scores of the Perspective API's attributes, made from labels of people with noise."""
-    names = ["TOXICITY", "SEVERE_TOXICITY", "IDENTITY_ATTACK", "INSULT", "PROFANITY", "THREAT"]
-    noise = random.Random(0)
-    with gold.open(encoding="utf-8") as lines:
-        judged = [row for row in map(json.loads, lines) if "toxic" in row]
-    with file.open("w", newline="") as opened:
-        writer = csv.writer(opened)
-        writer.writerow([key, *names])
-        for row in judged:
-            middle = 1.5 if row["toxic"] == "toxic" else -1.5
-            scores = [1 / (1 + math.exp(-noise.gauss(middle, 1.5))) for _ in names]
-            writer.writerow([row[key], *scores])
-
-
-def enter(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """The folder is the current one, and `assay` and `python` are those of this environment."""
-    patch.chdir(folder)
-    patch.setenv("ASSAY_CACHE", str(folder / "cache"))
-    patch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    patch.setenv("PYTHONPATH", str(REPOSITORY))
-
-
-@pytest.fixture
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    enter(folder, monkeypatch)
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
@@ -211,23 +88,25 @@ def test_every_block_is_run_or_says_why_not() -> None:
 def test_a_yaml_block_is_a_spec_or_part_of_one(block: Block) -> None:
     written = yaml.safe_load(block.code)
     rest = {key: value for key, value in BASE.items() if key not in written}
-    assert parse_spec((yaml.safe_dump(rest) if rest else "") + block.code).tasks
+    text = (yaml.safe_dump(rest) if rest else "") + block.code
+    assert parse_spec(text).tasks
+    jsonschema.validate(yaml.safe_load(text), generate.spec_schema())
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("in_manual")
 @pytest.mark.parametrize("block", params("python"))
 def test_a_python_block_runs(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
     if block.reason == "slow":  # with Ray, which wants a process of its own
-        run([sys.executable, "-c", block.code])
+        run_line([sys.executable, "-c", block.code])
     else:
         exec(block.code, {})
     assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.xdist_group("manual")
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("in_manual")
 def test_the_page_on_the_format_reads_the_current_labels_without_assay() -> None:
-    page = (REPOSITORY / "docs" / "format.md").read_text().partition("## Without assay\n")[2]
+    page = (REPOSITORY / "docs" / "format.md").read_text().partition("without assay:\n")[2]
     block = BLOCK.search(page)
     assert block is not None and "pipeline" not in block["code"]
     read: dict[str, Any] = {}
@@ -240,17 +119,19 @@ def test_the_page_on_the_format_reads_the_current_labels_without_assay() -> None
         assert row.keys() == {*wanted} - {"path", "row"}
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("in_manual")
 @pytest.mark.parametrize("block", params("bash"))
 def test_a_shell_block_runs(
     block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if block.reason == "slow":
-        run(["bash", "-euc", block.code])
+        run_line(["bash", "-euc", block.code])
     else:
         run_without_ray(monkeypatch)
+        if block.place.startswith("README.md"):
+            monkeypatch.chdir("README.md")
         for words in commands(block.code):
-            run(words)
+            run_line(words)
     assert capsys.readouterr().out.strip()
 
 
@@ -265,7 +146,7 @@ def examples() -> Iterator[Any]:
             yield pytest.param(test, id=name, marks=MANUAL)
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("in_manual")
 @pytest.mark.parametrize("example", [*examples()])
 def test_an_example_of_a_docstring_runs(
     example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch
@@ -316,24 +197,46 @@ def test_a_page_names_files_that_exist(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *REFERENCE], ids=lambda page: page.name)
 def test_every_link_opens_in_a_checkout(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
     places = [link for link in links if "://" not in link]
     assert [place for place in places if not (page.parent / place).exists()] == []
 
 
-def test_the_readme_is_short() -> None:
-    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
+def test_the_readme_and_the_manual_are_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 100
+    manual = sorted((REPOSITORY / "docs").glob("*.md"))
+    assert len(manual) <= 14
+    assert sum(len(page.read_text().split()) for page in manual) <= 9_000
 
 
-def test_the_generated_pages_are_complete() -> None:
-    keys = generate.spec_page()
+@pytest.mark.parametrize("file", generate.REFERENCE)
+def test_a_page_of_the_reference_is_what_the_code_says(file: str) -> None:
+    committed = (REPOSITORY / "docs" / "reference" / file).read_text()
+    assert generate.REFERENCE[file]() == committed, "write it again: python docs/generate.py"
+
+
+def test_the_reference_is_complete() -> None:
+    keys = generate.keys_page()
     assert all(f"| `{key}` |" in keys for key in JobSpec.model_fields)
     assert not [line for line in keys.splitlines() if line.endswith("|  |")]  # has a purpose
-    command = generate.command_page()
-    assert all(f"## assay {verb}\n" in command for verb in ("run", "check", "eval", "fit", "gc"))
+    command, schemas = generate.command_page(), generate.json_page()
+    verbs = [verb for verb in app if not verb.startswith("-")]
+    assert all(f"## assay {verb}\n" in command for verb in verbs)
+    assert all(f"## assay {verb}\n" in schemas for verb in verbs)
     names = generate.api_page()
-    assert all(f".{name}\n" in names for name in pipeline.__all__)
-    schemas = generate.json_page()
-    assert all(f"## assay {verb}\n" in schemas for verb in app if not verb.startswith("-"))
+    assert all(f"## {name}\n" in names for name in pipeline.__all__)
+
+
+@pytest.mark.parametrize(
+    "spec", sorted((REPOSITORY / "jobs/specs").glob("*.yaml")), ids=lambda spec: spec.name
+)
+def test_the_schema_for_editors_accepts_a_spec(spec: Path) -> None:
+    jsonschema.validate(yaml.safe_load(spec.read_text()), generate.spec_schema())
+
+
+@pytest.mark.parametrize("mistake", [{"naem": "a"}, {"tasks": []}, {"documents": {"max": 1}}])
+def test_the_schema_for_editors_finds_a_mistake(mistake: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**BASE, **mistake}, generate.spec_schema())

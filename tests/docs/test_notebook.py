@@ -19,7 +19,7 @@ from stages import run_without_ray
 from pipeline.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
-MODEL, LAYERS = "models/smollm2-135m-instruct.gguf", "--layers 8"
+MODEL, LAYERS = "../../models/smollm2-135m-instruct.gguf", "--layers 8"
 NOTEBOOK = json.loads((REPOSITORY / "docs" / "quickstart.ipynb").read_text())
 
 
@@ -77,7 +77,7 @@ def test_the_notebook_fits_a_good_readout_of_the_demo_s_model(
     checkout: Path, smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (checkout / "models").mkdir()
-    (checkout / MODEL).symlink_to(smollm2_gguf)
+    (checkout / "models" / Path(MODEL).name).symlink_to(smollm2_gguf)
     names = run_cells(cells("code"))
     rows = names["labels"].to_table().to_pylist()
     assert {row["toxic"]["label"] for row in rows} == {"toxic", "clean"}

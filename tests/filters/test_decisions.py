@@ -110,9 +110,9 @@ def test_the_table_decides_as_plain_python_does_and_what_it_removes_pins_the_thr
     of_each = expected(rows, share, smallest, on_error)
     halves = rows.slice(0, len(rows) // 2), rows.slice(len(rows) // 2)
     with decided(rule, halves, on_error) as table:
-        found = table.rows("select dropped, reasons from documents order by row")
+        found = table.rows("select _dropped, _reasons from documents order by row")
         removes = removed_sql(rule, table.thresholds, on_error)
-        dropped = [each for n in (0, 1) for each in table.of_shard(n)["dropped"].to_pylist()]
+        dropped = [each for n in (0, 1) for each in table.of_shard(n)["_dropped"].to_pylist()]
         kept, gone = table.whole
     assert found == of_each and dropped == [each for each, _ in of_each]
     assert (gone.documents, gone.chars, gone.tokens) == tuple(n * sum(dropped) for n in (1, 2, 3))
@@ -123,7 +123,7 @@ def test_the_table_decides_as_plain_python_does_and_what_it_removes_pins_the_thr
     assert [verdict for (verdict,) in verdicts] == dropped
     pinned = FilterRule.of(FilterSpec(keep=f"({removes}) IS NOT TRUE"), TASKS, SCHEMA)
     with decided(pinned, [rows], on_error) as table:
-        assert table.of_shard(0)["dropped"].to_pylist() == dropped
+        assert table.of_shard(0)["_dropped"].to_pylist() == dropped
 
 
 @pytest.mark.parametrize(

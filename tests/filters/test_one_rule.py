@@ -31,8 +31,7 @@ from hypothesis import strategies as st
 from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size, decided
 from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
-from pipeline.filters.rule import FilterRule, in_sql
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.rule import FilterRule, SnapshotRule, in_sql
 from pipeline.options import ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
@@ -40,7 +39,12 @@ from pipeline.verbs.corpus_report import CorpusReport, report_of
 
 LANGUAGES = ("en", "o'hara `x`", "de", None)
 # The columns of each document that decisions need.
-DOCUMENTS = [("row", pa.int64()), ("n_chars", pa.int64()), ("status", pa.string())]
+DOCUMENTS = [
+    ("doc_id", pa.string()),
+    ("row", pa.int64()),
+    ("n_chars", pa.int64()),
+    ("status", pa.string()),
+]
 COLUMNS = pa.schema([(name, pa.float64()) for name in "absg"])
 RULES: dict[str, dict[str, Any]] = {
     "keep": {"keep": f"{SCORE} < 0.6 and topic.label <> 'law'"},
@@ -206,10 +210,10 @@ def test_conditions_alone_decide_what_the_whole_rule_decides(parts: list[str]) -
         database.register("rows", pa.Table.from_batches([rows]))
         verdicts = [v for (v,) in database.sql(f"select {keep} from rows").fetchall()]
         removed = database.sql(f"select {removed_sql(rule, None, 'fail')} from rows").fetchall()
-    dropped = [decision["dropped"] for decision in decisions]
+    dropped = [decision["_dropped"] for decision in decisions]
     assert dropped == [v is not True for v in verdicts] == [v for (v,) in removed]
     for verdict, decision in zip(verdicts, decisions, strict=True):
-        start, _, named = decision["why"].partition(": ")
+        start, _, named = decision["_why"].partition(": ")
         assert start == {True: "", False: "keep is false", None: "keep is null"}[verdict]
         assert bool(named) == (verdict is not True)
 
@@ -228,7 +232,7 @@ def test_a_number_and_a_name_in_the_condition_are_exact(number: float, group: st
     top = {"share": 0.5, "of": "s", "by": "g", "smallest": 1}
     rule = FilterRule.of(FilterSpec(drop_top=top), {}, rows.schema)
     with decided(rule, [rows], "drop") as table:
-        assert table.of_shard(0)["dropped"].to_pylist() == [False, math.isfinite(above)]
+        assert table.of_shard(0)["_dropped"].to_pylist() == [False, math.isfinite(above)]
         removes = removed_sql(rule, table.thresholds, "fail")
     more = [*scores, math.nan, None]
     with duckdb.connect() as database:

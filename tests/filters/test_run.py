@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,14 @@ from rich.console import Console
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.filters.result import FilterResult
 from pipeline.filters.run import filter_corpus
+from pipeline.ledger import rows
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
 from pipeline.report.console import console_on
 from pipeline.report.filters import show_filter
 from pipeline.sources.source import read_documents
 from pipeline.stores.local import LocalStore
+from pipeline.stores.store import Store
 
 LANGUAGES = ("en", "de")
 CONDITIONS = (f"{SCORE} < 0.6", "topic.label <> 'law'")
@@ -99,6 +102,18 @@ def test_a_second_run_reads_no_label_writes_nothing_and_says_the_same(
     assert first.written is not None and second.written is not None
     assert first.written.created > 15 and state(own_folder) == before
     assert second == replace(first, written=replace(first.written, created=0))
+
+
+def test_a_filter_reads_each_label_file_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, times = rows.read_file, Counter[str]()
+
+    def noted(store: Store, key: str, *others: Any, **more: Any) -> pa.Table:
+        times[key] += 1
+        return read(store, key, *others, **more)
+
+    monkeypatch.setattr(rows, "read_file", noted)
+    filtered_with(folder, drop_top=TOP)
+    assert len(times) == 9 * 3 and {*times.values()} == {1}
 
 
 @pytest.mark.parametrize("kind", ["kept", "dropped", "filters"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +23,12 @@ from pipeline.filters.decisions import (
     decided,
     scratch,
 )
-from pipeline.filters.snapshot_rule import SnapshotRule
+from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.tally import (
     BARS,
     ShownDocument,
     examples,
     score_counts,
-    tallied_columns,
 )
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
@@ -50,14 +48,14 @@ def counted(
     rule: SnapshotRule, batches: list[pa.RecordBatch]
 ) -> tuple[tuple[Size, Size], list[ShownDocument], dict[str, int]]:
     """Sizes, examples and statuses of these shards."""
-    columns = partial(tallied_columns, rule, scored=())
-    with decided(rule.rule, batches, "keep", columns) as table:
-        return table.whole, [*examples(table, rule.contents.tasks)], table.counts("status")
+    with decided(rule.rule, batches, "keep") as table:
+        shown = examples(table, rule.labelled.contents.tasks)
+        return table.whole, [*shown], table.counts("status")
 
 
 def test_a_shard_without_rows_counts_nothing(rule: SnapshotRule) -> None:
     """A condition of a run leaves shards without rows."""
-    batches = list(rule.answers())
+    batches = list(rule.labelled.batches({}))
     plain = counted(rule, batches)
     empty = [batches[0].slice(0, 0), *batches, batches[-1].slice(0, 0)]
     assert counted(rule, empty) == plain
@@ -75,8 +73,13 @@ def table() -> Iterator[Decisions]:
 def add(table: Decisions, groups: list[str], dropped: list[bool], **columns: object) -> None:
     """Documents of one character and three tokens."""
     ones = pa.array([1] * len(groups), pa.int64())
-    sizes = {"n_chars": ones, "tokens": pa.array([3] * len(groups), pa.int32())}
-    table.add("documents", pa.table({"grp": groups, "dropped": dropped, **sizes, **columns}))
+    sizes = {"n_chars": ones, "_tokens": pa.array([3] * len(groups), pa.int32())}
+    table.add("documents", pa.table({"_group": groups, "_dropped": dropped, **sizes, **columns}))
+
+
+def toxic(p: np.ndarray) -> pa.Array:
+    """Answers with these probabilities of the label `toxic`."""
+    return pa.array([{"p": {"toxic": each}} for each in p.tolist()])
 
 
 @pytest.mark.parametrize("batches", [1, 7])
@@ -89,7 +92,7 @@ def test_the_largest_groups_are_shown_wherever_they_come_and_nothing_is_lost(
     for part in np.array_split(np.array(documents), batches):
         add(table, part.tolist(), [name.endswith("0") for name in part])
     largest = sorted(of_size, key=lambda name: (-of_size[name], name))[:MOST_GROUPS]
-    groups = table.sizes("grp", MOST_GROUPS)
+    groups = table.sizes("_group", MOST_GROUPS)
     assert list(groups) == [*largest, OTHERS]
     for name in largest:
         count = of_size[name]
@@ -101,8 +104,8 @@ def test_the_largest_groups_are_shown_wherever_they_come_and_nothing_is_lost(
 
 def test_a_group_that_is_called_as_the_others_is_counted_with_them(table: Decisions) -> None:
     names = [OTHERS, OTHERS, *(f"group {n}" for n in range(MOST_GROUPS + 1))]
-    add(table, names, [False] * len(names), p_0=np.full(len(names), 0.5, np.float32))
-    groups = table.sizes("grp", MOST_GROUPS)
+    add(table, names, [False] * len(names), toxic=toxic(np.full(len(names), 0.5)))
+    groups = table.sizes("_group", MOST_GROUPS)
     assert sum(kept.documents for kept, _ in groups.values()) == len(names)
     assert groups[OTHERS][0].documents == 4
 
@@ -114,7 +117,12 @@ EDGES = st.integers(0, BARS).map(lambda bar: bar / BARS)
 def test_a_bar_has_the_probabilities_from_its_left_end_on(values: list[float]) -> None:
     p = np.array(values, np.float32)
     with scratch() as table:
-        add(table, ["all"] * len(p), [False] * len(p), p_0=np.append(p[1:], np.float32("nan")))
+        add(
+            table,
+            ["all"] * len(p),
+            [False] * len(p),
+            toxic=toxic(np.append(p[1:], np.float32("nan"))),
+        )
         [scores] = score_counts(table, [("toxic", "toxic")])
     bars = np.minimum(p[1:].astype(np.float64) * BARS, BARS - 1).astype(int)
     assert scores.counts == tuple(np.bincount(bars, minlength=BARS).tolist())

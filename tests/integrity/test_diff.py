@@ -121,13 +121,22 @@ def test_a_side_that_is_not_a_number_is_refused(store: LocalStore, number: str) 
     with pytest.raises(
         SpecError, match=r"^before: write the number of a snapshot; .* has none yet"
     ):
-        sides(store, number, number)
+        sides(store, "job", number, number)
+
+
+def test_without_numbers_the_last_two_snapshots_of_the_spec_are_compared(
+    finished: LocalStore, twice: LocalStore
+) -> None:
+    assert [side.number for side in sides(twice, "job")] == [1, 2]
+    assert [side.number for side in sides(twice, "job", "2")] == [2, 2]
+    with pytest.raises(SpecError, match=r"a comparison needs two snapshots of job; .* has 1"):
+        sides(finished, "job")
 
 
 def test_for_a_snapshot_that_does_not_exist_those_that_do_are_listed(finished: LocalStore) -> None:
-    assert [side.number for side in sides(finished, "1", "01")] == [1, 1]
+    assert [side.number for side in sides(finished, "job", "1", "01")] == [1, 1]
     with pytest.raises(SpecError) as refused:
-        sides(finished, "1", "2")
+        sides(finished, "job", "1", "2")
     assert str(refused.value) == (
         f"after: write the number of a snapshot; {finished.url} has 1 (got '2')"
     )

@@ -217,6 +217,10 @@ def test_the_command_deletes_only_when_told_and_keeps_at_least_one(
     assert "nothing was deleted" in capsys.readouterr().out and everything.keys == before
     assert main(["gc", spec, "--keep", "1", "--older-than", "-1"]) == 2
     assert capsys.readouterr().err.startswith("--older-than: write 0 or more days")
+    assert main(["gc", spec, "--older-than", "0"]) == 0
+    assert "kept snapshots  00000002, 00000001" in capsys.readouterr().out
+    assert main(["gc", spec, "--delete"]) == 2
+    assert capsys.readouterr().err.startswith("--keep: missing; write how many snapshots of each")
     assert main(["gc", spec, "--keep", "0", "--delete"]) == 2
     assert capsys.readouterr().err.startswith("--keep: at least one") and everything.keys == before
     assert main(["gc", spec, "--keep", "1", "--older-than", "0", "--delete", "--json"]) == 0

@@ -88,7 +88,7 @@ def test_promtool_accepts_every_expression_and_the_configuration(tmp_path: Path)
 
 
 def test_the_manual_names_every_metric() -> None:
-    manual = (REPOSITORY / "docs" / "monitoring.md").read_text()
+    manual = (REPOSITORY / "jobs" / "README.md").read_text()
     assert set(re.findall(r"`(ray_assay\w+)`", manual)) == EXPORTED.keys()
 
 

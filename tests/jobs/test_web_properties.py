@@ -23,7 +23,7 @@ def test_eighteen_properties_of_all_kinds_are_46_questions() -> None:
 
 
 def test_every_property_is_on_its_page() -> None:
-    page = (ROOT / "docs" / "web_properties.md").read_text()
+    page = (ROOT / "jobs" / "README.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for task in SPEC.tasks:
         (row,) = [row for row in rows if f"| `{task.name}` |" in row]

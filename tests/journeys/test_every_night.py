@@ -55,21 +55,21 @@ def test_nights_label_what_changed_and_publish_what_passes(person: Person) -> No
 
     writes("monday", rows[:60])
     first = night()
-    assert (first["snapshot"], first["run"]["documents_read_by_model"]) == (1, 60)
+    assert (first["snapshot"], first["documents_read_by_model"]) == (1, 60)
 
     writes("tuesday", rows[60:])
     second = night()
-    assert (second["snapshot"], second["run"]["documents_read_by_model"]) == (2, 30)
+    assert (second["snapshot"], second["documents_read_by_model"]) == (2, 30)
 
     edited = [{**rows[0], "text": "Something else entirely, about football."}, *rows[1:60]]
     writes("monday", edited)
     third = night()
-    assert (third["snapshot"], third["run"]["documents_read_by_model"]) == (3, 1)
+    assert (third["snapshot"], third["documents_read_by_model"]) == (3, 1)
 
     person.edits("nightly.yaml", ("Is this about sport?", "Does this text speak of a game?"))
     person.edits("nightly.yaml", (">= 0.9]", ">= 0.9999]"))
     fourth = night(code=1)
-    assert fourth["run"]["documents_read_by_model"] == 90 and not fourth["published"]
+    assert fourth["documents_read_by_model"] == 90 and not fourth["published"]
     assert [each["passed"] for each in fourth["gates"]] == [False]
     shown = person.types("assay export nightly.yaml --to before.csv").out
     assert "snapshot 00000003" in shown, "the last one that passed is the current one"

@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 
-from pipeline.report.console import JobLog, console_on, print_parts, wants_stop
+from pipeline.report.console import (
+    PIPE_COLUMNS,
+    Grid,
+    JobLog,
+    console_on,
+    print_parts,
+    wants_stop,
+)
 
 REPORTS = Path(__file__).parents[2] / "pipeline" / "report"
 
 
 @pytest.mark.parametrize(
-    "variables",
-    [{"COLUMNS": ""}, {"COLUMNS": "40"}, {"FORCE_COLOR": "1", "TERM": "dumb"}],
+    ("variables", "columns"),
+    [
+        ({"COLUMNS": ""}, PIPE_COLUMNS),
+        ({"COLUMNS": "60"}, 60),
+        ({"COLUMNS": "0"}, PIPE_COLUMNS),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, PIPE_COLUMNS),
+    ],
     ids=str,
 )
-def test_output_that_is_no_terminal_is_not_folded(
-    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_without_a_terminal_tables_have_a_width_and_words_stay_whole(
+    variables: dict[str, str], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    shown = io.StringIO()
     long = "word " * 100
-    print_parts([{"name": long.strip()}, long], console_on(shown))
-    assert [line.split() for line in shown.getvalue().splitlines()] == [
-        ["name", *["word"] * 100],
-        ["word"] * 100,
+    grid = Grid("a title of several words", ("label", "text", "n"), [("a", long, "7")], texts=2)
+    for part in ({"name": long}, grid):
+        shown = io.StringIO()
+        print_parts([part], console_on(shown))
+        lines = re.sub(r"\x1b\[\d*m", "", shown.getvalue()).splitlines()
+        assert len(lines) > 100 * len("word ") / columns and max(map(len, lines)) <= columns
+        words = {word for line in lines for word in line.split()}
+        assert words - {"─" * len(word) for word in words} <= {
+            *("name", "word", "a", "label", "text", "n", "7", *grid.title.split())
+        }
+
+
+def test_neither_a_line_nor_a_path_is_broken() -> None:
+    path, shown = "/folder" * 40, io.StringIO()
+    print_parts([{"at": path, "and": f"in {path}"}, f"next: assay run {path}"], console_on(shown))
+    assert shown.getvalue().splitlines() == [
+        f"at   {path}",
+        "and  in",
+        f"     {path}",
+        f"next: assay run {path}",
     ]
 
 

@@ -20,13 +20,13 @@ from pipeline.evaluation.metrics import Bin
 from pipeline.filters.tally import BARS
 from pipeline.integrity.diff import Comparison
 from pipeline.report.charts import LEAST_ROWS, LEAST_SHARE, histogram, histograms, merged_bins
+from pipeline.report.console import json_value
 from pipeline.report.corpus_page import (
-    corpus_report_json,
     show_corpus_report,
     write_report,
 )
-from pipeline.report.doubts import report_doubts
 from pipeline.stores.named_files import new_file
+from pipeline.verbs.doubts import report_doubts
 
 
 def headings(written: str) -> list[str]:
@@ -80,7 +80,7 @@ def test_local_paths_are_relative_to_the_folder_of_the_spec_where_it_is_near() -
     assert "/data/team" not in written
     assert "/elsewhere/b.jsonl" in written and "s3://corpus/parts" in written
     assert "<dd>/data/team/out/job</dd>" in shown(REPORT, "a/b/c/job.yaml")
-    assert corpus_report_json(REPORT).output == "/data/team/out/job"
+    assert json_value(REPORT)["output"] == "/data/team/out/job"
 
 
 def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
@@ -104,7 +104,12 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     on_terminal = printed(show_corpus_report, report)
     for doubt in doubts:
         assert doubt in first and f"warning: {doubt}" in on_terminal
-    assert list(corpus_report_json(report).warnings) == doubts
+    assert list(report.warnings) == doubts
+    asked = change_of("ab", before, after, np.eye(2, dtype=int), questions=("<a>?", "b?"))
+    reworded = replace(report, drift=replace(drift, tasks={"spam": asked}))
+    assert list(report_doubts(reworded)) == doubts[:-1]
+    page = html.unescape(shown(reworded))
+    assert "<dt>question before</dt><dd><a>?</dd><dt>question after</dt><dd>b?</dd>" in page
 
 
 @pytest.mark.parametrize("counts", [{0: 1}, {0: 999, 1_000: 1}, {0: 9, 500: 1_000, 999: 12_345}])
@@ -140,6 +145,8 @@ def test_a_chart_is_drawn_where_its_places_are() -> None:
         assert text == name
         assert float(y) == pytest.approx(chart.height * (1 - place) + 20, abs=0.1)
     assert re.findall(r"text-anchor='middle'>([\d.]+)<", figure) == ["0", "0.5", "1"]
+    assert re.findall(r"class='mark' x1='([\d.]+)'", figure) == ["118.0"]  # 48 + 280 * 0.25
+    assert "the rule compares with 0.25" in figure
 
 
 @pytest.mark.parametrize("rows", [[4] * 15, [20, 20, 20], [300], [], [1, 19, 1]])

@@ -88,3 +88,13 @@ def test_a_task_is_stable_only_if_it_exceeds_no_limit(change: TaskChange, verdic
     stream = io.StringIO()
     show_comparison(comparison, Console(file=stream, width=400, soft_wrap=True))
     assert f"\n{verdict}: PSI" in stream.getvalue()
+
+
+def test_of_a_reworded_task_both_questions_are_shown_and_no_fingerprint() -> None:
+    counts = np.array([5, 5])
+    change = change_of("ab", counts, counts, np.diag(counts), questions=("Is it?", "Was it?"))
+    stream = io.StringIO()
+    show_comparison(comparison_of(change, 10), Console(file=stream, width=400, soft_wrap=True))
+    shown = stream.getvalue()
+    assert "t, reworded\n" in shown
+    assert "question before  Is it?\nquestion after   Was it?\n" in shown

@@ -1,22 +1,22 @@
-"""A run's summary shows labels, names and paths as they are, and a command that reads the rows."""
+"""A run's summary shows labels, names and paths as they are, what was kept, and what comes next."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
-from finished import FILES, ROWS, Corpus, finish, toy_fingerprints
 from outcomes import toy_outcome
 from reports import printed
 
 from pipeline.ledger.counts import Counts
-from pipeline.report.run import show_summary
-from pipeline.runtime.outcome import Tally
-from pipeline.stores.local import LocalStore
+from pipeline.report.run import show_run
+from pipeline.runtime.outcome import Outcome, Tally
+from pipeline.verbs.run import RunResult
 
-REPOSITORY = Path(__file__).parents[2]
+
+def counted(rows: int = 1, **numbers: int) -> Tally:
+    """The counts of documents with the label a, and others by key."""
+    keys = ("rows", "ok"), ("label", "t", "a"), ("answered", "t")
+    others = {tuple(name.split("_")): number for name, number in numbers.items()}
+    return Tally(n=Counts({**dict.fromkeys(keys, rows), ("label_ms", "1"): 1_000, **others}))
 
 
 def labelled_as(label: str) -> Tally:
@@ -25,59 +25,45 @@ def labelled_as(label: str) -> Tally:
     return Tally(n=Counts({**dict.fromkeys(keys, 1), ("label_ms", "1"): 1_000}))
 
 
+def shown(outcome: Outcome) -> str:
+    """What a run prints, with one space between words."""
+    return " ".join(printed(show_run, RunResult.of(outcome)).split())
+
+
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])
 def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
     unreadable = ("/in/[/b].jsonl: is torn",)
-    outcome = toy_outcome(labelled_as(label), "/data/[x]/out", unreadable=unreadable)
-    shown = printed(show_summary, outcome)
-    assert f"{label} 100%" in shown
-    assert "/in/[/b].jsonl: is torn" in shown
-    assert shown.count("/data/[x]/out") == 2  # the output, and the line that reads it
+    words = shown(toy_outcome(labelled_as(label), "/data/[x]/out", unreadable=unreadable))
+    assert f"{label} 100%" in words
+    assert "/in/[/b].jsonl: is torn" in words
+    assert words.count("/data/[x]/out") == 1
 
 
 @pytest.mark.parametrize("snapshot", [None, 3])
 def test_files_that_cannot_be_read_name_the_option_that_publishes_the_others(
     snapshot: int | None,
 ) -> None:
-    outcome = toy_outcome(labelled_as("a"), unreadable=("/b: is torn",), snapshot=snapshot)
-    shown = " ".join(printed(show_summary, outcome).split())
+    words = shown(toy_outcome(labelled_as("a"), unreadable=("/b: is torn",), snapshot=snapshot))
     advice = "not published 1 of the files cannot be read; --publish-partial publishes the others"
-    assert (advice in shown) == (snapshot is None)
+    assert (advice in words) == (snapshot is None)
 
 
 def test_a_label_does_not_steer_the_terminal() -> None:
-    shown = printed(show_summary, toy_outcome(labelled_as("a\x1b[31mb")))
-    assert "\x1b" not in shown and "a\\x1b[31mb 100%" in shown
+    words = shown(toy_outcome(labelled_as("a\x1b[31mb")))
+    assert "\x1b" not in words and "a\\x1b[31mb 100%" in words
 
 
-@pytest.mark.parametrize("folder", ["out", "it's $HOME"])
-def test_the_printed_command_reads_each_document_once_after_a_rewording(
-    folder: str, tmp_path: Path
-) -> None:
-    store = LocalStore(tmp_path / folder)
-    corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
-    corpus.write()
-    shards = corpus.shards(store)
-    finish(store, shards, toy_fingerprints("1"))
-    number = finish(store, shards, toy_fingerprints("2"))
-    outcome = toy_outcome(Tally(), tmp_path / folder, rows=90, snapshot=number)
-    *_, command = printed(show_summary, outcome).splitlines()
-    counted = command.replace("select * from", "select count(*) as documents from")
-    assert counted != command
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ended = subprocess.run(counted, shell=True, capture_output=True, text=True, env=environment)
-    assert ended.returncode == 0, ended.stderr
-    assert f" {FILES * ROWS} " in ended.stdout
+def test_no_share_is_nothing_or_all_by_rounding() -> None:
+    words = shown(toy_outcome(counted(299, rows_empty=1), rows=300))
+    assert "status ok 99.67%, empty 0.33%" in words and "in 1 shard " in words
 
 
-def test_without_a_snapshot_there_is_no_command_to_read_it() -> None:
-    outcome = toy_outcome(Tally(), missing=True, snapshot=None)
-    assert "open_labels" not in printed(show_summary, outcome)
+def test_a_run_says_what_was_read_and_what_kept_its_answers() -> None:
+    words = shown(toy_outcome(counted(330, asked_1=12, reused=318), rows=330))
+    assert "labelled now 330; the model read 12 of them, and 318 kept the answers" in words
+    assert "labelled now 0; every document has its answers" in shown(toy_outcome(Tally()))
 
 
-def test_the_printed_command_opens_a_store_with_its_options() -> None:
-    options = {"profile": "labels"}
-    outcome = toy_outcome(Tally(), "s3://bucket/out", storage_options=options)
-    assert "profile" not in repr(outcome)
-    call = "open_labels('s3://bucket/out', storage_options={'profile': 'labels'})"
-    assert call in printed(show_summary, outcome)
+def test_the_next_step_is_a_command_where_there_is_a_snapshot() -> None:
+    assert shown(toy_outcome(Tally())).endswith("next: assay export SPEC --head 10")
+    assert "next" not in shown(toy_outcome(Tally(), missing=True, snapshot=None))

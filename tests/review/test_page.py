@@ -108,7 +108,13 @@ def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path, por
         browser.set_window_size(1_280, 900)
         reader = Reader(browser, world)
         with review(file, port) as (process, address):
+            browser.get(address)
+            reader.wait(lambda: reader.text("asked") == "Who labels tone?")
+            assert reader.text("what") == "Is it rude? toxic · clean"
+            take_picture(browser, "review-start")
             reader.opens(address, "Ann")
+            reader.press("9")
+            reader.wait(lambda: reader.text("message") == "There is no label 9.")
             blur = "return getComputedStyle(document.getElementById('text')).filter"
             assert browser.execute_script(blur) == "blur(7px)"
             take_picture(browser, "review-blurred")
@@ -133,6 +139,7 @@ def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path, por
                 browser.set_window_size(width, 900)
                 assert fits_into_its_window(browser)
                 assert serious_findings(browser) == []
+                assert browser.find_elements(By.TAG_NAME, "kbd")[0].is_displayed() == (width > 400)
                 take_picture(browser, f"review-{name}")
             scheme = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)

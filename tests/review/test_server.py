@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import subprocess
@@ -17,17 +18,18 @@ from aiohttp import ClientSession, web
 from reviews import World
 
 from pipeline.errors import SpecError
-from pipeline.review.server import HOST, TOKEN_HEADER, listen, make_app
+from pipeline.review.server import TOKEN_HEADER, listen, make_app
 from pipeline.review.session import Session
 
+HOST = "127.0.0.1"
 TOKEN, COMMAND = "secret", "assay fit spec.yaml --gold gold.jsonl"
 Result = TypeVar("Result")
 
 
 @asynccontextmanager
-async def served(session: Session) -> AsyncIterator[tuple[ClientSession, str]]:
+async def served(session: Session, host: str = HOST) -> AsyncIterator[tuple[ClientSession, str]]:
     """A client of the session's page on a port of this machine, and its address."""
-    runner = web.AppRunner(make_app(session, TOKEN, COMMAND), access_log=None)
+    runner = web.AppRunner(make_app(session, TOKEN, COMMAND, host), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()
     try:
@@ -119,10 +121,12 @@ def test_a_request_that_is_not_of_the_page_is_refused(
             method, page.address + path, data=json.dumps(body), headers=sent
         )
         async with request as reply:
-            return reply.status, await reply.json()
+            return reply.status, await reply.text()
 
     status, content = with_page(world, file, act)
-    assert status == 403 and reason in content["error"]
+    assert status == 403 and reason in html.unescape(content)
+    is_page = path.partition("?")[0] == "/"
+    assert content.startswith("<!doctype html>" if is_page else '{"error": ')
     assert file.read_bytes() == b""
 
 
@@ -164,6 +168,24 @@ def test_a_second_answer_for_a_document_is_refused(world: World, file: Path) -> 
     status, content = with_page(world, file, act)
     assert status == 409 and "answered this document already" in content["error"]
     assert len(file.read_text().splitlines()) == 1
+
+
+def test_one_name_in_two_browsers_is_refused_in_words_until_one_of_them_is_closed(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(page: Page) -> list[tuple[int, Any]]:
+        own = (await page.post("/next", browser="one"))[1]["row"]
+        sent = {"id": own["id"], "action": "label", "label": "toxic"}
+        replies = [await page.post("/next", browser="two")]
+        replies.append(await page.post("/answer", browser="two", **sent))
+        replies.append(await page.post("/answer", browser="one", **sent))
+        monkeypatch.setattr("pipeline.review.server.SAME_NAME_S", 0.0)
+        return [*replies, await page.post("/next", browser="two")]
+
+    *refused, (first, _), (second, _) = with_page(world, file, act)
+    for status, content in refused:
+        assert status == 409 and "ann labels in another browser" in content["error"]
+    assert (first, second) == (200, 200) and len(file.read_text().splitlines()) == 1
 
 
 def test_an_answer_is_synced_before_its_reply(
@@ -261,6 +283,7 @@ def test_an_older_answer_is_corrected_from_the_history(world: World, file: Path)
         return first, await page.answer("clean")
 
     first, view = with_page(world, file, act)
+    assert view["progress"]["given"] == 3
     newest = view["progress"]["history"][0]
     assert (newest["id"], newest["given"]) == (first, "clean")
     assert view["progress"]["by_label"] == {"toxic": 2, "clean": 1}
@@ -268,11 +291,43 @@ def test_an_older_answer_is_corrected_from_the_history(world: World, file: Path)
         assert session.gold.answers[first, "ann"].label == "clean"
 
 
+def test_all_answers_of_a_person_are_in_the_history(world: World, file: Path) -> None:
+    async def act(page: Page) -> tuple[list[Any], Any]:
+        ids = []
+        for _ in range(12):
+            ids.append((await page.next())["row"]["id"])
+            await page.answer("toxic")
+        return ids, (await page.post("/history"))[1]
+
+    ids, history = with_page(world, file, act)
+    assert [past["id"] for past in history] == ids[::-1]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "192.0.2.1", "no-such-host.invalid"])
+def test_a_host_that_is_no_address_of_this_machine_is_one_line(host: str) -> None:
+    with pytest.raises(SpecError, match=r"^host: [^\n]*$"):
+        listen(host, None)
+
+
+def test_the_page_answers_under_the_host_that_it_was_given(world: World, file: Path) -> None:
+    async def opened(session: Session) -> list[int]:
+        async with served(session, "labels.example") as (client, address):
+            statuses = []
+            for name in ("labels.example", "evil.example"):
+                sent = {"Host": f"{name}:{address.rpartition(':')[2]}"}
+                async with client.get(f"{address}/?token={TOKEN}", headers=sent) as reply:
+                    statuses.append(reply.status)
+            return statuses
+
+    with world.session(file) as session:
+        assert asyncio.run(opened(session)) == [200, 403]
+
+
 def test_a_port_that_is_in_use_is_one_line() -> None:
-    with listen(None) as own:
+    with listen(HOST, None) as own:
         port = own.getsockname()[1]
         with pytest.raises(SpecError, match=rf"^port: cannot be opened .* \(got {port}\)$"):
-            listen(port)
+            listen(HOST, port)
 
 
 def test_a_review_that_is_killed_goes_on_and_keeps_every_answer(file: Path) -> None:

@@ -11,13 +11,13 @@ from changing_corpus import TOPIC, Corpus
 from finished import commit_all
 
 from pipeline.cli import main
-from pipeline.report.run import summary_json
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import SMALL_INPUT_SHARDS, plan
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
+from pipeline.verbs.run import RunResult
 
 
 def test_it_leaves_the_cut_to_the_machine_that_labels(
@@ -110,7 +110,7 @@ def test_a_dry_run_predicts_what_the_run_does_for_every_option(
     assert set(folder.rglob("*")) == before
     shown = plan.counts
     outcome = grown.run(**options)
-    result = summary_json(outcome)
+    result = RunResult.of(outcome)
     assert outcome.complete and shown.missing_documents == result.documents_labelled > 0
     assert shown.missing_cells == sum(sum(n.values()) for n in result.labels.values())
     assert (shown.documents, shown.shards) == (result.documents, result.shards)

@@ -18,13 +18,13 @@ from changing_corpus import Corpus
 from pipeline.errors import AssayError, ModelError, StorageError, UnavailableError
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
-from pipeline.report.run import summary_json
 from pipeline.runtime import graph, worker
 from pipeline.runtime.graph import label_items, read_items  # not those that `plain` replaces
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import plan
 from pipeline.sources.source import read_documents
+from pipeline.verbs.run import RunResult
 
 SHARDS = 60
 
@@ -72,7 +72,7 @@ def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
         f"{many.input}/{name}.jsonl: rows 0 to 3: changed while the job ran"
         for name in ("f03", "f44")
     ]
-    assert sorted(summary_json(outcome).failed_shards) == reasons
+    assert sorted(RunResult.of(outcome).failed_shards) == reasons
     assert "failed shards (2): " in outcome.left and all(each in outcome.left for each in reasons)
     shown = "a shard failed, and the others go on: "
     throttled = f"{shown}{many.input}/f17.jsonl: rows 0 to 3: too many requests"

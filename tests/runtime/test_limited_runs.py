@@ -22,9 +22,10 @@ from pipeline.hashes import short_hash
 from pipeline.integrity.diff import compare
 from pipeline.ledger.snapshots import contents
 from pipeline.options import ExportOptions, FilterOptions
-from pipeline.report.run import show_summary, summary_json
+from pipeline.report.run import show_run
 from pipeline.runtime.conditions import limit_of
 from pipeline.verbs.export import export, head
+from pipeline.verbs.run import RunResult
 from pipeline.verbs.status import TaskStatus, status
 
 
@@ -102,10 +103,10 @@ def test_a_snapshot_under_a_condition_says_so_and_is_never_complete(plain: Corpu
     assert snapshot["limit"] == "year = 2003" and snapshot["complete"] is False
     assert (snapshot["rows"], snapshot["missing_rows"]) == (20, 0)
     assert snapshot["asked"] == outcome.asked == 2
-    summary = summary_json(outcome)
+    summary = RunResult.of(outcome)
     assert summary.limit == "year = 2003" and summary.documents_asked == 2
     assert (summary.snapshot, summary.documents_read_by_model) == (1, 2)
-    whole = summary_json(plain.run())
+    whole = RunResult.of(plain.run())
     assert (whole.documents_read_by_model, whole.limit) == (18, None)
 
 
@@ -130,8 +131,8 @@ def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(
     plain.write("a", texts, year=[*(str(2000 + row % 10) for row in range(130)), *["n/a"] * 10])
     outcome = plain.run(where="cast(year as int) = 2003")
     assert outcome.complete and outcome.asked == 13
-    assert summary_json(outcome).documents_undecided == outcome.tally.n["undecided",] == 10
-    show_summary(outcome, Console())
+    assert RunResult.of(outcome).documents_undecided == outcome.tally.n["undecided",] == 10
+    show_run(RunResult.of(outcome), Console())
     assert "a condition fails on 10 documents" in capsys.readouterr().out
 
 

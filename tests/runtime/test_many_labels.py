@@ -86,8 +86,8 @@ def test_a_check_proves_whole_labels_and_a_search(
     assert main(["check", str(modelled.spec_file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["exactness"]["answers"] == 4 and report["exactness"]["max_abs_dp"] <= 1e-4
-    scoring = {prompt["task"]: prompt["scoring"] for prompt in report["prompts"]}
-    assert scoring == {"theme": "full", "mood": "full", "rude": "first_token", "many": "full"}
+    whole = {prompt["task"]: bool(prompt["verbalizers"]) for prompt in report["prompts"]}
+    assert whole == {"theme": True, "mood": True, "rude": False, "many": True}
     prompts = {prompt["task"]: prompt for prompt in report["prompts"]}
     assert prompts["rude"]["verbalizers"] is None
     verbalizer = prompts["mood"]["verbalizers"]["neutral"][0]

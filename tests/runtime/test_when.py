@@ -12,11 +12,11 @@ from fake_engine import p_of
 
 from pipeline.errors import SpecError
 from pipeline.ledger.snapshots import snapshot_numbers
-from pipeline.report.run import summary_json
 from pipeline.runtime.conditions import accepted_by
 from pipeline.runtime.readers import LoadedReader
 from pipeline.sources.rule import Rule
 from pipeline.stores.store import PROBE_KEY
+from pipeline.verbs.run import RunResult
 from pipeline.verbs.status import TaskStatus, status
 
 LANGUAGES = ("en", "de", None)
@@ -86,7 +86,7 @@ def test_a_question_is_asked_of_the_documents_that_its_condition_accepts(
     readable = sum(map(bool, plain.texts.values()))
     skipped = readable - len(wanted)
     assert outcome.tally.n.by("skipped")["topic"] == skipped
-    assert summary_json(outcome).skipped == ({"topic": skipped} if skipped else {})
+    assert RunResult.of(outcome).skipped == ({"topic": skipped} if skipped else {})
     words = sum(row % 3 < 2 for row in range(len(plain.texts)))
     assert outcome.tally.n["undecided",] == (words if "cast" in when else 0)
     counted = status(plain.spec, cache_dir=plain.cache)

@@ -55,6 +55,8 @@ def test_a_rule_names_the_columns_that_it_reads() -> None:
         ("toxic.p.toxic", "is float, not a boolean"),
         ("toxic.p.rude < 1", 'Could not find key "rude"'),
         ("toxicity.label = 'x'", "; the columns are doc_id, n_chars, toxic"),
+        ("toxic = 'toxic'", "toxic has several values; write toxic.label for the answer; the"),
+        ("source <> 'mail'", "; write doc.source for a column of the input; the columns are"),
         ("n_char > 1", 'Candidate bindings: "n_chars"'),
         ("toxic.label > 3", "annot compare"),
         ("null", "is null, not a boolean"),

@@ -67,6 +67,7 @@ REPORT = CorpusReport(
     docs_per_s=4.5,
     tasks=(task("toxic", {"ok": 90, "truncated": 10}), task("spam", {"ok": 90, "truncated": 10})),
     scores=(scores("toxic", {0: 900, 500: 1, 1_000: 99}),),
+    limits={"toxic.p.toxic": (0.25,)},
     filter=FilterResult(
         snapshot=7,
         rule="a and b",

@@ -17,16 +17,20 @@ def change_of(
     flips: NDArray[np.int64],
     *,
     failing: int = 0,
+    questions: tuple[str, str] | None = None,
 ) -> TaskChange:
-    """A task with one label a document."""
+    """A task with one label a document; of one version, or reworded."""
+    asked = questions or (None, None)
+    versions = zip("fg" if questions else "ff", asked, strict=True)
     sides = [
-        Answers(fp, int(counts.sum()), dict(zip(labels, counts.tolist(), strict=True)))
-        for fp, counts in (("f", before), ("g", after))
+        Answers(*version, int(counts.sum()), dict(zip(labels, counts.tolist(), strict=True)))
+        for version, counts in zip(versions, (before, after), strict=True)
     ]
     cells = [(int(flips[x, y]), x, y) for x, y in np.argwhere(flips) if x != y]
     moves = [Move(labels[x], labels[y], texts) for texts, x, y in cells]
     return TaskChange(
         *sides,
+        changed=() if questions is None else ("question",),
         psi=psi(before, after),
         jensen_shannon=jensen_shannon(before, after),
         texts=int(flips.sum()),

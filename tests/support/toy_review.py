@@ -18,10 +18,15 @@ def main(file: str, port: str, kind: str) -> None:
     world = World(task_of(kind))
     with world.session(Path(file)) as session:
         command = "assay fit spec.yaml --gold gold.jsonl"
-        own = listen(int(port))
+        host = "127.0.0.1"
+        own = listen(host, int(port))
         asyncio.run(
             serve(
-                session, own, command=command, announce=lambda address: print(address, flush=True)
+                session,
+                own,
+                host=host,
+                command=command,
+                announce=lambda address: print(address, flush=True),
             )
         )
 

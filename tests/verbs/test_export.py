@@ -20,12 +20,19 @@ from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.cells import committed
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask, publish
-from pipeline.options import ExportOptions, TableFormat
+from pipeline.options import ExportOptions
 from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.export import MANIFEST, TEXT_CHARS, ExportResult, export, head
+from pipeline.verbs.export import (
+    MANIFEST,
+    TEXT_CHARS,
+    ExportResult,
+    TableFormat,
+    export,
+    head,
+)
 
 READERS = {"parquet": "read_parquet", "jsonl": "read_json", "csv": "read_csv"}
 
@@ -84,19 +91,31 @@ def joined(folder: Path, *, with_text: bool) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("with_text", [False, True])
-@pytest.mark.parametrize("to", ["a/table", "there/"])
-@pytest.mark.parametrize("format", ["parquet", "jsonl", "csv"])
+@pytest.mark.parametrize(
+    ("to", "format"),
+    [("there/", "parquet"), *((f"a/table.{each}", each) for each in READERS)],
+)
 def test_an_export_equals_a_join_of_the_raw_files(
-    folder: Path, format: TableFormat, to: str, with_text: bool
+    folder: Path, to: str, format: TableFormat, with_text: bool
 ) -> None:
-    is_folder = to.endswith("/")
-    name = to if is_folder else f"{to}.{format}"
-    result = run(folder, name, format=format if is_folder else None, with_text=with_text)
+    result = run(folder, to, with_text=with_text)
     wanted = joined(folder, with_text=with_text)
     found = rows_of(result)
     assert found == wanted and len(found) == 90
-    assert (result.rows, result.files, result.created) == (90, *((9, 9) if is_folder else (1, 1)))
+    files = 9 if to.endswith("/") else 1
+    assert (result.rows, result.files, result.created) == (90, files, files)
     assert result.complete and result.format == format
+
+
+def test_columns_of_the_input_are_added_and_a_missing_one_is_named(folder: Path) -> None:
+    result = run(folder, "a.jsonl", columns=("id",))
+    # — the name of the column of documents comes first
+    found = duckdb.sql(f"select doc_id, doc_id_2 from '{result.to}'").fetchall()
+    assert len(found) == 90 and all(own == of_input for own, of_input in found)
+    assert run(folder, "there/", columns=("id",)).created == 9
+    with pytest.raises(SpecError, match=r"^columns: .* \(got 'lang'\)$"):
+        run(folder, "b.csv", columns=("lang",))
+    assert not (folder / "b.csv").exists()
 
 
 def test_rows_of_a_parquet_file_are_in_few_row_groups_and_typed(folder: Path) -> None:
@@ -174,16 +193,14 @@ def test_files_of_others_are_never_deleted(folder: Path) -> None:
     (folder / "there" / "mine.parquet").unlink()
     run(folder, "there/")
     (folder / "there" / "mine.parquet").write_text("mine")
-    run(folder, "there/", format="csv", overwrite=True)
+    run(folder, "there/", with_text=True, overwrite=True)
     assert (folder / "there" / "mine.parquet").read_text() == "mine"
-    assert [path.name for path in (folder / "there").rglob("*.parquet")] == ["mine.parquet"]
 
 
 @pytest.mark.parametrize(
     "to, options, line",
     [
         ("a.tsv", {}, "to: end the name of a file in one of .parquet, .jsonl, .csv, and"),
-        ("a.csv", {"format": "jsonl"}, "format: --to ends in .csv; leave --format out"),
         ("in/a.csv", {}, "to: is in the input"),
         ("in/0.jsonl", {"overwrite": True}, "to: is in the input"),
         ("out/a.csv", {"overwrite": True}, "to: is in the output"),

@@ -70,6 +70,16 @@ def test_the_rows_are_those_of_a_plain_query_with_their_texts(
     assert found == sorted(found, key=lambda row: (row["path"], row["row"]))
 
 
+def test_columns_of_the_input_are_in_the_scope_of_the_condition_and_in_the_rows(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = "doc.id = '2-8' and toxic.p.toxic >= 0"
+    [row] = rows_of(folder, where=where, columns=("id",))
+    assert (row["doc_id"], row["doc"]) == ("2-8", {"id": "2-8"})
+    command = ["export", str(folder / "spec.json"), "--head=9", "--where", where]
+    assert main(command) == 0 and "    id 2-8, " in capsys.readouterr().out
+
+
 def test_the_choice_is_stable_and_spread_over_the_files(folder: Path) -> None:
     ten = rows_of(folder)
     assert len(ten) == 10 and rows_of(folder) == ten
@@ -117,6 +127,8 @@ def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str])
         ("--to x.csv --head 3", "--to, --head: write --to"),
         ("--to x.csv --where true", "--where: is for example rows; add --head N (got 'true')"),
         ("--head 0", "--head: write a number above 0"),
+        ("--to x.csv --why", "--why: is for example rows; add --head N"),
+        ("--to x/ --format csv", "--format: was removed; write --to FILE.csv, FILE.jsonl or"),
     ],
 )
 def test_an_export_is_written_or_its_head_is_shown(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -157,7 +159,31 @@ def test_what_was_found_is_shown_with_the_next_commands(
 def test_the_output_is_outside_the_documents(tmp_path: Path) -> None:
     table("data.parquet", text=PROSE)
     init(".", InitOptions())
-    assert not Path(load_spec("spec.yaml").output).is_relative_to(tmp_path)
+    assert not Path(load_spec("spec.yaml").output).resolve().is_relative_to(tmp_path)
+
+
+def test_paths_are_relative_to_the_folder_of_the_spec(tmp_path: Path, model_folder: Path) -> None:
+    data = table("data.parquet", text=PROSE)
+    Path("model").symlink_to(model_folder)
+    proposal = init(data, InitOptions(to="specs/new.yaml", model="model"))
+    assert (proposal.path, proposal.output) == ("../data.parquet", "out/data")
+    spec = load_spec("specs/new.yaml")
+    for path, expected in (
+        (spec.input.path, "data.parquet"),
+        (spec.output, "specs/out/data"),
+        (spec.model.path, "model"),
+    ):
+        assert os.path.abspath(path) == str(tmp_path / expected)
+
+
+def test_files_of_another_kind_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for number in range(3):
+        Path(f"{number}.jsonl").write_text('{"text": "some words"}')
+    Path("reviews.csv").write_text("text\nmore words\n")
+    assert init(".", InitOptions()).files == 3
+    assert "left out: 1 of another kind (such as '" in caplog.text
+    assert "reviews.csv')" in caplog.text
 
 
 @given(st.text(min_size=1, max_size=30))

@@ -39,8 +39,8 @@ def test_scheduled_runs_label_and_publish_once(
         return result
 
     first, second = run(0), run(0)
-    assert (first["snapshot"], first["run"]["documents_labelled"]) == (1, 6)
-    assert (second["snapshot"], second["run"]["documents_labelled"]) == (1, 0)
+    assert (first["snapshot"], first["documents_labelled"]) == (1, 6)
+    assert (second["snapshot"], second["documents_labelled"]) == (1, 0)
     assert second["diff"]["tasks"]["toxic"]["flip_rate"] == 0
     rejected = run(1, gates=["toxic.accuracy > 1"])
     assert [each["passed"] for each in rejected["gates"]] == [False]

@@ -50,6 +50,7 @@ def labels(session: Session, times: int, label: str = "clean") -> list[dict[str,
         (["--by", "audit", "--where", "true"], "--where: a part of an audit's sample is no sample"),
         (["--by", "audit"], "--task: an audit asks drop or keep, of the filter and not of a task"),
         (["--port", "0"], "--port: write a number above 0 (got 0)"),
+        (["--host", "0.0.0.0"], "--host: write the address or name under which others reach"),
         (["--to", "gold.csv"], "--to: end the name in .jsonl (got 'gold.csv')"),
         (["--to", "s3://bucket/gold.jsonl"], "--to: people's labels are written to a local file"),
     ],
@@ -75,7 +76,7 @@ def test_a_port_in_use_is_one_line_before_any_document_is_read(
 ) -> None:
     spec = write_spec()
     (tmp_path / "corpus.jsonl").unlink()
-    with listen(None) as own:
+    with listen("127.0.0.1", None) as own:
         port = str(own.getsockname()[1])
         to = str(tmp_path / "gold.jsonl")
         assert main(["review", str(spec), "--task", "toxic", "--to", to, "--port", port]) == 2
@@ -158,6 +159,26 @@ def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
     )
 
 
+def test_columns_of_the_input_are_beside_the_text(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "corpus.jsonl"
+    spec = load_spec(str(write_spec()))
+    rows = [
+        {"id": str(n), "text": f"text {n}", "source": f"s{n}", "year": n or None} for n in range(5)
+    ]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = ReviewOptions(str(tmp_path / "gold.jsonl"), "toxic", columns=("source", "year"))
+    with open_review(spec, options, cache_dir=tmp_path / "cache") as session:
+        shown = {document.text: document.columns for document in session.pool.documents}
+    with pytest.raises(SpecError, match=r"^columns: the first 100 rows of .* \(got 'year'\)$"):
+        file.write_text(
+            "".join(f'{{"id": "{n}", "text": "text {n}", "source": "a"}}\n' for n in range(5))
+        )
+        opened(spec, tmp_path / "other", columns=("source", "year"))
+    assert shown == {f"text {n}": {"source": f"s{n}", "year": str(n or "")} for n in range(5)}
+
+
 def test_where_shows_only_documents_that_the_condition_accepts(
     known: Known, tmp_path: Path
 ) -> None:
@@ -175,6 +196,20 @@ def test_where_shows_only_documents_that_the_condition_accepts(
         assert {line["shown"].chosen for line in labels(session, len(meant))} == {"where"}
         result = reviewed(session, options)
     assert (result.labels, result.by_label) == (len(meant), {"toxic": 0, "clean": len(meant)})
+
+
+@pytest.mark.parametrize(
+    "options", [{"task": "toxic", "where": "doc.source <> 'web'"}, {"order": "audit"}]
+)
+def test_columns_of_the_input_are_in_a_condition_and_beside_labelled_texts(
+    options: dict[str, Any], known: Known, tmp_path: Path
+) -> None:
+    own = ReviewOptions(str(tmp_path / "gold.jsonl"), columns=("source",), **options)
+    spec = known.spec(keep="toxic.p.toxic < 0.5")
+    with open_review(spec, own, cache_dir=tmp_path / "cache") as session:
+        shown = {int(each.doc_id): each.columns["source"] for each in session.pool.documents}
+    assert shown and all(source == known.sources[number] for number, source in shown.items())
+    assert ("web" in shown.values()) == ("where" not in options)
 
 
 @pytest.mark.parametrize(

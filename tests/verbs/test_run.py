@@ -17,7 +17,6 @@ from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions
 from pipeline.report.console import json_value
-from pipeline.report.drift import judged_run_json
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.plan import list_missing
 from pipeline.sources.shards import Shard
@@ -25,7 +24,7 @@ from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.gold import GoldSpec, PublishSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.evaluate import evaluate
-from pipeline.verbs.run import JudgedRun, judge
+from pipeline.verbs.run import RunResult, judge
 
 ANY_SHARES = USUAL_LIMITS.model_copy(update={"max_psi": 1e9})
 ANYTHING = USUAL_LIMITS.model_copy(update={"max_psi": 1e9, "max_flip_rate": 1})
@@ -71,19 +70,19 @@ def refuse(candidate: Contents) -> tuple[Decision, ...]:
 
 def test_the_first_scheduled_run_publishes(store: LocalStore, corpus: Corpus) -> None:
     ended = judge(done(store, corpus), None, USUAL_LIMITS)
-    assert ended.published and ended.comparison is None and current(store) == 1
+    assert ended.published and ended.diff is None and current(store) == 1
 
 
 def test_without_new_documents_no_snapshot_is_published(store: LocalStore, corpus: Corpus) -> None:
     first = judge(done(store, corpus), None, USUAL_LIMITS)
     again = judge(done(store, corpus), None, PublishSpec(max_psi=0, max_flip_rate=0))
-    assert again.outcome.snapshot == first.outcome.snapshot == current(store) == 1
-    assert not again.rejected
+    assert again.snapshot == first.snapshot == current(store) == 1
+    assert not again.reasons
 
 
 def test_a_failing_gate_rejects_the_first_snapshot(store: LocalStore, corpus: Corpus) -> None:
     ended = judge(done(store, corpus), refuse, ANYTHING)
-    assert ended.rejected == ("gate toxic.f1 >= 0.8 fails: the value is 0.5000",)
+    assert ended.reasons == ("gate toxic.f1 >= 0.8 fails: the value is 0.5000",)
     assert not list(store.list("snapshots/"))
 
 
@@ -107,7 +106,7 @@ def test_gold_scores_the_candidate_before_it_is_published(
         return evaluate(spec, options, cache_dir=tmp_path, candidate=contents).gates
 
     ended = judge(candidate, gate, ANYTHING)
-    assert [each.value for each in ended.decisions] == [1.0]
+    assert [each.value for each in ended.gates] == [1.0]
     assert ended.published == published
     assert current(store) == (2 if published else 1)
 
@@ -119,13 +118,13 @@ def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
     candidate = done(store, corpus, changed)
     ended = judge(candidate, None, ANY_SHARES)
-    (reason,) = ended.rejected
+    (reason,) = ended.reasons
     assert reason.startswith("the answers of topic flipped: ")
     assert current(store) == 1 and not ended.published
-    assert judge(candidate, None, ANY_SHARES).rejected == ended.rejected
-    written = json_value(judged_run_json(ended))
+    assert judge(candidate, None, ANY_SHARES).reasons == ended.reasons
+    written = json_value(ended)
     assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
-    assert judge(candidate, None, ANYTHING).outcome.snapshot == current(store) == 2
+    assert judge(candidate, None, ANYTHING).snapshot == current(store) == 2
 
 
 @pytest.mark.parametrize("failing, published", [(1, True), (2, False)])
@@ -142,7 +141,7 @@ def test_documents_that_newly_fail_reject_a_snapshot(
     ended = judge(done(store, corpus), None, ANYTHING)
     assert ended.published == published and current(store) == (2 if published else 1)
     if not published:
-        assert ended.rejected == tuple(
+        assert ended.reasons == tuple(
             f"6 rows of {task} had an answer and fail now: 6.67% of all is above 5.00%"
             for task in LABELS
         )
@@ -156,20 +155,20 @@ def test_a_model_without_answers_is_rejected(store: LocalStore, corpus: Corpus) 
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ended = judge(done(store, corpus), None, USUAL_LIMITS)
     assert current(store) == 1
-    assert [reason.partition(" of ")[0] for reason in ended.rejected] == ["87 rows"] * 2
+    assert [reason.partition(" of ")[0] for reason in ended.reasons] == ["87 rows"] * 2
 
 
 def test_a_drifted_corpus_is_rejected(store: LocalStore, corpus: Corpus) -> None:
     judge(done(store, corpus), None, USUAL_LIMITS)
     corpus.write(seed=3)
     ended = judge(done(store, corpus), None, PublishSpec(max_psi=0))
-    assert len(ended.rejected) == 2
-    assert all("shifted: PSI 0." in reason for reason in ended.rejected)
+    assert len(ended.reasons) == 2
+    assert all("shifted: PSI 0." in reason for reason in ended.reasons)
     assert current(store) == 1
 
 
 def test_an_incomplete_run_is_not_compared(store: LocalStore, corpus: Corpus) -> None:
     versions, shards = toy_fingerprints(), corpus.shards(store)
     commit_all(store, shards[:-1], versions)
-    ended: JudgedRun = judge(labelled(store, shards, versions), refuse, ANYTHING)
-    assert not ended.outcome.complete and not ended.published and not ended.rejected
+    ended: RunResult = judge(labelled(store, shards, versions), refuse, ANYTHING)
+    assert not ended.complete and not ended.published and not ended.reasons

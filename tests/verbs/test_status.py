@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import COMMANDS
+from finished import Corpus, finish, toy_fingerprints
 from hypothesis import given
 from hypothesis import strategies as st
 from s3fs import S3FileSystem
@@ -21,6 +22,7 @@ from toy_assay import main_of_toy
 
 from pipeline.cli import main
 from pipeline.spec.parse import load_spec
+from pipeline.stores.local import LocalStore
 from pipeline.stores.s3 import _SingleTry
 from pipeline.verbs.status import (
     SHORTEST_S,
@@ -80,6 +82,29 @@ def test_after_a_run_each_document_is_done_or_failed(
     corpus.write_text("\n".join([corpus.read_text().replace("Text 3.", "Edited."), *new]))
     grown = status_of(spec_file, capsys)
     assert grown["documents"] == DOCS + 5 and grown["to_read"] == 6
+    for words in (["status"], ["run", "--dry-run"]):
+        assert main([words[0], str(spec_file), *words[1:]]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "to read at most 6;" in shown or "read by the model at most 6 documents;" in shown
+
+
+def test_each_snapshot_is_listed_with_what_changed(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = load_spec(str(spec_file))
+    store, corpus = LocalStore(Path(spec.output)), Corpus(tmp_path / "in", tmp_path / "cache")
+    corpus.write()
+    first, second = toy_fingerprints("1"), toy_fingerprints("2")
+    finish(store, corpus.shards(store), first, name=spec.name)
+    corpus.write_file(1, seed=5)
+    finish(store, corpus.shards(store), {**first, "topic": second["topic"]}, name=spec.name)
+    capsys.readouterr()
+    assert main(["status", str(spec_file), "--snapshots", "--json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)["snapshots"]
+    assert one["changed"] == {"toxic": ["new"], "topic": ["new"]} and one["new_shards"] > 1
+    assert [*two["changed"]] == ["topic"] and two["new_shards"] == two["removed_shards"] > 0
+    assert main(["status", str(spec_file), "--snapshots"]) == 0
+    assert "topic: new; toxic: new; input: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_deleted_of_one_task_is_missing_in_that_task(

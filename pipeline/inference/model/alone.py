@@ -1,7 +1,7 @@
 """Forwards of independent prompts by the family's own code, with which the tree is compared.
 
-Entry points: `PromptAlone`, `forward_alone` and `states_alone`. They are run inside a block of
-`plain_attention`.
+Entry points: `PromptAlone`, `forward_alone`, `states_alone` and `greedy_alone`. They are run inside
+a block of `plain_attention`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from pipeline.inference.images import ImageDocument
 from pipeline.inference.model.loaded import LoadedModel
@@ -69,3 +70,25 @@ def states_alone(model: LoadedModel, prompt: PromptAlone) -> list[Tensor]:  # [t
             hooks.callback(handle.remove)
         output = forward_alone(model, prompt)
     return [*entering, output.last_hidden_state[0]]
+
+
+@torch.inference_mode()
+def greedy_alone(
+    model: LoadedModel, prompt: PromptAlone, *, most: int
+) -> list[tuple[int, float]]:  # at most `most`
+    """The likeliest next tokens, one after the other, each with its probability."""
+    network: Any = model.network
+    own = network.generation_config
+    config = GenerationConfig(
+        max_new_tokens=most,
+        do_sample=False,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=own.pad_token_id or 0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    inputs = prompt.inputs(model)
+    chosen = network.generate(**inputs, generation_config=config)
+    p = (logits[0].float().softmax(-1) for logits in chosen.logits)
+    tokens = chosen.sequences[0, -len(chosen.logits) :].tolist()
+    return [(token, float(of_all[token])) for token, of_all in zip(tokens, p, strict=True)]

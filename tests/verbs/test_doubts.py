@@ -14,16 +14,24 @@ from reports import printed
 from pipeline.evaluation.metrics import score
 from pipeline.gold.answers import RowCounts
 from pipeline.ledger.counts import Counts
-from pipeline.report.doubts import (
+from pipeline.report.run import show_run
+from pipeline.runtime.outcome import Tally
+from pipeline.verbs.check import AnswerFacts
+from pipeline.verbs.doubts import (
     LEAST_DOCUMENTS,
     check_doubts,
     evaluation_doubts,
     label_doubts,
 )
+<<<<<<< HEAD:tests/verbs/test_doubts.py
+from pipeline.verbs.evaluate import RowCounts, TaskEvaluation
+from pipeline.verbs.run import RunResult
+=======
 from pipeline.report.run import show_summary, summary_json
 from pipeline.runtime.outcome import Tally
 from pipeline.verbs.check import AnswerFacts
 from pipeline.verbs.evaluate import TaskEvaluation
+>>>>>>> 191229f47db3791b84d271f41c60d56c276ab3a4:tests/report/test_doubts.py
 
 
 @pytest.mark.parametrize(
@@ -49,8 +57,9 @@ def test_a_run_prints_the_doubt_after_its_summary() -> None:
     tally = Tally(n=Counts({**dict.fromkeys(keys, 60), ("label_ms", "1"): 1_000}))
     outcome = toy_outcome(tally, rows=60)
     line = "warning: t: 60 of 60 documents have the label '[b]'."
-    assert line in printed(show_summary, outcome)
-    assert list(summary_json(outcome).warnings) == list(label_doubts(tally.n.labels))
+    result = RunResult.of(outcome)
+    assert line in printed(show_run, result)
+    assert list(result.warnings) == list(label_doubts(tally.n.labels))
 
 
 def evaluated(p_of_truth: float) -> TaskEvaluation:
@@ -109,20 +118,21 @@ def test_where_nothing_is_judged_the_next_step_is_named() -> None:
 @pytest.mark.parametrize(
     ("facts", "lines"),
     [
-        (AnswerFacts({}, 0.8, 0.3), []),
-        (AnswerFacts({}, None, None), []),
-        (AnswerFacts({}, np.nan, np.nan), []),
-        (AnswerFacts({"sports": " s"}, 0.8, 0.3), ["t: labels are scored by the first letters of"]),
-        (AnswerFacts({}, 0.009, 0.3), ["t: mass is at most 0.009: "]),
-        (AnswerFacts({}, 0.8, 0.049), ["t: the answers hardly depend on the document: "]),
+        (AnswerFacts({}, 20, 0.8, 0.3), []),
+        (AnswerFacts({}, 0, None, None), []),
+        (AnswerFacts({}, 20, np.nan, np.nan), []),
+        (AnswerFacts({"a": " s"}, 4, 0.8, 0.3), ["t: labels are scored by the first letters of"]),
+        (AnswerFacts({}, 4, 0.009, 0.3), ["t: mass is at most 0.009: "]),
+        (AnswerFacts({}, 20, 0.8, 0.049), ["t: the answers hardly depend on the document: of 20"]),
+        (AnswerFacts({}, 4, 0.8, 0.0), []),  # four documents may be of one kind
         (
-            AnswerFacts({"a": "x"}, 0.0, 0.0),
+            AnswerFacts({"a": "x"}, 20, 0.0, 0.0),
             ["t: labels are", "t: mass is", "t: the answers hardly"],
         ),
     ],
 )
 def test_a_check_names_answers_that_say_little(facts: AnswerFacts, lines: list[str]) -> None:
-    answers = {"good": AnswerFacts({}, 0.9, 0.5), "t": facts}
+    answers = {"good": AnswerFacts({}, 20, 0.9, 0.5), "t": facts}
     findings: Any = SimpleNamespace(answers=answers, repeated_ids=0, ids_read=9)
     found = list(check_doubts(findings))
     assert [line[: len(start)] for line, start in zip(found, lines, strict=True)] == lines

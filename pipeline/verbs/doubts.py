@@ -8,6 +8,7 @@ report, and `check_doubts`, for the answers to the few documents of a check.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pipeline.gold.fitted_texts import LEAST_ROWS
@@ -26,8 +27,10 @@ LEAST_DOCUMENTS = 50
 CONSTANT_SHARE = 0.99
 # Below it the model would nearly always say something else, and p compares rare tokens.
 LEAST_MASS = 0.01
-# Total variation: a document moves no answer by more than five points.
+# Total variation: a document moves no answer by more than five points. A few documents of one kind
+# may do so by accident.
 LEAST_DISTANCE = 0.05
+LEAST_CHECKED = 10
 
 
 def label_doubts(
@@ -101,8 +104,11 @@ def report_doubts(report: CorpusReport) -> Iterator[str]:
     if quality is not None:
         yield from shared_doubts(quality.tasks.values())
     if report.drift is not None:
-        before = f"since {report.drift.before}"
-        yield from (f"{before}, {reason}" for reason in exceeded(report.drift, USUAL_LIMITS))
+        # — another question or model has other answers: that is no drift
+        of_tasks = report.drift.tasks.items()
+        same = {task: change for task, change in of_tasks if change.before.fp == change.after.fp}
+        drift, before = replace(report.drift, tasks=same), f"since {report.drift.before}"
+        yield from (f"{before}, {reason}" for reason in exceeded(drift, USUAL_LIMITS))
 
 
 def _nothing_judged(task: TaskEvaluation) -> str:
@@ -151,9 +157,11 @@ def check_doubts(findings: Findings) -> Iterator[str]:
                 "something else. Let the question name its answers, or write the texts that the "
                 "model would say (labels: {name: [text, ...]})"
             )
-        if facts.distance is not None and facts.distance < LEAST_DISTANCE:
+        is_small = facts.distance is not None and facts.distance < LEAST_DISTANCE
+        if is_small and facts.documents >= LEAST_CHECKED:
             yield (
-                f"{task}: the answers hardly depend on the document: they differ by at most "
-                f"{facts.distance:.3f} from those for a document without content. Reword the "
-                "question, train a readout (assay fit), or use a larger model"
+                f"{task}: the answers hardly depend on the document: of {facts.documents} "
+                f"documents, they differ by at most {facts.distance:.3f} from those for a document "
+                "without content. Reword the question, train a readout (assay fit), or use a "
+                "larger model"
             )

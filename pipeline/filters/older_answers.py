@@ -1,0 +1,88 @@
+"""What answered a snapshot, and what the spec has changed since. Entry point: `older_answers`."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipeline.errors import AssayError, StorageError, one_line
+from pipeline.hashes import parse_json
+from pipeline.ledger.cells import stored_version
+from pipeline.ledger.label_files import METADATA_PREFIX
+from pipeline.ledger.snapshots import Contents
+from pipeline.runtime.job import job_of_output
+from pipeline.runtime.weights import ModelFiles, locate
+from pipeline.spec.model import NO_MODEL, ModelSpec
+from pipeline.spec.schema import JobSpec
+from pipeline.stores.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+def what_answered(store: Store, contents: Contents, task: str) -> dict[str, Any]:
+    """The JSON values in the metadata of the task's first label file; {} without any document.
+
+    `model` and `models` have the hashes of the weights, `models` by the name of each model; `spec`
+    is the content of the fingerprint, and `versions` are those of the packages.
+    """
+    for shard in islice(contents.shards, 1):
+        stored = pq.read_schema(io.BytesIO(store.read(shard.labels[task].key))).metadata or {}
+        names = ("model", "models", "spec", "versions")
+        keys = {name: f"{METADATA_PREFIX}{name}".encode() for name in names}
+        return {name: parse_json(stored[key]) for name, key in keys.items() if key in stored}
+    return {}
+
+
+def warn_of_older_answers(spec: JobSpec, store: Store, contents: Contents, cache_dir: Path) -> None:
+    """Logs each line of `older_answers`."""
+    for line in older_answers(spec, store, contents, cache_dir):
+        logger.warning("warning: %s", line)
+
+
+def older_answers(
+    spec: JobSpec, store: Store, contents: Contents, cache_dir: Path
+) -> Iterator[str]:
+    """A line for each task whose answers are of another wording or model than the spec's now.
+
+    No model is fetched: one that is not a local file is compared by its name.
+    """
+    if not contents.shards:
+        return
+    models: dict[str, dict[str, Any]] = {name: {} for name in contents.tasks}
+    with suppress(StorageError):  # who reads the file names it
+        for name in contents.tasks:
+            models[name] = what_answered(store, contents, name).get("models", {})
+    hashes = {name: of_model for of_task in models.values() for name, of_model in of_task.items()}
+    try:
+        job = job_of_output(spec, store, cache_dir, locate=partial(_located, hashes=hashes))
+    except AssayError as error:
+        yield f"the answers cannot be compared with the spec as it is: {one_line(error)}"
+        return
+    for task, own in contents.tasks.items():
+        stored = stored_version(store, task, own.fp)
+        if job.fp[task] in (own.fp, stored.of_all.id):
+            continue
+        changed = job.fingerprints[task].changes(stored)
+        by = f" of {', '.join(models[task])}" if models[task] else ""
+        yield (
+            f"{task}: these are answers{by} to an older wording of the spec, which differs in "
+            f"{', '.join(changed)}. Run again (assay run) to have answers to the spec as it is"
+        )
+
+
+def _located(
+    model: ModelSpec, cache_dir: Path, *, hashes: Mapping[str, Mapping[str, str]]
+) -> ModelFiles:
+    """The files of a local model; of another one those with which it answered, if it did."""
+    if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
+        return locate(model, cache_dir)
+    return ModelFiles("none", model.path, model.revision, hashes.get(model.name, {}), 0)
