@@ -55,8 +55,9 @@ def _keys(task: TaskFit, spec_file: str) -> Iterator[str]:
     near = os.path.relpath(path, os.path.dirname(spec_file) or ".")
     if "://" not in path and not (os.path.isabs(path) and near.startswith(os.pardir)):
         path = near
-    keys = {"question": None} if task.kind == "document" else {}
-    lines = yaml.safe_dump({**keys, "readout": path}, sort_keys=False, width=10_000)
+    keys: dict[str, str | None] = {"question": None} if task.kind == "document" else {}
+    keys["readout"] = path
+    lines = yaml.safe_dump(keys, sort_keys=False, width=10_000)
     yield from (f"    {line}" for line in lines.splitlines())
 
 
