@@ -23,15 +23,8 @@ from pipeline.verbs.doubts import (
     evaluation_doubts,
     label_doubts,
 )
-<<<<<<< HEAD:tests/verbs/test_doubts.py
-from pipeline.verbs.evaluate import RowCounts, TaskEvaluation
-from pipeline.verbs.run import RunResult
-=======
-from pipeline.report.run import show_summary, summary_json
-from pipeline.runtime.outcome import Tally
-from pipeline.verbs.check import AnswerFacts
 from pipeline.verbs.evaluate import TaskEvaluation
->>>>>>> 191229f47db3791b84d271f41c60d56c276ab3a4:tests/report/test_doubts.py
+from pipeline.verbs.run import RunResult
 
 
 @pytest.mark.parametrize(
