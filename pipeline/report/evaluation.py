@@ -12,8 +12,9 @@ from pipeline.gold.fitted_texts import LEAST_ROWS
 from pipeline.report.audit import filter_facts, filter_grid
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.spec.labels import YES, task_of
+from pipeline.verbs.against import Against
 from pipeline.verbs.doubts import shared_doubts
-from pipeline.verbs.evaluate import Against, Cut, Evaluation, LabelIssue, TaskEvaluation
+from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
 SHOWN_ISSUES = 10
 FITTED_BY = "the readout or the cascade"
