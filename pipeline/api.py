@@ -6,6 +6,7 @@ Entry points: `run`, `fit`, `evaluate`, `filter`.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -106,8 +107,10 @@ def fit(
     """
     from pipeline.verbs.fit import fit_readouts
 
+    cache = cache_dir or default_cache_dir()
+    folder = os.path.dirname(spec) if isinstance(spec, str | Path) else ""
     with _opened(spec) as job, fit_progress(sys.stderr) as show:
-        return fit_readouts(job, options, cache_dir=cache_dir or default_cache_dir(), announce=show)
+        return fit_readouts(job, options, cache_dir=cache, folder=folder, announce=show)
 
 
 def evaluate(
@@ -127,7 +130,7 @@ def evaluate(
         For each task the figures with their intervals, and which gates passed.
 
     Raises:
-        SpecError: The gold labels, the options or the spec are wrong, or nothing can be judged.
+        SpecError: The gold labels, the options or the spec are wrong.
         StorageError: The output or the gold labels cannot be read.
 
     Examples:

@@ -15,6 +15,8 @@ from pipeline.errors import (
     SpecError,
     option_error,
     require_positive,
+    require_share,
+    require_up_to,
 )
 
 OnError = Literal["fail", "keep", "drop"]
@@ -92,6 +94,10 @@ class EvalOptions(GoldOptions):
     """Find for each label the threshold that reaches this recall, from 0 to 1."""
     resamples: int = RESAMPLES
     """Number of bootstrap resamples for the confidence intervals."""
+
+    def __post_init__(self) -> None:
+        require_share(self, "precision", "recall")
+        require_up_to(self, MOST_RESAMPLES, "resamples", least=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,15 +131,6 @@ def _is_number(value: str) -> bool:
     return False
 
 
-def _scored_task(
-    rows: GoldRows, task: TaskSpec, score: ScoreColumn, keys: Sequence[str]
-) -> GoldTask:
-    labels = tuple(task.labels)
-    soft = _read_targets(rows, score, labels, keys)
-    truth: NDArray[np.int64] = np.where(np.isnan(soft[:, 0]), UNLABELLED, soft.argmax(axis=1))
-    return GoldTask(labels, truth, soft, scored=score.label)
-
-
 def _label_names(task: TaskSpec, meanings: Meanings) -> dict[str, int]:
     """Gold value -> index of its label."""
     names = {label: index for index, label in enumerate(task.labels)}
@@ -216,21 +207,20 @@ def teacher_tasks(
     return {task.name: _soft_task(tuple(task.labels), soft)}
 
 
-def _soft_task(labels: tuple[str, ...], soft: NDArray[np.float64]) -> GoldTask:
+def _soft_task(
+    labels: tuple[str, ...], soft: NDArray[np.float64], scored: str | None = None
+) -> GoldTask:
     """Targets [rows, labels], of which the likeliest label is the gold label."""
     unanswered = np.asarray(np.isnan(soft).any(axis=1))
     targets = np.where(unanswered.reshape(-1, 1), np.nan, soft)
     truth: NDArray[np.int64] = np.where(unanswered, UNLABELLED, soft.argmax(axis=1))
-    return GoldTask(labels, truth, targets)
+    return GoldTask(labels, truth, targets, scored)
 
 
-def _read_targets(
-    rows: GoldRows,
-    score: ScoreColumn,
-    labels: Sequence[str],  # the task's two
-    keys: Sequence[str],  # [rows]: the documents of the rows
-) -> NDArray[np.float64]:  # [rows, labels]
-    """The soft targets of the rows: the mean score of a row's document, NaN for one without scores.
+def _scored_task(
+    rows: GoldRows, task: TaskSpec, score: ScoreColumn, keys: Sequence[str]
+) -> GoldTask:
+    """The mean score of each row's document as a soft target, NaN for one without scores.
 
     SpecError for a value that is not a number from 0 to 1.
     """
@@ -246,9 +236,9 @@ def _read_targets(
         fix += "one, or leave the value empty if the row has none"
         value = rows.columns[score.column][wrong[0]]
         raise SpecError([Problem(rows.place(wrong[0], score.column), fix, value)])
-    means = _means(scores, keys)
-    targets = np.stack([means, 1 - means], axis=1)
-    return targets if score.label == labels[0] else targets[:, ::-1]
+    means, labels = _means(scores, keys), tuple(task.labels)
+    of_label = [means, 1 - means] if score.label == labels[0] else [1 - means, means]
+    return _soft_task(labels, np.stack(of_label, axis=1), score.label)
 
 
 def _means(scores: NDArray[np.float64], keys: Sequence[str]) -> NDArray[np.float64]:  # [rows] each

@@ -23,7 +23,6 @@ WIDE_LABELS = 12  # a confusion matrix of more labels is too wide to be read
 GIVERS = {
     "people": "labels that people gave",
     "chosen": "labels that people gave to documents of a review, not chosen at random",
-    "sample": "labels that people gave to a random sample of the corpus",
     "scores": "scores of another classifier",
     "teacher": "answers of another model",
 }

@@ -11,7 +11,7 @@ import yaml
 from pipeline.report.console import Grid, Part, interval, number, printed, warnings
 from pipeline.spec.labels import NO, YES, task_of
 from pipeline.verbs.cascade import ChosenThresholds
-from pipeline.verbs.fit import Fit, TaskFit
+from pipeline.verbs.fit import Fit, PositionFit, TaskFit
 
 _UNDECIDED = (
     "no stage before the last decides anything: the scores are too close to each other, or the "
@@ -22,6 +22,7 @@ _AT = {
     ("document", "mean"): "document, mean of its tokens",
     ("question", "last"): "after the question",
 }
+_COLUMNS = ("state", "layer", "loss (cross-entropy)", "AUROC", "accuracy")
 
 
 @printed
@@ -54,8 +55,9 @@ def _keys(task: TaskFit, spec_file: str) -> Iterator[str]:
     near = os.path.relpath(path, os.path.dirname(spec_file) or ".")
     if "://" not in path and not (os.path.isabs(path) and near.startswith(os.pardir)):
         path = near
-    keys = {"question": None} if task.kind == "document" else {}
-    lines = yaml.safe_dump({**keys, "readout": path}, sort_keys=False, width=10_000)
+    keys: dict[str, str | None] = {"question": None} if task.kind == "document" else {}
+    keys["readout"] = path
+    lines = yaml.safe_dump(keys, sort_keys=False, width=10_000)
     yield from (f"    {line}" for line in lines.splitlines())
 
 
@@ -73,18 +75,15 @@ def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
 def _positions(task: TaskFit) -> Grid:
     """Where the state can be taken; the first is that of the readout."""
     ordered = sorted(task.positions, key=lambda at: at.position != task.kind)
-    rows = [
-        (
-            f"{'→ ' * (at.position == task.kind)}{_AT[at.position, at.pooling]}",
-            str(at.layer),
-            interval(at.loss),
-            interval(at.scores["auroc"]),
-            interval(at.scores["accuracy"]),
-        )
-        for at in ordered
-    ]
-    names = ("state", "layer", "loss (cross-entropy)", "AUROC", "accuracy")
-    return Grid(f"{task.task}: where the readout takes the state", names, rows)
+    rows = [_cells(task, at) for at in ordered]
+    return Grid(f"{task.task}: where the readout takes the state", _COLUMNS, rows)
+
+
+def _cells(task: TaskFit, at: PositionFit) -> tuple[str, ...]:
+    """The figures of _COLUMNS."""
+    figures = (at.loss, at.scores["auroc"], at.scores["accuracy"])
+    chosen = "→ " * (at.position == task.kind)
+    return f"{chosen}{_AT[at.position, at.pooling]}", str(at.layer), *map(interval, figures)
 
 
 def _layers(task: TaskFit) -> Grid:
@@ -105,20 +104,11 @@ def _layers(task: TaskFit) -> Grid:
 def _labels(name: str, labels: Sequence[TaskFit]) -> Grid:
     """The readouts of a task of kind `multi`: a row for each label and position."""
     rows = [
-        (
-            of.task.partition(".")[2],
-            f"{'→ ' * (at.position == of.kind)}{_AT[at.position, at.pooling]}",
-            str(at.layer),
-            interval(at.loss),
-            interval(at.scores["auroc"]),
-            interval(at.scores["accuracy"]),
-            f"{of.labels[YES]:,}",
-            f"{of.labels[NO]:,}",
-        )
+        (of.task.partition(".")[2], *_cells(of, at), f"{of.labels[YES]:,}", f"{of.labels[NO]:,}")
         for of in labels
         for at in of.positions
     ]
-    names = ("label", "state", "layer", "loss", "AUROC", "accuracy", "yes", "no")
+    names = ("label", *_COLUMNS, "yes", "no")
     return Grid(f"{name}: a readout for each label, yes or no", names, rows, texts=2)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pipeline.filters.inputs import INPUT
@@ -25,7 +24,8 @@ def show_examples(examples: Examples) -> Iterator[Part]:
     answers = {f.name for f in examples.rows.schema if f.type.num_fields} - {INPUT}
     tasks = [name for name in examples.rows.schema.names if name in answers]
     unsaid: dict[str, None] = {}  # once, in their order
-    for row, said in zip_longest(examples.rows.to_pylist(), examples.why, fillvalue=()):
+    rows = examples.rows.to_pylist()
+    for row, said in zip(rows, examples.why or ((),) * len(rows), strict=True):
         text = " ".join((row[TEXT_COLUMN] or "").split()) or f"({row['status']})"
         yield f"{truncate(row['doc_id'], ID_CHARS)}  {truncate(text, TEXT_CHARS)}"
         columns = [f"{name} {value or '-'}" for name, value in row.get(INPUT, {}).items()]

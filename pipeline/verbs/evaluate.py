@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from pydantic import computed_field
 
-from pipeline.errors import Option, Problem, SpecError, option_error
+from pipeline.errors import option_error
 from pipeline.evaluation.gates import Decision, Gate, decide, parse_gate
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import LabelRows, Scores, means_over_labels, score
@@ -29,7 +29,7 @@ from pipeline.gold.fitted_texts import LEAST_ROWS, cross_validated
 from pipeline.gold.labels import RANDOM, Gold, GoldCounts, Kind, read_gold
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, last_contents
-from pipeline.options import MOST_RESAMPLES, EvalOptions
+from pipeline.options import EvalOptions
 from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -146,7 +146,6 @@ def evaluate(
     are decided. With `options.against`, the answers of another spec to the same rows are compared.
     SpecError if an option, a gate or the gold is wrong, or if there is no such snapshot.
     """
-    _check_options(options)
     source = options.gold or spec.gold.path
     if candidate is None and source and (audit := read_audit(source, spec)) is not None:
         if options.against:
@@ -169,7 +168,7 @@ def evaluate(
     }
     judged = {name: of.judged for name, of in tasks.items() if of.judged is not None}
     multi = {
-        task.name: _means_over_labels(task, tasks, gold, answers, options)
+        task.name: _means_over_labels(task, judged, options)
         for task in spec.tasks
         if task.kind == "multi" and any(part.name in gold.tasks for part in task.parts)
     }
@@ -243,20 +242,6 @@ def _is_asked(gate: Gate, options: EvalOptions) -> bool:
     return not options.tasks or task_of(gate.task) in map(task_of, options.tasks)
 
 
-def _check_options(options: EvalOptions) -> None:
-    shares = {"precision": options.precision, "recall": options.recall}
-    problems = [
-        Problem(Option(name), "write a share above 0, up to 1", share)
-        for name, share in shares.items()
-        if share is not None and not 0 < share <= 1
-    ]
-    if not 1 <= options.resamples <= MOST_RESAMPLES:
-        fix = f"write a whole number from 1 to {MOST_RESAMPLES}"
-        problems.append(Problem(Option("resamples"), fix, options.resamples))
-    if problems:
-        raise SpecError(problems)
-
-
 def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:
     """The tasks without gold, and of others the labels of kind `multi` without it."""
     for task in spec.tasks:
@@ -265,20 +250,15 @@ def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:
 
 
 def _means_over_labels(
-    task: TaskSpec,
-    parts: Mapping[str, TaskEvaluation],
-    gold: Gold,
-    answers: GoldAnswers,
-    options: EvalOptions,
+    task: TaskSpec, judged: Mapping[str, JudgedRows], options: EvalOptions
 ) -> Mapping[str, Figure]:
     """The figures of all labels of the task that are judged."""
-    own = [parts[part.name].judged for part in task.parts if part.name in parts]
-    judged = [rows for rows in own if rows is not None]
-    if not judged:
+    own = [judged[part.name] for part in task.parts if part.name in judged]
+    if not own:
         return {}
-    rows = np.unique(np.concatenate([of_label.gold_rows for of_label in judged]))
+    rows = np.unique(np.concatenate([of_label.gold_rows for of_label in own]))
     return means_over_labels(
-        [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in judged],
+        [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in own],
         len(rows),
         resamples=options.resamples,
     )

@@ -21,7 +21,6 @@ from sklearn.preprocessing import StandardScaler
 from pipeline.cli import main
 from pipeline.evaluation.readout_fitting import GoldStates
 from pipeline.fitted.readout import parse_readout
-from pipeline.gold.labels import read_gold
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
@@ -31,7 +30,6 @@ from pipeline.spec.parse import load_spec
 from pipeline.spec.prompts import prompt_text
 from pipeline.verbs import gold_states
 from pipeline.verbs.fit import _agreement, readout_path
-from pipeline.verbs.gold_states import chosen_layers
 
 SOURCE = np.random.default_rng(0)
 TEXTS = ["".join(SOURCE.choice(list("abcdef" if n % 3 else "uvwxyz"), 12)) for n in range(45)]
@@ -343,12 +341,6 @@ def test_a_readout_is_replaced_only_with_overwrite(
     assert main([*command, "--hold-out", "0.1", "--overwrite"]) == 0 and file.read_bytes() != first
 
 
-def test_layers_are_spread_over_the_decoder() -> None:
-    assert chosen_layers(None, 30) == (8, 12, 16, 21, 26, 30)
-    assert chosen_layers(None, 2) == (1, 2)
-    assert chosen_layers("all", 3) == (1, 2, 3) and chosen_layers("3, 1", 3) == (1, 3)
-
-
 def test_the_path_of_a_readout_is_that_of_to_or_that_of_the_spec() -> None:
     path = partial(readout_path, "a", usual="folder/readouts")
     assert path(named=None, to=None) == "folder/readouts/a.safetensors"
@@ -375,27 +367,6 @@ def test_a_document_with_nan_states_is_left_out_and_counted(
     [result] = report["tasks"]
     assert sum(result["labels"].values()) == len(TEXTS) - 1
     assert np.isfinite(result["scores"]["auroc"]["value"])
-
-
-def test_texts_with_equal_tokens_after_truncation_share_a_fold(
-    spec_file: Path, tmp_path: Path
-) -> None:
-    spec = load_spec(spec_file)
-    gold = tmp_path / "long.jsonl"
-    texts = [f"{'the same header ' * 10}{n}" for n in range(6)] + ["short a", "short b"]
-    gold.write_text("".join(json.dumps({"text": t, "asked": "toxic"}) + "\n" for t in texts))
-    job = make_job(
-        spec.model_copy(
-            update={"tasks": tuple(t.model_copy(update={"readout": None}) for t in spec.tasks[1:])}
-        ),
-        place(spec.model, this_machine()),
-        tmp_path / "cache",
-    )
-    gold_rows = read_gold(str(gold), spec)
-    result = gold_states.read_gold_states(
-        job, gold_rows, ["asked"], layers="1", announce=lambda _: lambda _: None
-    )
-    assert [len(np.unique(result.groups)), len(np.unique(result.groups[:6]))] == [3, 1]
 
 
 def test_only_gold_rows_with_a_label_are_read(

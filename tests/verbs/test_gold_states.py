@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -14,8 +15,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import SpecError
 from pipeline.evaluation.readout_fitting import GoldStates, choose
+from pipeline.gold.labels import read_gold
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
-from pipeline.verbs.gold_states import document_states
+from pipeline.runtime.job import make_job
+from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.parse import load_spec
+from pipeline.verbs.gold_states import chosen_layers, document_states, read_gold_states
 
 PREFIX = [5, 9, 2]
 SUFFIXES = [[11, 12], [11, 12, 13, 14, 15, 16, 17], [20]]
@@ -98,3 +103,26 @@ def test_states_of_many_rows_and_tasks_are_read_and_fitted_without_all_of_them_i
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: disk)
     with pytest.raises(SpecError, match=r"layers: the states of 600 documents after 2 layers"):
         document_states(model, [], questions, documents, folder=tmp_path, **options)
+
+
+def test_layers_are_spread_over_the_decoder() -> None:
+    assert chosen_layers(None, 30) == (8, 12, 16, 21, 26, 30)
+    assert chosen_layers(None, 2) == (1, 2)
+    assert chosen_layers("all", 3) == (1, 2, 3) and chosen_layers("3, 1", 3) == (1, 3)
+
+
+def test_texts_with_equal_tokens_after_truncation_share_a_fold(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    task = {"name": "asked", "question": "Rude?", "labels": {"toxic": ["y"], "clean": ["n"]}}
+    spec = load_spec(write_spec(documents={"max_tokens": 64}, tasks=[task]))
+    gold = tmp_path / "long.jsonl"
+    texts = [f"{'the same header ' * 10}{n}" for n in range(6)] + ["short a", "short b"]
+    gold.write_text("".join(json.dumps({"text": t, "asked": "toxic"}) + "\n" for t in texts))
+    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    announce = lambda _: lambda _: None  # noqa: E731
+    result = read_gold_states(
+        job, read_gold(str(gold), spec), ["asked"], layers="1", announce=announce
+    )
+    assert [len(np.unique(result.groups)), len(np.unique(result.groups[:6]))] == [3, 1]
+    assert result.positions == {"asked": {"document": (1, 2), "question": (0,)}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,8 +78,8 @@ def greedy_alone(
 ) -> list[tuple[int, float]]:  # at most `most`
     """The likeliest next tokens, one after the other, each with its probability."""
     network: Any = model.network
-    own = network.generation_config
-    config = GenerationConfig(
+    own, make_config = network.generation_config, cast(Any, GenerationConfig)
+    config = make_config(
         max_new_tokens=most,
         do_sample=False,
         eos_token_id=own.eos_token_id,
