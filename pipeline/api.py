@@ -165,7 +165,7 @@ def filter(
 
     Examples:
         >>> filter("my.yaml", options=FilterOptions(dry_run=True)).documents
-        8
+        10
     """
     from pipeline.filters.run import filter_corpus, preview
 

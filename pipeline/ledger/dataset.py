@@ -52,7 +52,7 @@ def open_labels(
     Examples:
         >>> labels = open_labels("out/my_corpus", tasks=["toxic"])
         >>> duckdb.sql("select count(toxic.label) from labels").fetchall()
-        [(8,)]
+        [(10,)]
     """
     store = open_store(str(output), dict(storage_options or {}))
     shown = contents(store, snapshot)
@@ -142,7 +142,7 @@ class LabelDataset:
         Examples:
             >>> labels = open_labels("out/my_corpus")
             >>> labels.to_pandas(["doc_id", "toxic"]).groupby("toxic").toxic_margin.count().sum()
-            np.int64(8)
+            np.int64(10)
         """
         _require("pandas")
         return self._flat(columns, filter).to_pandas()
@@ -168,7 +168,7 @@ class LabelDataset:
         Examples:
             >>> labels = open_labels("out/my_corpus")
             >>> labels.to_polars(["doc_id", "toxic"]).height
-            8
+            10
         """
         frame: polars.DataFrame = _require("polars").from_arrow(self._flat(columns, filter))
         return frame

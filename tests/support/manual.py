@@ -132,8 +132,8 @@ def manual_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     spec["tasks"].append(TOPIC)
     spec["filter"] = {"keep": "toxic.p.toxic < 0.5", "on_error": "drop"}
     (made / "my.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-    rows = [{"doc": f"d{n}", "text": f"This is text {n}. " * (1 + n % 3)} for n in range(8)]
-    labels = [("clean", "toxic")[n % 2] for n in range(8)]
+    rows = [{"doc": f"d{n}", "text": f"This is text {n}. " * (1 + n % 3)} for n in range(10)]
+    labels = [("clean", "toxic")[n % 2] for n in range(10)]
     gold = [f'{{"doc": "d{n}", "toxic": "{label}"}}\n' for n, label in enumerate(labels)]
     (made / "gold.jsonl").write_text("".join(gold))
     (made / "data" / "de").mkdir(parents=True)
