@@ -88,8 +88,8 @@ def read_gold_states(
     tasks = [task for task in job.spec.tasks if task.name in names]
     # — as tasks with a readout, which needs no label tokens; the last one asks nothing
     fitted = {"labels": {}, "readout": "of this fit"}
-    bare = [task.model_copy(update=fitted) for task in tasks if task.question is not None]
-    bare.append(tasks[0].model_copy(update={**fitted, "name": "", "question": None}))
+    asked = [task.model_copy(update=fitted) for task in tasks if task.question is not None]
+    bare = [*asked, tasks[0].model_copy(update={**fitted, "name": "", "question": None})]
     [own] = job.readers
     folder, tokenizer, prompt = reader_prompt(own, bare)
     reader = DocumentReader.of(own, folder, tokenizer)
