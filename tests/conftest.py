@@ -35,6 +35,10 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # As in a Ray that assay starts: the thread that counts leaves sockets open.
 os.environ.setdefault("RAY_DATA_USAGE_DISABLED", "1")
 
+# The line editor that pytest imports tells its child processes the size of a terminal.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 # Laws: the same few examples in every run of `make test`, many random ones in `make test-slow`.
 settings.register_profile("few", max_examples=20, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=1_000, deadline=None)

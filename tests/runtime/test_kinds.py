@@ -261,11 +261,13 @@ def test_a_diff_counts_documents_by_label_and_sets_of_labels(
     change = json.loads(capsys.readouterr().out)["tasks"]["topic"]
     pairs = [(before[name]["labels"], after[name]["labels"]) for name in before]
     pairs = [(x, y) for x, y in pairs if x is not None]
-    assert change["answered"] == [30, 30] == [len(pairs)] * 2
-    for number, label in enumerate(LABELS):
-        assert change["before"][number] == sum(label in x for x, _ in pairs)
-        assert change["gained"][number] == sum(label in y and label not in x for x, y in pairs)
-        assert change["lost"][number] == sum(label in x and label not in y for x, y in pairs)
+    assert change["before"]["rows"] == change["after"]["rows"] == 30 == len(pairs)
+    moves = {(move["before"], move["after"]): move["texts"] for move in change["moves"]}
+    for label in LABELS:
+        assert change["before"]["labels"][label] == sum(label in x for x, _ in pairs)
+        gained = sum(label in y and label not in x for x, y in pairs)
+        lost = sum(label in x and label not in y for x, y in pairs)
+        assert (moves.get((None, label), 0), moves.get((label, None), 0)) == (gained, lost)
     flipped = sum(x != y for x, y in pairs)
     assert change["flip_rate"] == pytest.approx(flipped / 30) and flipped
     assert main(["diff", str(plain.spec_file), "1", "2"]) == 0
