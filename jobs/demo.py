@@ -94,7 +94,7 @@ def show(spec: JobSpec, evaluation: Evaluation, filtered: FilterResult) -> Itera
     assay = os.path.relpath(Path(sys.executable).with_name("assay"))
     yield {
         "page": PAGE,
-        "labels": f"{spec.output}; more rows: {assay} export {SPEC} --head",
+        "labels": f"{spec.output}; more rows: {assay} export {SPEC} --head 20",
         "kept documents": filtered.written.kept.folder,
         "your documents": f"{assay} init DATA --to my.yaml, then read docs/quickstart.md",
     }
