@@ -16,13 +16,10 @@ from pipeline.errors import (
     option_error,
     require_positive,
     require_share,
-    require_up_to,
 )
 
 OnError = Literal["fail", "keep", "drop"]
 
-RESAMPLES = 1_000  # of a bootstrap
-MOST_RESAMPLES = 100_000
 FOLDS = 5  # of a cross-validation
 LARGEST_SEED = 2**63 - 1
 
@@ -92,12 +89,9 @@ class EvalOptions(GoldOptions):
     """Find for each label the threshold that reaches this precision, from 0 to 1."""
     recall: float | None = None
     """Find for each label the threshold that reaches this recall, from 0 to 1."""
-    resamples: int = RESAMPLES
-    """Number of bootstrap resamples for the confidence intervals."""
 
     def __post_init__(self) -> None:
         require_share(self, "precision", "recall")
-        require_up_to(self, MOST_RESAMPLES, "resamples", least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +140,7 @@ class FilterOptions:
     """Where a filtered corpus is written."""
 
     to: str | None = None
-    """Folder or URL for the documents that are kept; required without --dry-run."""
-    dropped: str | None = None
-    """Folder or URL for the documents that are dropped (default: below --to)."""
+    """Folder or URL for the kept and the dropped documents; required without --dry-run."""
     on_error: OnError | None = None
     """What happens to documents without an answer; fail stops the filter, and writes nothing
     (default: the spec's filter.on_error)."""

@@ -74,7 +74,9 @@ _IN_SPEC = {
 # Other options that were removed: what to write.
 _GONE_OPTIONS = {
     "--document": "leave it out: `assay fit` tries the document and the question",
+    "--dropped": "leave it out: dropped documents are below --to",
     "--format": "write --to FILE.csv, FILE.jsonl or FILE.parquet; a folder is Parquet",
+    "--resamples": "leave it out: an interval has 1,000 resamples",
 }
 
 EXIT_COMPLETE = 0

@@ -53,7 +53,7 @@ _PLACEHOLDERS = {
     "LAYERS": ("layers",),
     "MODEL": ("model",),
     "ORDER": ("order",),
-    "PATH": ("dropped", "to"),
+    "PATH": ("to",),
     "PRICE": ("price",),
     "SHARE": ("hold_out", "sample"),
     "SQL": ("where",),

@@ -30,8 +30,7 @@ from pipeline.evaluation.intervals import (
     wilson,
 )
 from pipeline.evaluation.ordinal import ordinal_figures
-from pipeline.evaluation.resampling import bootstrap
-from pipeline.options import RESAMPLES
+from pipeline.evaluation.resampling import RESAMPLES, bootstrap
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -316,7 +315,7 @@ def means_over_labels(
     labels: Sequence[LabelRows],
     rows: int,  # of the task
     *,
-    resamples: int,
+    resamples: int = RESAMPLES,
 ) -> dict[str, Figure]:
     """MULTI_HEADLINES with 95 % intervals from a bootstrap of the rows.
 

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from pipeline.evaluation.intervals import Figure, difference, number_or_none
 from pipeline.evaluation.metrics import RANKED_LABELS, Floats, Ints, resampled_metrics
 from pipeline.evaluation.ordinal import ordinal_metrics
-from pipeline.evaluation.resampling import bootstrap
+from pipeline.evaluation.resampling import RESAMPLES, bootstrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def paired(
     other: Floats,  # [rows, labels]
     *,
     values: Sequence[float] = (),
-    resamples: int,
+    resamples: int = RESAMPLES,
 ) -> Paired:
     """How two answers to at least one row compare.
 

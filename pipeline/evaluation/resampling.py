@@ -16,6 +16,7 @@ Ints = NDArray[np.int64]
 
 
 _SEED = 20_26
+RESAMPLES = 1_000  # of a bootstrap
 # Counts in one batch of resamples: 8 MB, a few times over. Batches of four times this size took
 # twice the time.
 _BATCH_COUNTS = 1_000_000

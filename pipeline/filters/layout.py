@@ -120,10 +120,10 @@ def _fixed_folder(place: str, places: Sequence[str]) -> str:
     return re.split(r"[*?\[]", place)[0].rpartition("/")[0]
 
 
-def refuse_own_places(spec: JobSpec, to: str, *, place: str = "to") -> None:
+def refuse_own_places(spec: JobSpec, to: str) -> None:
     """SpecError if what is written would be in the spec's input or output, or around one of them.
 
-    A run would label it, or take it for labels. `place` is the option with the path.
+    A run would label it, or take it for labels.
     """
     target, source = _real(to), _real(spec.input.path)
     glob = None if os.path.lexists(source) else re.search(r"[*?\[].*", source)
@@ -135,9 +135,9 @@ def refuse_own_places(spec: JobSpec, to: str, *, place: str = "to") -> None:
     if not names and re.match(glob_translate(source), target):
         names = ["input"]
     if names:
-        raise option_error(place, f"is in the {names[0]} of the spec; name another folder", to)
+        raise option_error("to", f"is in the {names[0]} of the spec; name another folder", to)
     if names := [name for name, own in around.items() if f"{own}/".startswith(f"{target}/")]:
-        raise option_error(place, f"contains the {names[0]} of the spec; name another folder", to)
+        raise option_error("to", f"contains the {names[0]} of the spec; name another folder", to)
 
 
 def _real(path: str) -> str:

@@ -56,13 +56,12 @@ _RESULT = TypeAdapter(FilterResult)
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """One filter: a snapshot, a rule, and the stores that it writes to."""
+    """One filter: a snapshot, a rule, and the store that it writes to."""
 
     rule: SnapshotRule
     on_error: OnError
     layout: Layout
-    kept: Store
-    dropped: Store
+    store: Store
     current: Target
 
     def keys(self, shard: NamedShard) -> tuple[str, str]:
@@ -89,26 +88,23 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
     job = _prepare(spec, options)
     labelled, layout = job.rule.labelled, job.layout
     warn_of_older_answers(spec, labelled.store, labelled.contents, cache_dir)
-    folders = (job.kept, "kept"), (job.kept, "filters"), (job.dropped, "dropped")
-    lists = (store.list(f"{folder}/{layout.id}/") for store, folder in folders)
+    lists = (job.store.list(f"{name}/{layout.id}/") for name in ("kept", "filters", "dropped"))
     existing = frozenset(stored.key for stored in chain.from_iterable(lists))
     named = enumerate(labelled.contents.shards)
     todo = [(n, shard) for n, shard in named if not existing.issuperset(job.keys(shard))]
     created, new_files = 0, 0
     if todo or layout.manifest_key not in existing:
-        check_create_only(job.kept, place=Option("to"))
-        check_create_only(job.dropped, place=Option("to" if job.dropped is job.kept else "dropped"))
+        check_create_only(job.store, place=Option("to"))
         shards, new_files = labelled.shards(cache_dir)
         with decided(job.rule.rule, labelled.batches(shards), job.on_error) as table:
             created = _write(job, table, todo, shards, existing)
-    stored = _RESULT.validate_json(job.kept.read(layout.manifest_key))
-    kept_at = f"{job.kept.url}/kept/{layout.id}"
-    dropped_at = f"{job.dropped.url}/dropped/{layout.id}"
+    stored = _RESULT.validate_json(job.store.read(layout.manifest_key))
+    kept_at, dropped_at = (f"{job.store.url}/{name}/{layout.id}" for name in ("kept", "dropped"))
     written = Written(
         kept=Files(kept_at, tuple(f"{escape(kept_at)}/**/*{s}" for s in layout.kept_suffixes())),
         dropped=Files(dropped_at, (f"{escape(dropped_at)}/**/*.parquet",)),
         current=job.current.url,
-        manifest=f"{job.kept.url}/{layout.manifest_key}",
+        manifest=f"{job.store.url}/{layout.manifest_key}",
         shards=len(labelled.contents.shards),
         created=created,
         new_files=new_files,
@@ -123,7 +119,6 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     """The filter, after every check that needs no work."""
     to = options.folder()
     refuse_own_places(spec, to)
-    refuse_own_places(spec, options.dropped or to, place="dropped")
     rule = SnapshotRule.of(spec)
     on_error = options.on_error or rule.rule.filter.on_error
     paths = {*rule.labelled.contents.files["path"].unique().to_pylist()}
@@ -133,14 +128,11 @@ def _prepare(spec: JobSpec, options: FilterOptions) -> _Filter:
     )
     target = rule.rule.filter.storage_options
     target_options = spec.storage_options if target is None else target
-    kept = dropped = open_store(to, target_options, place=Option("to"))
-    if options.dropped is not None:
-        dropped = open_store(options.dropped, target_options, place=Option("dropped"))
-    for store in (kept, dropped):
-        if isinstance(store, LocalStore):
-            drop_unfinished((store.root / ATTEMPTS).glob("create-*"))
+    store = open_store(to, target_options, place=Option("to"))
+    if isinstance(store, LocalStore):
+        drop_unfinished((store.root / ATTEMPTS).glob("create-*"))
     current = open_target(to, target_options).below(CURRENT)
-    return _Filter(rule, on_error, layout, kept, dropped, current)
+    return _Filter(rule, on_error, layout, store, current)
 
 
 def _filter_id(rule: SnapshotRule, on_error: OnError) -> str:
@@ -175,14 +167,14 @@ def _write(
     def write_one(numbered: tuple[int, NamedShard]) -> int:
         number, named = numbered
         files = split_shard(job.rule, table.of_shard(number), shards[named.sid], result)
-        objects = zip((job.dropped, job.kept), job.keys(named), files, strict=True)
-        missing = ((store, key, content) for store, key, content in objects if key not in existing)
-        return sum(store.create(key, content) is not None for store, key, content in missing)
+        objects = zip(job.keys(named), files, strict=True)
+        missing = ((key, content) for key, content in objects if key not in existing)
+        return sum(job.store.create(key, content) is not None for key, content in missing)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="filter") as pool:
         created = sum(pool.map(write_one, todo))
     manifest = canonical_json(_manifest(job, table, result))
-    return created + int(job.kept.create(job.layout.manifest_key, manifest) is not None)
+    return created + int(job.store.create(job.layout.manifest_key, manifest) is not None)
 
 
 def split_shard(

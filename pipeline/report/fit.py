@@ -37,7 +37,7 @@ def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
         parts.setdefault(task_of(task.task), []).append(task)
     for name, own in parts.items():
         if name == own[0].task:
-            yield from ("", _positions(own[0]), _layers(own[0]), [*_facts(own[0])])
+            yield from ("", _positions(own[0]), "", _layers(own[0]), "", [*_facts(own[0])])
         else:
             yield from ("", _labels(name, own))
     for name, own in parts.items():
@@ -125,7 +125,7 @@ def _facts(task: TaskFit) -> Iterator[tuple[str, str]]:
     changed = "did not measurably change the loss; more labels may or may not help"
     if gain.low is not None and gain.low > 0:
         changed = "lowered the loss, so more labels are likely to lower it further"
-    yield "more labels", f"{half} {changed}: it is lower by {interval(gain)}"
+    yield "more labels", f"{half} {changed}. It fell by {interval(gain)}; below 0, it rose"
     ordinal = {"qwk": "quadratic weighted kappa", "mae": "mean absolute error"}
     for key, name in {**ordinal, "spearman": "rank correlation"}.items():
         if key in task.scores:

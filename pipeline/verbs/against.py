@@ -68,6 +68,5 @@ def compared(
                 own.p[rows],
                 other_rows.p[rows_there],
                 values=parts[name].values,
-                resamples=options.resamples,
             )
     return Against(other.name, store.url, snapshot.number, pairs)

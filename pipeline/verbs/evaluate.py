@@ -168,7 +168,7 @@ def evaluate(
     }
     judged = {name: of.judged for name, of in tasks.items() if of.judged is not None}
     multi = {
-        task.name: _means_over_labels(task, judged, options)
+        task.name: _means_over_labels(task, judged)
         for task in spec.tasks
         if task.kind == "multi" and any(part.name in gold.tasks for part in task.parts)
     }
@@ -249,9 +249,7 @@ def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:
         yield from [task.name] if len(absent) == len(task.parts) else absent
 
 
-def _means_over_labels(
-    task: TaskSpec, judged: Mapping[str, JudgedRows], options: EvalOptions
-) -> Mapping[str, Figure]:
+def _means_over_labels(task: TaskSpec, judged: Mapping[str, JudgedRows]) -> Mapping[str, Figure]:
     """The figures of all labels of the task that are judged."""
     own = [judged[part.name] for part in task.parts if part.name in judged]
     if not own:
@@ -260,7 +258,6 @@ def _means_over_labels(
     return means_over_labels(
         [LabelRows(np.searchsorted(rows, j.gold_rows), j.truth == 0, j.p[:, 0]) for j in own],
         len(rows),
-        resamples=options.resamples,
     )
 
 
@@ -284,9 +281,7 @@ def _evaluate_task(
         evaluated,
         judged=judged,
         thresholds=tuple(_thresholds(labels, judged, options)),
-        scores=score(
-            judged.truth, judged.p, labels, values=task.values, resamples=options.resamples
-        ),
+        scores=score(judged.truth, judged.p, labels, values=task.values),
     )
     # — answers at chance say nothing about the gold
     if scored.at_chance or scored.swapped:

@@ -374,24 +374,20 @@ def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(own_folder: Path)
         filtered_with(own_folder, keep="doc.lang = 'en'")
 
 
-@pytest.mark.parametrize("option", ["to", "dropped"])
-def test_what_a_killed_filter_left_is_deleted(folder: Path, option: str) -> None:
-    left = folder / option / "attempts" / f"create-{'0' * 32}"
+def test_what_a_killed_filter_left_is_deleted(folder: Path) -> None:
+    left = folder / "to" / "attempts" / f"create-{'0' * 32}"
     left.parent.mkdir(parents=True)
     left.write_text("a text")
-    options = FilterOptions(str(folder / "to"), str(folder / "dropped"))
+    options = FilterOptions(str(folder / "to"))
     filter_corpus(spec_of(folder, keep="true"), options, cache_dir=folder / "cache")
     assert not left.exists()
 
 
-@pytest.mark.parametrize("option", ["to", "dropped"])
 @pytest.mark.parametrize("to", ["out", "out/kept", "in", "in/x", ".", "../"])
-def test_a_folder_of_the_spec_is_refused_before_anything_is_written(
-    folder: Path, option: str, to: str
-) -> None:
+def test_a_folder_of_the_spec_is_refused_before_anything_is_written(folder: Path, to: str) -> None:
     before = sorted(folder.rglob("*"))
-    options = replace(FilterOptions(str(folder / "to")), **{option: str(folder / to)})
+    options = FilterOptions(str(folder / to))
     with pytest.raises(SpecError) as refused:
         filter_corpus(spec_of(folder, keep="true"), options, cache_dir=folder / "cache")
-    assert [problem.place for problem in refused.value.problems] == [option]
+    assert [problem.place for problem in refused.value.problems] == ["to"]
     assert sorted(folder.rglob("*")) == before

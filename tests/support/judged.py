@@ -74,7 +74,7 @@ class Bench:
         self.spec.write_text(yaml.safe_dump({**content, **keys}))
 
     def evaluate(self, gold: str, *options: str) -> int:
-        return main(["eval", str(self.spec), "--gold", gold, "--resamples", "20", *options])
+        return main(["eval", str(self.spec), "--gold", gold, *options])
 
     def answers(self, task: str) -> dict[str, Row]:
         """The raw label files' rows by document, read with DuckDB."""

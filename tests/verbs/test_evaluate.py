@@ -112,7 +112,7 @@ def test_gold_may_have_other_column_names_and_values(
     renamed = [{"doc": row["id"], "rude": renames[row["toxic"]]} for row in rows]
     gold = {"id": "doc", "columns": {"toxic": "rude"}, "values": {"a=b": "toxic", "0": "clean"}}
     bench.says(gold={**gold, "path": bench.write(renamed, "other.csv")})
-    assert main(["eval", str(bench.spec), "--resamples", "20", "--json"]) == 0
+    assert main(["eval", str(bench.spec), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["tasks"].keys() == {"toxic"} and report["without_gold"] == ["topic"]
     for each in plain["toxic"]["mislabelled"]:
@@ -152,9 +152,6 @@ def test_each_problem_with_gold_is_one_line(
         assert lines(rows)[0].startswith(place)
     bench.says(gold={})
     assert lines(rows, "--precision", "90")[0].startswith("--precision: write a share")
-    for resamples in ("0", "2147483647"):
-        line = lines(rows, "--resamples", resamples)[0]
-        assert line == f"--resamples: write a whole number from 1 to 100000 (got {resamples})"
     assert bench.evaluate(str(bench.folder / "nowhere.csv")) == 2
     assert bench.evaluate(str(bench.folder / "no-output")) == 2
     err = capsys.readouterr().err

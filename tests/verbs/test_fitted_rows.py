@@ -74,7 +74,7 @@ def corpus(
 def evaluated(
     corpus: Corpus, gold: str, capsys: pytest.CaptureFixture[str], *more: str, code: int = 0
 ) -> dict[str, Any]:
-    words = ["eval", str(corpus.spec), "--gold", gold, "--resamples", "20"]
+    words = ["eval", str(corpus.spec), "--gold", gold]
     capsys.readouterr()
     assert main([*words, *more, "--json"]) == code
     task: dict[str, Any] = json.loads(capsys.readouterr().out)["tasks"]["toxic"]

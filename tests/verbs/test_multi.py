@@ -75,7 +75,7 @@ def test_several_labels_from_gold_to_a_report(
     gates = ["topic.macro_auroc >= .5", "topic.auroc.a/b >= .5"]
     corpus.settings = {"publish": {"gates": gates}}
     spec = str(corpus.spec_file)
-    figures = call(capsys, "eval", spec, "--gold", others, "--resamples", "50")
+    figures = call(capsys, "eval", spec, "--gold", others)
     assert all(decision["passed"] for decision in figures["gates"]) and len(figures["gates"]) == 2
     assert figures["without_gold"] == ["clean"]
     rows = corpus.rows("topic")

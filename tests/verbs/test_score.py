@@ -53,7 +53,7 @@ def test_a_score_from_gold_to_a_report(corpus: Corpus, capsys: pytest.CaptureFix
     others = gold_of(corpus, range(40, 80))
     corpus.settings = {"publish": {"gates": ["quality.qwk >= .1", "quality.mae <= 1.5"]}}
     spec = str(corpus.spec_file)
-    figures = call(capsys, "eval", spec, "--gold", others, "--resamples", "50")
+    figures = call(capsys, "eval", spec, "--gold", others)
     assert figures["passed"]
     rows = [corpus.rows()[f"d-{n}"] for n in range(40, 80)]
     truth, expected = SCORES[40:], [row["score"] for row in rows]
