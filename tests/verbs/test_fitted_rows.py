@@ -164,7 +164,7 @@ def judged(hashes: list[str], fitted: list[str], truth: NDArray[np.int64], p: Fl
     task = QuestionTask(name="t", question="?", labels=list(gold.tasks["t"].labels))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pipeline.gold.answers.fitted_texts", lambda _spec, _task: set(fitted))
-        return _evaluate_task(cast(Any, None), task, gold, answers, EvalOptions(resamples=100))
+        return _evaluate_task(cast(Any, None), task, gold, answers, EvalOptions())
 
 
 def test_the_intervals_hold_the_truth_where_four_fifths_of_the_gold_were_fitted_to() -> None:

@@ -100,7 +100,7 @@ def test_gold_scores_the_candidate_before_it_is_published(
     gold.write_text("id,topic\n" + "".join(lines))
     publish = PublishSpec(gates=[f"topic.accuracy >= {bound}"])
     keys = {"gold": GoldSpec(path=str(gold)), "publish": publish}
-    spec, options = candidate.job.spec.model_copy(update=keys), EvalOptions(resamples=1)
+    spec, options = candidate.job.spec.model_copy(update=keys), EvalOptions()
 
     def gate(contents: Contents) -> tuple[Decision, ...]:
         return evaluate(spec, options, cache_dir=tmp_path, candidate=contents).gates
