@@ -12,11 +12,11 @@ from pathlib import Path
 
 def main() -> int:
     """Run the command; exit code 2 where `pipeline` is the module of somebody else."""
-    found = find_spec("pipeline")
-    places = [*(found.submodule_search_locations or ())] if found else []
+    spec = find_spec("pipeline")
+    places = [*(spec.submodule_search_locations or ())] if spec else []
     own = Path(__file__).resolve().with_name("pipeline")
     if own not in (Path(place).resolve() for place in places):
-        other = (found and found.origin) or ", ".join(places)
+        other = (spec and spec.origin) or ", ".join(places)
         fix = "hides assay's own; rename it, or take its folder off PYTHONPATH"
         print(f"assay: {other}: is another module named `pipeline`, and {fix}", file=sys.stderr)
         return 2

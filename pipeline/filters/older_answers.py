@@ -65,7 +65,7 @@ def older_answers(
     try:
         job = job_of_output(spec, store, cache_dir, locate=partial(_located, hashes=hashes))
     except AssayError as error:
-        yield f"the answers cannot be compared with the spec as it is: {one_line(error)}"
+        yield f"the answers cannot be compared with the current spec: {one_line(error)}"
         return
     for task, own in contents.tasks.items():
         stored = stored_version(store, task, own.fp)
@@ -75,7 +75,7 @@ def older_answers(
         by = f" of {', '.join(models[task])}" if models[task] else ""
         yield (
             f"{task}: these are answers{by} to an older wording of the spec, which differs in "
-            f"{', '.join(changed)}. Run again (assay run) to have answers to the spec as it is"
+            f"{', '.join(changed)}. Run again (assay run) to have answers to the current spec"
         )
 
 

@@ -125,7 +125,7 @@ def _facts(task: TaskFit) -> Iterator[tuple[str, str]]:
     changed = "did not measurably change the loss; more labels may or may not help"
     if gain.low is not None and gain.low > 0:
         changed = "lowered the loss, so more labels are likely to lower it further"
-    yield "more labels", f"{half} {changed}. It fell by {interval(gain)}; below 0, it rose"
+    yield "more labels", f"{half} {changed}: without them, it differs by {interval(gain)}"
     ordinal = {"qwk": "quadratic weighted kappa", "mae": "mean absolute error"}
     for key, name in {**ordinal, "spearman": "rank correlation"}.items():
         if key in task.scores:

@@ -23,20 +23,20 @@ def show_examples(examples: Examples) -> Iterator[Part]:
     """
     answers = {f.name for f in examples.rows.schema if f.type.num_fields} - {INPUT}
     tasks = [name for name in examples.rows.schema.names if name in answers]
-    unsaid: dict[str, None] = {}  # once, in their order
+    without: dict[str, None] = {}  # once, in their order
     rows = examples.rows.to_pylist()
-    for row, said in zip(rows, examples.why or ((),) * len(rows), strict=True):
+    for row, continuations in zip(rows, examples.why or ((),) * len(rows), strict=True):
         text = " ".join((row[TEXT_COLUMN] or "").split()) or f"({row['status']})"
         yield f"{truncate(row['doc_id'], ID_CHARS)}  {truncate(text, TEXT_CHARS)}"
         columns = [f"{name} {value or '-'}" for name, value in row.get(INPUT, {}).items()]
         yield "    " + ", ".join([*columns, *(f"{task} {_answer(row[task])}" for task in tasks)])
-        for own in said:
+        for own in continuations:
             if own.none is None:
                 words = (f"{token.text!r} {token.p:.2f}" for token in own.tokens)
                 yield f"    {own.question}: the model would say {', '.join(words)}"
             else:
-                unsaid[f"{own.question}: {own.none}"] = None
-    yield from unsaid
+                without[f"{own.question}: {own.none}"] = None
+    yield from without
     if not examples.rows.num_rows:
         yield "no document satisfies --where"
     yield (

@@ -90,7 +90,7 @@ class CorpusReport:
 
     spec: str
     model: str  # that answered; if the label files do not name it, the spec's
-    older_answers: tuple[str, ...]  # why answers are not those of the spec as it is
+    older_answers: tuple[str, ...]  # why answers are not those of the current spec
     instruction: str  # before each document
     output: str
     input: str

@@ -155,7 +155,7 @@ def test_what_changes_no_answer_is_no_reason_for_doubt(run: Line, changes: dict[
 def test_a_file_that_is_missing_now_is_one_line_and_no_error(run: Line) -> None:
     printed = run("head", tasks=tasks(readout="nowhere.safetensors"))
     [line] = [line for line in printed.splitlines() if "warning: " in line]
-    assert "cannot be compared with the spec as it is: tasks.0.readout: " in line
+    assert "cannot be compared with the current spec: tasks.0.readout: " in line
 
 
 def test_the_report_names_the_model_that_answered(run: Line, tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def test_what_asks_no_language_model_has_no_continuation(
 ) -> None:
     content = {"name": "toxic", "labels": ["toxic", "clean"], **answers}
     task: TaskSpec = TypeAdapter(TaskSpec).validate_python(content)
-    said = _unasked(task, "ok")
-    assert said == reason is None or (said or "").startswith(str(reason))
+    reason_of = _unasked(task, "ok")
+    assert reason_of == reason is None or (reason_of or "").startswith(str(reason))
     assert _unasked(task, "skipped") == "no answer: skipped"
 
 
