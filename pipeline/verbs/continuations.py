@@ -49,20 +49,20 @@ def continuations(
         AssayError: A model cannot be loaded.
     """
     job = make_job(spec, place(spec.model, this_machine()), cache_dir)
-    continuations: dict[tuple[int, str], list[Continuation]] = {}
+    by_task: dict[tuple[int, str], list[Continuation]] = {}
     asked: dict[int, list[tuple[int, Step]]] = {}  # by reader: which rows, in which steps
     for row, answers in enumerate(rows.to_pylist()):
         for task in spec.tasks:
             step = _deciding(job.steps, task.name, answers[task.name].get(STAGE))
             if reason := _unasked(step.asked, answers[task.name]["status"]):
-                continuations[row, task.name] = [Continuation(task.name, (), reason)]
+                by_task[row, task.name] = [Continuation(task.name, (), reason)]
             else:
                 asked.setdefault(step.reader, []).append((row, step))
     for number, of_reader in asked.items():
         for row, step, own in _of_reader(job, number, of_reader, documents, announce):
-            continuations.setdefault((row, step.task), []).append(own)
+            by_task.setdefault((row, step.task), []).append(own)
     return tuple(
-        tuple(own for task in spec.tasks for own in continuations[row, task.name])
+        tuple(own for task in spec.tasks for own in by_task[row, task.name])
         for row in range(rows.num_rows)
     )
 
