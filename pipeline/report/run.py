@@ -42,6 +42,9 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         documents = f"{run.documents_asked:,} of {documents} ({run.limit})"
     yield "documents", documents
     yield "labelled now", _labelled(run)
+    if run.documents_new or run.documents_edited:
+        words = f"{run.documents_new:,} new documents and {run.documents_edited:,} edited ones"
+        yield "input", f"{words} since the last snapshot"
     for task, names in run.changed.items():
         yield f"  {task}", f"changed since the last snapshot: {', '.join(names)}"
     if run.documents_undecided:
