@@ -50,6 +50,7 @@ Result = TypeVar("Result")
 # Verbs that were removed, and what to write.
 _GONE = {
     "audit": "audit was removed; `assay review --by audit` draws the sample, `assay eval` judges",
+    "bench": "bench was removed; in a checkout, write `python -m benchmarks.bench SPEC`",
     "calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`",
     "cascade": "cascade was removed; write `assay fit SPEC --recall X --precision X`",
     "plan": "plan was removed; write `assay run SPEC --dry-run`",

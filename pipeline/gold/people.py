@@ -54,7 +54,7 @@ class Shown:
 
     question: str | None  # the task's guide, or its question
     labels: tuple[str, ...]  # the task's, in the spec's order
-    fp: str | None = None  # fingerprint of the model's answer; None: there was none
+    fp: str | None = None  # fingerprint of the model's answer; None: not shown
     p: Mapping[str, float] | None = None  # the model's probabilities; None: not shown
     blind: bool = False  # whether the model's answer was hidden
     chosen: str = ""  # why this document was shown, such as `diverse`

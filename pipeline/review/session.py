@@ -50,6 +50,7 @@ class Pool:
 
     documents: list[Document] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)  # of the documents, by their hashes
+    fp: str | None = None  # fingerprint of the answers
     error: AssayError | None = None  # why no more documents can be shown
 
     def add(self, document: Document) -> None:
@@ -184,7 +185,13 @@ class Session:
         document = self.pool.documents[asked.row]
         hidden = self.blind or document.p is None
         p = None if hidden else dict(zip(self.task.labels, document.p or (), strict=True))
-        shown = {"p": p, "blind": self.blind, "chosen": asked.chosen, "audit": document.audit}
+        shown = {
+            "fp": None if hidden else self.pool.fp,
+            "p": p,
+            "blind": self.blind,
+            "chosen": asked.chosen,
+            "audit": document.audit,
+        }
         now = self._now()
         return GoldLine(
             doc_id=document.doc_id,

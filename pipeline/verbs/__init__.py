@@ -1,4 +1,4 @@
-"""One module for each command."""
+"""What commands do, without their output; `filters`, `integrity` and `review` have the rest."""
 
 from __future__ import annotations
 

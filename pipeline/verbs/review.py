@@ -138,6 +138,7 @@ def _reading(
     answered = _answered(spec, store, task)
     if answered is not None:
         warn_of_older_answers(spec, store, answered, cache_dir)
+        pool.fp = answered.tasks[task.name].fp
     answers = Answers(store, answered, task)
     # — a condition chooses other documents than those of the file, which then are not looked for
     rest, named = (shards, labelled) if options.where is None else ((), set[str]())

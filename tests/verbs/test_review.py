@@ -17,6 +17,7 @@ from pipeline.errors import SpecError
 from pipeline.review.options import ReviewOptions
 from pipeline.review.server import listen
 from pipeline.review.session import DIVERSE, Session
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.review import open_review, reviewed
@@ -152,6 +153,7 @@ def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
     for line in lines:
         expected = known.p["toxic"][int(line["doc_id"])]
         assert [*line["shown"].p.values()] == pytest.approx(expected.tolist())
+        assert line["shown"].fp == Fingerprint({"task": "toxic"}).id
     margins = {str(n): abs(p[0] - p[1]) for n, p in enumerate(known.p["toxic"][:560])}
     seen = {line["doc_id"] for line in lines[:DIVERSE]}
     assert margins[lines[-2]["doc_id"]] == min(
