@@ -187,7 +187,7 @@ def differences(
     settings: dict[str, tuple[object, object]] = {
         "labels": (list(task.labels), list(card.labels)),
         "question": (task.question, card.question),
-        "the model's files": (dict(weights), card.model.weights),
+        "version of the model's files": (dict(weights), card.model.weights),
         "model.dtype": (dtype, card.model.dtype),
         "model.dtype: int8": (model.is_int8, card.model.int8),
         "model.kv": (model.kv, card.model.kv),

@@ -57,12 +57,13 @@ def page(report: CorpusReport, *, spec_file: str, folder: str, written_at: datet
         "quality": shown.quality,
         "drift": shown.drift,
     }
+    titles = _SECTIONS if shown.filter else {**_SECTIONS, "groups": "Documents by group"}
     written = ("this page", written_at.isoformat(timespec="seconds"))
 
     return _template().render(
         report=shown,
         spec_file=spec_file,
-        sections={name: title for name, title in _SECTIONS.items() if present.get(name, True)},
+        sections={name: title for name, title in titles.items() if present.get(name, True)},
         quality=list(sections(shown.quality)) if shown.quality else [],
         filter_text=_filter_text(shown),
         documents=sum(shown.whole, Size()).documents,
@@ -100,6 +101,7 @@ def _template() -> Template:
         "curves": curves,
         "sources": sources,
         "filter_grid": filter_grid,
+        "filter_words": filter_words,
         "filter_facts": filter_facts,
         "issue_grid": issue_grid,
         "change_grids": change_grids,
@@ -195,9 +197,9 @@ def _filter_text(report: CorpusReport) -> str:
     whole = kept.documents + dropped.documents
     if report.filter and report.filter.stops:
         unanswered = unanswered_words(report.filter.failed, whole)
-        return f"It stops, because {unanswered} and on_error is fail: it removes no document."
+        return f"The filter stops, because {unanswered} and on_error is fail; nothing is removed."
     return (
-        f"It keeps {kept.documents:,} of {whole:,} documents and drops {dropped.documents:,} "
+        f"{kept.documents:,} of {whole:,} documents are kept, {dropped.documents:,} are dropped "
         f"({dropped.documents / max(1, whole):.1%}; {dropped.chars:,} characters, "
         f"{dropped.tokens:,} tokens)."
     )

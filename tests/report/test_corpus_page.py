@@ -51,7 +51,7 @@ def test_the_page_says_first_what_is_kept_how_good_it_is_and_what_to_do_next() -
         "What was labelled, and with what",
     ]
     first = first_screen(shown(REPORT))
-    assert "It keeps 60 of 100 documents and drops 40 (40.0%" in first
+    assert "60 of 100 documents are kept, 40 are dropped (40.0%" in first
     assert re.search(r"kept <strong>60</strong> \(60.0%\).*dropped <strong>40</strong>", first)
     assert "<h2>Doubts</h2>\n<p>None.</p>" in first
     assert "There are no gold labels" in first and "assay review specs/job.yaml" in first

@@ -86,7 +86,7 @@ def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: P
         (
             {"model": {"weights": {**WEIGHTS, "tokenizer.json": "3"}, "dtype": "float32"}},
             {},
-            "the model's files: tokenizer.json",
+            "version of the model's files: tokenizer.json",
         ),
         ({"model": {"weights": WEIGHTS, "dtype": "bfloat16"}}, {}, "model.dtype: 'bfloat16'"),
     ],

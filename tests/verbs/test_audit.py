@@ -285,6 +285,8 @@ def test_eval_and_report_show_the_figures_of_the_filter(
     assert shown in " ".join(capsys.readouterr().out.split())
     page = tmp_path / "report.html"
     assert main(["report", *words, "--to", str(page)]) == 0
-    assert shown in " ".join(capsys.readouterr().out.split()) and shown in page.read_text()
+    assert shown in " ".join(capsys.readouterr().out.split())
+    first, _, rest = page.read_text().partition("<h2 id='answers'>")
+    assert shown in first and shown in rest and "no gold labels" not in first
     assert main(["audit", str(spec)]) == 2
     assert "`assay review --by audit` draws" in capsys.readouterr().err

@@ -185,7 +185,9 @@ def test_the_page_states_the_rule_and_how_much_it_drops(
 ) -> None:
     result, page = report(spec(), folder, capsys)
     kept, dropped = (each["documents"] for each in result["whole"])
-    assert f"It keeps {kept} of {kept + dropped} documents and drops {dropped} " in unescape(page)
+    assert f"{kept} of {kept + dropped} documents are kept, {dropped} are dropped " in unescape(
+        page
+    )
     rule = "toxic.p.toxic is at most the threshold of the highest 20 % of its group by doc.source"
     assert f"Rule: <code>{rule}</code>" in page
     assert "to publish" not in page and not {"public_summary", "dataset_card"} & result.keys()
@@ -199,6 +201,7 @@ def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(
     assert result["filter"] is None and result["quality"] is None
     assert set(result["groups"]) == {"art", "law", "sport", "null"}
     assert "The spec has no filter" in page and "There are no gold labels" in page
+    assert "Documents by group" in page and "dropped</th>" not in page
 
 
 def test_groups_do_not_change_the_thresholds_of_the_rule(
@@ -220,7 +223,7 @@ def test_a_rule_that_stops_at_missing_answers_says_so(
     spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result, page = report(spec(filter={"keep": "toxic.p.toxic < 0.5"}), folder, capsys)
-    stops = "It stops, because 3 of 90 documents have no answer (empty 3)"
+    stops = "The filter stops, because 3 of 90 documents have no answer (empty 3)"
     assert stops in page
     assert (result["filter"]["failed"], result["filter"]["stops"]) == ({"empty": 3}, True)
     [(dropped,)] = counted(folder, "select count(*) from t where toxic.p.toxic >= 0.5")
@@ -275,6 +278,7 @@ def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no
         browser.set_window_size(width, 900)
         assert fits_into_its_window(browser)
 
+    browser.find_element(By.CSS_SELECTOR, "details:has(.text) summary").send_keys(Keys.ENTER)
     text = browser.find_element(By.CSS_SELECTOR, ".text")
     blurred = "return getComputedStyle(arguments[0]).filter"
     assert browser.execute_script(blurred, text) == "blur(6px)"
