@@ -21,6 +21,7 @@ from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel
 
 pytest_plugins = [
+    "calls",
     "changing_corpus",
     "data_fixtures",
     "fake_hub",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
-import json
 import re
 import subprocess
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +13,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from calls import Assay, WriteSpec
 from rich.console import Console
 
 import pipeline
@@ -28,17 +27,6 @@ FLAGS = {
     verb: {name for option in app[verb].assemble_argument_collection() for name in option.names}
     for verb in COMMANDS
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-
-
-def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    """The exit code of `assay run`, and its lines on standard error."""
-    code = main(["run", str(file)])
-    return code, capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -94,12 +82,8 @@ def failing(file: Path | str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("calibrate s --task t", "VERB: calibrate was removed; fit thresholds or a readout with"),
     ],
 )
-def test_a_wrong_argument_is_one_line_and_exit_2(
-    words: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words.split()) == 2
-    (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith(line)
+def test_a_wrong_argument_is_one_line_and_exit_2(words: str, line: str, assay: Assay) -> None:
+    assert assay(*words.split(), code=2).error.startswith(line)
 
 
 NUMBERS = [
@@ -121,21 +105,21 @@ def test_a_number_that_is_not_finite_is_refused_by_each_option(
     verb: str,
     flag: str,
     value: str,
-    write_spec: Callable[..., Path],
+    write_spec: WriteSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    assay: Assay,
 ) -> None:
     """NaN is above no limit, so as a limit it would let everything pass."""
     assert len(NUMBERS) >= 8
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gold.csv").write_text("id,toxic\na,toxic\n")
-    spec = str(write_spec(filter={"keep": "toxic.p.toxic < 0.5"}))
+    spec = write_spec(filter={"keep": "toxic.p.toxic < 0.5"})
     words = {**NEEDED.get(verb, {}), flag: value}
-    assert main([verb, spec, *(f"{name}={of}" for name, of in words.items())]) == 2
+    printed = assay(verb, spec, *(f"{name}={of}" for name, of in words.items()), code=2)
     number = {"nan": "nan", "-inf": "-inf"}.get(value, "inf")
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"{flag}: ")]
-    assert len(lines) == 1 and lines[0].endswith(f"(got {number})")
+    [line] = [line for line in printed.err.splitlines() if line.startswith(f"{flag}: ")]
+    assert line.endswith(f"(got {number})")
 
 
 def test_each_option_that_an_error_names_has_a_flag() -> None:
@@ -159,9 +143,8 @@ def test_options_may_be_repeated_and_a_single_value_is_the_last() -> None:
 
 
 @pytest.mark.parametrize("verb", ["", *COMMANDS])
-def test_help_is_in_sentences(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*verb.split(), "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_help_is_in_sentences(verb: str, assay: Assay) -> None:
+    shown = assay(*verb.split(), "--help").words
     assert "Usage: assay" in shown and (not verb or "--json" in shown) and "None" not in shown
 
 
@@ -177,9 +160,8 @@ def test_the_help_names_each_default_that_is_a_value_and_no_other(verb: str) -> 
     assert "default: no " not in shown and "default: none" not in shown
 
 
-def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == version("corpus-assay")
+def test_the_version_is_that_of_the_distribution(assay: Assay) -> None:
+    assert assay("--version").out.strip() == version("corpus-assay")
 
 
 def test_the_shell_completes_verbs_and_options_after_the_completion_is_installed(
@@ -196,143 +178,62 @@ def test_the_shell_completes_verbs_and_options_after_the_completion_is_installed
     assert shown.split() == ["check", "--retry-failed"]
 
 
-def test_without_a_verb_the_help_is_shown_and_the_exit_code_is_2(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([]) == 2
-    assert "Usage: assay" in capsys.readouterr().out
+def test_without_a_verb_the_help_is_shown_and_the_exit_code_is_2(assay: Assay) -> None:
+    assert "Usage: assay" in assay(code=2).out
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "code", "line"),
     [
-        ({"tsks": []}, "tsks: no such key; write tasks (got []) in "),
-        ({"input": {"path": "/nowhere/*.parquet"}}, "input.path: names no file"),
-        ({"model": {"path": "/nowhere/model.gguf"}}, "model.path: there is no such file"),
-        ({"model": {"path": "."}}, "model.path: the folder holds no .safetensors file"),
+        ({"tsks": []}, 2, "tsks: no such key; write tasks (got []) in "),
+        ({"input": {"path": "/nowhere/*.parquet"}}, 2, "input.path: names no file"),
+        ({"input": {"path": "empty.jsonl"}}, 2, "input.path: the file has no row; name a file"),
+        ({"input": {"path": "corpus.jsonl", "text": "body"}}, 2, "input.text: "),
+        ({"input": {"path": "broken.parquet"}}, 1, "/broken.parquet: cannot be read: "),
+        ({"output": "."}, 2, "input.path: "),
+        ({"output": "ftp://host/labels"}, 4, "assay: output: ftp:// is not a supported store; "),
+        ({"model": {"path": "/nowhere/model.gguf"}}, 2, "model.path: there is no such file"),
+        ({"model": {"path": "."}}, 2, "model.path: the folder holds no .safetensors file"),
         (
             {"model": {"path": "x", "device": "tpu"}},
+            2,
             "model.device: write 'auto', 'cpu' or 'cuda' (got 'tpu') in ",
         ),
     ],
 )
-def test_a_wrong_spec_is_one_line_and_exit_2(
+def test_a_wrong_spec_is_one_line_and_an_exit_code(
     changes: dict[str, Any],
+    code: int,
     line: str,
-    write_spec: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
+    write_spec: WriteSpec,
+    tmp_path: Path,
+    assay: Assay,
 ) -> None:
-    code, errors = failing(write_spec(**changes), capsys)
-    assert code == 2 and len(errors) == 1 and errors[0].startswith(line), errors
+    (tmp_path / "empty.jsonl").write_text("\n")
+    pq.write_table(pa.table({"text": ["x"] * 100}), tmp_path / "broken.parquet")
+    broken = (tmp_path / "broken.parquet").read_bytes()[:-10]
+    (tmp_path / "broken.parquet").write_bytes(broken)
+    assert line in assay("run", write_spec(**changes), code=code).error
 
 
-def test_rays_client_is_refused_with_what_to_write(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", str(write_spec()), "--address", "ray://127.0.0.1:1"]) == 2
-    assert capsys.readouterr().err.startswith("--address: Ray Data does not run through Ray's ")
+def test_rays_client_is_refused_with_what_to_write(write_spec: WriteSpec, assay: Assay) -> None:
+    error = assay("run", write_spec(), "--address", "ray://127.0.0.1:1", code=2).error
+    assert error.startswith("--address: Ray Data does not run through Ray's ")
 
 
-def test_a_missing_spec_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    code, errors = failing("/nowhere/spec.yaml", capsys)
-    assert code == 2 and len(errors) == 1
-    assert errors[0].startswith(
-        "/nowhere/spec.yaml: cannot be read: No such file or directory; write "
-    )
-
-
-def test_a_missing_column_is_named_with_those_there_are(
-    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "corpus.jsonl")
-    code, errors = failing(write_spec(input={"path": path, "text": "body"}), capsys)
-    assert code == 2 and len(errors) == 1
-    assert errors[0].startswith("input.text: ") and "it has: id, text" in errors[0]
-
-
-def test_an_empty_corpus_is_a_spec_error(
-    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("\n")
-    code, errors = failing(write_spec(input={"path": str(empty)}), capsys)
-    assert code == 2 and len(errors) == 1 and "has no row" in errors[0]
-
-
-def test_an_unreadable_file_is_named_and_exit_1(
-    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "broken.parquet"
-    pq.write_table(pa.table({"text": ["x"] * 100}), broken)
-    broken.write_bytes(broken.read_bytes()[:-10])
-    code, errors = failing(write_spec(input={"path": str(broken)}), capsys)
-    assert code == 1 and len(errors) == 1 and str(broken) in errors[0]
-
-
-def test_a_store_that_cannot_be_written_is_refused_with_exit_4(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, errors = failing(write_spec(output="ftp://host/labels"), capsys)
-    assert code == 4 and len(errors) == 1 and "ftp://" in errors[0]
-
-
-def test_an_output_that_holds_the_input_is_not_labelled_itself(
-    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, errors = failing(write_spec(output=str(tmp_path)), capsys)
-    assert code == 2 and len(errors) == 1 and errors[0].startswith("input.path: ")
+def test_a_missing_spec_is_one_line_and_exit_2(assay: Assay) -> None:
+    error = assay("run", "/nowhere/spec.yaml", code=2).error
+    assert error.startswith("/nowhere/spec.yaml: cannot be read: No such file or directory; write ")
 
 
 def test_a_dry_run_counts_and_labels_nothing(
-    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, tmp_path: Path, assay: Assay
 ) -> None:
-    assert main(["run", str(write_spec()), "--dry-run", "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert planned == {
-        "documents": 1,
-        "shards": 1,
-        "missing_documents": 1,
-        "missing_shards": 1,
-        "distinct_texts": 1,
-        "missing_cells": 2,
-        "documents_for_model": 1,
-        "tokens_per_document": None,
-        "docs_per_s": None,
-        "price": None,
-        "tokens": None,
-        "seconds": None,
-        "cost": None,
-    }
+    planned = assay("run", write_spec(), "--dry-run", "--json").json
+    ones = ("documents", "shards", "missing_documents", "missing_shards", "distinct_texts")
+    known = {**dict.fromkeys([*ones, "documents_for_model"], 1), "missing_cells": 2}
+    assert {name: value for name, value in planned.items() if value is not None} == known
     assert not (tmp_path / "out").exists()
-
-
-def test_check_gives_prompts_that_a_plain_forward_agrees_with(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    assert main(["check", str(write_spec()), "--prompts", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["exactness"]["answers"] == 2 and found["exactness"]["argmax_flips"] == 0
-    assert found["exactness"]["max_abs_dp"] <= 1e-4
-    assert [prompt["task"] for prompt in found["prompts"]] == ["toxic", "topic"]
-    network = AutoModelForCausalLM.from_pretrained(found["model"]["path"], dtype=torch.float32)
-    for prompt in found["prompts"]:
-        assert "Hello." in prompt["text"] and prompt["doc_id"] == "a"
-        logits = network(torch.tensor([prompt["token_ids"]])).logits[0, -1]
-        for first in prompt["labels"].values():
-            assert 0 < logits.softmax(-1)[first].sum() < 1
-
-
-def test_check_shows_people_the_labels_tokens_and_the_prompts(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", str(write_spec()), "--prompts"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("exact: ")
-    assert "art 'a', law 'l', sport 's'" in shown and "in float32  p differs by at most" in shown
-    assert "Hello." in shown and "Rude?" in shown
 
 
 def test_ray_s_reports_of_workers_that_the_run_ended_are_dropped() -> None:

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from calls import Assay, Printed
 from finished import FILES, Corpus, finish
 
-from pipeline.cli import main
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec, spec_of
@@ -44,6 +44,7 @@ class Bench:
     folder: Path
     documents: Sequence[Mapping[str, str]]
     finish_as: Callable[..., int]
+    assay: Assay
 
     def gold(self, seed: int = 0) -> list[Row]:
         """60 documents of the corpus and 4 others; every fifth has no label for `topic`."""
@@ -73,8 +74,8 @@ class Bench:
         content = yaml.safe_load(self.spec.read_text())
         self.spec.write_text(yaml.safe_dump({**content, **keys}))
 
-    def evaluate(self, gold: str, *options: str) -> int:
-        return main(["eval", str(self.spec), "--gold", gold, *options])
+    def evaluate(self, gold: object, *options: object, code: int = 0) -> Printed:
+        return self.assay("eval", self.spec, "--gold", gold, *options, code=code)
 
     def answers(self, task: str) -> dict[str, Row]:
         """The raw label files' rows by document, read with DuckDB."""
@@ -83,11 +84,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(
-    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Bench:
+def bench(write_spec: Callable[..., Path], tmp_path: Path, assay: Assay) -> Bench:
     cache = tmp_path / "cache"
-    monkeypatch.setenv("ASSAY_CACHE", str(cache))
     corpus = Corpus(tmp_path / "corpus", cache)
     corpus.write()
 
@@ -103,4 +101,5 @@ def bench(
     assert finish_as() == 1
     files = [(corpus.folder / f"{n}.jsonl").read_text() for n in range(FILES)]
     lines = [line for file in files for line in file.splitlines()]
-    return Bench(spec(), tmp_path / "out", tmp_path, list(map(json.loads, lines)), finish_as)
+    documents = list(map(json.loads, lines))
+    return Bench(spec(), tmp_path / "out", tmp_path, documents, finish_as, assay)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from judged import LABELS, Bench
+from judged import Bench
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
-from pipeline.cli import main
 from pipeline.evaluation.paired import paired
 
 
-def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold, own = bench.gold(), bench.answers("toxic")
-    spec = bench.spec.read_text()
+def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(bench: Bench) -> None:
+    spec, other = bench.spec.read_text(), bench.folder / "other.yaml"
     asked = [{"name": "toxic", "question": "Ruder?", "labels": {"clean": ["n"], "toxic": ["y"]}}]
     assert bench.finish_as(output=str(bench.folder / "other"), tasks=asked, name="other") == 1
-    other = bench.folder / "other.yaml"
     other.write_text(bench.spec.read_text())
     bench.spec.write_text(spec)
-    words = ["eval", str(bench.spec), "--gold", bench.write(gold), "--against", str(other)]
-    assert main([*words, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    words = bench.write(bench.gold()), "--against", other
+    report = bench.evaluate(*words, "--json").json
     found = report["against"]["tasks"]["toxic"]
     assert report["against"]["tasks"].keys() == {"toxic"} and report["against"]["spec"] == "other"
     assert found["rows"] == report["tasks"]["toxic"]["rows"]["evaluated"]
@@ -36,23 +28,13 @@ def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(
         difference = both["difference"]
         assert difference["value"] == pytest.approx(both["value"] - both["other"])
         assert difference["low"] < difference["value"] < difference["high"]
-    labelled = [row for row in gold if row["id"] in own and own[row["id"]]["label"]]
-    truth = [LABELS["toxic"].index(row["toxic"]) for row in labelled]
-    p = [own[row["id"]]["p"]["clean"] for row in labelled]
-    auroc = found["figures"]["auroc"]["value"]
-    assert auroc == pytest.approx(roc_auc_score(np.equal(truth, 0), p))
-
-    assert main([*words]) == 0
-    shown = capsys.readouterr().out
+    shown = bench.evaluate(*words).out
     assert f"toxic: both on the same {found['rows']} documents" in shown
     assert "not compared: topic" in shown and "McNemar's exact test" in shown
 
 
-def test_a_spec_without_such_answers_is_named(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = bench.folder / "other.yaml"
-    content = bench.spec.read_text()
+def test_a_spec_without_such_answers_is_named(bench: Bench) -> None:
+    other, content = bench.folder / "other.yaml", bench.spec.read_text()
     cases = {
         content.replace("name: toxic", "name: rude").replace("name: topic", "name: theme"): (
             "--against: has no task toxic or topic with the same labels"
@@ -62,8 +44,7 @@ def test_a_spec_without_such_answers_is_named(
     }
     for text, line in cases.items():
         other.write_text(text)
-        assert bench.evaluate(bench.write(bench.gold()), "--against", str(other)) == 2
-        error = capsys.readouterr().err
+        error = bench.evaluate(bench.write(bench.gold()), "--against", other, code=2).err
         assert error.startswith(line) and str(bench.spec) not in error, error
 
 

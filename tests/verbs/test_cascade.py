@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from calls import Assay
 from changing_corpus import Corpus, p_of
-from json_outputs import validator
 
 from pipeline.errors import SpecError
 from pipeline.evaluation.cascade_guarantee import Promise, choose
@@ -113,46 +112,32 @@ def test_bad_options_are_named_and_nothing_is_written(staged: Corpus) -> None:
 
 def test_thresholds_of_other_stages_are_refused(staged: Corpus) -> None:
     staged.write("a", TEXTS[:3])
+    file = staged.folder / "thresholds"
     staged.decide(0.2, 0.8)
     staged.stages[1] = {"question": "reworded"}
-    with pytest.raises(
-        SpecError, match=r"cascade\.file: .* for other stages, or for another version"
+    for content, problem in (
+        (file.read_text(), ".* for other stages, or for another version"),
+        ("{}", ".* format .* `assay fit --recall --precision`"),
+        (None, ".*cannot be read: No such file.*`assay fit --recall .*` makes one"),
     ):
-        staged.run()
-    (staged.folder / "thresholds").write_text("{}")
-    with pytest.raises(
-        SpecError, match=r"cascade\.file: .* format .* `assay fit --recall --precision`"
-    ):
-        staged.run()
-    (staged.folder / "thresholds").unlink()
-    with pytest.raises(
-        SpecError, match=r"cannot be read: No such file.*`assay fit --recall .*` makes one"
-    ):
-        staged.run()
+        file.unlink() if content is None else file.write_text(content)
+        with pytest.raises(SpecError, match=rf"cascade\.file: {problem}"):
+            staged.run()
     assert not [*(staged.folder / "out").glob("specs/*")]
 
 
-def test_the_report_says_what_each_stage_decides(
-    staged: Corpus, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    from pipeline.report.console import console_on, json_value
-    from pipeline.report.fit import show_thresholds
-
+def test_the_command_says_what_each_stage_decides(staged: Corpus, assay: Assay) -> None:
     staged.write("a", TEXTS)
-    chosen = run_verb(staged)
-    with (tmp_path / "report").open("w") as file:
-        show_thresholds(chosen, console_on(file))
-    shown = (tmp_path / "report").read_text()
-    first, second = chosen.decided
+    promise = "--recall", 0.6, "--precision", 0.6, "--documents", 200
+    value = assay("fit", staged.spec_file, *promise, "--json").json
+    first, second = value["decided"]
+    shown = assay("fit", staged.spec_file, *promise, "--overwrite").words
+    documents = first + second
     for part in (
-        f"{first + second} documents, of which {chosen.source['positives']} are",
+        f"{documents} documents, of which {value['source']['positives']} are",
         "recall 0.6 and precision 0.6",
-        "confidence 0.95",
-        f"at {chosen.low:.4f} or below, and at {chosen.high:.4f} or above",
-        f"stage 1   decides {first} ({first / (first + second):.0%})",
-        f"stage 2   decides {second} ({second / (first + second):.0%})",
+        f"at {value['low']:.4f} or below, and at {value['high']:.4f} or above",
+        f"stage 1 decides {first} ({first / documents:.0%})",
+        f"stage 2 decides {second} ({second / documents:.0%})",
     ):
         assert part in shown, shown
-    value = json_value(chosen)
-    validator("fit").validate(value)
-    assert value["decided"] == list(chosen.decided) and value["low"] == chosen.low

@@ -1,11 +1,11 @@
-"""A wrong attention is refused twice, every difference is seen, 8-bit products are compared."""
+"""A wrong attention is refused twice, every difference is seen, rounding to 8 bits is compared."""
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from calls import Assay, WriteSpec
 from processors import needs_products
+from transformers import AutoModelForCausalLM
 
-from pipeline.cli import main
 from pipeline.errors import ModelError
 from pipeline.inference import alternatives, loading
 from pipeline.inference.attention import hook as layers
@@ -27,6 +28,7 @@ from pipeline.inference.engine import LabelEngine, Labelled
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
+from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import COMPARING, LISTING
 from pipeline.spec.parse import load_spec
@@ -40,29 +42,7 @@ from pipeline.verbs.exactness import (
     difference,
 )
 
-WriteSpec = Callable[..., Path]
 Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-
-
-def last_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """What a verb said last on standard error, behind transformers' progress bars."""
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def some_ids(source: random.Random, tokens: int) -> tuple[int, ...]:
-    return tuple(source.randrange(300) for _ in range(tokens))
-
-
-def whole_labels(
-    name: str, token_ids: tuple[int, ...], forms: list[list[tuple[int, ...]]], *, beam: int
-) -> Question:
-    labels = {f"l{i}": paths for i, paths in enumerate(forms)}
-    return Question(name, token_ids, labels, beam=beam)
 
 
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,65 +84,51 @@ BUGS = [
 ]
 
 
-@pytest.mark.parametrize("plant", BUGS)
-def test_a_wrong_attention_is_refused_when_the_model_is_loaded(
-    plant: Plant,
-    write_spec: WriteSpec,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    plant(monkeypatch)
-    with pytest.raises(ModelError, match="gives other answers under the tree"):
-        load_model(model_folder, dtype="float32", device="cpu")
-    assert main(["check", str(write_spec())]) == 1
-    line = last_line(capsys)
-    assert line.startswith("assay: model family 'llama' gives other answers under the tree")
-
-
 def a_model(folder: Path, **changes: Any) -> dict[str, Any]:
     return {"path": str(folder), "dtype": "float32", **changes}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("plant", BUGS)
+def test_a_wrong_attention_is_refused_when_the_model_is_loaded(
+    plant: Plant, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(ModelError, match="family 'llama' gives other answers under the tree"):
+        load_model(model_folder, dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("plant", "dtype"), [*((bug, "float32") for bug in BUGS), (siblings_leak, "bfloat16")]
+)
 def test_a_wrong_attention_that_gets_past_loading_is_not_exact_and_exit_1(
     plant: Plant,
     dtype: str,
     write_spec: WriteSpec,
     model_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    assay: Assay,
 ) -> None:
     plant(monkeypatch)
     monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
-    spec = str(write_spec(model=a_model(model_folder, dtype=dtype)))
-    assert main(["check", spec]) == 1
-    shown = capsys.readouterr().out
-    assert shown.startswith("differs: all questions in one reading and a prompt for each question ")
-    assert "allowed: at most" in shown
-    assert main(["check", spec, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)["exactness"]
+    spec = write_spec(model=a_model(model_folder, dtype=dtype))
+    found = assay("check", spec, "--json", code=1).json["exactness"]
     in_float32 = found if dtype == "float32" else found["in_float32"]
     assert in_float32["max_abs_dp"] > 1e-4 and not found["exact"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_nothing_is_planted_and_the_same_spec_is_exact(
-    dtype: str, write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    dtype: str, write_spec: WriteSpec, model_folder: Path, assay: Assay
 ) -> None:
-    spec = str(write_spec(model=a_model(model_folder, dtype=dtype)))
-    assert main(["check", spec, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    spec = write_spec(model=a_model(model_folder, dtype=dtype))
+    printed = assay("check", spec, "--json").json
     assert printed["model"]["processor"]["attention"].endswith(f" torch.{dtype}")
     found = printed["exactness"]
-    assert found["exact"] and found["answers"] == 2
-    assert printed["quantization"] is None
+    assert found["exact"] and found["answers"] == 2 and printed["quantization"] is None
     allowed = found["allowed"]
     assert found["max_abs_dp"] <= allowed["max_abs_dp"] and allowed["max_abs_dp_in_float32"] == 1e-4
     if dtype == "float32":
         assert allowed == {**allowed, "max_abs_dp": 1e-4, "mean_abs_dp": None}
-        assert found["max_abs_dp"] <= 1e-4
         assert found["in_float32"] is None and found["rounding"] is None
     else:
         assert found["in_float32"]["max_abs_dp"] <= 1e-4 < found["max_abs_dp"]
@@ -171,36 +137,39 @@ def test_nothing_is_planted_and_the_same_spec_is_exact(
         assert allowed["mean_abs_dp"] == 3 * found["rounding"]["mean_abs_dp"] + 1e-3
 
 
-def test_in_half_precision_people_are_told_of_both_proofs(
-    write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
+def test_people_read_the_verdict_first_then_both_proofs_labels_tokens_and_prompts(
+    write_spec: WriteSpec, model_folder: Path, monkeypatch: pytest.MonkeyPatch, assay: Assay
 ) -> None:
-    assert main(["check", str(write_spec(model=a_model(model_folder, dtype="bfloat16")))]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    spec = write_spec(model=a_model(model_folder, dtype="bfloat16"))
+    shown = assay("check", spec, "--prompts").words
     assert shown.startswith("exact: all questions in one reading and a prompt for each question ")
     assert "in float32 p differs by at most " in shown
     assert "in bfloat16 p differs by at most " in shown and "allowed: at most " in shown
-    assert "from their float32 answers" in shown
-    found = re.search(r"kernels products by \w+, attention by (assay|torch) torch.bfloat16", shown)
-    assert found, shown
-
-
-def test_without_room_for_float32_weights_half_precision_is_proved_alone(
-    write_spec: WriteSpec,
-    model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    assert re.search(r"kernels products by \w+, attention by (assay|torch) torch.bfloat16", shown)
+    assert "art 'a', law 'l', sport 's'" in shown and "Hello." in shown and "Rude?" in shown
     monkeypatch.setattr(exactness, "_USABLE", 0.0)
-    spec = str(write_spec(model=a_model(model_folder, dtype="bfloat16")))
-    assert main(["check", spec]) == 0
-    assert "not in float32 there is no room for its weights" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    shown = assay("check", spec).words
+    assert "not in float32 there is no room for its weights" in shown
     the_document_is_not_seen(monkeypatch)
     monkeypatch.setattr(loading, "tree_error", lambda _model: 0.0)
-    assert main(["check", spec, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)["exactness"]
+    printed = assay("check", spec, code=1).words
+    assert printed.startswith("differs: all questions in one reading and a prompt for each que")
+    found = assay("check", spec, "--json", code=1).json["exactness"]
     assert found["in_float32"] is None and found["mean_abs_dp"] > exactness.HALF_MEAN["bfloat16"]
+
+
+def test_check_gives_prompts_whose_label_tokens_a_plain_forward_finds(
+    write_spec: WriteSpec, assay: Assay
+) -> None:
+    found = assay("check", write_spec(), "--prompts", "--json").json
+    assert found["exactness"]["argmax_flips"] == 0
+    assert [prompt["task"] for prompt in found["prompts"]] == ["toxic", "topic"]
+    network = AutoModelForCausalLM.from_pretrained(found["model"]["path"], dtype=torch.float32)
+    for prompt in found["prompts"]:
+        assert "Hello." in prompt["text"] and prompt["doc_id"] == "a"
+        logits = network(torch.tensor([prompt["token_ids"]])).logits[0, -1]
+        for first in prompt["labels"].values():
+            assert 0 < logits.softmax(-1)[first].sum() < 1
 
 
 def far(mean: float, largest: float = 0.0) -> Difference:
@@ -290,17 +259,21 @@ def test_of_each_label_the_larger_difference_counts() -> None:
     assert (found.argmax_flips, found.answers) == (1, 2)
     assert found.max_abs_dp == pytest.approx(0.5)  # 1/4 -> 3/4 of the labels
     assert found.mean_abs_dp == pytest.approx((0.2 + 0.2 + 0.5 + 0.5) / 4)
+    nothing = difference([np.empty((0, 2))], [np.empty((0, 2))])
+    assert (nothing.max_abs_dp, nothing.mean_abs_dp, nothing.answers) == (0.0, 0.0, 0)
 
 
-def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(
-    model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(model_folder: Path) -> None:
     """The beam may have left one of the forms, which the label's own prompts would sum."""
     source = random.Random(0)
-    forms = [[some_ids(source, 3) for _ in range(1 + place % 2)] for place in range(6)]
-    question = whole_labels("q", some_ids(source, 6), forms, beam=2)
-    prompt = PromptTokens(some_ids(source, 4), (question,))
-    document = list(some_ids(source, 20))
+
+    def some(tokens: int) -> tuple[int, ...]:
+        return tuple(source.randrange(300) for _ in range(tokens))
+
+    labels = {f"l{n}": [some(3) for _ in range(1 + n % 2)] for n in range(6)}
+    question = Question("q", some(6), labels, beam=2)
+    prompt = PromptTokens(some(4), (question,))
+    document = list(some(20))
     model = load_model(model_folder, dtype="float32", device="cpu")
     answers = LabelEngine(model, prompt, max_batch_tokens=500).label([document]).log_probs
     reached = np.isfinite(answers[0][0])
@@ -312,7 +285,7 @@ def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(
 
 
 def test_whole_labels_that_are_no_numbers_are_not_exact(
-    write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch, assay: Assay
 ) -> None:
     correct = LabelEngine.label
 
@@ -322,71 +295,62 @@ def test_whole_labels_that_are_no_numbers_are_not_exact(
         return replace(labelled, log_probs=nothing)
 
     monkeypatch.setattr(LabelEngine, "label", overflown)
-    task = {"name": "t", "question": "?", "labels": ["law", "lawn", "art"]}
-    spec = write_spec(tasks=[{**task, "length_penalty": 1.0}])
-    assert main(["check", str(spec), "--json"]) == 1
-    printed = capsys.readouterr().out
-    assert json.loads(printed, parse_constant=pytest.fail)["exactness"]["max_abs_dp"] is None
-
-
-def test_fewer_documents_than_none_are_refused(
-    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", str(write_spec()), "--documents", "-1"]) == 2
-    assert last_line(capsys).startswith("--documents: write a number")
-
-
-def test_nothing_compared_is_no_change() -> None:
-    found = difference([np.empty((0, 2))], [np.empty((0, 2))])
-    assert (found.max_abs_dp, found.mean_abs_dp, found.answers) == (0.0, 0.0, 0)
+    task = {"name": "t", "question": "?", "labels": ["law", "lawn", "art"], "length_penalty": 1.0}
+    printed = assay("check", write_spec(tasks=[task]), "--json", code=1)
+    assert printed.json["exactness"]["max_abs_dp"] is None
 
 
 @needs_products
 def test_8_bit_products_are_compared_with_the_models_own(
-    write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, model_folder: Path, assay: Assay
 ) -> None:
-    spec = write_spec(model=a_model(model_folder, dtype="int8"))
-    dtype = place(load_spec(spec).model, this_machine()).dtype
-    assert main(["check", str(spec), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    file = write_spec(model=a_model(model_folder, dtype="int8"))
+    spec = load_spec(file)
+    dtype = place(spec.model, this_machine()).dtype
+    found = assay("check", file, "--json").json
     tokenizer = load_tokenizer(model_folder)
-    prompt = tokenise_prompt(tokenizer, load_spec(spec).prompt, load_spec(spec).tasks)
+    prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     document = DocumentTokenizer(tokenizer).encode("Hello.")
-    rounded, plain = (
-        LabelEngine(
-            load_model(model_folder, dtype=dtype, device="cpu", int8=int8),
-            prompt,
-            max_batch_tokens=1_000,
-        )
-        .label([document])
-        .log_probs
-        for int8 in (True, False)
-    )
-    expected = difference(rounded, plain)
+    models = [load_model(model_folder, dtype=dtype, device="cpu", int8=int8) for int8 in (1, 0)]
+    engines = [LabelEngine(model, prompt, max_batch_tokens=1_000) for model in models]
+    expected = difference(*(engine.label([document]).log_probs for engine in engines))
     assert found["model"]["int8"] and found["model"]["dtype"] == dtype
-    assert found["quantization"] == {
-        "max_abs_dp": pytest.approx(expected.max_abs_dp, abs=1e-6),
-        "mean_abs_dp": pytest.approx(expected.mean_abs_dp, abs=1e-6),
-        "argmax_flips": expected.argmax_flips,
-        "answers": 2,
-    }
-    assert expected.max_abs_dp > 1e-4
-
-
-@needs_products
-def test_people_are_told_what_quantising_changed(
-    write_spec: WriteSpec, model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = write_spec(model=a_model(model_folder, dtype="int8"))
-    assert main(["check", str(spec)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    assert found["quantization"] == pytest.approx(asdict(expected), abs=1e-6)
+    assert expected.max_abs_dp > 1e-4 and expected.answers == 2
+    shown = assay("check", file).words
     assert " with 8-bit products on cpu" in shown
     assert "of 2 answers have another label, against the model without quantisation" in shown
 
 
-def test_check_names_each_phase(write_spec: WriteSpec, caplog: pytest.LogCaptureFixture) -> None:
+def test_kept_keys_in_8_bits_are_weighed_too(
+    write_spec: WriteSpec, model_folder: Path, assay: Assay
+) -> None:
+    spec = write_spec(model=a_model(model_folder, kv="int8"))
+    found = assay("check", spec, "--json").json
+    assert found["model"]["kv"] == "int8" and found["exactness"]["max_abs_dp"] <= 1e-4
+    assert 0 < found["quantization"]["max_abs_dp"] < 0.2
+    assert "float32, kv: int8 on cpu" in assay("check", spec).words
+
+
+def test_a_model_of_recurrent_layers_keeps_nothing_in_8_bits(
+    write_spec: WriteSpec,
+    tiny_model: Callable[[str], LoadedModel],
+    model_folder: Path,
+    tmp_path: Path,
+    assay: Assay,
+) -> None:
+    hybrid = tmp_path / "hybrid"
+    shutil.copytree(model_folder, hybrid, ignore=shutil.ignore_patterns("*.safetensors"))
+    tiny_model("qwen3_5_text").network.save_pretrained(hybrid)
+    printed = assay("check", write_spec(model={"path": str(hybrid), "kv": "int8"}), code=2)
+    assert "model.kv: layers with a recurrent state keep it" in printed.err
+
+
+def test_check_names_each_phase(
+    write_spec: WriteSpec, assay: Assay, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "pipeline.report.progress")
-    assert main(["check", str(write_spec())]) == 0
+    assay("check", write_spec())
     phases = [record.getMessage() for record in caplog.records]
     assert phases[:2] == ["starting", LISTING]
     assert phases[-1].startswith(COMPARING)

@@ -1,36 +1,31 @@
-"""`assay check` looks at the output and the input first, and leaves nothing behind."""
+"""`assay check` looks at output and input first, leaves nothing behind, and names doubts."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from calls import Assay, WriteSpec
 
-from pipeline.cli import main
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+from pipeline.labeller import Labeller
+from pipeline.spec.parse import load_spec
 
 
-def test_check_leaves_nothing_behind(
-    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    new = tmp_path / "new" / "out"
-    assert main(["check", str(write_spec(output=str(new))), "--documents", "0"]) == 0
-    shown = capsys.readouterr().out
+def test_check_leaves_nothing_behind(write_spec: WriteSpec, tmp_path: Path, assay: Assay) -> None:
+    new, own = tmp_path / "new" / "out", tmp_path / "own"
+    shown = assay("check", write_spec(output=str(new)), "--documents", 0).out
     assert "conditional create works" in shown
     assert "not tested: no answers were compared" in shown
     assert not new.parent.exists()
-    own = tmp_path / "own"
     own.mkdir()
-    assert main(["check", str(write_spec(output=str(own))), "--documents", "0"]) == 0
+    spec = write_spec(output=str(own))
+    assay("check", spec, "--documents", 0)
     assert list(own.iterdir()) == []
+    refused = assay("check", spec, "--documents", -1, code=2).err.splitlines()
+    assert refused[-1].startswith("--documents: write a number")
 
 
 @pytest.mark.parametrize(
@@ -40,36 +35,66 @@ def test_check_leaves_nothing_behind(
         ({"output": "spec.yaml/below"}, "output: {folder}/spec.yaml is a file; name a folder, or "),
         ({"input": {"path": "/nowhere"}}, "input.path: names no file"),
         ({"input": {"path": "corpus.jsonl", "text": "body"}}, "input.text: "),
-        (
-            {"input": {"path": "empty.jsonl"}},
-            "input.path: the file has no row; name a file with rows",
-        ),
+        ({"input": {"path": "empty.jsonl"}}, "input.path: the file has no row; name a file with"),
     ],
 )
 def test_check_looks_at_the_output_and_the_input_before_the_model(
     changes: dict[str, Any],
     line: str,
-    write_spec: Callable[..., Path],
+    write_spec: WriteSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    assay: Assay,
 ) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     monkeypatch.chdir(tmp_path)
     output = str(tmp_path / changes.get("output", "out"))
     spec = write_spec(**{**changes, "output": output, "model": {"path": "/nowhere.gguf"}})
-    assert main(["check", str(spec)]) in (1, 2)
-    (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith(line.replace("{folder}", str(tmp_path)))
+    assert assay("check", spec, code=2).error.startswith(line.replace("{folder}", str(tmp_path)))
 
 
-def test_check_says_that_the_output_is_a_file_without_importing_torch(
-    write_spec: Callable[..., Path], tmp_path: Path
+def test_a_check_says_what_the_answers_are_read_from_and_whether_they_depend_on_the_document(
+    write_spec: WriteSpec, tmp_path: Path, assay: Assay
 ) -> None:
-    spec = write_spec(output=str(tmp_path / "spec.yaml"))
-    code = "import sys; from pipeline.cli import main; "
-    code += f"code = main(['check', {str(spec)!r}]); print(code, 'torch' in sys.modules)"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert printed.stdout.split() == ["2", "False"]
+    corpus = tmp_path / "texts.jsonl"
+    texts = ["Hello.", "Another text, and a longer one."]
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    task = {"name": "t", "question": "Which?", "labels": {"sports": ["sports"], "no": ["no", "n"]}}
+    spec = write_spec(input={"path": str(corpus)}, tasks=[task])
+    found = assay("check", spec, "--json").json
+    rows = Labeller(load_spec(spec)).label([*texts, "N/A", "[MASK]"])["t"].to_pylist()
+    p = np.array([[row["p"][label] for label in task["labels"]] for row in rows])
+    distance = max(abs(one - p[2:].mean(axis=0)).sum() / 2 for one in p[:2])
+    facts = found["answers"]["t"]
+    assert facts["mass"] == pytest.approx(max(row["mass"] for row in rows[:2]), rel=1e-4)
+    assert facts["distance"] == pytest.approx(distance, abs=1e-5)
+    # — a token of the toy model is a byte, so that a label is read by its first letter
+    assert facts["fragments"] == {"sports": "s"}
+    [warning, *_] = found["warnings"]
+    assert warning.startswith("t: labels are scored by the first letters of a word: 's")
+    assert f"warning: {warning}" in assay("check", spec).out
+
+
+@pytest.mark.parametrize(("column", "repeated"), [("id", 2), ("own", 0), (None, 0)])
+def test_a_check_warns_of_ids_that_several_documents_have(
+    column: str | None, repeated: int, write_spec: WriteSpec, tmp_path: Path, assay: Assay
+) -> None:
+    corpus = tmp_path / "ids.jsonl"
+    rows = [{"id": id, "own": n, "text": f"text {n}"} for n, id in enumerate("aba")]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = write_spec(input={"path": str(corpus), "id": column})
+    found = assay("check", spec, "--documents", 0, "--json").json
+    assert found["repeated_ids"] == repeated
+    line = "input.id: 2 of the first 3 documents share their id with another document"
+    assert any(each.startswith(line) for each in found["warnings"]) == bool(repeated)
+
+
+def test_a_question_of_several_labels_that_names_none_is_shown_as_it_is_asked(
+    write_spec: WriteSpec, assay: Assay
+) -> None:
+    plain = {"name": "topic", "kind": "multi", "question": "What is it?", "labels": ["law", "art"]}
+    named = {**plain, "name": "other", "question": "Is it {label}?", "labels": ["law", "art"]}
+    shown = assay("check", write_spec(tasks=[plain, named]), "--prompts").words
+    assert shown.count("asked of each label:") == 1
+    assert "topic asked of each label: What is it? {label}: yes or no" in shown
+    assert "What is it? art: yes or no" in shown

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from calls import Assay, WriteSpec
 from pydantic import TypeAdapter
 from stages import run_without_ray
 from transformers import AutoModelForCausalLM
 
-from pipeline.cli import main
 from pipeline.runtime.assembly import reader_prompt
 from pipeline.runtime.job import make_reader
 from pipeline.runtime.placement import place, this_machine
@@ -45,22 +43,19 @@ def greedy(network: Any, ids: list[int]) -> list[tuple[int, float]]:
 
 
 def test_each_question_has_the_greedy_continuation_of_its_prompt(
-    write_spec: Callable[..., Path],
+    write_spec: WriteSpec,
     model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    assay: Assay,
 ) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     run_without_ray(monkeypatch)
     file = write_spec(tasks=TASKS)
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "text": "Hello."}\n{"id": "b", "text": ""}')
-    assert main(["run", str(file)]) == 0
-    capsys.readouterr()
-    command = ["export", str(file), "--head", "2", "--why"]
-    assert main([*command, "--json"]) == 0
-    answered, empty = json.loads(capsys.readouterr().out)["why"]
-    spec = load_spec(str(file))
+    assay("run", file)
+    command = "export", file, "--head", 2, "--why"
+    answered, empty = assay(*command, "--json").json["why"]
+    spec = load_spec(file)
     reader = make_reader(spec, place(spec.model, this_machine()), tmp_path / "cache")
     _, tokenizer, prompt = reader_prompt(reader)
     network = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
@@ -71,8 +66,7 @@ def test_each_question_has_the_greedy_continuation_of_its_prompt(
         assert [t["text"] for t in own["tokens"]] == [tokenizer.decode([i]) for i, _ in expected]
         assert [t["p"] for t in own["tokens"]] == pytest.approx([p for _, p in expected], abs=1e-5)
     assert {own["none"] for own in empty} == {"no answer: empty"}
-    assert main(command) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = assay(*command).out.splitlines()
     first = answered[0]["tokens"][0]
     [line] = [line for line in shown if line.startswith("    toxic: the model would say ")]
     assert f"say {first['text']!r} {first['p']:.2f}, " in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from html import unescape
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 import duckdb
 import pytest
 from browsers import fits_into_its_window, opened_browser, serious_findings
+from calls import Assay, WriteSpec
 from finished import LABELS, ROWS, Corpus, finish, toy_fingerprints
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from pipeline.cli import main
 from pipeline.ledger.dataset import open_labels
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
@@ -28,14 +27,12 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m"
 TOP = {"share": 0.2, "of": "toxic.p.toxic", "by": "doc.source", "smallest": 5}
 RULE = {"drop_top": TOP, "on_error": "keep"}
 ALL_SIZES = "count(*), sum(n_chars), sum(greatest(toxic.n_tokens, topic.n_tokens))"
+Report = Callable[..., tuple[dict[str, Any], str]]
 
 
 @pytest.fixture
-def folder(
-    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def folder(tmp_path: Path, write_spec: WriteSpec) -> Path:
     """Ninety documents of three sources in two snapshots; the last one is of the spec's model."""
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     corpus = Corpus(tmp_path / "in", tmp_path / "cache")
     corpus.write()
     for file in corpus.folder.glob("*.jsonl"):
@@ -44,11 +41,7 @@ def folder(
             row["source"] = ("web", "books", HOSTILE)[number % 3]
             row["text"] = f"{HOSTILE} {row['text']}" if row["text"].strip() else row["text"]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tasks = [{"name": n, "question": "?", "labels": list(of)} for n, of in LABELS.items()]
-    source = {"path": str(corpus.folder), "id": "id"}
-    spec = load_spec(
-        write_spec(name="job", tasks=tasks, input=source, output=str(tmp_path / "out"))
-    )
+    spec = load_spec(spec_file(tmp_path, write_spec))
     job = make_job(spec, Placement("cpu", "float32", 1, 1), tmp_path / "cache")
     store = LocalStore(tmp_path / "out")
     for fingerprints in (toy_fingerprints(), job.fingerprints):
@@ -56,17 +49,24 @@ def folder(
     return tmp_path
 
 
-@pytest.fixture
-def spec(folder: Path, write_spec: Callable[..., Path]) -> Callable[..., str]:
+def spec_file(folder: Path, write_spec: WriteSpec, **changes: Any) -> Path:
     """Writes the spec, with a rule or other changes."""
     tasks = [{"name": n, "question": "?", "labels": list(of)} for n, of in LABELS.items()]
+    source = {"path": str(folder / "in"), "id": "id"}
+    content = {"name": "job", "tasks": tasks, "input": source, "output": str(folder / "out")}
+    return write_spec(**content, **{"filter": RULE, **changes})
 
-    def write(**changes: Any) -> str:
-        source = {"path": str(folder / "in"), "id": "id"}
-        content = {"name": "job", "tasks": tasks, "input": source, "output": str(folder / "out")}
-        return str(write_spec(**content, **{"filter": RULE, **changes}))
 
-    return write
+@pytest.fixture
+def report(folder: Path, write_spec: WriteSpec, assay: Assay) -> Report:
+    """Reports on the spec with these changes: the JSON and the page."""
+
+    def call(*words: object, **changes: Any) -> tuple[dict[str, Any], str]:
+        spec, page = spec_file(folder, write_spec, **changes), folder / "report.html"
+        printed = assay("report", spec, "--to", page, *words, "--overwrite", "--json")
+        return printed.json, page.read_text()
+
+    return call
 
 
 def write_gold(folder: Path) -> str:
@@ -94,21 +94,9 @@ def counted(folder: Path, query: str) -> list[tuple[Any, ...]]:
     return duckdb.sql(f"with t as (from labels join {source} on id = doc_id) {query}").fetchall()
 
 
-def report(
-    spec: str, folder: Path, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[dict[str, Any], str]:
-    """The JSON and the page."""
-    page = folder / "report.html"
-    words = (*words, "--overwrite", "--json")
-    assert main(["report", spec, "--to", str(page), *words]) == 0
-    result: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return result, page.read_text()
-
-
-def test_the_counts_are_those_of_duckdb(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, page = report(spec(), folder, capsys)
+def test_the_counts_are_those_of_duckdb(report: Report, folder: Path) -> None:
+    result, page = report()
+    assert result["scores"][0]["label"] == "toxic"  # what the rule limits
     clean = {HOSTILE: HOSTILE, "web": "web", "books": "books"}
     limits = dict(
         counted(
@@ -143,60 +131,28 @@ def test_the_counts_are_those_of_duckdb(
     assert f"{gone[0]:,}" in page and result["drift"]["before"] == "snapshot 00000001"
 
 
-def test_the_bars_of_a_label_count_what_duckdb_counts(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
+def test_the_page_states_the_rule_what_it_drops_and_runs_nothing_of_a_text(
+    report: Report, folder: Path
 ) -> None:
-    result, _ = report(spec(), folder, capsys)
-    first = result["scores"][0]
-    assert (first["task"], first["label"]) == ("toxic", "toxic")  # what the rule limits
-    for of in result["scores"]:
-        p = f"{of['task']}.p.{of['label']}::double"
-        query = f"select count(*) from t where {p} >= {{}} and {p} < {{}}"
-        bars = len(of["counts"])
-        for bar, count in enumerate(of["counts"]):
-            end = 2 if bar + 1 == bars else (bar + 1) / bars
-            assert counted(folder, query.format(bar / bars, end)) == [(count,)]
-        assert sum(of["counts"]) == 3 * (ROWS - 1)
-
-
-def test_with_gold_the_page_and_the_json_have_figures_of_quality(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, page = report(spec(), folder, capsys, "--gold", write_gold(folder))
-    assert result["quality"]["tasks"]["toxic"]["rows"]["evaluated"] == 3 * (ROWS - 1)
-    assert "AUROC" in page
-
-
-def test_the_page_runs_nothing_of_a_text_and_fetches_nothing(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, page = report(spec(), folder, capsys)
-    assert any(HOSTILE in (each["text"] or "") for each in result["examples"])
-    assert "<script>alert" not in page and "\x1b" not in page
-    assert "default-src 'none'" in page
-    assert re.findall(r"(?:src|href)='(?!#|data:)", page) == []
-    for kind in ("kept", "dropped", "least sure"):
-        assert any(each["example"]["kind"] == kind for each in result["examples"])
-    assert "blurred" in page and page.count("class='text'") == len(result["examples"])
-
-
-def test_the_page_states_the_rule_and_how_much_it_drops(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, page = report(spec(), folder, capsys)
+    result, page = report("--gold", write_gold(folder))
     kept, dropped = (each["documents"] for each in result["whole"])
     assert f"{kept} of {kept + dropped} documents are kept, {dropped} are dropped " in unescape(
         page
     )
     rule = "toxic.p.toxic is at most the threshold of the highest 20 % of its group by doc.source"
     assert f"Rule: <code>{rule}</code>" in page
-    assert "to publish" not in page and not {"public_summary", "dataset_card"} & result.keys()
+    assert result["quality"]["tasks"]["toxic"]["rows"]["evaluated"] == 3 * (ROWS - 1)
+    assert "AUROC" in page
+    assert any(HOSTILE in (each["text"] or "") for each in result["examples"])
+    assert "<script>alert" not in page and "\x1b" not in page
+    assert {each["example"]["kind"] for each in result["examples"]} == {
+        *("kept", "dropped", "least sure")
+    }
+    assert "blurred" in page and page.count("class='text'") == len(result["examples"])
 
 
-def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, page = report(spec(filter=None), folder, capsys, "--by", "topic")
+def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(report: Report) -> None:
+    result, page = report("--by", "topic", filter=None)
     assert [each["documents"] for each in result["whole"]] == [3 * ROWS, 0]
     assert result["filter"] is None and result["quality"] is None
     assert set(result["groups"]) == {"art", "law", "sport", "null"}
@@ -204,59 +160,51 @@ def test_without_a_filter_all_is_kept_and_without_gold_there_is_no_quality(
     assert "Documents by group" in page and "dropped</th>" not in page
 
 
-def test_groups_do_not_change_the_thresholds_of_the_rule(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_groups_do_not_change_the_thresholds_of_the_rule(report: Report, folder: Path) -> None:
     """Documents without a group, here those without a topic, count for the thresholds."""
     rule = {"drop_top": {"share": 0.2, "of": "n_chars"}, "on_error": "keep"}
-    plain, _ = report(spec(filter=rule), folder, capsys)
-    grouped, _ = report(spec(filter=rule), folder, capsys, "--by", "topic")
-    assert grouped["whole"] == plain["whole"] and "null" in grouped["groups"]
-    words = ("--by", "topic", "--by", "doc.source")
-    grouped, page = report(spec(filter=rule), folder, capsys, *words)
+    plain, _ = report(filter=rule)
+    grouped, page = report("--by", "topic", "--by", "doc.source", filter=rule)
+    assert grouped["whole"] == plain["whole"]
     pairs = counted(folder, "select distinct coalesce(topic.label, 'null'), source from t")
     assert set(grouped["groups"]) == {f"{topic}, {source}" for topic, source in pairs}
     assert grouped["by"] == "topic.label, doc.source" and grouped["by"] in page
 
 
-def test_a_rule_that_stops_at_missing_answers_says_so(
-    spec: Callable[..., str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result, page = report(spec(filter={"keep": "toxic.p.toxic < 0.5"}), folder, capsys)
-    stops = "The filter stops, because 3 of 90 documents have no answer (empty 3)"
-    assert stops in page
+def test_a_rule_that_stops_at_missing_answers_says_so(report: Report, folder: Path) -> None:
+    result, page = report(filter={"keep": "toxic.p.toxic < 0.5"})
+    assert "The filter stops, because 3 of 90 documents have no answer (empty 3)" in page
+    assert "on_error is fail" in page
     assert (result["filter"]["failed"], result["filter"]["stops"]) == ({"empty": 3}, True)
     [(dropped,)] = counted(folder, "select count(*) from t where toxic.p.toxic >= 0.5")
     assert result["whole"][1]["documents"] == dropped
     assert sum(result["filter"]["reasons"].values()) == dropped
-    assert "on_error is fail" in page
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--by", "nothing +"], "--by: is not one SQL expression"),
-        (["--by", "doc.nothing"], "--by: "),
-        (["--by", "toxic.p"], "--by: has several values; name one, such as toxic.label"),
-        (["--gold", "nowhere.csv"], "nowhere.csv: there is no such file"),
-        (["--to", "ftpp://host/x.html"], "--to: cannot be opened: "),
-        (["--to", "."], "--to: is a folder; name a file (got '.')"),
-        (["--to", "spec.yaml"], "--to: exists; write another name, or add --overwrite"),
+        ("--by +", "--by: is not one SQL expression"),
+        ("--by doc.nothing", "--by: "),
+        ("--by toxic.p", "--by: has several values; name one, such as toxic.label"),
+        ("--gold nowhere.csv", "nowhere.csv: there is no such file"),
+        ("--to ftpp://host/x.html", "--to: cannot be opened: "),
+        ("--to .", "--to: is a folder; name a file (got '.')"),
+        ("--to spec.yaml", "--to: exists; write another name, or add --overwrite"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_no_page_is_written(
-    words: list[str],
+    words: str,
     line: str,
-    spec: Callable[..., str],
     folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    write_spec: WriteSpec,
+    assay: Assay,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folder)
-    assert main(["report", spec(), *words]) in (1, 2)
-    [error] = capsys.readouterr().err.splitlines()
-    assert error.startswith(line)
-    assert not list(folder.rglob("*.html"))
+    spec = spec_file(folder, write_spec)
+    error = assay("report", spec, *words.split(), code=2).error
+    assert error.startswith(line) and not list(folder.rglob("*.html"))
 
 
 @pytest.fixture
@@ -267,12 +215,9 @@ def browser() -> Iterator[webdriver.Chrome]:
 
 @pytest.mark.slow
 def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no_server(
-    browser: webdriver.Chrome,
-    spec: Callable[..., str],
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    browser: webdriver.Chrome, report: Report, folder: Path
 ) -> None:
-    report(spec(), folder, capsys, "--gold", write_gold(folder))
+    report("--gold", write_gold(folder))
     browser.get(f"file://{folder}/report.html")
     for width in (400, 1_280):
         browser.set_window_size(width, 900)

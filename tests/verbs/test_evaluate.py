@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -13,17 +14,17 @@ from finished import FILES, ROWS
 from judged import LABELS, Bench, Row, with_gold
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
-from pipeline.gold.labels import read_gold
+from pipeline.gold.labels import Gold, read_gold
 from pipeline.gold.values import UNLABELLED
 from pipeline.spec.parse import load_spec
 
 
-@pytest.mark.parametrize("name", ["gold.csv", "gold.jsonl", "gold.parquet"])
-@pytest.mark.parametrize("by", ["id", "text"])
+@pytest.mark.parametrize(
+    ("name", "by"), [("gold.csv", "id"), ("gold.jsonl", "text"), ("gold.parquet", "id")]
+)
 def test_scores_are_those_of_the_raw_files_and_every_row_is_counted(
-    name: str, by: str, bench: Bench, capsys: pytest.CaptureFixture[str]
+    name: str, by: str, bench: Bench
 ) -> None:
     gold = bench.gold()
     empty = [row for row in gold if not row["text"].strip()]
@@ -31,8 +32,7 @@ def test_scores_are_those_of_the_raw_files_and_every_row_is_counted(
         gold = [{k: v for k, v in row.items() if k != "id"} for row in gold if row not in empty]
         empty = []
     assert by == "text" or empty
-    assert bench.evaluate(bench.write(gold, name), "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    report = bench.evaluate(bench.write(gold, name), "--json").json
     assert report["gold"]["joined_by"] == {"id": "doc_id", "text": "content_hash"}[by]
     assert report["gold"]["documents"] == len(gold) and report["corpus_rows"] == FILES * ROWS
     assert report["in_corpus"] == len(gold) - 4 and report["without_gold"] == []
@@ -64,157 +64,109 @@ def test_scores_are_those_of_the_raw_files_and_every_row_is_counted(
             assert raw["auroc"] == pytest.approx(roc_auc_score(np.equal(truth, 0), p[:, 0]))
 
 
-def test_gates_decide_the_exit_code_after_the_report(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gates_decide_the_exit_code_after_the_report(bench: Bench) -> None:
     gold = bench.write(bench.gold())
     bench.says(publish={"gates": ["toxic.f1 >= 0", "topic.brier <= 1"]})
-    assert bench.evaluate(gold) == 0
+    bench.evaluate(gold)
     bench.says(publish={"gates": ["toxic.f1 >= 0", "toxic.auroc > 0.99"]})
-    assert bench.evaluate(gold, "--precision", "0.5") == 1
-    shown = capsys.readouterr().out
+    shown = bench.evaluate(gold, "--precision", 0.5, code=1).out
     assert "macro F1" in shown and "FAILED: toxic.auroc > 0.99 (it is 0." in shown
-    # — gates of tasks that are not asked for are not decided
-    assert bench.evaluate(gold, "--task", "topic", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["gates"] == []
+    # — gates of tasks that are not asked for are not decided; one of a task without gold fails
+    assert bench.evaluate(gold, "--task", "topic", "--json").json["gates"] == []
+    of_topic = bench.write([{"id": row["id"], "topic": row["topic"]} for row in bench.gold()])
+    shown = bench.evaluate(of_topic, code=1).out
+    assert "FAILED: toxic.f1 >= 0 (not judged: " in shown
     bench.says(publish={"gates": ["toxic.f1 => 0.8"]})
-    assert bench.evaluate(gold) == 2
-    out, err = capsys.readouterr()
-    assert not out and len(err.splitlines()) == 1
-    assert err.startswith("publish.gates.0: write TASK.METRIC") and " in " in err
+    error = bench.evaluate(gold, code=2).error
+    assert error.startswith("publish.gates.0: write TASK.METRIC") and " in " in error
 
 
-def test_a_gate_of_a_task_without_gold_fails(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"id": row["id"], "topic": row["topic"]} for row in bench.gold()]
-    bench.says(publish={"gates": ["toxic.f1 >= 0"]})
-    assert bench.evaluate(bench.write(rows)) == 1
-    assert "FAILED: toxic.f1 >= 0 (not judged: " in capsys.readouterr().out
-
-
-def test_without_gold_the_error_names_the_key(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_gold_the_error_names_the_key(bench: Bench) -> None:
     for verb in ("eval", "fit"):
-        assert main([verb, str(bench.spec)]) == 2
-        line = "gold.path: missing; add it, or write --gold FILE in "
-        assert capsys.readouterr().err.startswith(line)
+        error = bench.assay(verb, bench.spec, code=2).error
+        assert error.startswith("gold.path: missing; add it, or write --gold FILE in ")
 
 
-def test_gold_may_have_other_column_names_and_values(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gold_may_have_other_column_names_and_values(bench: Bench) -> None:
     rows = bench.gold()
-    assert bench.evaluate(bench.write(rows), "--task", "toxic", "--json") == 0
-    plain = json.loads(capsys.readouterr().out)["tasks"]
+    plain = bench.evaluate(bench.write(rows), "--task", "toxic", "--json").json["tasks"]
     renames = {"toxic": "a=b", "clean": 0}
     renamed = [{"doc": row["id"], "rude": renames[row["toxic"]]} for row in rows]
     gold = {"id": "doc", "columns": {"toxic": "rude"}, "values": {"a=b": "toxic", "0": "clean"}}
     bench.says(gold={**gold, "path": bench.write(renamed, "other.csv")})
-    assert main(["eval", str(bench.spec), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = bench.assay("eval", bench.spec, "--json").json
     assert report["tasks"].keys() == {"toxic"} and report["without_gold"] == ["topic"]
     for each in plain["toxic"]["mislabelled"]:
         each["text"] = None  # this gold has none
     assert report["tasks"] == plain
 
 
-def test_each_problem_with_gold_is_one_line(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_problem_with_gold_is_one_line(bench: Bench) -> None:
     rows = bench.gold()
 
-    def lines(changed: Sequence[Row], *options: str) -> list[str]:
-        assert bench.evaluate(bench.write(changed, "bad.csv"), *options) == 2
-        out, err = capsys.readouterr()
-        assert not out
-        return err.splitlines()
+    def line(changed: Sequence[Row], *options: str) -> str:
+        return bench.evaluate(bench.write(changed, "bad.csv"), *options, code=2).error
 
     odd = [{**row, "toxic": "Toxic" if n in (2, 5) else row["toxic"]} for n, row in enumerate(rows)]
-    (line,) = lines(odd)
-    assert line == (
+    assert line(odd) == (
         f"{bench.folder}/bad.csv, row 3, column toxic: is not a label of task toxic, "
         "which has clean, toxic; write Toxic: LABEL below gold.values, or leave the task out with "
         "--task (rows with it: 2) (got 'Toxic')"
     )
-    assert lines([{**rows[0], "id": ""}])[0].startswith(f"{bench.folder}/bad.csv, row 1: has no")
-    assert "below gold.columns" in lines([{"id": "1", "rude": "toxic"}])[0]
-    assert lines(rows, "--task", "rude")[0].startswith("--task: the spec has no such task")
+    assert line([{**rows[0], "id": ""}]).startswith(f"{bench.folder}/bad.csv, row 1: has no")
+    assert "below gold.columns" in line([{"id": "1", "rude": "toxic"}])
+    assert line(rows, "--task", "rude").startswith("--task: the spec has no such task")
     for gold, place in (
         ({"id": "doc"}, f"{bench.folder}/bad.csv: has no column doc to match"),
         ({"columns": {"toxic": "rude"}}, "gold.columns.toxic: "),
-        ({"columns": {"rude": "toxic"}}, "gold.columns.rude: no such task"),
-        ({"values": {"x": "rude"}}, "gold.values.x: no task has such a label"),
         ({"id": "id", "text": "text"}, "gold: rows are matched by id or by text"),
     ):
         bench.says(gold=gold)
-        assert lines(rows)[0].startswith(place)
+        assert line(rows).startswith(place)
     bench.says(gold={})
-    assert lines(rows, "--precision", "90")[0].startswith("--precision: write a share")
-    assert bench.evaluate(str(bench.folder / "nowhere.csv")) == 2
-    assert bench.evaluate(str(bench.folder / "no-output")) == 2
-    err = capsys.readouterr().err
-    assert "nowhere.csv: there is no such file" in err and "nor an output of assay" in err
+    assert line(rows, "--precision", "90").startswith("--precision: write a share")
+    assert "there is no such file" in bench.evaluate(bench.folder / "nowhere.csv", code=2).error
+    assert "nor an output of assay" in bench.evaluate(bench.folder / "no-output", code=2).error
 
 
 def test_gold_without_a_document_of_the_corpus_judges_nothing_and_shows_ids_of_both(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
+    bench: Bench,
 ) -> None:
     others = [row for row in bench.gold() if row["id"].startswith("other-")]
     gold, first = bench.write(others), [row["id"] for row in bench.documents[:2]]
-    assert bench.evaluate(gold, "--json") == 1
-    report = json.loads(capsys.readouterr().out)
+    report = bench.evaluate(gold, "--json", code=1).json
     assert not report["is_judged"] and report["in_corpus"] == 0
     assert report["gold_ids"] == ["other-0", "other-1"] and report["corpus_ids"] == first
-    assert bench.evaluate(gold) == 1
-    shown = capsys.readouterr().out
     ids = f"it has 'other-0', 'other-1', and the corpus has the ids {first[0]!r}, {first[1]!r}"
-    assert f"warning: no id of the gold is in the corpus: {ids}. Give gold of these" in shown
-    by_text = [{name: row[name] for name in ("text", "toxic")} for row in others]
-    assert bench.evaluate(bench.write(by_text)) == 1
-    assert "no text of the gold is in the corpus, and the corpus has" in capsys.readouterr().out
+    warning = f"warning: no id of the gold is in the corpus: {ids}. Give gold of these"
+    assert warning in bench.evaluate(gold, code=1).out
+    by_text = bench.write([{name: row[name] for name in ("text", "toxic")} for row in others])
+    shown = bench.evaluate(by_text, code=1).out
+    assert "no text of the gold is in the corpus, and the corpus has" in shown
 
 
-def test_a_gold_column_that_no_task_reads_is_named_where_a_task_has_no_gold(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gold_column_that_no_task_reads_is_named_where_a_task_has_no_gold(bench: Bench) -> None:
     rows = [{**row, "mood": row["topic"]} for row in bench.gold()]
-    assert bench.evaluate(bench.write(rows)) == 0
-    assert "mood" not in capsys.readouterr().out
+    assert "mood" not in bench.evaluate(bench.write(rows)).out
     rows = [{"id": row["id"], "toxic": row["toxic"], "mood": row["topic"]} for row in rows]
-    assert bench.evaluate(bench.write(rows)) == 0
     line = "topic; no task reads the columns mood (write gold: {columns: {topic: COLUMN}})"
-    assert line in capsys.readouterr().out
+    assert line in bench.evaluate(bench.write(rows)).out
 
 
-def test_answers_to_another_question_are_not_evaluated(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold = bench.write(bench.gold())
-    before = bench.spec.read_text()
-    asked = [
-        {"name": "toxic", "question": "Ruder?", "labels": {"toxic": ["Yes"], "clean": ["No"]}},
-        {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]},
-    ]
-    assert bench.finish_as(output=str(bench.folder / "elsewhere"), tasks=asked) == 1
-    bench.spec.write_text(bench.spec.read_text().replace("elsewhere", "out"))
-    assert bench.evaluate(gold) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    line_of_spec = (
-        "tasks.toxic: the question of toxic changed since snapshot 1; run: assay run SPEC"
-    )
-    assert line.startswith(line_of_spec)
+def test_answers_to_another_question_are_not_evaluated(bench: Bench) -> None:
+    gold, before = bench.write(bench.gold()), bench.spec.read_text()
+    bench.spec.write_text(before.replace("Rude?", "Ruder?"))
+    changed = "tasks.toxic: the question of toxic changed since snapshot 1; run: assay run SPEC"
+    assert bench.evaluate(gold, code=2).error.startswith(changed)
     # the other task is asked as before, so it can be scored alone
-    assert bench.evaluate(gold, "--task", "topic") == 0
-    assert bench.finish_as(tasks=asked) == 2
+    bench.evaluate(gold, "--task", "topic")
+    asked = {"name": "toxic", "question": "Ruder?", "labels": {"toxic": ["Yes"], "clean": ["No"]}}
+    topic = {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]}
+    assert bench.finish_as(tasks=[asked, topic]) == 2
     bench.spec.write_text(before)
-    capsys.readouterr()
-    assert bench.evaluate(gold, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    report = bench.evaluate(gold, "--json").json
     assert (report["snapshot"], report["newest_snapshot"]) == (1, 2)
-    assert bench.evaluate(gold) == 0
-    assert "not the newest" in capsys.readouterr().out
+    assert "not the newest" in bench.evaluate(gold).out
 
 
 def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) -> None:
@@ -249,31 +201,23 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
     np.testing.assert_allclose(mapped.soft[:, 0], task.soft[:, 1] + task.soft[:, 2])
 
 
-def test_an_output_evaluated_against_itself_is_correct(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_evaluated_against_itself_is_correct(bench: Bench) -> None:
     bench.says(publish={"gates": ["topic.accuracy >= 1"]})
-    assert bench.evaluate(str(bench.output), "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["tasks"]["toxic"]["rows"]["evaluated"] == FILES * (ROWS - 1)
-    assert report["tasks"]["toxic"]["mislabelled"] == []
+    toxic = bench.evaluate(bench.output, "--json").json["tasks"]["toxic"]
+    assert toxic["rows"]["evaluated"] == FILES * (ROWS - 1) and toxic["mislabelled"] == []
+
+
+def gold_of(bench: Bench, rows: Sequence[Mapping[str, Any]]) -> Gold:
+    """Gold of these rows, read from another place than a disk."""
+    with fsspec.open("memory://gold/some.jsonl", "wt") as file:
+        file.write("\n\n".join(map(json.dumps, rows)))
+    return read_gold("memory://gold/some.jsonl", load_spec(bench.spec))
 
 
 def test_repeated_gold_counts_once_and_of_several_labels_the_most_frequent(bench: Bench) -> None:
-    rows = [
-        {"id": 1, "toxic": "toxic"},
-        {"id": 2, "toxic": "clean"},
-        {"id": "1", "toxic": "toxic"},
-        {"id": 3, "toxic": "clean"},
-        {"id": 3, "toxic": "toxic"},
-        {"id": 3, "toxic": "toxic"},
-        {"id": 4, "toxic": None},
-        {"id": 5, "toxic": "clean"},
-        {"id": 5, "toxic": "toxic"},
-    ]
-    with fsspec.open("memory://gold/some.jsonl", "wt") as file:
-        file.write("\n\n".join(map(json.dumps, rows)))
-    gold = read_gold("memory://gold/some.jsonl", load_spec(bench.spec))
+    said = [(1, "toxic"), (2, "clean"), ("1", "toxic"), (3, "clean"), (3, "toxic"), (3, "toxic")]
+    said += [(4, None), (5, "clean"), (5, "toxic")]
+    gold = gold_of(bench, [{"id": id, "toxic": label} for id, label in said])
     assert gold.keys == ("1", "2", "3", "4")
     assert gold.tasks["toxic"].truth.tolist() == [1, 0, 1, UNLABELLED]
     assert (gold.counts.repeated, gold.counts.outvoted, gold.texts) == (3, 1, None)
@@ -289,33 +233,22 @@ def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
         {"id": 3, "toxic": None, "topic": "law"},
         {"id": 3, "toxic": "clean", "topic": "art"},
     ]
-    with fsspec.open("memory://gold/parts.jsonl", "wt") as file:
-        file.write("\n".join(map(json.dumps, rows)))
-    spec = load_spec(bench.spec)
-    topic = spec.tasks[0].model_copy(
-        update={"name": "topic", "labels": {"art": ("art",), "law": ("law",)}}
-    )
-    gold = read_gold(
-        "memory://gold/parts.jsonl", spec.model_copy(update={"tasks": (spec.tasks[0], topic)})
-    )
+    gold = gold_of(bench, rows)
     assert gold.keys == ("1", "2")
-    named = [gold.tasks["toxic"].labels[place] for place in gold.tasks["toxic"].truth]
-    assert named == ["toxic", "clean"]
-    assert gold.tasks["topic"].truth.tolist() == [0, 1]
+    for task, labels in (("toxic", ["toxic", "clean"]), ("topic", ["art", "law"])):
+        of = gold.tasks[task]
+        assert [of.labels[place] for place in of.truth] == labels
     assert (gold.counts.repeated, gold.counts.contradictory) == (2, 2)
 
 
-def test_gold_of_a_repeated_text_is_evaluated_once(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gold_of_a_repeated_text_is_evaluated_once(bench: Bench) -> None:
     """The documents of white space alone, one a file, are of one text and have no answer."""
-    rows = [{"text": "  ", "toxic": "clean"}, {**bench.gold()[0]}]
     bench.says(gold={"text": "text"})
-    assert bench.evaluate(bench.write(rows), "--task", "toxic", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    gold = bench.write([{"text": "  ", "toxic": "clean"}, {**bench.gold()[0]}])
+    report = bench.evaluate(gold, "--task", "toxic", "--json").json
     assert report["repeated_in_corpus"] == FILES - 1 and report["in_corpus"] == 2
-    assert report["tasks"]["toxic"]["rows"]["unanswered"] == {"empty": 1}
-    assert report["tasks"]["toxic"]["rows"]["evaluated"] == 1
+    rows = report["tasks"]["toxic"]["rows"]
+    assert (rows["unanswered"], rows["evaluated"]) == ({"empty": 1}, 1)
 
 
 def test_csv_keeps_quotes_line_breaks_long_texts_and_leading_zeros(bench: Bench) -> None:
@@ -339,11 +272,7 @@ def test_csv_keeps_quotes_line_breaks_long_texts_and_leading_zeros(bench: Bench)
         ("g.parquet", b"PAR1"),
     ],
 )
-def test_a_broken_file_of_gold_is_one_line(
-    name: str, data: bytes, bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_file_of_gold_is_one_line(name: str, data: bytes, bench: Bench) -> None:
     path = bench.folder / name
     path.write_bytes(data)
-    assert bench.evaluate(str(path)) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"assay: {path}")
+    assert bench.evaluate(path, code=1).error.startswith(f"assay: {path}")

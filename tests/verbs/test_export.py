@@ -11,11 +11,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from calls import Assay
 from data_fixtures import Row
 from finished import LABELS, Corpus, commit_all, finish, toy_fingerprints, toy_spec
 from servers import Server
 
-from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.cells import committed
 from pipeline.ledger.cuts import load_or_cut
@@ -250,10 +250,7 @@ def test_texts_need_the_labelled_input_and_labels_do_not(folder: Path) -> None:
     assert run(folder, "a.csv").rows == 90
 
 
-def test_a_partial_snapshot_is_exported_with_exit_code_3(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(folder / "cache"))
+def test_a_partial_snapshot_is_exported_with_exit_code_3(folder: Path, assay: Assay) -> None:
     store, corpus = LocalStore(folder / "out"), Corpus(folder / "in", folder / "cache")
     fingerprints = toy_fingerprints("2")
     shards = corpus.shards(store)
@@ -263,17 +260,15 @@ def test_a_partial_snapshot_is_exported_with_exit_code_3(
     done = committed(store, fp, [shard.id for shard in shards])
     publish(store, "job", tasks, shards, done, created_at="2026-11-02", partial=True)
     (folder / "spec.json").write_text(json.dumps(toy_spec(folder)))
-    command = ["export", str(folder / "spec.json"), "--to", str(folder / "a.jsonl")]
-    assert main([*command, "--json"]) == 3
-    told = json.loads(capsys.readouterr().out)
+    command = "export", folder / "spec.json", "--to", folder / "a.jsonl"
+    told = assay(*command, "--json", code=3).json
     missing = sum(shard.rows for shard in shards[7:])
     assert (told["missing_rows"], told["rows"], told["complete"]) == (missing, 90 - missing, False)
     assert len((folder / "a.jsonl").read_text().splitlines()) == 90 - missing
-    assert {"name": "toxic_p_clean", "source": ["toxic", "p", "clean"], "type": "float"} in told[
-        "columns"
-    ]
-    assert main([*command, "--overwrite"]) == 3
-    assert f"the snapshot leaves out {missing} documents" in capsys.readouterr().out
+    p_clean = {"name": "toxic_p_clean", "source": ["toxic", "p", "clean"], "type": "float"}
+    assert p_clean in told["columns"]
+    shown = assay(*command, "--overwrite", code=3).out
+    assert f"the snapshot leaves out {missing} documents" in shown
 
 
 @pytest.mark.parametrize("to", ["a.parquet", "there/"])

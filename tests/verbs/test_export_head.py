@@ -8,9 +8,9 @@ from typing import Any
 
 import duckdb
 import pytest
+from calls import Assay
 from finished import Corpus, finish, toy_fingerprints, toy_spec
 
-from pipeline.cli import main
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import ExportOptions
@@ -22,9 +22,8 @@ HOSTILE = "\x1b[2J\u202ehidden [bold]not markup[/bold] :smile: " + "long " * 500
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A labelled corpus in which one document is hostile."""
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     corpus = Corpus(tmp_path / "in", tmp_path / "cache")
     corpus.write()
     file = corpus.folder / "1.jsonl"
@@ -71,13 +70,13 @@ def test_the_rows_are_those_of_a_plain_query_with_their_texts(
 
 
 def test_columns_of_the_input_are_in_the_scope_of_the_condition_and_in_the_rows(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, assay: Assay
 ) -> None:
     where = "doc.id = '2-8' and toxic.p.toxic >= 0"
     [row] = rows_of(folder, where=where, columns=("id",))
     assert (row["doc_id"], row["doc"]) == ("2-8", {"id": "2-8"})
-    command = ["export", str(folder / "spec.json"), "--head=9", "--where", where]
-    assert main(command) == 0 and "    id 2-8, " in capsys.readouterr().out
+    shown = assay("export", folder / "spec.json", "--head", 9, "--where", where).out
+    assert "    id 2-8, " in shown
 
 
 def test_the_choice_is_stable_and_spread_over_the_files(folder: Path) -> None:
@@ -91,12 +90,11 @@ def test_the_choice_is_stable_and_spread_over_the_files(folder: Path) -> None:
     assert [row["doc_id"] for row in again] == [row["doc_id"] for row in ten] and again != ten
 
 
-def test_a_document_that_is_hostile_is_shown_harmlessly(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["export", str(folder / "spec.json"), "--head=10", "--where", "n_chars > 1000"]
-    assert main(command) == 0
-    shown = capsys.readouterr().out
+def test_a_document_that_is_hostile_is_shown_harmlessly(folder: Path, assay: Assay) -> None:
+    command = "export", folder / "spec.json", "--head", 10, "--where"
+    shown = assay(*command, "n_chars < 0").out
+    assert shown.startswith("no document satisfies --where\n0 of 90 documents")
+    shown = assay(*command, "n_chars > 1000").out
     assert all(char.isprintable() or char == "\n" for char in shown)
     line, answers, end = shown.splitlines()
     assert line.startswith(r"1-\x1b]14  \x1b[2J\u202ehidden [bold]not markup[/bold] :smile: long")
@@ -108,11 +106,9 @@ def test_a_document_that_is_hostile_is_shown_harmlessly(
     assert end == "1 of 90 documents, snapshot 00000001 of job"
 
 
-def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_flat_columns(folder: Path, assay: Assay) -> None:
     where = "doc_id = '2-7' or doc_id = '2-8'"
-    command = ["export", str(folder / "spec.json"), "--head=9", "--where", where, "--json"]
-    assert main(command) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = assay("export", folder / "spec.json", "--head", 9, "--where", where, "--json").json
     assert (told["spec"], told["snapshot"], told["documents"]) == ("job", 1, 90)
     empty, answered = told["rows"]
     assert (empty["doc_id"], empty["toxic"], empty["toxic_p_clean"]) == ("2-7", None, None)
@@ -131,17 +127,8 @@ def test_json_has_flat_columns(folder: Path, capsys: pytest.CaptureFixture[str])
         ("--to x/ --format csv", "--format: was removed; write --to FILE.csv, FILE.jsonl or"),
     ],
 )
-def test_an_export_is_written_or_its_head_is_shown(
-    words: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", "s.yaml", *words.split()]) == 2
-    (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith(line)
-
-
-def test_nothing_found_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(folder / "spec.json"), "--where", "n_chars < 0", "--head", "3"]) == 0
-    assert capsys.readouterr().out.startswith("no document satisfies --where\n0 of 90 documents")
+def test_an_export_is_written_or_its_head_is_shown(words: str, line: str, assay: Assay) -> None:
+    assert assay("export", "s.yaml", *words.split(), code=2).error.startswith(line)
 
 
 def test_a_wrong_condition_is_one_line_that_names_the_option(folder: Path) -> None:

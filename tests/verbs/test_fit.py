@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,21 +13,25 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from calls import Assay, WriteSpec
+from finished import finish
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.cli import main
 from pipeline.evaluation.readout_fitting import GoldStates
 from pipeline.fitted.readout import parse_readout
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.ledger.cells import record_specs
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.plan import plan
 from pipeline.spec.parse import load_spec
 from pipeline.spec.prompts import prompt_text
+from pipeline.stores.local import LocalStore
 from pipeline.verbs import gold_states
 from pipeline.verbs.fit import _agreement, readout_path
 
@@ -37,17 +41,10 @@ LABELS = ["clean" if n % 3 else "toxic" for n in range(45)]
 SCORES = [float(SOURCE.uniform(0.05, 0.6) + (0 if n % 3 else 0.35)) for n in range(45)]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
-def spec_file(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+def spec_file(write_spec: WriteSpec, tmp_path: Path) -> Path:
     """A task that reads the document, and one that asks; a corpus with the gold's texts."""
-    corpus = tmp_path / "corpus.jsonl"
-    rows = [{"id": f"d{n}", "text": text} for n, text in enumerate(TEXTS)]
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path / "corpus.jsonl", [{"id": f"d{n}", "text": t} for n, t in enumerate(TEXTS)])
     named = {"readout": str(tmp_path / "named" / "toxic.safetensors")}
     toxic = {"name": "toxic", "question": None, "labels": ["toxic", "clean"], **named}
     asked = {"name": "asked", "question": "Rude?", "labels": {"toxic": ["y"], "clean": ["n"]}}
@@ -60,17 +57,24 @@ def in_spec(spec_file: Path, **gold: Any) -> None:
     spec_file.write_text(yaml.safe_dump({**content, "gold": gold}))
 
 
-def write_gold(tmp_path: Path, columns: list[str], **more: Any) -> Path:
+def write(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def write_gold(folder: Path, *columns: str) -> Path:
     """Ids or texts, with a column of labels; and a row that cannot be read."""
-    file = tmp_path / "gold.jsonl"
     rows = [
         {"id": f"d{n}", "text": text, "toxic": label}
         for n, (text, label) in enumerate(zip(TEXTS, LABELS, strict=True))
     ]
     rows.append({"id": "nowhere", "text": "  ", "toxic": "clean"})
-    kept = [{name: row[name] for name in columns} | more for row in rows]
-    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    return file
+    return write(folder / "gold.jsonl", [{name: row[name] for name in columns} for row in rows])
+
+
+def write_scores(folder: Path, scores: list[float]) -> Path:
+    rows = [{"text": text, "s": score} for text, score in zip(TEXTS, scores, strict=False)]
+    return write(folder / "scores.jsonl", rows)
 
 
 def states_of(
@@ -94,15 +98,13 @@ def states_of(
 
 
 def test_a_fitted_file_has_the_maps_of_the_fit(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
-    gold = write_gold(tmp_path, ["text", "toxic"])
+    gold, to = write_gold(tmp_path, "text", "toxic"), tmp_path / "to"
     in_spec(spec_file, columns={"asked": "toxic", "toxic": "toxic"})
-    asked = str(tmp_path / "to")
-    command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "all"]
-    assert main([*command, "--to", asked, "--task", "asked"]) == 0
-    [result] = json.loads(capsys.readouterr().out)["tasks"]
-    readout = parse_readout(Path(asked, "asked.safetensors").read_bytes())
+    options = "--json", "--layers", "all", "--to", to, "--task", "asked"
+    [result] = assay("fit", spec_file, "--gold", gold, *options).json["tasks"]
+    readout = parse_readout((to / "asked.safetensors").read_bytes())
     assert (result["kind"], result["pooling"], result["rows"]) == ("document", "mean", 45)
     assert [each["position"] for each in result["positions"]] == ["document", "question"]
     assert readout.layers == [1, 2] and readout.card.layer == result["layer"]
@@ -112,8 +114,7 @@ def test_a_fitted_file_has_the_maps_of_the_fit(
     assert result["layer"] == within[0]
 
     # — the map is scikit-learn's over the standardised states, times a temperature
-    spec = load_spec(spec_file)
-    model = load_model(Path(spec.model.path), dtype="float32", device="cpu")
+    model = load_model(Path(load_spec(spec_file).model.path), dtype="float32", device="cpu")
     for layer in result["layers"]:
         states = states_of(model, spec_file, result, layer["layer"])
         x = StandardScaler().fit_transform(states)
@@ -128,33 +129,49 @@ def test_a_fitted_file_has_the_maps_of_the_fit(
 
 
 def test_gold_with_ids_reads_the_corpus_and_the_spec_names_the_file(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
-    gold = write_gold(tmp_path, ["id", "toxic"])
-    command = ["fit", str(spec_file), "--gold", str(gold), "--overwrite", "--layers", "1"]
-    assert main([*command, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    gold = write_gold(tmp_path, "id", "toxic")
+    command = "fit", spec_file, "--gold", gold, "--layers", 1
+    report = assay(*command, "--json").json
     [result] = report["tasks"]
     assert report["left_out"] == {"not in the corpus, and the gold has no text": 1}
     assert result["labels"] == {"toxic": 15, "clean": 30} and result["kind"] == "document"
     assert result["scores"]["auroc"]["value"] > 0.9  # letters differ: even chance weights see it
     spec = load_spec(spec_file)
     assert result["readout"] == spec.tasks[0].readout
-    assert main(command) == 0
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.strip().split(maxsplit=1) == ["next", f"assay run {spec_file}"]
+    # — the spec's file is replaced only with --overwrite
+    file = Path(result["readout"])
+    first = file.read_bytes()
+    assert assay(*command, code=2).err.startswith("--to: exists; ") and file.read_bytes() == first
+    *_, last = assay(*command, "--hold-out", 0.1, "--overwrite").out.splitlines()
+    assert last.split(maxsplit=1) == ["next", f"assay run {spec_file}"]
+    assert file.read_bytes() != first
     # — what a run does first: it refuses a readout that was fitted for something else
     job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
     assert "toxic" in job.fingerprints
 
 
+def test_a_readout_that_answered_the_last_snapshot_is_not_replaced_in_its_place(
+    write_spec: WriteSpec, spec_file: Path, tmp_path: Path, assay: Assay
+) -> None:
+    tasks = yaml.safe_load(spec_file.read_text())["tasks"][:1]
+    file = write_spec(documents={"max_tokens": 64}, tasks=tasks)
+    command = "fit", file, "--gold", write_gold(tmp_path, "text", "toxic"), "--layers", 1
+    assay(*command)
+    spec = load_spec(file)
+    job = make_job(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    store = LocalStore(Path(spec.output))
+    record_specs(store, job.versions)
+    finish(store, plan(job, store).shards, job.fingerprints, spec.name)
+    refused = assay(*command, "--overwrite", code=2).err
+    assert "--to: missing; snapshot 00000001 has answers of" in refused
+    assay(*command, "--to", tmp_path / "new.safetensors")
+
+
 @pytest.mark.parametrize("better", ["document", "question"])
 def test_the_position_with_the_smaller_loss_is_written_and_both_are_printed(
-    better: str,
-    spec_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    better: str, spec_file: Path, tmp_path: Path, assay: Assay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One reading gives both: after the question, after the document, and the document's mean."""
     side = np.array([1.0 if label == "toxic" else -1.0 for label in LABELS])
@@ -168,21 +185,18 @@ def test_the_position_with_the_smaller_loss_is_written_and_both_are_printed(
         return made
 
     monkeypatch.setattr(gold_states, "document_states", states)
-    gold = write_gold(tmp_path, ["text", "toxic"])
+    gold = write_gold(tmp_path, "text", "toxic")
     gold.write_text("".join(gold.read_text().splitlines(keepends=True)[:45]))
     in_spec(spec_file, columns={"asked": "toxic"})
-    command = ["fit", str(spec_file), "--gold", str(gold), "--task", "asked", "--overwrite"]
-    assert main([*command, "--json"]) == 0
-    [result] = json.loads(capsys.readouterr().out)["tasks"]
+    command = "fit", spec_file, "--gold", gold, "--task", "asked", "--overwrite"
+    [result] = assay(*command, "--json").json["tasks"]
     losses = {each["position"]: each["loss"]["value"] for each in result["positions"]}
     assert min(losses, key=losses.__getitem__) == better == result["kind"] and len(losses) == 2
     assert readings == [2], "documents are read once"
-    written = tmp_path / "readouts" / "asked.safetensors"  # beside the spec
-    card = parse_readout(written.read_bytes()).card
+    card = parse_readout((tmp_path / "readouts" / "asked.safetensors").read_bytes()).card
     assert (card.kind, card.question) == (better, "Rude?" if better == "question" else None)
 
-    assert main(command) == 0
-    shown = capsys.readouterr().out
+    shown = assay(*command).out
     names = ("document, ", "after the question")
     rows = [line for line in shown.splitlines() if line.removeprefix("→ ").startswith(names)]
     assert len(rows) == 2 and all(row.count(" to ") == 3 for row in rows)
@@ -190,28 +204,15 @@ def test_the_position_with_the_smaller_loss_is_written_and_both_are_printed(
     assert f"write into {spec_file}, task asked:" in shown
     keys = "    readout: readouts/asked.safetensors\n"
     assert ("    question: null\n" + keys in shown) == (better == "document") and keys in shown
-    *_, last = shown.splitlines()
-    assert last.strip().split(maxsplit=1) == ["next", f"assay run {spec_file}"]
     assert "the second half of the 45 labels" in " ".join(shown.split())
     assert "…" not in shown and max(map(len, shown.splitlines())) <= 200  # nothing is cut off
 
 
-def write_scores(tmp_path: Path, scores: list[float]) -> Path:
-    file = tmp_path / "scores.jsonl"
-    rows = [{"text": text, "s": score} for text, score in zip(TEXTS, scores, strict=False)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-def test_scores_are_fitted_as_they_are(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold = write_scores(tmp_path, SCORES)
+def test_scores_are_fitted_as_they_are(spec_file: Path, tmp_path: Path, assay: Assay) -> None:
+    gold, file = write_scores(tmp_path, SCORES), tmp_path / "asked.safetensors"
     in_spec(spec_file, scores={"asked.toxic": "s"})
-    command = ["fit", str(spec_file), "--gold", str(gold), "--json"]
-    place_ = tmp_path / "asked.safetensors"
-    assert main([*command, "--layers", "2", "--to", str(place_)]) == 0
-    [result] = json.loads(capsys.readouterr().out)["tasks"]
+    options = "--json", "--layers", 2, "--to", file
+    [result] = assay("fit", spec_file, "--gold", gold, *options).json["tasks"]
     above = sum(score > 0.5 for score in SCORES)
     assert result["labels"] == {"toxic": above, "clean": 45 - above}
     assert (result["scored"], result["balanced"]) == ("toxic", False)
@@ -225,7 +226,7 @@ def test_scores_are_fitted_as_they_are(
     soft = oracle.fit(np.tile(x, (2, 1)), labels, np.concatenate([scores, 1 - scores]))
     of_soft = soft.decision_function(x)
     of_hard = oracle.fit(x, scores > 0.5).decision_function(x)
-    map_ = parse_readout(place_.read_bytes()).maps[2]
+    map_ = parse_readout(file.read_bytes()).maps[2]
     logits = states @ map_.weight.T.astype(np.float64) + map_.bias
     margin = logits[:, 0] - logits[:, 1]
     slope, _ = np.polyfit(of_soft, margin, 1)  # the scale
@@ -234,22 +235,17 @@ def test_scores_are_fitted_as_they_are(
 
 
 def test_scores_below_one_half_are_fitted_and_judged_by_rank(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
     gold = write_scores(tmp_path, [score / 2.5 for score in SCORES])
     in_spec(spec_file, scores={"toxic": "s"})
-    command = ["fit", str(spec_file), "--gold", str(gold), "--layers", "1"]
-    command.append("--overwrite")
-    assert main([*command, "--json"]) == 0
-    [result] = json.loads(capsys.readouterr().out)["tasks"]
+    command = "fit", spec_file, "--gold", gold, "--layers", 1, "--overwrite"
+    [result] = assay(*command, "--json").json["tasks"]
     assert result["labels"] == {"toxic": 0, "clean": 45}
     assert result["scores"]["auroc"]["value"] is None
-    assert result["agreement"]["rank_correlation"] > 0.4
-    assert result["agreement"]["mean_absolute_error"] < 0.1
-    assert main(command) == 0
-    shown = capsys.readouterr().out
-    rank = f"{result['agreement']['rank_correlation']:.3f}"
-    shown = " ".join(shown.split())
+    agreement = result["agreement"]
+    assert agreement["rank_correlation"] > 0.4 and agreement["mean_absolute_error"] < 0.1
+    shown, rank = assay(*command).words, f"{agreement['rank_correlation']:.3f}"
     assert "targets scores of toxic; " in shown and f"rank correlation {rank}, mean" in shown
 
 
@@ -269,76 +265,41 @@ def test_how_far_scores_are_met() -> None:
 @pytest.mark.parametrize(
     ("scores", "line"),
     [
-        (
-            SCORES[:9],
-            "task toxic has 9 documents with a score, and 2 are needed in each of 5 folds",
-        ),
-        ([0.3] * 45, "all scores of task toxic are 0.3, and a fit needs documents of other scores"),
+        (SCORES[:9], "has 9 documents with a score, and 2 are needed in each of 5 folds"),
+        ([0.3] * 45, "are 0.3, and a fit needs documents of other scores"),
     ],
 )
 def test_scores_that_cannot_be_fitted_are_one_line(
-    scores: list[float],
-    line: str,
-    spec_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    scores: list[float], line: str, spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
     gold = write_scores(tmp_path, scores)
     in_spec(spec_file, scores={"toxic": "s"})
-    assert main(["fit", str(spec_file), "--gold", str(gold)]) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    rest = "; add some, or name only the other tasks with --task"
-    assert error == f"{gold}: {line}{rest}"
+    error = assay("fit", spec_file, "--gold", gold, code=2).error
+    assert error.startswith(f"{gold}: ") and f" task toxic {line}; add some, or name only" in error
     assert not (tmp_path / "named").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("words", "line"),
     [
-        (["--layers", "3"], "--layers: write all, or numbers from 1 to 2"),
-        (["--hold-out", "1"], "--hold-out: write a share, as in 0.2 (got 1.0)"),
-        (["--hold-out", "0.8"], "{gold}: label 'toxic' of task toxic has 4 documents, and one is"),
-        (["--to", "x.safetensors"], "--to: is one file for 2 readouts"),
-        (["--to", "{folder}"], "--to: exists; write another name, or add --overwrite"),
+        ("--layers 3", "--layers: write all, or numbers from 1 to 2"),
+        ("--hold-out 1", "--hold-out: write a share, as in 0.2 (got 1.0)"),
+        ("--hold-out 0.8", "{gold}: label 'toxic' of task toxic has 4 documents, and one is"),
+        ("--to x.safetensors", "--to: is one file for 2 readouts"),
+        ("--to {folder}", "--to: exists; write another name, or add --overwrite"),
     ],
 )
 def test_each_problem_is_one_line_and_exit_code_2(
-    arguments: list[str],
-    line: str,
-    spec_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: str, line: str, spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
-    gold = write_gold(tmp_path, ["text", "toxic"])
+    gold = write_gold(tmp_path, "text", "toxic")
     (tmp_path / "toxic.safetensors").write_bytes(b"of an earlier fit")
-    if "x.safetensors" in arguments:
+    if "x.safetensors" in words:
         in_spec(spec_file, columns={"asked": "toxic"})
-    words = [word.format(folder=tmp_path) for word in arguments]
-    assert main(["fit", str(spec_file), "--gold", str(gold), *words]) == 2
-    shown = capsys.readouterr().err.splitlines()
-    errors = [e for e in shown if e.startswith(("--", str(gold)))]
-    assert len(errors) == 1 and errors[0].startswith(line.format(gold=gold)), errors
-
-
-@pytest.mark.parametrize(
-    "others", [[], ["--to", "{folder}/named.safetensors"], ["--to", "{folder}"]]
-)
-def test_a_readout_is_replaced_only_with_overwrite(
-    others: list[str], write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Also one that the spec names, by whose hash finished labels are known."""
-    names = {"{folder}": "toxic.safetensors"}.get(others[-1] if others else "", "named.safetensors")
-    file = tmp_path / names
-    task = {"name": "toxic", "labels": ["toxic", "clean"], "question": "Rude?"}
-    task["readout"] = str(tmp_path / "named.safetensors")
-    spec = str(write_spec(tasks=[task]))
-    gold = write_gold(tmp_path, ["text", "toxic"])
-    words = [word.format(folder=tmp_path) for word in others]
-    command = ["fit", spec, "--gold", str(gold), "--layers", "1", *words]
-    assert main(command) == 0
-    first = file.read_bytes()
-    assert main(command) == 2 and file.read_bytes() == first
-    assert main([*command, "--hold-out", "0.1", "--overwrite"]) == 0 and file.read_bytes() != first
+    options = words.format(folder=tmp_path).split()
+    shown = assay("fit", spec_file, "--gold", gold, *options, code=2).err.splitlines()
+    [error] = [each for each in shown if each.startswith(("--", str(gold)))]
+    assert error.startswith(line.format(gold=gold))
 
 
 def test_the_path_of_a_readout_is_that_of_to_or_that_of_the_spec() -> None:
@@ -348,44 +309,26 @@ def test_the_path_of_a_readout_is_that_of_to_or_that_of_the_spec() -> None:
     assert path(named="b", to="s3://x/y/") == "s3://x/y/a.safetensors"
 
 
-def test_a_document_with_nan_states_is_left_out_and_counted(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+def test_only_gold_rows_with_a_label_are_read_and_nan_states_are_left_out(
+    spec_file: Path, tmp_path: Path, assay: Assay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = gold_states.document_states
+    read, counts = gold_states.document_states, []
 
     def overflown(*args: Any, **named: Any) -> NDArray[np.float32]:
+        counts.append(len(args[3]))
         states = read(*args, **named)
         states[3, 0, 0, 2] = np.nan  # as float16 may give
         return states
 
     monkeypatch.setattr(gold_states, "document_states", overflown)
-    gold = write_gold(tmp_path, ["text", "toxic"])
-    command = ["fit", str(spec_file), "--gold", str(gold), "--json", "--layers", "1,2"]
-    assert main([*command, "--to", str(tmp_path / "made.safetensors")]) == 0
-    report = json.loads(capsys.readouterr().out)
+    gold = write_gold(tmp_path, "text", "toxic")
+    with gold.open("a") as file:
+        file.writelines(json.dumps({"text": f"new {n}", "toxic": None}) + "\n" for n in range(30))
+    options = "--json", "--layers", "1,2"
+    report = assay("fit", spec_file, "--gold", gold, *options).json
+    assert max(counts) == len(TEXTS)
+    assert report["left_out"][gold_states.NO_LABEL] == 30
     assert report["left_out"][gold_states.OVERFLOWN] == 1
     [result] = report["tasks"]
     assert sum(result["labels"].values()) == len(TEXTS) - 1
     assert np.isfinite(result["scores"]["auroc"]["value"])
-
-
-def test_only_gold_rows_with_a_label_are_read(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gold = write_gold(tmp_path, ["text", "toxic"])
-    without = "".join(json.dumps({"text": f"new {n}", "toxic": None}) + "\n" for n in range(30))
-    gold.write_text(gold.read_text() + without)
-    counts: list[int] = []
-    with pytest.MonkeyPatch.context() as patched:
-        read = gold_states.document_states
-
-        def counted(*args: Any, **options: Any) -> NDArray[np.float32]:
-            counts.append(len(args[3]))
-            return read(*args, **options)
-
-        patched.setattr(gold_states, "document_states", counted)
-        options = ["--layers", "1", "--json"]
-        assert main(["fit", str(spec_file), "--gold", str(gold), *options]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert max(counts) == len(TEXTS)
-    assert result["left_out"][gold_states.NO_LABEL] == 30

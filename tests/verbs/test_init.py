@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import tarfile
@@ -13,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from calls import Assay
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.options import InitOptions
 from pipeline.spec.parse import load_spec, parse_spec
@@ -116,44 +115,25 @@ def test_the_caller_names_columns_and_model() -> None:
         ("empty.csv", "DATA: the file has no row; name a file with rows"),
     ],
 )
-def test_what_cannot_be_written_is_one_line_and_exit_2(
-    words: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_written_is_one_line_and_exit_2(words: str, line: str, assay: Assay) -> None:
     table("data.parquet", text=PROSE)
     table("numbers.parquet", n=[1, 2])
     Path("empty.csv").write_text("")
     Path("semicolons.csv").write_text("id;text\n1;some text\n")
     Path("old.yaml").write_text("mine")
-    assert main(["init", *words.split()]) == 2
-    (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith(line)
+    assert assay("init", *words.split(), code=2).error.startswith(line)
     assert Path("old.yaml").read_text() == "mine" and not Path("spec.yaml").exists()
 
 
-def test_the_json_value_has_the_files_the_columns_and_the_choice(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["init", table("data.parquet", text=PROSE, id=UUIDS), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert {key: shown[key] for key in ("file", "path", "formats", "files", "text", "id")} == {
-        "file": "spec.yaml",
-        "path": "data.parquet",
-        "formats": ["parquet"],
-        "files": 1,
-        "text": "text",
-        "id": "id",
-    }
-    assert [column["name"] for column in shown["columns"]] == ["text", "id"]
-    assert set(shown) >= {"size_bytes", "sample_rows", "model", "output"}
-
-
-def test_what_was_found_is_shown_with_the_next_commands(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["init", table("data.parquet", text=PROSE), "--to", "new.yaml"]) == 0
-    shown = capsys.readouterr().out
+def test_what_was_found_is_shown_with_the_next_commands_and_is_in_the_json(assay: Assay) -> None:
+    data = table("data.parquet", text=PROSE)
+    shown = assay("init", data, "--to", "new.yaml").out
     assert "none found; the id of a document is the hash of its text" in shown
     assert all(f"assay {verb} new.yaml" in shown for verb in ("review", "fit", "run"))
+    value = assay("init", table("data.parquet", text=PROSE, id=UUIDS), "--json").json
+    expected = {"file": "spec.yaml", "path": data, "formats": ["parquet"], "files": 1, "id": "id"}
+    assert value | expected == value
+    assert [column["name"] for column in value["columns"]] == ["text", "id"]
 
 
 def test_the_output_is_outside_the_documents(tmp_path: Path) -> None:
@@ -196,14 +176,12 @@ def test_any_string_is_the_same_in_the_spec(text: str) -> None:
 
 
 def test_a_run_of_the_new_spec_says_that_the_readout_is_to_be_fitted_first(
-    model_folder: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, assay: Assay
 ) -> None:
     Path("data.csv").write_text('id,text\n1,one line\n2,"two\nlines"\n')
-    assert main(["init", "data.csv", "--model", str(model_folder)]) == 0
+    assay("init", "data.csv", "--model", model_folder)
     assert [*load_spec("spec.yaml").tasks[0].labels] == ["toxic", "clean"]
-    capsys.readouterr()
-    assert main(["run", "spec.yaml", "--dry-run"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = assay("run", "spec.yaml", "--dry-run", code=2).err.splitlines()[-1]
     assert line.startswith("tasks.0.readout: the file cannot be read: ")
     assert "`assay fit` makes one" in line
 

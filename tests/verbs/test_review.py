@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import Assay, WriteSpec
 from known_corpus import Known, known_corpus
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.review.options import ReviewOptions
 from pipeline.review.server import listen
@@ -46,67 +43,51 @@ def labels(session: Session, times: int, label: str = "clean") -> list[dict[str,
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--task", "tone"], "--task: the spec has no such task; it has toxic, topic (got 'tone')"),
-        (["--by", "most"], "--by: "),
-        (["--by", "audit", "--where", "true"], "--where: a part of an audit's sample is no sample"),
-        (["--by", "audit"], "--task: an audit asks drop or keep, of the filter and not of a task"),
-        (["--port", "0"], "--port: write a number above 0 (got 0)"),
-        (["--host", "0.0.0.0"], "--host: write the address or name under which others reach"),
-        (["--to", "gold.csv"], "--to: end the name in .jsonl (got 'gold.csv')"),
-        (["--to", "s3://bucket/gold.jsonl"], "--to: people's labels are written to a local file"),
+        ("--task tone", "--task: the spec has no such task; it has toxic, topic (got 'tone')"),
+        ("--by most", "--by: "),
+        ("--by audit --where true", "--where: a part of an audit's sample is no sample"),
+        ("--by audit", "--task: an audit asks drop or keep, of the filter and not of a task"),
+        ("--port 0", "--port: write a number above 0 (got 0)"),
+        ("--host 0.0.0.0", "--host: write the address or name under which others reach"),
+        ("--to gold.csv", "--to: end the name in .jsonl (got 'gold.csv')"),
+        ("--to s3://bucket/gold.jsonl", "--to: people's labels are written to a local file"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_no_file_is_made(
-    words: list[str],
+    words: str,
     line: str,
-    write_spec: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
+    write_spec: WriteSpec,
+    assay: Assay,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["review", str(write_spec()), "--task", "toxic", "--to", "gold.jsonl"]
-    assert main([*command, *words]) == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert error.startswith(line)
+    command = "review", write_spec(), "--task", "toxic", "--to", "gold.jsonl"
+    assert assay(*command, *words.split(), code=2).error.startswith(line)
     assert not list(tmp_path.glob("gold*"))
 
 
 def test_a_port_in_use_is_one_line_before_any_document_is_read(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    write_spec: WriteSpec, assay: Assay, tmp_path: Path
 ) -> None:
-    spec = write_spec()
+    command = "review", write_spec(), "--task", "toxic", "--to", tmp_path / "gold.jsonl"
     (tmp_path / "corpus.jsonl").unlink()
     with listen("127.0.0.1", None) as own:
-        port = str(own.getsockname()[1])
-        to = str(tmp_path / "gold.jsonl")
-        assert main(["review", str(spec), "--task", "toxic", "--to", to, "--port", port]) == 2
-    [error] = capsys.readouterr().err.splitlines()
+        port = own.getsockname()[1]
+        error = assay(*command, "--port", port, code=2).error
     assert error.startswith("--port: cannot be opened (") and error.endswith(f"(got {port})")
 
 
-@pytest.mark.parametrize(
-    ("changes", "corpus", "message"),
-    [
-        ({"image": "picture"}, None, "input.image: a review shows texts"),
-        ({}, '{"id": "a", "text": " "}\n', "input.path: no document that was drawn has a text"),
-    ],
-)
 def test_images_and_a_corpus_without_texts_are_refused(
-    changes: dict[str, str],
-    corpus: str | None,
-    message: str,
-    write_spec: Callable[..., Path],
-    tmp_path: Path,
+    write_spec: WriteSpec, tmp_path: Path
 ) -> None:
     file = tmp_path / "corpus.jsonl"
-    spec = load_spec(str(write_spec(input={"path": str(file), "id": "id"})))
-    if changes:
-        source = spec.input.model_copy(update=changes)
-        spec = spec.model_copy(update={"input": source})
-    if corpus is not None:
-        file.write_text(corpus)
-    with pytest.raises(SpecError, match=f"^{message}"):
+    spec = load_spec(write_spec(input={"path": str(file), "id": "id"}))
+    source = spec.input.model_copy(update={"image": "picture"})
+    with pytest.raises(SpecError, match=r"^input.image: a review shows texts"):
+        opened(spec.model_copy(update={"input": source}), tmp_path, task="toxic")
+    file.write_text('{"id": "a", "text": " "}\n')
+    with pytest.raises(SpecError, match=r"^input.path: no document that was drawn has a text"):
         opened(spec, tmp_path, task="toxic")
 
 
@@ -115,16 +96,6 @@ def opened(spec: Any, folder: Path, times: int = 0, **options: Any) -> list[dict
     own = ReviewOptions(**{"task": "toxic", "to": str(folder / "gold.jsonl"), **options})
     with open_review(spec, own, cache_dir=folder / "cache") as session:
         return labels(session, times)
-
-
-def test_no_model_is_needed_and_the_first_document_waits_for_no_large_package(known: Known) -> None:
-    code = (
-        "import sys, pipeline.cli.quality, pipeline.report.review, pipeline.review.server\n"
-        "import pipeline.verbs.review\n"
-        "print({'torch', 'transformers', 'ray', 'sklearn'} & {*sys.modules})"
-    )
-    command = [sys.executable, "-c", code]
-    assert subprocess.check_output(command, text=True).strip() == "set()"
 
 
 @pytest.mark.parametrize(
@@ -161,9 +132,7 @@ def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
     )
 
 
-def test_columns_of_the_input_are_beside_the_text(
-    write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_columns_of_the_input_are_beside_the_text(write_spec: WriteSpec, tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
     spec = load_spec(str(write_spec()))
     rows = [
@@ -230,7 +199,7 @@ def test_a_condition_that_accepts_nothing_or_is_wrong_is_refused(
 
 
 def test_the_same_command_goes_on_and_a_file_of_another_corpus_is_refused(
-    known: Known, write_spec: Callable[..., Path], tmp_path: Path
+    known: Known, write_spec: WriteSpec, tmp_path: Path
 ) -> None:
     first = opened(spec_of(known), tmp_path, 3)
     second = opened(spec_of(known), tmp_path, 3, seed=5)

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from command import COMMANDS
+from calls import Assay, WriteSpec
 from finished import Corpus, finish, toy_fingerprints
 from hypothesis import given
 from hypothesis import strategies as st
-from s3fs import S3FileSystem
-from servers import Server
-from shell import DOCUMENTS, TASKS, Shell
 from toy_assay import main_of_toy
 
-from pipeline.cli import main
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
-from pipeline.stores.s3 import _SingleTry
 from pipeline.verbs.status import (
     SHORTEST_S,
     WINDOW_S,
-    Status,
     TaskStatus,
     docs_per_s,
     pace_of_last_run,
@@ -39,25 +30,18 @@ DOCS = len(ROWS) + 1  # the last is empty
 
 
 @pytest.fixture
-def spec_file(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
+def spec_file(write_spec: WriteSpec, tmp_path: Path) -> Path:
     corpus = tmp_path / "corpus.jsonl"
     file = write_spec(input={"path": str(corpus), "id": "id", "shard_bytes": 2_600})
     corpus.write_text("\n".join([*ROWS, json.dumps({"id": "empty", "text": ""})]))
     return file
 
 
-def status_of(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    capsys.readouterr()
-    assert main(["status", str(spec_file), "--json"]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def test_before_the_first_run_every_document_is_missing_and_nothing_is_written(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
     counts = {"done": 0, "missing": DOCS, "failed": 0, "skipped": 0}
-    assert status_of(spec_file, capsys) == {
+    assert assay("status", spec_file, "--json").json == {
         "documents": DOCS,
         "to_read": len(ROWS) - 1,
         "snapshot": None,
@@ -70,26 +54,24 @@ def test_before_the_first_run_every_document_is_missing_and_nothing_is_written(
 
 
 def test_after_a_run_each_document_is_done_or_failed(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
     assert main_of_toy(["run", str(spec_file)]) == 0
-    found = status_of(spec_file, capsys)
+    found = assay("status", spec_file, "--json").json
     counts = {"done": DOCS - 1, "missing": 0, "failed": 1, "skipped": 0}
     assert found["tasks"] == {"toxic": counts, "topic": counts}
     assert (found["documents"], found["snapshot"], found["eta_s"]) == (DOCS, 1, 0.0)
     corpus = tmp_path / "corpus.jsonl"
     new = [json.dumps({"id": f"n{i}", "text": f"New {i}."}) for i in range(5)]
     corpus.write_text("\n".join([corpus.read_text().replace("Text 3.", "Edited."), *new]))
-    grown = status_of(spec_file, capsys)
+    grown = assay("status", spec_file, "--json").json
     assert grown["documents"] == DOCS + 5 and grown["to_read"] == 6
-    for words in (["status"], ["run", "--dry-run"]):
-        assert main([words[0], str(spec_file), *words[1:]]) == 0
-        shown = " ".join(capsys.readouterr().out.split())
-        assert "to read at most 6;" in shown or "read by the model at most 6 documents;" in shown
+    assert "to read at most 6;" in assay("status", spec_file).words
+    assert "read by the model at most 6 documents;" in assay("run", spec_file, "--dry-run").words
 
 
 def test_each_snapshot_is_listed_with_what_changed(
-    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec_file: Path, tmp_path: Path, assay: Assay
 ) -> None:
     spec = load_spec(str(spec_file))
     store, corpus = LocalStore(Path(spec.output)), Corpus(tmp_path / "in", tmp_path / "cache")
@@ -98,13 +80,11 @@ def test_each_snapshot_is_listed_with_what_changed(
     finish(store, corpus.shards(store), first, name=spec.name)
     corpus.write_file(1, seed=5)
     finish(store, corpus.shards(store), {**first, "topic": second["topic"]}, name=spec.name)
-    capsys.readouterr()
-    assert main(["status", str(spec_file), "--snapshots", "--json"]) == 0
-    one, two = json.loads(capsys.readouterr().out)["snapshots"]
+    one, two = assay("status", spec_file, "--snapshots", "--json").json["snapshots"]
     assert one["changed"] == {"toxic": ["new"], "topic": ["new"]} and one["new_shards"] > 1
     assert [*two["changed"]] == ["topic"] and two["new_shards"] == two["removed_shards"] > 0
-    assert main(["status", str(spec_file), "--snapshots"]) == 0
-    assert "topic: new; toxic: new; input: " in " ".join(capsys.readouterr().out.split())
+    shown = assay("status", spec_file, "--snapshots").words
+    assert "topic: new; toxic: new; input: " in shown
 
 
 def test_what_is_deleted_of_one_task_is_missing_in_that_task(
@@ -113,7 +93,7 @@ def test_what_is_deleted_of_one_task_is_missing_in_that_task(
     assert main_of_toy(["run", str(spec_file)]) == 0
     labels = tmp_path / "out" / "labels"
     now = time.time()
-    for task in TASKS:
+    for task in ("toxic", "topic"):
         for number, file in enumerate(sorted((labels / task).rglob("*.parquet"))):
             os.utime(file, (now - 100 + number, now - 100 + number))
     next((labels / "topic").rglob("*.parquet")).unlink()
@@ -166,59 +146,3 @@ def test_the_pace_is_that_of_the_last_run(
 ) -> None:
     pace = pace_of_last_run([(at, 10) for at in reversed(times)])
     assert pace == (None if expected is None else pytest.approx(expected))
-
-
-def test_status_loads_neither_ray_nor_torch(spec_file: Path) -> None:
-    program = (
-        "import sys; from pipeline.cli import main; code = main(sys.argv[1:]); "
-        "print({'ray', 'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
-    )
-    words = [sys.executable, "-c", program, "status", str(spec_file), "--json"]
-    environment = {**os.environ, "ASSAY_CACHE": str(spec_file.parent / "cache")}
-    out = subprocess.check_output(words, text=True, env=environment)
-    assert out.splitlines()[-1] == "set()"
-
-
-@pytest.fixture
-def own_clients() -> Iterator[None]:
-    """Clients of this test's server alone: fsspec keeps them by their options, not by AWS_*."""
-    for is_over in (False, True):
-        for client in (S3FileSystem, _SingleTry):
-            client.clear_instance_cache()
-        if not is_over:
-            yield
-
-
-@pytest.mark.usefixtures("own_clients")
-@pytest.mark.parametrize("command", COMMANDS)
-def test_it_follows_a_run_in_another_process_on_an_object_store(
-    seaweedfs: Server,
-    command: Sequence[str],
-    shell_on: Callable[..., Shell],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    shell = shell_on("seaweedfs", command=command)
-    for name, value in shell.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.endpoint)  # not through the proxy
-    spec = load_spec(str(shell.spec))
-    seen: list[Status] = []
-
-    def look(requests: list[str]) -> None:
-        # — the run waits for the reply to this request, so it is at work meanwhile
-        if not seen and sum("PUT" in line and "/labels/toxic/" in line for line in requests) == 5:
-            seen.append(status(spec, cache_dir=tmp_path))
-
-    shell.faults.watch = look
-    code, _, err = shell.run()
-    assert code == 0, err
-    (between,) = seen
-    for task in TASKS:
-        counts = between.tasks[task]
-        assert 0 < counts.done < DOCUMENTS and counts.failed == 0
-        assert counts.done + counts.missing == DOCUMENTS
-    assert between.snapshot is None
-    after = status(spec, cache_dir=tmp_path)
-    assert after.tasks == dict.fromkeys(TASKS, TaskStatus(DOCUMENTS, 0, 0))
-    assert after.snapshot == 1
