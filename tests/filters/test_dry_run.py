@@ -1,27 +1,27 @@
-"""A dry run of a filter counts what the filter does, and stops where it stops."""
+"""A dry run of a filter counts what the filter does, and both stop at the same places."""
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import Assay
 from filtered import (
     ANSWERED,
     SCORE,
     command_of,
     dropped,
     filtered_with,
+    ids,
     kept,
     previewed,
     query,
-    thresholds,
 )
 from finished import snapshot_json, write_snapshot
 
-from pipeline.cli import main
+from pipeline.errors import SpecError
 from pipeline.stores.local import LocalStore
 
 
@@ -44,85 +44,93 @@ def test_the_grid_of_a_dry_run_is_that_of_duckdb(folder: Path) -> None:
         assert found == (row.threshold, size.documents, size.chars, size.tokens)
 
 
-def test_without_a_folder_only_a_dry_run_is_possible(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_folder_only_a_dry_run_is_possible(folder: Path, assay: Assay) -> None:
     command = command_of(folder, drop_top={"share": 0.1, "of": SCORE})
-    assert main(command) == 2 and capsys.readouterr().err.startswith("--to: missing; ")
+    assert assay(*command, code=2).error.startswith("--to: missing; ")
     before = sorted(folder.rglob("*"))
-    assert main([*command, "--dry-run"]) == 0
-    shown = capsys.readouterr().out
+    shown = assay(*command, "--dry-run").out
     assert "nothing was written" in shown and "dropped at other shares" in shown
     assert sorted(folder.rglob("*")) == before
 
 
 def test_a_dry_run_of_a_filter_that_stops_says_so_and_ends_as_the_filter_does(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, assay: Assay
 ) -> None:
     keep = f"{SCORE} < 0.5 and topic.label <> 'law'"
     command = command_of(folder, keep=keep, on_error="fail")
-    where = f"{ANSWERED} and not ({keep})"
-    [(broken,)] = query(folder, f"select count(*) from labels where {where}")
-    assert main([*command, "--dry-run", "--json"]) == main([*command, "--to", str(folder / "to")])
-    printed = capsys.readouterr()
-    values = json.loads(printed.out)
+    broken = len(ids(folder, f"{ANSWERED} and not ({keep})"))
+    values = assay(*command, "--dry-run", "--json", code=1).json
     assert (values["failed"], values["stops"]) == ({"empty": 3}, True)
     assert (values["documents"], values["dropped"], len(values["groups"])) == (90, broken, 1)
     assert sum(values["reasons"].values()) - values["several"] == broken
-    assert main([*command, "--dry-run"]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    stop = printed.err.removeprefix("assay: ").strip()
+    shown = assay(*command, "--dry-run", code=1).words
+    stop = assay(*command, "--to", folder / "to", code=1).err.removeprefix("assay: ").strip()
     assert stop.startswith("3 of 90 documents have no answer (empty 3); ") and stop in shown
     assert "keep is false: toxic.p.toxic < 0.5" in shown and "more than one of these" in shown
     assert f"removes documents where {values['removes']}" in shown
     # — with another --on-error the filter goes on, and so does its dry run
-    assert main([*command, "--dry-run", "--json", "--on-error", "drop"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    values = assay(*command, "--dry-run", "--json", "--on-error", "drop").json
     assert (values["failed"], values["stops"]) == ({"empty": 3}, False)
     assert (values["documents"], values["dropped"]) == (90, broken + 3)
 
 
 def test_a_dry_run_on_a_partial_snapshot_ends_as_the_filter_does(
-    own_folder: Path, capsys: pytest.CaptureFixture[str]
+    own_folder: Path, assay: Assay
 ) -> None:
     store = LocalStore(own_folder / "out")
     write_snapshot(store, snapshot_json(store) | {"missing_rows": 5})
     command = command_of(own_folder, keep=f"{SCORE} < 0.5")
-    assert main([*command, "--to", str(own_folder / "to")]) == 3
-    assert main([*command, "--dry-run"]) == 3
-    assert "incomplete" in capsys.readouterr().out
+    assay(*command, "--to", own_folder / "to", code=3)
+    assert "incomplete" in assay(*command, "--dry-run", code=3).out
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 9])
+def test_a_filter_that_was_stopped_goes_on_with_the_same_thresholds(
+    stop_at: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule: dict[str, Any] = {"drop_top": {"share": 0.2, "of": SCORE, "by": "topic", "smallest": 1}}
+    whole = filtered_with(folder, to="whole", **rule)
+    create, calls = LocalStore.create, 0
+
+    def stopping(store: LocalStore, key: str, data: bytes) -> bool:
+        nonlocal calls
+        if key.startswith(("filters/", "kept/", "dropped/")):
+            calls += 1
+            if calls > stop_at:
+                raise KeyboardInterrupt
+        return create(store, key, data)
+
+    monkeypatch.setattr(LocalStore, "create", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        filtered_with(folder, **rule)
+    monkeypatch.undo()
+    resumed = filtered_with(folder, **rule)
+    assert (resumed.removes, resumed.groups) == (whole.removes, whole.groups)
+    assert dropped(resumed) == dropped(whole) and kept(resumed) == kept(whole)
 
 
 @pytest.mark.parametrize(
-    ("rule", "by"),
+    ("rule", "place"),
     [
-        ({"keep": "toxic.p.toxic < 0.6"}, None),
-        ({"drop_top": {"share": 0.2, "of": SCORE}}, None),
-        ({"drop_top": {"share": 0.2, "of": SCORE, "by": "topic", "smallest": 1}}, "topic"),
+        ({}, "filter"),
+        ({"keep": "toxic.p.rude < 1"}, "filter.keep"),
+        ({"keep": "true; copy x to 'y'"}, "filter.keep"),
+        ({"keep": "doc.no = 'x'"}, "filter"),
+        ({"drop_top": {"share": 0, "of": SCORE}}, "filter.drop_top.share"),
+        ({"drop_top": {"share": 1, "of": SCORE}}, "filter.drop_top.share"),
+        ({"drop_top": {"share": 0.1, "of": "toxic.p.rude"}}, "filter.drop_top.of"),
+        ({"drop_top": {"share": 0.1, "of": "topic.label"}}, "filter.drop_top.of"),
+        ({"drop_top": {"share": 0.1, "of": SCORE, "by": "tongue"}}, "filter.drop_top.by"),
+        ({"drop_top": {"share": 0.1, "of": SCORE, "by": "doc.tongue"}}, "filter"),
+        # — a score that is no number for a document with an answer
+        ({"drop_top": {"share": 0.1, "of": f"nullif({SCORE}, {SCORE})"}}, "filter.drop_top.of"),
     ],
 )
-def test_the_json_of_a_dry_run_has_numbers_and_thresholds_by_group(
-    rule: dict[str, Any], by: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_bad_input_is_one_line_and_nothing_is_written(
+    rule: dict[str, Any], place: str, folder: Path
 ) -> None:
-    assert main([*command_of(folder, **rule), "--dry-run", "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
-    filtered = filtered_with(folder, **rule)
-    assert values["dropped"] == len(dropped(filtered))
-    assert values["documents"] == len(dropped(filtered)) + len(kept(filtered))
-    for name in ("documents", "dropped"):
-        assert sum(group[name] for group in values["groups"]) == values[name]
-    names = [group["group"].get(by) if by else group["group"] for group in values["groups"]]
-    assert names == (["art", "law", "null", "sport"] if by else [{}])
-    if by:
-        found = {group["group"][by]: group["threshold"] for group in values["groups"]}
-        assert thresholds(filtered) == found
-    # — the filter's own result is the same, but for where it is
-    other = {"other_shares", "written"}
-    assert main([*command_of(folder, **rule), "--to", str(folder / "to"), "--json"]) == 0
-    of_filter = json.loads(capsys.readouterr().out)
-    assert [of_filter[name] for name in values.keys() - other] == [
-        values[name] for name in values.keys() - other
-    ]
-    assert of_filter.keys() == values.keys() and bool(values["other_shares"]) == (
-        "keep" not in rule
-    )
+    with pytest.raises(SpecError) as refused:
+        filtered_with(folder, **rule)
+    assert [problem.place for problem in refused.value.problems] == [place]
+    assert len(str(refused.value).splitlines()) == 1
+    assert not list((folder / "to").rglob("*.parquet"))

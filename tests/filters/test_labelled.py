@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import safetensors.numpy
-import yaml
+from calls import Assay, WriteSpec
 from finished import LABELS, Corpus, finish, label_file
 
-from pipeline.cli import main
 from pipeline.ledger.label_files import LabelFile
 from pipeline.review.options import ReviewOptions
 from pipeline.runtime.job import make_job
@@ -40,13 +39,12 @@ Line = Callable[..., str]
 def run(
     tmp_path: Path,
     model_folder: Path,
-    write_spec: Callable[..., Path],
+    write_spec: WriteSpec,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    assay: Assay,
     caplog: pytest.LogCaptureFixture,
 ) -> Line:
     """Labels a corpus, changes the spec, runs a verb, and returns what it logged and printed."""
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     models = {name: tmp_path / name for name in ("first", "second", "third")}
     for folder in models.values():
@@ -76,9 +74,9 @@ def run(
     finish(store, corpus.shards(store), job.fingerprints, answer=answer)
 
     def printed(verb: str, *words: str, **changes: Any) -> str:
-        file = write_spec(**{**content, **changes})
-        assert main([*VERBS[verb][:1], str(file), *VERBS[verb][1:], *words]) == 0
-        return "\n".join([*caplog.messages, *capsys.readouterr()])
+        name, *options = VERBS[verb]
+        shown = assay(name, write_spec(**{**content, **changes}), *options, *words)
+        return "\n".join([*caplog.messages, shown.out, shown.err])
 
     return printed
 
@@ -168,11 +166,8 @@ def test_the_report_names_the_model_that_answered(run: Line, tmp_path: Path) -> 
     assert result["model"] == "first" and not older("\n".join(result["warnings"]))
 
 
-def test_a_model_of_the_hub_that_answered_is_named_with_its_revision(tmp_path: Path) -> None:
-    file = tmp_path / "spec.yaml"
-    model = {"path": "org/model", "revision": "v1"}
-    task = {"name": "toxic", "question": "?", "labels": ["a", "b"]}
-    source = {"path": "in", "id": "id"}
-    content = {"name": "x", "model": model, "input": source, "output": "out", "tasks": [task]}
-    file.write_text(yaml.safe_dump(content))
-    assert load_spec(file).model.name == "org/model@v1"
+def test_a_model_of_the_hub_that_answered_is_named_with_its_revision(
+    write_spec: WriteSpec,
+) -> None:
+    spec = load_spec(write_spec(model={"path": "org/model", "revision": "v1"}))
+    assert spec.model.name == "org/model@v1"

@@ -18,7 +18,6 @@ from filtered import (
     dropped,
     filtered_with,
     ids,
-    kept,
     labelled,
     previewed,
     query,
@@ -141,16 +140,6 @@ def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     for name in largest:
         assert few.groups[name] == whole.groups[name]
     assert sum(s.documents for pair in few.groups.values() for s in pair) == 3 * ROWS
-
-
-@pytest.mark.parametrize("on_error", ["keep", "drop"])
-@pytest.mark.parametrize("name", RULES)
-def test_what_a_filter_removes_pins_its_thresholds_when_it_is_pasted_into_keep(
-    name: str, on_error: str, folder: Path
-) -> None:
-    first = filtered_with(folder, on_error=on_error, **RULES[name])
-    again = filtered_with(folder, on_error=on_error, keep=f"({first.removes}) IS NOT TRUE")
-    assert kept(again) == kept(first) and dropped(again).keys() == dropped(first).keys()
 
 
 def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(

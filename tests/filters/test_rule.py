@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import duckdb
-import pyarrow as pa
 import pytest
 
-from pipeline.filters.rule import Group, Score, conjuncts, probabilities_in
-
-LATE = pa.RecordBatch.from_pydict({"year": ["2021", "n/a", None, "1999", ""]})
-
-
-def test_the_values_of_a_score_and_of_a_group_that_fail_are_missing() -> None:
-    score = Score("year::INT", LATE.schema, place="of").number
-    group = Group("year::INT // 1000", LATE.schema, place="by").group
-    with duckdb.connect() as database:
-        database.register("late", LATE)
-        found = database.sql(f"select {score}, {group} from late").fetchall()
-    assert found == [(2021, "2"), (None, "null"), (None, "null"), (1999, "1"), (None, "null")]
+from pipeline.filters.rule import conjuncts, probabilities_in
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections import Counter
@@ -17,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from filtered import ANSWERED, SCORE, filtered_with, ids, kept_folder, query, spec_of
 from finished import Corpus, finish, toy_fingerprints
-from rich.console import Console
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.filters.result import FilterResult
@@ -25,8 +23,6 @@ from pipeline.filters.run import filter_corpus
 from pipeline.ledger import rows
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
-from pipeline.report.console import console_on
-from pipeline.report.filters import show_filter
 from pipeline.sources.source import read_documents
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
@@ -130,14 +126,6 @@ def test_only_a_missing_object_is_written_again(folder: Path, kind: str) -> None
     assert (folder / "to" / lost).read_bytes() == content
 
 
-def test_another_rule_does_not_mix_with_the_first(folder: Path) -> None:
-    first, before = filtered_with(folder, keep=KEEP), state(folder)
-    lines = kept_lines(first)
-    other = filtered_with(folder, keep="true")
-    assert kept_folder(other) != kept_folder(first) and len(kept_lines(other)) == 87
-    assert kept_lines(first) == lines and before.items() <= state(folder).items()
-
-
 def current_of(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "to" / "current.json").read_text())
     return content
@@ -175,22 +163,6 @@ def test_current_json_names_the_files_of_the_last_filter_that_ended_and_no_other
     assert current_of(folder) == before
 
 
-@pytest.mark.parametrize("columns", [0, 80])
-def test_each_path_of_the_report_is_on_one_line(folder: Path, columns: int) -> None:
-    """On a stream that is no terminal (0) and on a terminal of 80 columns."""
-    filtered = filtered_with(folder, "long-" * 12 + "/to", keep=KEEP)
-    shown = io.StringIO()
-    console = console_on(shown)
-    if columns:
-        console = Console(file=shown, width=columns, highlight=False, soft_wrap=True)
-    show_filter(filtered, console)
-    lines = shown.getvalue().splitlines()
-    written = filtered.written
-    assert written is not None
-    for path in (*written.kept.globs, *written.dropped.globs, written.current):
-        assert len(path) > 80 and [line for line in lines if line.endswith(f": {path}")], path
-
-
 def test_an_input_that_changed_since_is_refused_by_name(own_folder: Path) -> None:
     path = own_folder / "in" / "deep" / "1.jsonl"
     path.write_text(path.read_text().replace("0", "1", 1))
@@ -217,13 +189,6 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
     )
     with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
         filtered_with(own_folder, keep=KEEP)
-
-
-def test_a_folder_inside_the_input_is_refused_before_anything_is_written(folder: Path) -> None:
-    with pytest.raises(SpecError) as refused:
-        filtered_with(folder, "in/to", keep=KEEP)
-    assert [problem.place for problem in refused.value.problems] == ["to"]
-    assert not state(folder) and not (folder / "in" / "to").exists()
 
 
 def add_table(folder: Path, name: str, columns: Mapping[str, Any], damaged: str = "") -> None:

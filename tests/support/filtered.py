@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 from finished import Corpus, finish, toy_fingerprints, toy_spec
 
 from pipeline.filters.result import FilterResult
@@ -64,22 +63,15 @@ def command_of(folder: Path, **rule: Any) -> list[str]:
     return ["filter", str(folder / "spec.yaml")]
 
 
-def rows_of(folder: Path) -> pa.Table:
-    """The labels with the language of each document."""
-    lines = [
-        line for file in (folder / "in").rglob("*.jsonl") for line in file.read_text().splitlines()
-    ]
-    languages = {row["id"]: row["lang"] for row in map(json.loads, lines)}
-    labels = open_labels(str(folder / "out")).to_table()
-    docs = [{"lang": languages[id]} for id in labels.column("doc_id").to_pylist()]
-    doc = pa.array(docs, pa.struct([("lang", pa.string())]))
-    return labels.append_column("doc", doc).append_column("lang", doc.field("lang"))
-
-
 def query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
     """The rows of a query over the labels, with the language as `lang` and as `doc.lang`."""
+    columns = "columns = {id: 'varchar', lang: 'varchar'}"
     with duckdb.connect() as database:
-        database.register("labels", rows_of(folder))
+        database.register("answers", open_labels(str(folder / "out")).to_table())
+        database.sql(
+            f"""create view labels as select answers.*, lang, {{lang: lang}} as doc
+            from answers join read_json('{folder}/in/**/*.jsonl', {columns}) on id = doc_id"""
+        )
         return database.sql(sql).fetchall()
 
 
@@ -102,8 +94,3 @@ def kept(filtered: FilterResult) -> set[str]:
 def kept_folder(filtered: FilterResult) -> Path:
     assert filtered.written is not None
     return Path(filtered.written.kept.folder)
-
-
-def thresholds(filtered: FilterResult) -> dict[str, float | None]:
-    """By group; without groups, of all documents."""
-    return {", ".join(group.group.values()): group.threshold for group in filtered.groups}
