@@ -10,13 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from calls import WriteSpec
 from gold_lines import QUALITY, THEMES, TOPIC, line, written
 
 from pipeline.errors import SpecError, StorageError
+from pipeline.gold.labels import read_gold
 from pipeline.gold.people import GoldFile
+from pipeline.spec.parse import load_spec
 from pipeline.spec.tasks import TaskSpec
-
-WriteSpec = Callable[..., Path]
 
 
 @pytest.mark.parametrize("task", [TOPIC, THEMES, QUALITY])
@@ -33,15 +34,19 @@ def test_a_last_line_without_a_line_break_stays(path: Path, task: TaskSpec) -> N
         assert [each.doc_id for each in gold.lines] == ["a", "b", "c"]
 
 
-def test_what_a_crash_leaves_of_a_line_is_removed_wherever_it_is_cut(path: Path) -> None:
-    odd = line('é"\\\n\u0001😀')
+def test_what_a_crash_leaves_of_a_line_is_removed_wherever_it_is_cut(
+    path: Path, write_spec: WriteSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd, spec = line('é"\\\n\u0001😀'), load_spec(write_spec(tasks=[TOPIC.model_dump(mode="json")]))
     whole = written(path, line("a"), odd).read_bytes()
     start = whole.index(b"\n") + 1
     for end in range(start + 1, len(whole) - 1):
         path.write_bytes(whole[:end])
+        assert read_gold(str(path), spec).keys == ("hash-a",) and path.read_bytes() == whole[:end]
         with GoldFile.open(path, TOPIC) as gold:
             assert len(gold.lines) == 1, whole[start:end]
         assert path.read_bytes() == whole[:start]
+    assert "the last line was unfinished" in caplog.text
 
 
 def test_a_blank_line_is_no_line(path: Path) -> None:

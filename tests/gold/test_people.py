@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import subprocess
 import sys
@@ -114,21 +113,6 @@ def test_a_killed_writer_loses_no_line_that_it_reported(path: Path) -> None:
         gold.append(line("after"))
 
 
-def test_an_unfinished_last_line_is_removed_and_the_others_stay(
-    path: Path, spec_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    written(path, line("a"), line("b"))
-    whole = path.read_bytes()
-    torn = whole + whole[:50]
-    path.write_bytes(torn)
-    gold = read_gold(str(path), load_spec(spec_file))
-    assert gold.keys == ("hash-a", "hash-b") and path.read_bytes() == torn
-    with caplog.at_level(logging.WARNING), GoldFile.open(path, TOPIC) as opened:
-        assert [each.doc_id for each in opened.lines] == ["a", "b"]
-    assert path.read_bytes() == whole
-    assert "the last line was unfinished" in caplog.text
-
-
 def test_a_full_disk_leaves_the_file_as_it_was(path: Path) -> None:
     written(path, line("a"))
     whole = path.read_bytes()
@@ -205,14 +189,6 @@ def test_a_bad_line_is_not_appended(path: Path, bad: GoldLine, task: TaskSpec) -
     with GoldFile.open(path, task) as gold, pytest.raises(SpecError):
         gold.append(bad)
     assert path.read_bytes() == b""
-
-
-@pytest.mark.parametrize("name", ["s3://bucket/gold.jsonl", "gold.csv", "gold"])
-def test_only_a_local_file_of_json_lines_is_opened(name: str, tmp_path: Path) -> None:
-    place = name if "://" in name else str(tmp_path / name)
-    with pytest.raises(SpecError, match="name"):
-        GoldFile.open(place, TOPIC)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_of_storage(tmp_path: Path) -> None:

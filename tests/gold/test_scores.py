@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -12,18 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from finished import Corpus, finish
-from judged import with_gold
+from judged import Bench, with_gold
 
-from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
 from pipeline.gold.values import UNLABELLED
-from pipeline.runtime.job import make_job
-from pipeline.runtime.placement import Placement
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.local import LocalStore
 
 RUDE = {"name": "toxic", "question": "Rude?", "labels": ["clean", "toxic"]}
 TONE = {"name": "tone", "question": "Which?", "labels": ["warm", "cold"]}
@@ -175,35 +169,13 @@ def test_zeros_and_ones_may_be_labels_with_other_names(spec: JobSpec, tmp_path: 
         read_gold(csv_file(tmp_path, "id,toxic", "a,1", "b,0"), spec)
 
 
-def test_eval_counts_a_score_above_one_half_as_the_label(
-    write_spec: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
-    corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
-    corpus.write()
-    file = write_spec(input={"path": str(corpus.folder), "id": "id"})
-    spec, store = load_spec(file), LocalStore(tmp_path / "out")
-    job = make_job(spec, Placement("cpu", "float32", 1, 1), tmp_path / "cache")
-    finish(store, corpus.shards(store), job.fingerprints, spec.name)
-    source = np.random.default_rng(0)
-    rows = [(f"0-{n}", score) for n, score in enumerate(source.random(30).round(3).tolist())]
-    gold = csv_file(
-        tmp_path,
-        "id,s,people",
-        *(f"{id},{score},{'toxic' if score > 0.5 else 'clean'}" for id, score in rows),
-    )
-    tasks = []
+def test_eval_counts_a_score_above_one_half_as_the_label(bench: Bench) -> None:
+    source, tasks = np.random.default_rng(0), []
+    ids = [f"0-{n},{score:.3f}" for n, score in enumerate(source.random(30))]
+    lines = [f"{row},{'toxic' if float(row.partition(',')[2]) > 0.5 else 'clean'}" for row in ids]
+    gold = csv_file(bench.folder, "id,s,people", *lines)
     for key, column in (("scores", "s"), ("columns", "people")):
-        changes = {"gold": {"path": gold, key: {"toxic": column}}}
-        write_spec(input={"path": str(corpus.folder), "id": "id"}, **changes)
-        assert main(["eval", str(file), "--json"]) == 0
-        tasks.append(json.loads(capsys.readouterr().out)["tasks"])
-    kinds = [of_gold["toxic"].pop("gold") for of_gold in tasks]
-    assert (
-        kinds == ["scores", "people"]
-        and tasks[0] == tasks[1]
-        and tasks[0]["toxic"]["rows"]["evaluated"] > 20
-    )
+        bench.says(gold={key: {"toxic": column}})
+        tasks.append(bench.evaluate(gold, "--json").json["tasks"])
+    assert [of_gold["toxic"].pop("gold") for of_gold in tasks] == ["scores", "people"]
+    assert tasks[0] == tasks[1] and tasks[0]["toxic"]["rows"]["evaluated"] > 20

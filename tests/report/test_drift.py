@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from json_outputs import validator
+from reports import change_of
 from rich.console import Console
-from task_changes import change_of
 
 from pipeline.integrity.diff import USUAL_LIMITS, Comparison, TaskChange, exceeded
 from pipeline.report.console import json_value

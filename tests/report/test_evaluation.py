@@ -140,14 +140,6 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     assert line + command in html.unescape(unruled)
 
 
-def test_no_rule_of_the_page_breaks_words_of_a_narrow_column() -> None:
-    css = re.search(r"<style>(.*?)</style>", page_of(("a", "b")), re.DOTALL)
-    assert css
-    rules = re.findall(r"([^{}]+){([^}]*)}", css[1])
-    broken = {selector.strip() for selector, rule in rules if "overflow-wrap: anywhere" in rule}
-    assert broken == {"td.long", "dd", "code", ".text"}  # each has a width of its own
-
-
 def test_precision_by_recall_ends_where_every_document_has_the_label() -> None:
     """The steps begin at a recall of 0, never go back, and end with the label's share."""
     task = evaluation(("a", "b", "c")).tasks["toxic"]
@@ -200,14 +192,6 @@ def test_with_many_labels_the_page_draws_the_most_frequent() -> None:
     values = json_value(whole)
     value = values["tasks"]["toxic"]["scores"]["headlines"]["auroc"]
     assert value["value"] is not None and value["low"] is None and value["high"] is None
-
-
-def test_a_task_without_an_evaluated_row_has_no_scores() -> None:
-    whole = evaluation(("a", "b"))
-    rows = RowCounts(3, 0, 3, {}, 0, 0)
-    task = replace(whole.tasks["toxic"], rows=rows, judged=None, scores=None)
-    nothing = replace(whole, tasks={"toxic": task})
-    assert "0 of 3 gold documents evaluated, 3 not in the corpus" in page(nothing)
 
 
 def test_the_json_form_has_numbers_or_null() -> None:

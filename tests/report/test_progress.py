@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 from label_tables import toy_shard
-from reports import forecast_of, printed
 
 from pipeline.ledger.cells import Committed, WorkItem
 from pipeline.ledger.cuts import Cuts
@@ -25,13 +24,11 @@ from pipeline.report.progress import (
     display,
     fit_progress,
     kept_line,
-    phase_lines,
     run_progress,
     work_line,
 )
-from pipeline.report.run import show_forecast
 from pipeline.runtime.plan import Plan
-from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress, WorkerReport
+from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress
 from pipeline.sources.shards import Shard
 
 COUNTED = Shown("labelling", documents=100, verb="labelled")
@@ -218,15 +215,6 @@ def test_reading_is_counted_and_the_phases_around_it_are_named(
     ]
 
 
-def test_each_phase_of_a_check_is_one_line_of_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with phase_lines(io.StringIO()) as announce:
-        assert messages(caplog) == ["starting"]
-        for phase in (LOADING, LOADING, LABELLING):
-            announce(WorkerReport(phase))
-    assert messages(caplog) == ["starting", LOADING, LABELLING]
-
-
 TO_LABEL = "60 of 100 documents to label, in 1 of 2 shards"
 
 
@@ -251,13 +239,6 @@ def test_the_first_line_says_how_many_documents_the_model_reads(planned: Plan, l
     assert work_line(planned) == line
 
 
-def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reused() -> None:
-    line = "read by the model at most 20 documents; equal texts are read once"
-    shown = printed(show_forecast, forecast_of(plan(work(FIRST, rows_without_answer=20))))
-    assert line in " ".join(shown.split())
-    assert "read by the model" not in printed(show_forecast, forecast_of(plan(work())))
-
-
 @pytest.mark.parametrize(
     ("progress", "line"),
     [
@@ -276,21 +257,6 @@ def test_a_dry_run_says_how_many_documents_the_model_reads_where_answers_are_reu
 )
 def test_a_run_that_is_stopped_says_what_is_kept(progress: Progress | None, line: str) -> None:
     assert kept_line(progress) == line
-
-
-def test_the_line_of_a_plan_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Plan] = []
-
-    def counting(planned: Plan) -> str:
-        seen.append(planned)
-        return work_line(planned)
-
-    monkeypatch.setattr("pipeline.report.progress.work_line", counting)
-    first, second = plan(work()), plan(work(SECOND))
-    with run_progress(io.StringIO()) as announce:
-        for planned in (first, first, first, second, second):
-            announce(Progress(LABELLING, planned, documents=60))
-    assert seen == [first, second]
 
 
 def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(

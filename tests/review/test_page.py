@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -21,6 +22,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+from pipeline.review.server import listen, serve
+
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
@@ -30,13 +33,7 @@ def review(file: Path, port: int, kind: str = "choice") -> Iterator[tuple[Any, s
     """The process of a review, and the address of its page."""
     paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests" / "support")))
     process = subprocess.Popen(
-        [
-            sys.executable,
-            str(REPOSITORY / "tests/support/toy_review.py"),
-            str(file),
-            str(port),
-            kind,
-        ],
+        [sys.executable, __file__, str(file), str(port), kind],
         env={**os.environ, "PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         text=True,
@@ -183,3 +180,16 @@ def test_two_people_at_once_get_different_rows(tmp_path: Path, port: int) -> Non
         assert readers["Bob"].text("own") == "10 of them yours"
     assert len({*rows}) == 20
     assert [line["by"] for line in lines(file)] == ["Ann", "Bob"] * 10
+
+
+def serve_toys(file: Path, port: int, kind: str) -> None:
+    """A review of toy documents; the address of the page is the only line on standard output."""
+    host = "127.0.0.1"
+    with World(task_of(kind)).session(file) as session:
+        own = listen(host, port)
+        show = lambda address: print(address, flush=True)  # noqa: E731
+        asyncio.run(serve(session, own, host=host, command="assay fit", announce=show))
+
+
+if __name__ == "__main__":
+    serve_toys(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,23 +1,24 @@
-"""A report with known numbers, its page, and what a report prints."""
+"""A report with known numbers, its page, what a report prints, and a task's change."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from pipeline.filters.decisions import Size
 from pipeline.filters.result import FilterResult, Sizes
 from pipeline.filters.tally import BARS, ScoreCounts
+from pipeline.integrity.diff import Answers, Move, TaskChange, jensen_shannon, psi
 from pipeline.report.console import console_on
 from pipeline.report.corpus_page import page
-from pipeline.runtime.plan import Plan
 from pipeline.verbs.corpus_report import CorpusReport, TaskReport
-from pipeline.verbs.forecast import Forecast
 
 Result = TypeVar("Result")
 PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))
@@ -106,13 +107,32 @@ def printed(show: Callable[[Result, Console], None], result: Result) -> str:
     return stream.getvalue()
 
 
-def forecast_of(planned: Plan) -> Forecast:
-    """Of an output without labels."""
-    return Forecast(
-        **asdict(planned.counts),
-        plan=planned,
-        documents_for_model=planned.rows_for_model,
-        tokens_per_document=None,
-        docs_per_s=None,
-        price=None,
+def change_of(
+    labels: Sequence[str],
+    before: NDArray[np.int64],
+    after: NDArray[np.int64],
+    flips: NDArray[np.int64],
+    *,
+    failing: int = 0,
+    questions: tuple[str, str] | None = None,
+) -> TaskChange:
+    """A task between two snapshots, by texts of each label; of one version, or reworded."""
+    asked = questions or (None, None)
+    versions = zip("fg" if questions else "ff", asked, strict=True)
+    sides = [
+        Answers(*version, int(counts.sum()), dict(zip(labels, counts.tolist(), strict=True)))
+        for version, counts in zip(versions, (before, after), strict=True)
+    ]
+    cells = [(int(flips[x, y]), x, y) for x, y in np.argwhere(flips) if x != y]
+    moves = [Move(labels[x], labels[y], texts) for texts, x, y in cells]
+    return TaskChange(
+        *sides,
+        changed=() if questions is None else ("question",),
+        psi=psi(before, after),
+        jensen_shannon=jensen_shannon(before, after),
+        texts=int(flips.sum()),
+        flipped=sum(move.texts for move in moves),
+        moves=tuple(moves),
+        newly_failing=failing,
+        failing_ids=(),
     )
