@@ -24,21 +24,6 @@ def test_the_unseen_share_is_the_bound_of_clopper_and_pearson_for_a_count_of_0(r
     assert unseen_share(rows) == pytest.approx(beta.ppf(0.975, 1, rows), abs=1e-12)
 
 
-def test_twelve_right_answers_do_not_prove_that_all_are_right() -> None:
-    truth = np.arange(12) % 2
-    p = np.eye(2)[truth] * 0.8 + 0.1
-    scores = score(truth, p, ["a", "b"])
-    accuracy = scores.headlines["accuracy"]
-    expected = binomtest(12, 12).proportion_ci(method="wilson")
-    assert (accuracy.value, accuracy.low) == (1, pytest.approx(expected.low))
-    auroc, f1 = scores.headlines["auroc"], scores.headlines["f1"]  # six rows of each label
-    assert (auroc.value, auroc.high) == (1, 1) and auroc.low is not None and 0.5 < auroc.low < 0.8
-    assert (f1.value, f1.high) == (1, 1) and f1.low == pytest.approx(0.025 ** (1 / 6))
-    for label in scores.labels:
-        low, high = label.intervals["precision"]
-        assert (label.precision, high) == (1, 1) and low < 0.7
-
-
 @given(data=st.data(), rows=st.integers(1, 25), labels=st.integers(2, 4))
 def test_no_interval_is_without_width(data: st.DataObject, rows: int, labels: int) -> None:
     source = np.random.default_rng(data.draw(st.integers(0, 2**32)))

@@ -101,33 +101,6 @@ def test_the_intervals_hold_the_truth_as_often_as_they_say(
     assert sums == pytest.approx(truth, abs=0.02)
 
 
-def test_its_intervals_are_narrower_than_those_of_a_simple_random_sample() -> None:
-    population, positive = corpus(10_000, 0.1, 2.5)
-    one = Population(population.scores * np.nan, population.groups * 0, population.dropped)
-    widths: dict[str, list[float]] = {name: [] for name in MEASURES}
-    for seed in range(50):
-        stratified = estimate(drawn(population, positive, 200, seed), 0.05)
-        rows = np.random.default_rng(seed).choice(10_000, 200, replace=False)
-        plain = estimate(
-            LabelledSample(
-                codes=np.zeros(200, np.int64),
-                documents=np.ones(200, np.int64),
-                dropped=one.dropped[rows].astype(np.int64),
-                positive=positive[rows],
-                sizes={0: 10_000},
-            ),
-            0.05,
-        )
-        for name in MEASURES:
-            ours, theirs = stratified[name], plain[name]
-            assert ours.low is not None and ours.high is not None
-            assert theirs.low is not None and theirs.high is not None
-            widths[name].append((ours.high - ours.low) / (theirs.high - theirs.low))
-    assert np.mean(widths["precision"]) < 0.7
-    assert np.mean(widths["recall"]) < 0.95
-    assert np.mean(widths["prevalence"]) < 0.95
-
-
 def test_the_mean_over_all_samples_is_the_truth() -> None:
     """Every possible sample of two strata: the estimator of a share of all texts is unbiased."""
     positive = np.array([True, False, True, False, False, True, True, False])
