@@ -27,6 +27,11 @@ PROCESSES = [
         ("pipeline.report.init", {"torch", "transformers", "ray"}),
     ],
     [("pipeline.ledger.dataset", {"ray", "torch"})],
+    [
+        ("pipeline.report.review", {"torch", "transformers", "ray", "sklearn"}),
+        ("pipeline.verbs.review", {"torch", "transformers", "ray", "sklearn"}),
+        ("pipeline.verbs.status", {"torch", "transformers", "ray"}),
+    ],
     [("pipeline.runtime.run", {"torch", "transformers", "ray.data", "pandas"})],
     [
         ("pipeline.inference.engine", {"ray", "pyarrow", "fsspec"}),
