@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,11 +28,11 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def review(file: Path, port: int, kind: str = "choice") -> Iterator[tuple[Any, str]]:
+def review(file: Path, kind: str = "choice") -> Iterator[tuple[Any, str]]:
     """The process of a review, and the address of its page."""
     paths = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests" / "support")))
     process = subprocess.Popen(
-        [sys.executable, __file__, str(file), str(port), kind],
+        [sys.executable, __file__, str(file), kind],
         env={**os.environ, "PYTHONPATH": paths},
         stdout=subprocess.PIPE,
         text=True,
@@ -45,14 +44,6 @@ def review(file: Path, port: int, kind: str = "choice") -> Iterator[tuple[Any, s
         process.terminate()
         assert process.wait(timeout=60) in (0, -9)
         process.stdout.close()
-
-
-@pytest.fixture
-def port() -> int:
-    """A free port, for a review that is started again at the same address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class Reader:
@@ -99,12 +90,12 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path, port: int) -> None:
+def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path) -> None:
     file, world = tmp_path / "gold.jsonl", World(task_of())
     with opened_browser() as browser:
         browser.set_window_size(1_280, 900)
         reader = Reader(browser, world)
-        with review(file, port) as (process, address):
+        with review(file) as (process, address):
             browser.get(address)
             reader.wait(lambda: reader.text("asked") == "Who labels tone?")
             assert reader.text("what") == "Is it rude? toxic · clean"
@@ -123,8 +114,8 @@ def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path, por
             reader.press("1")
             reader.wait(lambda: "does not answer" in reader.text("error"))
         assert len(lines(file)) == 50
-        with review(file, port) as (_, address):
-            reader.opens(address)  # — the name and the blur are remembered
+        with review(file) as (_, address):
+            reader.opens(address)  # — at another port, but the name and the blur are remembered
             assert browser.execute_script(blur) == "none"
             rows += [reader.labels() for _ in range(48)]
             skipped, flagged = reader.acts("s"), reader.acts("f")
@@ -152,9 +143,9 @@ def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path, por
     assert {line["by"] for line in answers} == {"Ann"}
 
 
-def test_several_labels_are_marked_by_keys_and_saved_by_enter(tmp_path: Path, port: int) -> None:
+def test_several_labels_are_marked_by_keys_and_saved_by_enter(tmp_path: Path) -> None:
     file, world = tmp_path / "gold.jsonl", World(task_of("multi"))
-    with opened_browser() as browser, review(file, port, "multi") as (_, address):
+    with opened_browser() as browser, review(file, "multi") as (_, address):
         reader = Reader(browser, world)
         reader.opens(address, "Ann")
         expected = []
@@ -166,12 +157,12 @@ def test_several_labels_are_marked_by_keys_and_saved_by_enter(tmp_path: Path, po
     assert [(line["doc_id"], line["label"]) for line in lines(file)] == expected
 
 
-def test_two_people_at_once_get_different_rows(tmp_path: Path, port: int) -> None:
+def test_two_people_at_once_get_different_rows(tmp_path: Path) -> None:
     file, world = tmp_path / "gold.jsonl", World(task_of())
     with (
         opened_browser() as one,
         opened_browser() as other,
-        review(file, port) as (_, address),
+        review(file) as (_, address),
     ):
         readers = {name: Reader(each, world) for name, each in (("Ann", one), ("Bob", other))}
         for name, reader in readers.items():
@@ -182,14 +173,14 @@ def test_two_people_at_once_get_different_rows(tmp_path: Path, port: int) -> Non
     assert [line["by"] for line in lines(file)] == ["Ann", "Bob"] * 10
 
 
-def serve_toys(file: Path, port: int, kind: str) -> None:
+def serve_toys(file: Path, kind: str) -> None:
     """A review of toy documents; the address of the page is the only line on standard output."""
     host = "127.0.0.1"
     with World(task_of(kind)).session(file) as session:
-        own = listen(host, port)
+        own = listen(host, None)
         show = lambda address: print(address, flush=True)  # noqa: E731
         asyncio.run(serve(session, own, host=host, command="assay fit", announce=show))
 
 
 if __name__ == "__main__":
-    serve_toys(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    serve_toys(Path(sys.argv[1]), sys.argv[2])

@@ -61,7 +61,7 @@ class World:
         self.pool = Pool()
         for row, rank in enumerate(source.permutation(self.rows).tolist()):
             p = tuple(self.p[row].tolist()) if self.answered else None
-            text = f"text {row} {WORDS[row % len(WORDS)]}"
+            text = f"text {row}" + 5 * f" {WORDS[row % len(WORDS)]}"
             self.pool.add(Document(f"{row:032x}", f"d{row}", text, rank, p))
 
     def label(self, row: int) -> Any:
