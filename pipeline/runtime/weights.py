@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import huggingface_hub as hub  # — loads its client, which is slow to load, when it is used
 from fsspec import AbstractFileSystem
-from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_ETAG_TIMEOUT
 from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
 
@@ -123,7 +123,8 @@ def fetch(files: ModelFiles, cache_dir: Path, options: Options) -> Path:
             names = [glob.escape(name) for name in files.hashes]
             weights = [name for name in files.hashes if fnmatchcase(name, _WEIGHTS)]
             here = (
-                try_to_load_from_cache(files.location, n, revision=files.revision) for n in weights
+                hub.try_to_load_from_cache(files.location, n, revision=files.revision)
+                for n in weights
             )
             if not any(here):
                 require_room(Path(HF_HUB_CACHE), files.size_bytes)
@@ -261,7 +262,7 @@ def _hub(repo: str, revision: str | None, cache_dir: Path) -> ModelFiles:
     commit, known = folder.name, {}
     try:
         # — `list_repo_tree` tries for 23 s to reach the Hub
-        info = HfApi().model_info(
+        info = hub.HfApi().model_info(
             repo, revision=commit, files_metadata=True, timeout=HF_HUB_ETAG_TIMEOUT
         )
         in_root = [file for file in info.siblings or () if "/" not in file.rfilename]
@@ -291,7 +292,7 @@ def _from_hub(repo: str, revision: str | None, names: Sequence[str]) -> Path:
     try:
         allowed, ignored = list(names), ["*/*"]
         return Path(
-            snapshot_download(
+            hub.snapshot_download(
                 repo, revision=revision, allow_patterns=allowed, ignore_patterns=ignored
             )
         )

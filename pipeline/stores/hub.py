@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from huggingface_hub import HfApi, HfFileSystem, constants
+import huggingface_hub as hub  # — loads its client, which is slow to load, when it is used
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -73,10 +74,10 @@ def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
     """
     try:
         # — a repository; in new versions of the client also a bucket, which has no revisions
-        place: Any = HfFileSystem(**options, skip_instance_cache=True).resolve_path(url)
+        place: Any = hub.HfFileSystem(**options, skip_instance_cache=True).resolve_path(url)
         if not hasattr(place, "repo_id") or _COMMIT.fullmatch(place.revision):
             return url
-        api = HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
+        api = hub.HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
         info = api.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
     except (*HUB_ERRORS, FileNotFoundError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, HUB_ERRORS) else error
