@@ -153,17 +153,23 @@ class Reading:
         self._has_some, self._ends = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._read_all, daemon=True)
         self._thread.start()
+        order = "pipeline.review.order"
+        self._order = threading.Thread(target=importlib.import_module, args=(order,), daemon=True)
 
     def wait(self, *, for_all: bool) -> None:
         """Returns when the pool has documents or all of them, or reading failed."""
         if for_all:
             self._thread.join()
         self._has_some.wait()
+        if len(self._pool):
+            self._order.start()  # — scikit-learn loads while people look at the first document
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
         self._ends.set()
         self._thread.join()
+        if self._order.is_alive():
+            self._order.join()
 
     def _read_all(self) -> None:
         try:
@@ -173,9 +179,6 @@ class Reading:
                 self._add(shard, {first: ranks[first]})
             for shard, ranks in self._draws:
                 self._add(shard, ranks)
-                if len(self._pool):
-                    # — loaded while people look at the first document
-                    importlib.import_module("pipeline.review.order")
             self._add_named()
         except AssayError as error:
             self._pool.error = error
