@@ -29,7 +29,7 @@ def show_status(status: Status) -> Iterator[Part]:
     yield [
         ("output", status.output),
         ("documents", f"{status.documents:,}"),
-        ("to read", f"at most {status.to_read:,}; the other texts have answers, or are empty"),
+        ("to read", _to_read(status.to_read)),
         ("snapshot", snapshot),
         ("rate", rate),
         ("time left", left),
@@ -42,6 +42,10 @@ def show_status(status: Status) -> Iterator[Part]:
     yield Grid("", ("task", "done", "missing", "failed", "skipped", "reused"), rows)
 
 
+def _to_read(texts: int) -> str:
+    return f"at most {texts:,}; the other texts have answers, or are empty" if texts else "nothing"
+
+
 @printed
 def show_snapshots(result: Snapshots) -> Iterator[Part]:
     """A line for each snapshot, with what changed since the one before."""
@@ -50,7 +54,9 @@ def show_snapshots(result: Snapshots) -> Iterator[Part]:
     for each in result.snapshots:
         changes = [f"{task}: {', '.join(names)}" for task, names in sorted(each.changed.items())]
         shards = ((each.new_shards, "new"), (each.removed_shards, "removed"))
-        changes += [f"input: {count:,} shards {what}" for count, what in shards if count]
+        changes += [
+            f"input: {count:,} shard{'s' * (count != 1)} {what}" for count, what in shards if count
+        ]
         limit = f" ({each.limit})" if each.limit else ""
         name = f"{each.snapshot:08d}{limit}"
         rows.append((name, each.published, "; ".join(changes), f"{each.documents:,}"))
