@@ -178,6 +178,8 @@ class Reading:
                 first = min(ranks, key=ranks.__getitem__)
                 self._add(shard, {first: ranks[first]})
             for shard, ranks in self._draws:
+                if self._ends.is_set():
+                    return
                 self._add(shard, ranks)
             self._add_named()
         except AssayError as error:
