@@ -67,7 +67,8 @@ def older_answers(
     except AssayError as error:
         yield f"the answers cannot be compared with the current spec: {one_line(error)}"
         return
-    for task, own in contents.tasks.items():
+    in_spec = {task: own for task, own in contents.tasks.items() if task in job.fp}
+    for task, own in in_spec.items():
         stored = stored_version(store, task, own.fp)
         if job.fp[task] in (own.fp, stored.of_all.id):
             continue

@@ -132,6 +132,12 @@ def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
     )
 
 
+def test_a_task_of_the_output_may_be_gone_from_the_spec(known: Known, tmp_path: Path) -> None:
+    tasks = [task for task in known.content()["tasks"] if task["name"] == "toxic"]
+    [line] = opened(spec_of(known, tasks=tasks), tmp_path, 1)
+    assert line["shown"].p is not None
+
+
 def test_columns_of_the_input_are_beside_the_text(write_spec: WriteSpec, tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
     spec = load_spec(str(write_spec()))
