@@ -24,7 +24,7 @@ from pipeline.inference.classifiers import label_log_probs
 from pipeline.inference.engine import DocumentIds, Labelled, read_in_batches
 from pipeline.inference.labels.tokenizer import encode
 from pipeline.inference.loading import read_config, read_network
-from pipeline.inference.model.products import use_fastest_library
+from pipeline.inference.model.linear import use_onednn
 from pipeline.inference.schedules.batching import Usage, pad
 
 # Before the name of a class, in a head whose classes do not exclude each other: its opposite.
@@ -131,7 +131,7 @@ def load_encoder(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
     kind = AutoModelForSequenceClassification
     network: Any = read_network(folder, kind, read_config, dtype=dtype, fix=fix)
     prepared: PreTrainedModel = network.eval().requires_grad_(False).to(device)
-    use_fastest_library(prepared)
+    use_onednn(prepared)
     return prepared
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
@@ -32,12 +33,21 @@ from transformers import (
 
 from pipeline.errors import ModelError, one_line
 from pipeline.inference.attention import hook
+from pipeline.inference.attention.cpu_tiles import attend_natively
+from pipeline.inference.attention.reference import attend_plainly
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageReader
 from pipeline.inference.model.int8_products import round_linear
-from pipeline.inference.model.llama_layer import use_family_layers, use_llama_layers
-from pipeline.inference.model.loaded import LoadedModel, decoder_of, set_attention
-from pipeline.inference.model.products import fastest_attention, use_fastest_library
+from pipeline.inference.model.linear import use_onednn
+from pipeline.inference.model.llama import LlamaDecoder, has_llama_form
+from pipeline.inference.model.loaded import (
+    LoadedModel,
+    decoder_of,
+    own_attention,
+    set_attention,
+)
+from pipeline.inference.model.operations import operations_for
+from pipeline.inference.processor import native
 from pipeline.inference.proof import tolerance, tree_error
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
@@ -187,7 +197,7 @@ def load_model(
         kind: Any = AutoModelForImageTextToText
         network = read_network(folder, kind, _seeing_config, dtype=dtype, fix=fix)
         nn.Module.to(network, device)
-        products = use_fastest_library(network)
+        products = use_onednn(network)
         return replace(prepare(network, images=ImageReader(folder)), products=products)
     network = read_network(folder, AutoModelForCausalLM, _config, dtype=dtype, fix=fix)
     nn.Module.to(network, device)
@@ -195,8 +205,10 @@ def load_model(
     model = prepare(network)
     if int8:
         round_linear(network, device)
-        model = replace(model, attention_dtype=fastest_attention(network))
-    return replace(model, products=use_fastest_library(network))
+        if model.llama is not None:
+            llama = LlamaDecoder(model.decoder, model.llama.operations)
+            model = narrowed(replace(model, llama=llama))
+    return replace(model, products=use_onednn(network))
 
 
 def read_network(
@@ -291,63 +303,90 @@ def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> L
     # Reported to give wrong answers with a cached prefix.
     torch.backends.cuda.enable_cudnn_sdp(False)
     nn.Module.eval(network).requires_grad_(False)
-    set_attention(network, hook.IMPLEMENTATION)
-    decoder = decoder_of(network) if images else network.base_model
-    is_llama = use_llama_layers(decoder)
+    # Layers that carry a state from token to token need the staged schedule.
+    staged = not _RECURRENT.isdisjoint(_layer_types(config))
+    set_attention(network, own_attention(network) if staged else hook.IMPLEMENTATION)
     # Some families keep the window on the attention module, others only in the configuration.
     windows = {getattr(module, "sliding_window", None) for module in network.modules()}
     whole = LoadedModel(
         network=network,
         windows=frozenset({*windows, getattr(config, "sliding_window", None), None}),
         context_tokens=_longest_prompt(config),
-        cuts_last_layer=is_llama,
-        # Layers that carry a state from token to token need the staged schedule.
-        schedule="fused" if _RECURRENT.isdisjoint(_layer_types(config)) else "staged",
+        schedule="staged" if staged else "fused",
         images=images,
     )
-    if images is not None and whole.schedule == "staged":
+    if images is not None and staged:
         raise ModelError(f"{_family(network.config)} has recurrent layers, and {_NO_IMAGES}")
-    without_kernel = None
+    reason: ModelError | None = None
     for model in _variants(whole):
-        if is_llama and not model.cuts_last_layer:
-            use_family_layers(decoder)
-        # — Triton is imported only where its kernel is tried
-        of_triton = getattr(sys.modules.get("triton.errors"), "TritonError", RuntimeError)
         try:
-            error = tree_error(model)
-        except (*_BROKEN, *_UNBUILT, of_triton) as reason:
-            refusal = ModelError(f"{_family(config)} does not run under the tree: {reason!r}")
-            refusal.__cause__ = reason
-        else:
-            if error <= tolerance(model):
-                if without_kernel and model.kernel is None:
-                    told = "the kernel for this GPU is not used, and attention takes longer: %s"
-                    logger.warning(told, one_line(without_kernel))
-                return model
-            refusal = ModelError(
-                f"{_family(config)} gives other answers under the tree: its states or logits "
-                f"differ by {error:.1g} of their norm; {_SUPPORTED}"
-            )
-        if model.kernel is not None:
-            without_kernel = refusal
-    raise refusal
+            prove_tree(model)
+        except ModelError as error:
+            reason = error
+            continue
+        if reason is not None:
+            logger.warning("a slower way to run the model is used: %s", one_line(reason))
+        return model
+    assert reason is not None, "a model without variants"
+    raise reason
+
+
+def prove_tree(model: LoadedModel) -> None:
+    """ModelError unless the model gives the same answers under the tree as alone."""
+    config = model.network.config.get_text_config()
+    # — Triton is imported only where its kernel is tried
+    of_triton = getattr(sys.modules.get("triton.errors"), "TritonError", RuntimeError)
+    try:
+        error = tree_error(model)
+    except (*_BROKEN, *_UNBUILT, of_triton) as reason:
+        refusal = f"{_family(config)} does not run under the tree: {reason!r}"
+        raise ModelError(refusal) from reason
+    if not error <= tolerance(model):
+        raise ModelError(
+            f"{_family(config)} gives other answers under the tree: its states or logits "
+            f"differ by {error:.1g} of their norm; {_SUPPORTED}"
+        )
 
 
 def _variants(whole: LoadedModel) -> list[LoadedModel]:
     """The ways to run the model, the fastest first."""
     if whole.schedule == "staged":
-        return [whole]
-    kernels = dict.fromkeys([fused_kernel(whole.network), None])
-    layers = dict.fromkeys([whole.cuts_last_layer, False])
-    return [replace(whole, cuts_last_layer=cuts, kernel=k) for cuts in layers for k in kernels]
+        return [replace(whole, kernel_name=own_attention(whole.network))]
+    network, decoder = whole.network, decoder_of(whole.network)
+    decoders: list[LlamaDecoder | None] = [None]
+    if has_llama_form(decoder):
+        ways = operations_for(network.device, network.dtype)
+        decoders = [*(LlamaDecoder(decoder, way) for way in ways), None]
+    return [
+        replace(whole, llama=llama, kernel=kernel, kernel_name=name)
+        for llama in decoders
+        for name, kernel in kernels_for(network).items()
+    ]
 
 
-def fused_kernel(network: PreTrainedModel) -> Kernel | None:
-    """The kernel for the network's device and dtype; None where there is none."""
-    if network.device.type != "cuda" or network.dtype not in (torch.bfloat16, torch.float16):
-        return None
-    try:
-        from pipeline.inference.attention.triton_tiles import attend_tiles
-    except ImportError:  # — torch for Windows comes without Triton
-        return None
-    return attend_tiles
+def kernels_for(network: PreTrainedModel) -> dict[str, Kernel]:
+    """The kernels of attention for the network's device and number format, the fastest first."""
+    kernels: dict[str, Kernel] = {}
+    narrow = str(network.dtype).removeprefix("torch.")
+    if network.device.type == "cuda":
+        try:
+            from pipeline.inference.attention.triton_tiles import attend_tiles
+        except ImportError:  # — torch for Windows comes without Triton
+            pass
+        else:
+            kernels[f"triton {narrow}"] = attend_tiles
+    elif network.device.type == "cpu" and native.takes(network.dtype):
+        products = narrow if native.computes(network.dtype) else "float32"
+        kernels[f"{native.build()} {products}"] = attend_natively
+    return {**kernels, f"torch {narrow}": attend_plainly}
+
+
+def narrowed(model: LoadedModel) -> LoadedModel:
+    """The model with attention in bfloat16, which rounds less than its 8-bit products do.
+
+    The same model where the processor has no such products.
+    """
+    if model.kernel is not attend_natively or not native.computes(torch.bfloat16):
+        return model
+    kernel = partial(attend_natively, computed=torch.bfloat16)
+    return replace(model, kernel=kernel, kernel_name=f"{native.build()} bfloat16")

@@ -27,6 +27,9 @@ LLAMA_FORM = {"llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text"}
 BLOCK_ROWS, GPU_BLOCK_ROWS = 2_048, 65_536
 # Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
 LOGIT_ROWS = 128
+# Copies of a cache with recurrent states that are in memory at once: those of 24 layers of 32 heads
+# of 128 x 128 numbers of 4 bytes take 50 MB each.
+CACHE_COPIES = 16
 # Tokens of rounded keys and values that share one step.
 KV_BLOCK_TOKENS = 32
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.

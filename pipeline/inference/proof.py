@@ -22,7 +22,7 @@ from pipeline.inference.model.alone import PromptAlone, forward_alone, states_al
 from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.schedules import read_prefix
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint, Suffix
+from pipeline.inference.schedules.forward import LayerStates, ReadPoint, Suffix, run_to_layers
 
 # Relative errors of rounding where nothing else is known; a wrong mask makes an error near 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
@@ -30,6 +30,9 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 # implementations differ (tiny models of 15 families).
 _TIMES_OWN = 3
 _PROVED_WINDOW = 24
+# Kernels read keys in blocks of 64: a document of three and a few more runs each of their loops.
+# Its states are compared after the first layers, among which those of every window are.
+_LONG_TOKENS, _LONG_LAYERS = 3 * 64 + 5, 8
 _IMAGE_SIZES = ((70, 45), (40, 90))
 
 
@@ -85,7 +88,8 @@ def tree_error(model: LoadedModel) -> float:
     """The relative error of questions' states and logits against independent prompts.
 
     The document is longer than the windows, which are shortened for it. One question has one
-    token, where a recurrent state that was lost shows most. A model that sees images reads two of
+    token, where a recurrent state that was lost shows most. A longer document is read by the first
+    layers, with windows as they are and shortened. A model that sees images reads two of
     different sizes in one batch, too. Relative: the norm of the difference over the norm of the
     states, or of the logits, whichever is larger.
     """
@@ -95,8 +99,36 @@ def tree_error(model: LoadedModel) -> float:
     batches: list[list[Sequence[int]]] = [[text]]
     if model.images is not None:
         batches.append([_image_document(model.images, size, text[:7]) for size in _IMAGE_SIZES])
+    errors = []
     with _short_windows(model) as short:
-        return max(_questions_error(short, prefix, batch, questions) for batch in batches)
+        errors += [_questions_error(short, prefix, batch, questions) for batch in batches]
+        if model.schedule == "fused":
+            errors.append(_long_error(short))
+    if model.schedule == "fused" and model.windows != {None}:
+        errors.append(_long_error(model))
+    return max(errors)
+
+
+def _long_error(model: LoadedModel) -> float:
+    """The relative error of the states of a question below a document of several blocks of keys."""
+    prefix, below = _LONG_TOKENS // 2, 3
+    ids = _proof_ids(model, prefix + _LONG_TOKENS + below)
+    layer = min(_LONG_LAYERS, model.layers)
+    document, question = ids[prefix:-below], tuple(ids[-below:])
+    [read] = _read(model, ids[:prefix], document, [ReadPoint(layer, (question,), mean=True)])
+    assert read.mean is not None, layer
+    states: list[Tensor] = []
+    with plain_attention(model.network, "eager"):
+        run_to_layers(
+            replace(model, llama=None),
+            [layer],
+            lambda _, of_layer: states.append(of_layer[0]),
+            input_ids=torch.tensor([ids], device=model.device),
+            use_cache=False,
+        )
+    own = states[0][prefix:-below].float().mean(dim=0)
+    expected = torch.stack([states[0][-1].float(), own])
+    return _relative_error(torch.stack([read.at_suffixes[0, 0].float(), read.mean[0]]), expected)
 
 
 def _questions_error(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 from processors import needs_products
-from torch import nn
 
-from benchmarks import timing
 from benchmarks.bench import Workload, app, as_questions, equally_long, fits, shaped
 from benchmarks.timing import Timed, Turn, matmul_flops, take_turns
 from pipeline.cli.app import call
@@ -20,7 +17,6 @@ from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import round_linear
-from pipeline.inference.model.products import LIBRARIES
 from pipeline.spec.tasks import QuestionTask
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n in "xy"))
@@ -112,22 +108,6 @@ def test_the_peak_counts_what_a_method_held_and_gave_back() -> None:
 
     timed = take_turns({"hold": Turn(hold, documents=1, rounds=2, warm_up=False)})
     assert 0.8 * (1 << 28) < timed["hold"].peak_bytes < 1.3 * (1 << 28)
-
-
-@pytest.mark.parametrize("slow", LIBRARIES)
-def test_the_rate_is_that_of_the_fastest_library(
-    slow: str, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_model("llama")
-    products = [each for each in model.decoder.layers[0].modules() if type(each) is nn.Linear]
-    flops = sum(2 * 4_096 * each.in_features * each.out_features for each in products)
-
-    def never_done(*_: object) -> None:
-        time.sleep(0.02)
-
-    fastest = next(library for name, library in LIBRARIES.items() if name != slow)
-    monkeypatch.setattr(timing, "LIBRARIES", {slow: never_done, "fast": fastest})
-    assert matmul_flops(model) > 2 * flops / (0.02 * len(products))
 
 
 @needs_products

@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 import pytest
 import reference
-from dense_oracle import attend_row_by_row
 from fitted import bare_card
 
 from pipeline.errors import ModelError
 from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.alternatives import answers_alone
 from pipeline.inference.attention import hook
+from pipeline.inference.attention.reference import attend_plainly
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.trie import Path
@@ -174,15 +174,14 @@ def test_each_answer_is_that_of_its_own_prompt(
 @pytest.mark.parametrize("company", ["at once", "all kinds"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "qwen3_moe"])
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "as loaded"])
-@pytest.mark.parametrize("in_tiles", [True, False], ids=["by tiles", "by segment"])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "by its kernel"])
 def test_no_way_to_run_a_forward_changes_an_answer(
-    company: str, family: str, whole: bool, in_tiles: bool, tiny_model: TinyModel
+    company: str, family: str, whole: bool, plain: bool, tiny_model: TinyModel
 ) -> None:
     model = tiny_model(family)
     assert model.cuts_last_layer == (family in {"llama", "qwen2"})
-    kernel = attend_row_by_row if in_tiles else None
-    cuts = model.cuts_last_layer and not whole
-    variant = replace(model, cuts_last_layer=cuts, kernel=kernel)
+    kernel = attend_plainly if plain else model.kernel
+    variant = replace(model, llama=None if whole else model.llama, kernel=kernel)
     assert_as_independent(variant, company, independent_answers(model, company))
 
 
@@ -206,7 +205,7 @@ def test_the_oracle_never_enters_the_tree_and_leaves_the_model_ready_for_it(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the oracle went through the tree")
 
-    monkeypatch.setattr(hook, "attend_tree", never)
+    monkeypatch.setattr(hook.TreeAttention, "attend", never)
     reference.label_log_prob(model, *asked, (5,))
     reference.verbalizer_log_prob(model, *asked, (5, 6))
     reference.readout_log_probs(model, *asked, readouts_of(model)["averaged"])

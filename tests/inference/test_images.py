@@ -99,9 +99,9 @@ def test_the_tree_equals_independent_prompts_in_any_batch(
         labels = {f"l{i}": () for i in range(3)}
         prompt = PromptTokens(PREFIX, tuple(Question(name, (8, 9), labels) for name in readouts))
     expected = [answers_alone(model, prompt, each, readouts=readouts) for each in documents]
-    for cut, max_batch_tokens in product({model.cuts_last_layer, False}, (1, 10_000)):
+    for llama, max_batch_tokens in product({model.llama, None}, (1, 10_000)):
         engine = LabelEngine(
-            replace(model, cuts_last_layer=cut),
+            replace(model, llama=llama),
             prompt,
             max_batch_tokens=max_batch_tokens,
             readouts=readouts,

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dense_oracle import needs_native
+from numpy.typing import NDArray
 
-from pipeline.inference.attention import kernels
-from pipeline.inference.attention import plan as planning
+from pipeline.inference.attention import tiles
+from pipeline.inference.attention.reference import attend_plainly
+from pipeline.inference.attention.tiles import TilePlan
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.processor import native
 from pipeline.inference.proof import tolerance, tree_error
 from pipeline.inference.schedules import forward
 
@@ -46,23 +48,22 @@ def shift_positions(patch: pytest.MonkeyPatch) -> None:
 
 
 def hide_a_key(patch: pytest.MonkeyPatch) -> None:
-    documents = planning._over_documents
+    right = tiles._tiles
 
-    def without_the_last(*args: Any) -> Any:
-        for segment in documents(*args):
-            keys = segment.keys
-            yield replace(segment, keys=keys.part(0, keys.tokens - 1))
+    def without_the_last(*args: Any, **options: Any) -> tiles.Tile:
+        tile = right(*args, **options)
+        return replace(tile, whole_stop=np.maximum(tile.whole_stop - 1, tile.whole_first))
 
-    patch.setattr(planning, "_over_documents", without_the_last)
+    patch.setattr(tiles, "_tiles", without_the_last)
 
 
 def widen_windows(patch: pytest.MonkeyPatch) -> None:
-    plan = forward.plan_attention
+    plan = forward.tile_plan
 
-    def wider(tree: Tree, *, window: int | None, **options: Any) -> Any:
-        return plan(tree, window=window and window + 1, **options)
+    def wider(*args: Any, window: int | None, **options: Any) -> Any:
+        return plan(*args, window=window and window + 1, **options)
 
-    patch.setattr(forward, "plan_attention", wider)
+    patch.setattr(forward, "tile_plan", wider)
 
 
 @FORMATS
@@ -91,27 +92,38 @@ def test_one_position_one_key_or_a_window_that_is_off_by_one_is_found(
     assert (tree_error(model) > tolerance(model)) != has_none
 
 
-@needs_native
-@pytest.mark.parametrize("number_format", [torch.float32, torch.bfloat16], ids=str)
-@FAMILIES
-@pytest.mark.parametrize("fault", ["none", "offset", "window"])
-def test_a_kernel_that_is_off_by_one_is_found(
-    fault: str,
-    family: str,
-    number_format: torch.dtype,
+def skip_a_block(table: NDArray[np.int32], plan: TilePlan) -> NDArray[np.int32]:
+    """Tiles do not see the first 64 keys of the document."""
+    table[:, 3] = np.minimum(table[:, 3] + 64, table[:, 4])
+    return table
+
+
+def end_early(table: NDArray[np.int32], plan: TilePlan) -> NDArray[np.int32]:
+    table[:, 4] = np.maximum(table[:, 4] - 1, table[:, 3])
+    return table
+
+
+def begin_the_prefix_late(table: NDArray[np.int32], plan: TilePlan) -> NDArray[np.int32]:
+    table[:, 2] += 1
+    return table
+
+
+@pytest.mark.parametrize("kernel", ["reference", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("fault", [skip_a_block, end_early, begin_the_prefix_late])
+def test_an_off_by_one_in_a_loop_of_a_kernel_is_found(
+    fault: Callable[..., NDArray[np.int32]],
+    kernel: str,
     make_network: MakeNetwork,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if number_format not in native.formats():
-        pytest.skip("no products of bfloat16")
-    monkeypatch.setattr(kernels, "is_native", lambda dtype, _dim: dtype in native.formats())
-    model = long_windows(prepare(make_network(family).to(number_format)))
-    right = native.attend_into
+    model = prepare(make_network("llama"))
+    if kernel == "reference":
+        model = replace(model, kernel=attend_plainly)
+    assert tree_error(model) < tolerance(model)
+    right = TilePlan.tiles
 
-    def faulty(*tensors: Any, offset: int, window: int | None, **options: Any) -> None:
-        offset += fault == "offset"
-        right(*tensors, offset=offset, window=window and window + (fault == "window"), **options)
+    def wrong(plan: TilePlan, rows: int) -> torch.Tensor:
+        return torch.from_numpy(fault(right(plan, rows).numpy().copy(), plan))
 
-    monkeypatch.setattr(native, "attend_into", faulty)
-    is_wrong = fault == "offset" or (fault == "window" and model.windows != {None})
-    assert (tree_error(model) > tolerance(model)) == is_wrong
+    monkeypatch.setattr(TilePlan, "tiles", wrong)
+    assert tree_error(model) > 30 * tolerance(model)

@@ -56,16 +56,21 @@ def _nodes(depth: int) -> Any:
 
 
 @st.composite
-def defined_trees(draw: Any, *, prefix_tokens: Any = None, min_branches: int = 0) -> DefinedTree:
-    documents = draw(st.lists(st.integers(1, 14), min_size=1, max_size=3))
+def defined_trees(
+    draw: Any, *, prefix_tokens: Any = None, min_branches: int = 0, most_tokens: int = 14
+) -> DefinedTree:
+    """Documents and a prefix have up to `most_tokens`; blocks of keys have 64."""
+    documents = draw(st.lists(st.integers(1, most_tokens), min_size=1, max_size=3))
     branches = draw(st.lists(_nodes(2), min_size=min_branches, max_size=3))
-    above = draw(st.integers(0, 9) if prefix_tokens is None else st.just(prefix_tokens))
+    most_above = most_tokens if most_tokens > 64 else 9
+    above = draw(st.integers(0, most_above) if prefix_tokens is None else st.just(prefix_tokens))
     tree = tree_of(documents, branches, prefix_tokens=above)
+    depth = max((span.position + span.tokens for span in tree.spans), default=0)
     # Windows that are just as long as a path, or not quite, are where a plan can be off by one.
-    lengths = [n + tree.depth for n in documents] + [above + n + tree.depth for n in documents]
+    lengths = [n + depth for n in documents] + [above + n + depth for n in documents]
     lengths += [span.position + span.tokens for span in tree.spans]
     edges = {max(1, length + shift) for length in lengths for shift in (-2, -1, 0, 1)}
-    window = draw(st.none() | st.integers(1, 16) | st.sampled_from(sorted(edges)))
+    window = draw(st.none() | st.integers(1, most_tokens + 2) | st.sampled_from(sorted(edges)))
     paths = _defined_paths(documents, branches, above)
     return DefinedTree(tuple(branches), tree, tuple(paths), window)
 

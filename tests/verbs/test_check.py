@@ -6,7 +6,7 @@ import logging
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from transformers import AutoModelForCausalLM
 from pipeline.errors import ModelError
 from pipeline.inference import alternatives, loading
 from pipeline.inference.attention import hook as layers
-from pipeline.inference.attention import plan
-from pipeline.inference.attention.kernels import Attended
-from pipeline.inference.attention.plan import Segment
+from pipeline.inference.attention import tiles
+from pipeline.inference.attention.reference import Attended
 from pipeline.inference.engine import LabelEngine, Labelled
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.schedules import forward
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import COMPARING, LISTING
 from pipeline.spec.parse import load_spec
@@ -45,35 +45,44 @@ from pipeline.verbs.exactness import (
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
+def plant_in_tiles(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Columns of the table of tiles become what the functions make of the right ones."""
+    correct = tiles._tiles
+
+    def wrong(*args: Any, **options: Any) -> tiles.Tile:
+        right = correct(*args, **options)
+        return replace(right, **{name: change(right) for name, change in changes.items()})
+
+    monkeypatch.setattr(tiles, "_tiles", wrong)
+
+
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every question also reads the questions before it."""
-    correct = plan._over_span
+    plan = forward.tile_plan
 
-    def over_span(layout: Any, span: Any, window: int | None) -> Iterator[Segment]:
-        yield from correct(layout, span, window)
-        keys = plan._keys(layout.tree, span)
-        for queries in layout.queries:
-            if queries.start >= span.subtree_stop:
-                yield Segment(layout.all_copies(queries), keys)
+    def leaking(*args: Any, **options: Any) -> tiles.TilePlan:
+        right = plan(*args, **options)
+        return replace(right, subtree_stops=torch.full_like(right.subtree_stops, 1 << 30))
 
-    monkeypatch.setattr(plan, "_over_span", over_span)
+    monkeypatch.setattr(forward, "tile_plan", leaking)
+    monkeypatch.setattr(tiles, "_top_starts", lambda tree: np.zeros(tree.branch_rows, np.int64))
 
 
 def the_document_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_over_documents", lambda _layout, _window: ())
+    plant_in_tiles(monkeypatch, whole_stop=lambda tile: tile.whole_first)
 
 
 def the_instruction_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_over_prefix", lambda _layout, _documents, _window: ())
+    plant_in_tiles(monkeypatch, prefix_first=lambda tile: tile.prefix_first + (1 << 30))
 
 
 def scores_are_scaled_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    correct = layers.attend_tree
+    correct = layers.TreeAttention.attend
 
     def attend(*args: Any, scale: float, **options: Any) -> Attended:
         return correct(*args, scale=scale / 2, **options)
 
-    monkeypatch.setattr(layers, "attend_tree", attend)
+    monkeypatch.setattr(layers.TreeAttention, "attend", attend)
 
 
 BUGS = [

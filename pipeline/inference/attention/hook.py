@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from pipeline.errors import ModelError
-from pipeline.inference.attention.kernels import Attended, LayerKV
-from pipeline.inference.attention.merge import attend_tree
-from pipeline.inference.attention.plan import AttentionPlan
+from pipeline.inference.attention.reference import Attended, LayerKV
 from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.attention.tiles import Kernel, TilePlan
 
@@ -53,24 +51,7 @@ class PrefixKV:
         return PrefixKV(joined, self.tokens + other.tokens, offset)
 
 
-class Attention(Protocol):
-    """What the attention layers of one forward attend by."""
-
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,  # [batch, tokens, heads, dim]
-        own: LayerKV,  # [batch, tokens, kv_heads, dim]
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Attended:
-        """Attention of the queries over all keys that they see."""
-        ...
-
-
-Plans = Mapping[int | None, AttentionPlan | TilePlan]  # by the window of a layer
+Plans = Mapping[int | None, TilePlan]  # by the window of a layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +66,13 @@ class AnswerRows:
 
 @dataclass(frozen=True, slots=True)
 class TreeAttention:
-    """Attention over a packed tree."""
+    """What the attention layers of one forward over a packed tree attend by."""
 
     plans: Plans
+    kernel: Kernel
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
     answers: AnswerRows | None = None
-    computed: torch.dtype | None = None  # the number format of attention; None: that of the states
-    kernel: Kernel | None = None  # of plans that are tiles
 
     def answers_at(self, layer: int) -> AnswerRows | None:
         """The rows at which this layer is computed; None: all rows."""
@@ -101,40 +81,35 @@ class TreeAttention:
     def attend(
         self,
         layer: int,
-        q: Tensor,  # [1, tokens, heads, dim], or of the branches alone, as `answers` says
-        own: LayerKV,  # [1, tokens, kv_heads, dim]
+        q: Tensor,  # [queries, heads, dim]: of all rows, or of the branches, as `answers` says
+        own: LayerKV,  # of all rows
         *,
         scale: float,
         window: int | None,
         softcap: float | None,
     ) -> Attended:
-        packed = LayerKV(k=own.k[0], v=own.v[0])
         if self.keep is not None:
-            self.keep[layer] = LayerKV(k=packed.k.contiguous(), v=packed.v.contiguous())
+            self.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
         prefix = self.prefix.layer(layer) if self.prefix else None
         plan = (self.answers_at(layer) or self).plans[window]
-        if self.kernel is not None and isinstance(plan, TilePlan):
-            return self.kernel(q[0], packed, prefix, plan, scale, softcap)
-        assert not isinstance(plan, TilePlan), "tiles without a kernel"
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "computed": self.computed}
-        return attend_tree(q[0], packed, prefix, plan, **options)
+        return self.kernel(q, own, prefix, plan, scale, softcap)
 
 
 def _interface(
     module: nn.Module,
-    query: Tensor,  # [batch, heads, tokens, dim]
-    key: Tensor,  # [batch, kv_heads, tokens, dim]
-    value: Tensor,  # [batch, kv_heads, tokens, dim]
+    query: Tensor,  # [1, heads, tokens, dim]
+    key: Tensor,  # [1, kv_heads, tokens, dim]
+    value: Tensor,  # [1, kv_heads, tokens, dim]
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    tree: Attention,
+    tree: TreeAttention,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]: the logit of each head's attention sink
     **_unused: Any,
-) -> tuple[Tensor, None]:  # [batch, tokens, heads, dim]
+) -> tuple[Tensor, None]:  # [1, tokens, heads, dim]
     """The function that transformers calls in every attention layer."""
     _, _, _, dim = query.shape
     if attention_mask is not None:
@@ -145,15 +120,15 @@ def _interface(
     layer: int = module.layer_idx  # type: ignore[assignment]
     attended = tree.attend(
         layer,
-        query.transpose(1, 2),
-        LayerKV(k=key.transpose(1, 2), v=value.transpose(1, 2)),
+        query[0].transpose(0, 1),
+        LayerKV(k=key[0].transpose(0, 1), v=value[0].transpose(0, 1)),
         scale=dim**-0.5 if scaling is None else scaling,
         window=sliding_window,
         softcap=softcap,
     )
     if s_aux is not None:
         attended = apply_attention_sinks(attended, s_aux)
-    return attended.out.contiguous(), None
+    return attended.out.unsqueeze(0), None
 
 
 def apply_attention_sinks(attended: Attended, sinks: Tensor) -> Attended:  # sinks [heads]: logits

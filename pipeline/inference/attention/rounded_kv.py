@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pipeline.inference.attention.kernels import LayerKV
+from pipeline.inference.attention.reference import LayerKV
 from pipeline.inference.memory import KV_BLOCK_TOKENS
 
 _LARGEST = 127.0  # steps

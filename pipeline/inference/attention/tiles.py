@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.inference.attention.kernels import Attended, LayerKV
+from pipeline.inference.attention.reference import Attended, LayerKV
 from pipeline.inference.attention.tree import Tree
 
 Integers = NDArray[np.int64]
@@ -34,6 +34,7 @@ class Tile:
     whole_first: Any  # rows of the document that all of them see, where no window hides one
     whole_stop: Any
     own_first: Any  # from here to `stop`: rows that are seen by the rule of the tree
+    document: Any  # its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,10 @@ class TilePlan:
     first: int  # the first row that is a query
     subtree_stops: Tensor  # [tokens] int32: where the rows below this one end
     positions: Tensor  # [tokens] int32, counted from the root
+    document_starts: Tensor  # [docs + 1] int32: the first row of each, and of what follows them
     _tables: dict[int, Tensor] = field(default_factory=dict)
 
-    def tiles(self, rows: int) -> Tensor:  # [tiles, 6] int32: the columns of `Tile`
+    def tiles(self, rows: int) -> Tensor:  # [tiles, 7] int32: the columns of `Tile`
         """The tiles of at most this many rows; the table is made once."""
         if rows not in self._tables:
             tile = _tiles(self.tree, rows, self.window, branches_only=self.first > 0)
@@ -64,7 +66,7 @@ class TilePlan:
 
 
 # Queries [tokens, heads, dim], the batch's own keys and values, those of the prefix, the plan,
-# scale and softcap -> the attention of all queries, as a batch of one.
+# scale and softcap -> the attention of all queries.
 Kernel = Callable[[Tensor, LayerKV, LayerKV | None, TilePlan, float, float | None], Attended]
 
 
@@ -84,11 +86,12 @@ def tile_plan(
             np.add.outer(tree.branch_starts, below.astype(np.int64)).ravel(),
         ]
     )
-    stops_there, positions = to_device(
-        [stops.astype(np.int32), tree.positions.astype(np.int32)], device
+    starts = np.array([*tree.document_starts, tree.document_rows])
+    stops_there, positions, starts_there = to_device(
+        [array.astype(np.int32) for array in (stops, tree.positions, starts)], device
     )
     first = tree.document_rows if branches_only else 0
-    return TilePlan(tree, window, first, stops_there, positions)
+    return TilePlan(tree, window, first, stops_there, positions, starts_there)
 
 
 def _tiles(tree: Tree, rows: int, window: int | None, *, branches_only: bool) -> Tile:
@@ -110,7 +113,7 @@ def _tiles(tree: Tree, rows: int, window: int | None, *, branches_only: bool) ->
         seen_from = np.minimum.reduceat(queries, first - first[0]) - window + 1
         prefix_first = np.clip(seen_from, 0, tree.prefix_tokens)
         whole_first = np.clip(whole_first + seen_from - tree.prefix_tokens, whole_first, whole_stop)
-    return Tile(first, stop, prefix_first, whole_first, whole_stop, own_first)
+    return Tile(first, stop, prefix_first, whole_first, whole_stop, own_first, document)
 
 
 def _split(starts: Integers, lengths: Integers, rows: int) -> tuple[Integers, Integers, Integers]:

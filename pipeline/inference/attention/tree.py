@@ -10,7 +10,7 @@ is packed: documents first, then one copy of the branches for each of them, in d
     rows   | document 0 | document 1 | q0 | q1 | q0 | q1 |
     below                              document 0  document 1
 
-All copies have the same layout, so one attention segment covers question 0 of every document.
+All copies have the same layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-# Tokens that a shared prefix must save: it costs a segment, or a run, of attention in every layer.
+# Tokens that a shared prefix must save: the rows below it are gathered with it.
 LEAST_SAVED = 4
 
 
@@ -132,11 +132,6 @@ class Tree:
     @property
     def tokens(self) -> int:
         return self.document_rows + len(self.documents) * self.branch_rows
-
-    @property
-    def depth(self) -> int:
-        """Tokens of the longest path through the branches."""
-        return max((span.position + span.tokens for span in self.spans), default=0)
 
     @property
     def document_starts(self) -> list[int]:

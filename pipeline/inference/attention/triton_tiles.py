@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.errors import TritonError
 
-from pipeline.inference.attention.kernels import Attended, LayerKV
+from pipeline.inference.attention.reference import Attended, LayerKV
 from pipeline.inference.attention.tiles import TilePlan
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -75,7 +75,7 @@ def _tree_attention(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    table, kv_head = tiles + 6 * tl.program_id(0), tl.program_id(1)
+    table, kv_head = tiles + 7 * tl.program_id(0), tl.program_id(1)
     first, stop = tl.load(table), tl.load(table + 1)
     prefix_first = tl.load(table + 2)
     whole_first, whole_stop, own_first = tl.load(table + 3), tl.load(table + 4), tl.load(table + 5)
@@ -195,7 +195,7 @@ def attend_tiles(
             )
     except TritonError as error:
         raise RuntimeError(f"Triton cannot compile the attention: {error}") from error
-    return Attended(out.unsqueeze(0), lse.unsqueeze(0))
+    return Attended(out, lse)
 
 
 @cache

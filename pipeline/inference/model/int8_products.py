@@ -13,7 +13,7 @@ embedding and the unembedding keep their format.
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
-from pipeline.inference.model.llama_layer import INT8_ROWS, set_feed_forward_rows
 from pipeline.inference.processor import native
 
 # Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
@@ -74,7 +73,7 @@ def round_rows(
     """The rows evened out and in 8 bits, each rounded to its nearest step."""
     rows, inputs = x.shape
     on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
-    if on_cpu and x.dtype in native.formats() and inputs % native.ROUNDED_TOGETHER == 0:
+    if on_cpu and native.takes(x.dtype) and inputs % native.ROUNDED_TOGETHER == 0:
         return RoundedRows(*native.round_rows(x))
     x = even_out(x)
     # — amax and amin are vectorised; aminmax takes seven times as long
@@ -89,26 +88,6 @@ def round_rows(
     return RoundedRows(shifted.floor_().to(torch.int8), scale)
 
 
-class RowRounding:
-    """The rows evened out and in 8 bits.
-
-    They are computed once for the layers that read the same tensor, such as q, k and v.
-    """
-
-    def __init__(self) -> None:
-        self._source: weakref.ref[Tensor] | None = None
-        self._rounded: RoundedRows | None = None
-
-    def __call__(
-        self,
-        x: Tensor,  # [..., inputs]
-    ) -> RoundedRows:
-        if self._rounded is None or self._source is None or self._source() is not x:
-            self._rounded = round_rows(x.flatten(0, -2))
-            self._source = weakref.ref(x)
-        return self._rounded
-
-
 class Int8Linear(nn.Module):
     """A linear layer whose weights and activations are multiplied as 8-bit integers."""
 
@@ -116,7 +95,7 @@ class Int8Linear(nn.Module):
     quantized: Tensor  # [outputs, inputs] int8; on a CPU in the layout of oneDNN
     zero_points: Tensor  # [outputs] int32: zeros, which oneDNN asks for
 
-    def __init__(self, linear: nn.Linear, rounding: RowRounding) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
@@ -128,21 +107,19 @@ class Int8Linear(nn.Module):
         if quantized.device.type == "cpu":
             quantized = torch.ops.onednn.qlinear_prepack(quantized, None)
         self.register_buffer("quantized", quantized)
-        self._rounding = rounding
 
     def forward(
         self,
         x: Tensor,  # [..., inputs]
     ) -> Tensor:  # [..., outputs]
-        product = self.product(self._rounding(x))
-        if self.bias is not None:
-            product += self.bias
-        return product.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        rounded = round_rows(x.flatten(0, -2))
+        return self.product(rounded).to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def product(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
-        """The product with activations that are rounded already, without the bias."""
+        """The product with activations that are rounded already, and the bias."""
         on_cpu = rows.quantized.dtype == torch.uint8
-        return self._of_bytes(rows) if on_cpu else self._of_integers(rows)
+        product = self._of_bytes(rows) if on_cpu else self._of_integers(rows)
+        return product if self.bias is None else product.add_(self.bias)
 
     def _of_bytes(self, rows: RoundedRows) -> Tensor:  # [rows, outputs] fp32
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
@@ -169,6 +146,32 @@ class Int8Linear(nn.Module):
         return sums * rows.scale * self.scale
 
 
+class Int8Products:
+    """Layers of 8-bit products that read the same rows, which are rounded once; as `Products`."""
+
+    def __init__(self, *layers: Int8Linear) -> None:
+        self._layers = layers
+
+    def __call__(
+        self,
+        x: Tensor,  # [rows, inputs]
+    ) -> Sequence[Tensor]:  # of each layer: [rows, outputs]
+        rounded = round_rows(x)
+        return [layer.product(rounded).to(x.dtype) for layer in self._layers]
+
+    def added_to(
+        self,
+        states: Tensor,  # [rows, outputs]
+        x: Tensor,  # [rows, inputs]
+    ) -> Tensor:  # [rows, outputs]
+        """The states plus the product of the only layer."""
+        [product] = self(x)
+        return product.add_(states)
+
+    def gated(self, x: Tensor) -> None:
+        """None: the gate is a step of its own."""
+
+
 def round_linear(network: PreTrainedModel, device: str) -> None:
     """Replaces the linear layers of the decoder, in place, one after the other.
 
@@ -186,12 +189,9 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
         )
     head = getattr(network, "lm_head", None)
     for parent in list(network.modules()):
-        rounding = RowRounding()
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child is not head:
-                setattr(parent, name, Int8Linear(child, rounding))
-    if device == "cpu":
-        set_feed_forward_rows(network.model, INT8_ROWS)
+                setattr(parent, name, Int8Linear(child))
 
 
 def expert_weights(module: nn.Module) -> list[Tensor]:

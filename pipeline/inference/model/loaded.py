@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from pipeline.inference.attention import hook
-from pipeline.inference.attention.kernels import is_native
+from pipeline.inference.attention.reference import attend_plainly
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
+from pipeline.inference.model.llama import LlamaDecoder
 from pipeline.inference.model.vision import Image, read_images
 from pipeline.spec.model import KeptFormat
 
@@ -31,10 +31,10 @@ class LoadedModel:
     network: PreTrainedModel
     windows: frozenset[int | None]  # how many positions back its layers see; None: all
     context_tokens: int
-    cuts_last_layer: bool  # whether the deepest layer may be computed at the answers alone
     schedule: Literal["fused", "staged"]  # staged where layers carry a recurrent state
-    kernel: Kernel | None = None  # None where plans run segment by segment
-    attention_dtype: torch.dtype | None = None  # None: that of the states
+    llama: LlamaDecoder | None = None  # None: the family's own code runs the layers
+    kernel: Kernel = attend_plainly  # of the attention
+    kernel_name: str = "torch"
     products: str = "torch"  # the library of its linear layers
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
     images: ImageReader | None = None  # of a model that sees images
@@ -46,16 +46,16 @@ class LoadedModel:
     @property
     def processor(self) -> dict[str, str]:
         """What computes the model: the products, and the attention in its format."""
-        config = self.network.config.get_text_config()
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        computed = self.attention_dtype or self.network.dtype
-        native = self.device.type == "cpu" and is_native(computed, dim)
-        attention = "triton" if self.kernel else "assay" if native else "torch"
-        return {"products": self.products, "attention": f"{attention} {computed}"}
+        return {"products": self.products, "attention": self.kernel_name}
 
     @property
     def decoder(self) -> nn.Module:
         return decoder_of(self.network)
+
+    @property
+    def cuts_last_layer(self) -> bool:
+        """Whether the deepest layer may be computed at the answers alone."""
+        return self.llama is not None
 
     @property
     def layers(self) -> int:
@@ -109,6 +109,13 @@ def set_attention(network: PreTrainedModel, implementation: str) -> None:
     (decoder_of(network) if sees else network).set_attn_implementation(implementation)
 
 
+def own_attention(network: PreTrainedModel) -> str:
+    """The fastest of transformers' attention implementations that computes the family exactly."""
+    # — `sdpa` applies no cap to scores, and older versions of transformers do not refuse that
+    softcap = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
+    return "sdpa" if network._supports_sdpa and softcap is None else "eager"
+
+
 @contextmanager
 def plain_attention(network: PreTrainedModel, implementation: str | None = None) -> Iterator[None]:
     """Run the model with one of transformers' own attention implementations inside the block.
@@ -116,12 +123,10 @@ def plain_attention(network: PreTrainedModel, implementation: str | None = None)
     None is the fastest that the family has: `sdpa`, unless it caps scores or has attention sinks.
     """
     if implementation is None:
-        # — `sdpa` applies no cap to scores, and older versions of transformers do not refuse that
-        softcap = getattr(network.config.get_text_config(), "attn_logit_softcapping", None)
-        sdpa = network._supports_sdpa and softcap is None
-        implementation = "sdpa" if sdpa else "eager"
+        implementation = own_attention(network)
+    before = decoder_of(network).config._attn_implementation
     set_attention(network, implementation)
     try:
         yield
     finally:
-        set_attention(network, hook.IMPLEMENTATION)
+        set_attention(network, before)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.inference.attention.hook import Plans, PrefixKV, TreeAttention
-from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.attention.plan import plan_attention
+from pipeline.inference.attention.reference import LayerKV
 from pipeline.inference.attention.tiles import tile_plan, to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
@@ -69,7 +68,7 @@ def prefill(
     attention = tree_attention(model, tree, prefix, keep=keep)
     positions, inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     arguments = packed(attention, positions, **inputs)
-    run_to_layers(model.decoder, [layers or model.layers], lambda *_: None, **arguments)
+    run_to_layers(model, [layers or model.layers], lambda *_: None, **arguments)
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
     own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
     if model.kv != "none":
@@ -81,17 +80,13 @@ def tree_attention(
     model: LoadedModel, tree: Tree, prefix: PrefixKV | None, **options: Any
 ) -> TreeAttention:
     """The attention of the model's layers over a tree below a prefix."""
-    computed, kernel = model.attention_dtype, model.kernel
-    return TreeAttention(plans_of(model, tree), prefix, computed=computed, kernel=kernel, **options)
+    return TreeAttention(plans_of(model, tree), model.kernel, prefix, **options)
 
 
 def plans_of(model: LoadedModel, tree: Tree, *, branches_only: bool = False) -> Plans:
-    """The attention plans of the model's layers, one for each of their windows."""
-    only, tiled = branches_only, model.kernel is not None
+    """The tiles of the model's layers, one table for each of their windows."""
     return {
-        window: tile_plan(tree, model.device, window=window, branches_only=only)
-        if tiled
-        else plan_attention(tree, window=window, branches_only=only)
+        window: tile_plan(tree, model.device, window=window, branches_only=branches_only)
         for window in model.windows
     }
 
@@ -122,18 +117,20 @@ class _Deepest(Exception):
 
 
 def run_to_layers(
-    decoder: nn.Module,
+    model: LoadedModel,
     layers: Collection[int],
     on_states: Callable[[int, Tensor], None],  # a layer, and its states [batch, tokens, hidden]
     **inputs: Any,
 ) -> None:
-    """Runs a whole decoder to the deepest of these layers, and gives each one's states as it comes.
+    """Runs a decoder to the deepest of these layers, and gives each one's states as it comes.
 
     Layer N gives the `hidden_states[N]` of transformers.
     """
-    blocks: Any = getattr(decoder, "layers", ())
     deepest = max(layers)
-    assert 0 <= min(layers) <= deepest <= len(blocks), f"layers {layers} of {len(blocks)}"
+    assert 0 <= min(layers) <= deepest <= model.layers, f"layers {layers} of {model.layers}"
+    if model.llama is not None:
+        return model.llama.run(layers, on_states, **inputs)
+    blocks: Any = getattr(model.decoder, "layers", ())
 
     def before_block(layer: int, _block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         on_states(layer, args[0] if args else kwargs["hidden_states"])
@@ -145,5 +142,5 @@ def run_to_layers(
             hook = partial(before_block, layer)
             handle = blocks[layer].register_forward_pre_hook(hook, with_kwargs=True)
             hooks.callback(handle.remove)
-        output = decoder(**inputs)
+        output = model.decoder(**inputs)
         on_states(len(blocks), output.last_hidden_state)

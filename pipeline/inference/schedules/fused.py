@@ -117,7 +117,7 @@ class FusedReader:
 
         attention = tree_attention(self._model, tree, self._prefix, answers=answers)
         arguments = packed(attention, positions, **inputs)
-        run_to_layers(self._model.decoder, points, on_states, **arguments)
+        run_to_layers(self._model, points, on_states, **arguments)
         return [by_layer[point.layer] for point in self._points]
 
     def _answer_rows(self, tree: Tree, layer: int) -> AnswerRows:

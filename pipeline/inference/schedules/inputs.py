@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.hook import Attention, PrefixKV
+from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
@@ -17,7 +17,7 @@ from pipeline.inference.model.vision import EmbeddedDocument
 
 
 def packed(
-    attention: Attention,
+    attention: TreeAttention,
     positions: Tensor,  # [rows] or [axes, rows] int64
     **inputs: Any,  # input_ids [rows] int64 or inputs_embeds [rows, hidden], and others
 ) -> dict[str, Any]:

@@ -1,33 +1,26 @@
 """The staged schedule, for decoders whose layers carry a recurrent state: level by level.
 
-    prefix  ──  document  ──┬── suffix 0    one padded batch,
-    (once a process)        └── suffix 1    each with its own clone of the states
+    prefix  ──  document  ──┬── suffix 0    padded batches of a few suffixes,
+    (once a process)        └── suffix 1    each with its own copy of the cache
 
-Packed spans would mix their recurrent states. So every level starts from a clone of the states
-that the level above ended in. The keys and values of a level are stored once and viewed by all
-levels below it. On a GPU, documents of one length are read together: padding would change their
-states. Entry point: `StagedSchedule`.
+Packed spans would mix their recurrent states. So what is below a text begins with copies of the
+cache of transformers, with its keys, values and states, that the text ended in. On a GPU, documents
+of one length are read together: padding would change their states. Entry point: `StagedSchedule`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from pipeline.inference.attention.kernels import (
-    Attended,
-    LayerKV,
-    attend,
-    empty_like,
-)
 from pipeline.inference.attention.tiles import to_device
+from pipeline.inference.memory import CACHE_COPIES
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter, pad
 from pipeline.inference.schedules.forward import (
@@ -40,213 +33,150 @@ from pipeline.inference.schedules.forward import (
 # With a span of one token, model code takes its path for generation. That path writes states in
 # place, and it gives other numbers: Nemotron-H and Granite do not limit the time step there.
 _MIN_TOKENS = 2
-# A copy of the states of 24 layers of 32 heads of 128 x 128 numbers of 4 bytes takes 50 MB.
-_GPU_COPIES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """Spans of one length that have been read: their keys and values, and their final states.
+class Text:
+    """Token sequences of one length that have been read."""
 
-    As many copies of what is below them belong to each, one span after the other.
-    """
+    cache: DynamicCache  # of all sequences; a forward gets a copy, because it writes to it
+    tokens: int
+    sequences: int = 1
 
-    cache: DynamicCache  # of all spans; never passed to a forward, which would write its states
-    stop: int  # the position after their last tokens
-    spans: int = 1
-
-    def kv(self, layer: int) -> LayerKV:  # [spans, keys, kv_heads, dim]
-        """The layer's keys and values as views; the newest ones, where it keeps only a window."""
-        kept: Any = self.cache.layers[layer]
-        return LayerKV(k=kept.keys.transpose(1, 2), v=kept.values.transpose(1, 2))
-
-
-@dataclass(frozen=True, slots=True)
-class StagedAttention:
-    """Attention of copies of a span over themselves and over the levels above."""
-
-    ancestors: tuple[Level, ...]
-
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,  # [copies, tokens, heads, dim]
-        own: LayerKV,  # [copies, tokens, kv_heads, dim]
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Attended:
-        """All copies attend to their spans of a level in one call."""
-        copies, tokens, heads, dim = q.shape
-        options: dict[str, Any] = {"scale": scale, "softcap": softcap}
-        seen = empty_like(q)
-        attend(q, own.k, own.v, causal=True, window=window, into=seen, **options)
-        for level in self.ancestors:
-            kv, below = level.kv(layer), copies // level.spans
-            # — where no key is out of a window, the queries below a span are one sequence
-            rows = (level.spans, below * tokens) if window is None else (copies, tokens)
-            k, v = (_repeated(x, rows[0] // level.spans) for x in (kv.k, kv.v))
-            whole = Attended(seen.out.view(*rows, heads, dim), seen.lse.view(*rows, heads))
-            offset = self.ancestors[-1].stop - (level.stop - k.shape[1])
-            options |= {"offset": offset, "window": window, "into": whole, "merge": True}
-            attend(q.reshape(whole.out.shape), k, v, **options)
-        return seen
+    def copies(self, rows: Sequence[int]) -> DynamicCache:
+        """The cache of these sequences, in this order."""
+        copied = deepcopy(self.cache)
+        # Not `batch_repeat_interleave`: layers with a recurrent state do not have it.
+        copied.reorder_cache(torch.tensor(rows))  # type: ignore[arg-type]
+        return copied
 
 
-def _repeated(
-    x: Tensor,  # [spans, ...]
-    times: int,
-) -> Tensor:  # [spans * times, ...]
-    """Each span's part that many times; a view where there is one span."""
-    return x.unsqueeze(1).expand(x.shape[0], times, *x.shape[1:]).flatten(0, 1)
-
-
-def read_level(
+def read_below(
     model: LoadedModel,
-    ancestors: tuple[Level, ...],
-    token_ids: Tensor,  # [copies, tokens] int64
+    text: Text | None,
+    rows: Sequence[int],  # of the text's sequences
+    token_ids: Tensor,  # [rows, tokens] int64
     layers: Sequence[int],
-) -> tuple[dict[int, Tensor], Level]:  # by layer: [copies, tokens, hidden]
-    """The states of a span below `ancestors` after each of these layers, and the span as a level.
+) -> tuple[dict[int, Tensor], Text]:  # by layer: [rows, tokens, hidden]
+    """The states of token sequences below a text after each of these layers, and both together.
 
     Layers below the deepest of these are not run.
     """
-    copies, tokens = token_ids.shape
-    assert tokens >= _MIN_TOKENS or not ancestors, f"a span of {tokens} tokens"
-    start = ancestors[-1].stop if ancestors else 0
-    cache = DynamicCache(config=model.network.config)
-    if ancestors:
-        clone_states(ancestors[-1].cache, cache, copies // ancestors[-1].spans)
+    count, tokens = token_ids.shape
+    assert tokens >= _MIN_TOKENS or text is None, f"a span of {tokens} tokens"
+    start = text.tokens if text else 0
+    cache = text.copies(rows) if text else DynamicCache(config=model.network.config)
     positions = torch.arange(start, start + tokens, device=token_ids.device)
     by_layer: dict[int, Tensor] = {}
     with torch.inference_mode():
         run_to_layers(
-            model.decoder,
+            model,
             layers,
             by_layer.__setitem__,
             input_ids=token_ids,
-            position_ids=positions.expand(copies, tokens),
+            position_ids=positions.expand(count, tokens),
             **model.cache_kwargs(cache),
-            tree=StagedAttention(ancestors),
         )
-    return by_layer, Level(cache, stop=start + tokens, spans=copies)
-
-
-def clone_states(kept: DynamicCache, cache: DynamicCache, copies: int) -> None:
-    """Gives each of the copies below a span a clone of its states, not of keys and values."""
-    for layer, of_layer in enumerate(kept.layers):
-        if not isinstance(of_layer, LinearAttentionCacheLayerMixin):
-            continue
-        for i, state in of_layer.conv_states.items():
-            if state is not None:
-                cache.update_conv_state(_repeated(state, copies), layer, i)
-        for i, state in of_layer.recurrent_states.items():
-            if state is not None:
-                cache.update_recurrent_state(_repeated(state, copies), layer, i)
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedSuffixes:
-    """Suffixes as one padded batch.
-
-    Padding comes last, so neither attention nor a recurrent state carries it to a suffix.
-    """
-
-    token_ids: Tensor  # [suffixes, tokens] int64
-    last: Tensor  # [suffixes] int64: the column of each suffix's last token
-
-    @classmethod
-    def of(cls, suffixes: Sequence[Suffix], device: torch.device) -> PaddedSuffixes:
-        token_ids, _ = pad(suffixes, min_width=_MIN_TOKENS)
-        last = torch.tensor([len(s) - 1 for s in suffixes], dtype=torch.int64, device=device)
-        return cls(torch.from_numpy(token_ids).to(device), last)
-
-    def states(
-        self, model: LoadedModel, ancestors: tuple[Level, ...], layers: Sequence[int]
-    ) -> dict[int, Tensor]:  # by layer: [spans, suffixes, hidden]
-        """The states at the suffixes' last tokens, below each span of the last level."""
-        spans, suffixes = ancestors[-1].spans if ancestors else 1, len(self.last)
-        by_layer, _ = read_level(model, ancestors, self.token_ids.repeat(spans, 1), layers)
-        rows = torch.arange(suffixes, device=self.last.device)
-        return {
-            layer: states.view(spans, suffixes, *states.shape[1:])[:, rows, self.last]
-            for layer, states in by_layer.items()
-        }
+    return by_layer, Text(cache, start + tokens, count)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedSchedule:
-    """A model that has read a text as levels: the prefix, or a document below the prefix.
+    """A model that has read a text: the prefix, or a document below the prefix.
 
     The last token of the prefix is unread, so that no document is a span of one token.
     """
 
     model: LoadedModel
-    ancestors: tuple[Level, ...]
+    text: Text | None
     pending_tokens: tuple[int, ...]  # the text's last tokens, which are read with what follows
 
     @classmethod
     def from_prefix(
         cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
     ) -> StagedSchedule:
-        ancestors: tuple[Level, ...] = ()
+        text = None
         if len(prefix) > 1:
             token_ids = torch.tensor([prefix[:-1]], device=model.device)
-            _, level = read_level(model, (), token_ids, [layers or model.layers])
-            ancestors = (level,)
-        return cls(model, ancestors, tuple(prefix[-1:]))
+            _, text = read_below(model, None, [0], token_ids, [layers or model.layers])
+        return cls(model, text, tuple(prefix[-1:]))
 
     def reader(self, points: Sequence[ReadPoint]) -> StagedReader:
-        """A reader of these points, whose suffixes are padded to one batch."""
+        """A reader of these points."""
         return StagedReader(self, points)
 
     def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> StagedSchedule:
         """The text followed by these tokens; `counter` counts what is read.
 
-        A text too short to be a level is read with what follows.
+        A span too short for a forward is read with what follows.
         """
         together = (*self.pending_tokens, *token_ids)
-        if self.ancestors and len(together) < _MIN_TOKENS:
-            return StagedSchedule(self.model, self.ancestors, together)
+        if self.text and len(together) < _MIN_TOKENS:
+            return StagedSchedule(self.model, self.text, together)
         counter.tokens += len(together)
         ids = torch.tensor([together], device=self.model.device)
-        _, level = read_level(self.model, self.ancestors, ids, [self.model.layers])
-        return StagedSchedule(self.model, (*self.ancestors, level), ())
+        _, text = read_below(self.model, self.text, [0], ids, [self.model.layers])
+        return StagedSchedule(self.model, text, ())
 
     def states(
         self, suffixes: Sequence[Suffix], counter: TokenCounter
     ) -> Tensor:  # [suffixes, hidden]
-        """The last layer's normalised states at the suffixes' last tokens, in one padded batch."""
+        """The last layer's normalised states at the suffixes' last tokens."""
         below = [(*self.pending_tokens, *suffix) for suffix in suffixes]
-        padded = PaddedSuffixes.of(below, self.model.device)
-        counter.tokens += padded.token_ids.numel()
-        return padded.states(self.model, self.ancestors, [self.model.layers])[self.model.layers][0]
+        layer, read = self.model.layers, []
+        for start in range(0, len(below), CACHE_COPIES):
+            batch = below[start : start + CACHE_COPIES]
+            at_ends, tokens = states_at_ends(self.model, self.text, batch, [layer])
+            counter.tokens += tokens
+            read.append(at_ends[layer][0])
+        return torch.cat(read)
+
+
+def states_at_ends(
+    model: LoadedModel, text: Text | None, suffixes: Sequence[Suffix], layers: Sequence[int]
+) -> tuple[dict[int, Tensor], int]:  # by layer: [sequences, suffixes, hidden]
+    """The states at the suffixes' last tokens below each sequence of a text, and the tokens read.
+
+    They are one padded batch. Padding comes last, so neither attention nor a recurrent state
+    carries it to a suffix.
+    """
+    sequences, count = text.sequences if text else 1, len(suffixes)
+    padded, _ = pad(suffixes, min_width=_MIN_TOKENS)
+    last = [len(suffix) - 1 for suffix in suffixes]
+    [token_ids, at] = to_device([padded.ravel(), np.array(last)], model.device)
+    rows = np.repeat(np.arange(sequences), count).tolist()
+    by_layer, _ = read_below(
+        model, text, rows, token_ids.view(padded.shape).repeat(sequences, 1), layers
+    )
+    numbers = torch.arange(count, device=at.device)
+    at_ends = {
+        layer: states.view(sequences, count, *states.shape[1:])[:, numbers, at]
+        for layer, states in by_layer.items()
+    }
+    return at_ends, sequences * padded.size
 
 
 class StagedReader:
-    """Read points whose suffixes are one padded batch, as deep as the deepest of the points."""
+    """Read points whose suffixes are read as deep as the deepest of the points."""
 
     def __init__(self, schedule: StagedSchedule, points: Sequence[ReadPoint]) -> None:
         self._schedule, self._points = schedule, points
-        # Copies of the recurrent states in a batch. On a CPU more than those of one document would
-        # take memory, and no less time.
-        self.max_copies = _GPU_COPIES if schedule.model.device.type == "cuda" else 1
         self._layers = [point.layer for point in points]
-        suffixes = list(dict.fromkeys(suffix for point in points for suffix in point.suffixes))
-        row_of = {suffix: row for row, suffix in enumerate(suffixes)}
-        device = schedule.model.device
-        self._padded = PaddedSuffixes.of(suffixes, device)
-        rows = {point.layer: [row_of[suffix] for suffix in point.suffixes] for point in points}
-        self._rows = {  # [suffixes of the point] int64
-            layer: torch.tensor(of_layer, dtype=torch.int64, device=device)
-            for layer, of_layer in rows.items()
-        }
-
+        self._suffixes = list(dict.fromkeys(s for point in points for s in point.suffixes))
+        row_of = {suffix: row for row, suffix in enumerate(self._suffixes)}
+        self._rows = {point.layer: [row_of[s] for s in point.suffixes] for point in points}
+        # Copies of the cache in a batch. On a CPU, those of one document alone: more would take
+        # memory, and no less time.
+        self._on_gpu = schedule.model.device.type == "cuda"
         # Tokens of the prefix that are read again with every document.
         self.repeated_prefix_tokens = len(schedule.pending_tokens)
         # Tokens below every document that go through the model, padding included.
-        self.question_tokens = self._padded.token_ids.numel()
+        self.question_tokens = sum(pad(own, min_width=_MIN_TOKENS)[0].size for own in self._batches)
+
+    @property
+    def _batches(self) -> list[list[Suffix]]:
+        starts = range(0, len(self._suffixes), CACHE_COPIES)
+        return [self._suffixes[start : start + CACHE_COPIES] for start in starts]
 
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
@@ -254,7 +184,8 @@ class StagedReader:
         rows: dict[int, list[int]] = {}  # of the documents with this many tokens
         for row, document in enumerate(documents):
             rows.setdefault(len(document), []).append(row)
-        most = max(1, self.max_copies // max(1, len(self._padded.last)))
+        copies = min(CACHE_COPIES, max(1, len(self._suffixes)))
+        most = CACHE_COPIES // copies if self._on_gpu else 1
         groups = [
             of_length[start : start + most]
             for of_length in rows.values()
@@ -279,19 +210,16 @@ class StagedReader:
 
         They are [docs, suffixes, hidden] and [docs, hidden].
         """
-        model, ancestors, pending_tokens = (
-            self._schedule.model,
-            self._schedule.ancestors,
-            self._schedule.pending_tokens,
-        )
-        ids = np.array([[*pending_tokens, *document] for document in documents])
+        model, pending = self._schedule.model, self._schedule.pending_tokens
+        ids = np.array([[*pending, *document] for document in documents])
         [token_ids] = to_device([ids.ravel()], model.device)
-        states, level = read_level(model, ancestors, token_ids.view(ids.shape), self._layers)
-        means = {
-            layer: of_layer[:, len(pending_tokens) :].float().mean(dim=1)
-            for layer, of_layer in states.items()
-        }
-        if not len(self._padded.last):
-            return {layer: of_layer[:, :0] for layer, of_layer in states.items()}, means
-        at_ends = self._padded.states(model, (*ancestors, level), self._layers)
+        above = self._schedule.text
+        states, text = read_below(
+            model, above, [0] * len(documents), token_ids.view(ids.shape), self._layers
+        )
+        means = {n: own[:, len(pending) :].float().mean(dim=1) for n, own in states.items()}
+        read = [states_at_ends(model, text, batch, self._layers)[0] for batch in self._batches]
+        if not read:
+            return {layer: own[:, :0] for layer, own in states.items()}, means
+        at_ends = {n: torch.cat([batch[n] for batch in read], dim=1) for n in self._layers}
         return {layer: at_ends[layer][:, rows] for layer, rows in self._rows.items()}, means

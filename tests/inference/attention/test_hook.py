@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from dense_oracle import DIM, SCALE, pointer, some, some_kv
+from dense_oracle import DIM, SCALE, some, some_kv
 from random_trees import Node, tree_of
 from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention.hook import PrefixKV, TreeAttention
-from pipeline.inference.attention.kernels import LayerKV
-from pipeline.inference.attention.plan import plan_attention
+from pipeline.inference.attention.reference import Attended, LayerKV, attend_plainly
+from pipeline.inference.attention.tiles import TilePlan, tile_plan
+from pipeline.inference.attention.tree import Tree
+
+
+def plan_of(tree: Tree, window: int | None) -> TilePlan:
+    return tile_plan(tree, torch.device("cpu"), window=window, branches_only=False)
 
 
 def from_transformers(tokens: int, tree: TreeAttention, **more: Any) -> tuple[Tensor, LayerKV]:
@@ -32,22 +37,28 @@ def from_transformers(tokens: int, tree: TreeAttention, **more: Any) -> tuple[Te
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_the_kernel_reads_the_models_own_keys_and_the_kept_prefix_without_a_copy(
-    window: int | None, read_by_kernel: list[tuple[Tensor, Tensor]]
+    window: int | None,
 ) -> None:
     tree = tree_of([40], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
     prefix = PrefixKV({0: some_kv(5, 9, 2), 1: some_kv(7, 9, 2)}, tokens=9)
-    plans = {window: plan_attention(tree, window=window)}
-    attention = TreeAttention(plans, prefix)
+    plans = {window: plan_of(tree, window)}
+    reached: list[LayerKV] = []
+
+    def kernel(q: Tensor, own: LayerKV, kept: LayerKV, *rest: Any) -> Attended:
+        reached.extend((own, kept))
+        return attend_plainly(q, own, kept, *rest)
+
+    attention = TreeAttention(plans, kernel, prefix)
     out, own = from_transformers(tree.tokens, attention, sliding_window=window)
     assert out.shape == (1, tree.tokens, 6, DIM)
-    kept = prefix.layer(1)
-    for places, sources in zip(
-        zip(*read_by_kernel, strict=True), ((own.k, kept.k), (own.v, kept.v)), strict=True
-    ):
-        assert {pointer(place) for place in places} == {pointer(source) for source in sources}
+    for read, source in zip(reached, (own, prefix.layer(1)), strict=True):
+        assert read.k.data_ptr() == source.k.data_ptr()
+        assert read.v.data_ptr() == source.v.data_ptr()
 
 
 def test_a_layer_with_a_mask_of_its_own_is_refused() -> None:
-    plans = {None: plan_attention(tree_of([2], prefix_tokens=0), window=None)}
+    plans = {None: plan_of(tree_of([2], prefix_tokens=0), None)}
     with pytest.raises(ModelError, match="builds its own attention mask"):
-        from_transformers(2, TreeAttention(plans), attention_mask=torch.zeros(1, 1, 2, 2))
+        from_transformers(
+            2, TreeAttention(plans, attend_plainly), attention_mask=torch.zeros(1, 1, 2, 2)
+        )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from pipeline.inference.attention.kernels import LayerKV
+from pipeline.inference.attention.reference import LayerKV
 from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question

@@ -118,7 +118,7 @@ def test_document_readouts_share_one_answer_position_or_need_none(
 def test_a_readout_is_read_at_its_layer_and_no_deeper_layer_runs(
     layer: int, pooling: Pooling, cut: bool, deep_model: LoadedModel
 ) -> None:
-    model = replace(deep_model, cuts_last_layer=cut)
+    model = deep_model if cut else replace(deep_model, llama=None)
     prompt, readouts = document_tasks(3, pooling=pooling, layer=layer)
     engine = LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)
     with rows_through(model) as rows:
@@ -140,7 +140,7 @@ def test_states_that_are_not_those_of_transformers_are_refused(
         run_to_layers(decoder, [layer - 1 for layer in layers], shifted, **inputs)
 
     monkeypatch.setattr(fused, "run_to_layers", one_layer_less)
-    model = replace(deep_model, cuts_last_layer=False)
+    model = replace(deep_model, llama=None)
     prompt, readouts = document_tasks(2, layer=3)
     with pytest.raises(ModelError, match="'llama' has other states between its layers"):
         LabelEngine(model, prompt, max_batch_tokens=99, readouts=readouts)

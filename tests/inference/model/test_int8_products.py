@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.inference.alternatives import linear_weights
 from pipeline.inference.loading import load_model, prepare
+from pipeline.inference.model import int8_products
 from pipeline.inference.model.int8_products import (
     Int8Linear,
-    RowRounding,
+    Int8Products,
+    RoundedRows,
     even_out,
     round_linear,
     round_rows,
@@ -88,7 +90,7 @@ def test_a_row_does_not_depend_on_its_batch_and_zeros_stay_zeros(inputs: int) ->
 def test_a_layer_equals_the_product_of_integers(rows: int, bias: bool) -> None:
     torch.manual_seed(rows)
     linear = nn.Linear(48, 24, bias=bias)
-    layer = Int8Linear(linear, RowRounding())
+    layer = Int8Linear(linear)
     x = torch.randn(2, rows, 48)
     expected = exact_product(linear, x)
     # — two scalings in float32; rounding in float32 may choose the other of two nearest steps
@@ -105,7 +107,7 @@ def test_bytes_do_not_overflow_where_all_products_are_largest() -> None:
     # — the matrix is its own inverse: evened out, all of these are 1, or 2
     linear.weight.copy_(even_out(torch.ones(8, 512)))
     x = even_out(torch.full((3, 512), 2.0))
-    product = Int8Linear(linear, RowRounding())(x)
+    product = Int8Linear(linear)(x)
     torch.testing.assert_close(product, torch.full((3, 8), 1024.0), rtol=1e-5, atol=0)
 
 
@@ -125,21 +127,30 @@ def test_a_large_column_takes_few_steps_from_the_others() -> None:
     linear, x = nn.Linear(64, 24), torch.randn(9, 64)
     x[:, 5] *= 100
     exact = linear(x)
-    error = (Int8Linear(linear, RowRounding())(x) - exact).norm() / exact.norm()
+    error = (Int8Linear(linear)(x) - exact).norm() / exact.norm()
     steps, sizes = steps_of(x)  # of plain rows
     plain = nn.functional.linear((steps * sizes).float(), linear.weight, linear.bias)
     assert error < (plain - exact).norm() / exact.norm() / 2
 
 
-def test_the_layers_of_one_input_round_it_once() -> None:
-    rounding, x = RowRounding(), torch.randn(3, 8)
-    assert rounding(x) is rounding(x)
-    other = torch.randn(3, 8)
-    assert rounding(other) is not rounding(x)
-    torch.testing.assert_close(rounding(other).scale, round_rows(other).scale)
-    del x  # a new tensor may get its address
-    again = torch.randn(3, 8)
-    assert torch.equal(rounding(again).quantized, round_rows(again).quantized)
+@needs_products
+@torch.inference_mode()
+def test_layers_that_read_the_same_rows_round_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [Int8Linear(nn.Linear(64, outputs)) for outputs in (8, 16)]
+    x, counted = torch.randn(5, 64), []
+    expected = [layer(x) for layer in layers]
+
+    def counting(rows: Tensor) -> RoundedRows:
+        counted.append(rows)
+        return round_rows(rows)
+
+    monkeypatch.setattr(int8_products, "round_rows", counting)
+    for product, own in zip(Int8Products(*layers)(x), expected, strict=True):
+        assert torch.equal(product, own)
+    assert len(counted) == 1
+    states = torch.randn(5, 8)
+    added = Int8Products(layers[0]).added_to(states, x)
+    torch.testing.assert_close(added, states + expected[0])
 
 
 @needs_products
@@ -212,7 +223,7 @@ def test_a_mixture_is_refused_by_name(make_network: MakeNetwork) -> None:
 def test_products_on_a_gpu_equal_the_product_of_integers() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(64, 32)
-    layer = Int8Linear(copy.deepcopy(linear).cuda(), RowRounding())
+    layer = Int8Linear(copy.deepcopy(linear).cuda())
     for rows in (1, 5, 200):
         x = torch.randn(rows, 64)
         torch.testing.assert_close(

@@ -15,7 +15,9 @@ from torch import Tensor
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.loading import prepare
+from pipeline.inference.model.llama import LlamaDecoder
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.operations import PLAIN
 from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.fused import FusedReader, FusedSchedule
 
@@ -28,7 +30,8 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
         whole = tiny_model(family)
         network = copy.deepcopy(whole.network).to("meta")
         assert whole.cuts_last_layer or not cut
-        return replace(whole, network=network, cuts_last_layer=cut, kernel=on_paper)
+        llama = LlamaDecoder(network.model, PLAIN) if cut else None
+        return replace(whole, network=network, llama=llama, kernel=on_paper)
 
     return make
 

@@ -10,31 +10,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.loading import prepare
+from pipeline.inference.loading import narrowed, prepare
 from pipeline.inference.memory import LLAMA_FORM
-from pipeline.inference.model.llama_layer import LlamaLayer
+from pipeline.inference.model import linear, llama, operations
+from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.operations import Operations
+from pipeline.inference.processor import native
 from pipeline.inference.proof import prove_layers, tree_error
-from pipeline.inference.schedules import read_prefix
-from pipeline.inference.schedules.forward import ReadPoint
 
 MakeNetwork = Callable[..., Any]
 
 
-def llama_layers(network: Any) -> list[LlamaLayer]:
-    forwards = (vars(layer).get("forward") for layer in network.model.layers)
-    return [forward for forward in forwards if isinstance(forward, LlamaLayer)]
+OPERATIONS = [
+    operations.PLAIN,
+    *([operations.NATIVE] if native.takes(torch.float32) else []),
+]
 
 
+@pytest.mark.parametrize("of", OPERATIONS)
 @pytest.mark.parametrize("rows", [None, 1, 7])
 @pytest.mark.parametrize("family", sorted(LLAMA_FORM - {"qwen3_vl_text"}))
-def test_the_layer_gives_the_states_of_separate_prompts(
-    family: str, rows: int | None, make_network: MakeNetwork
+def test_the_decoder_gives_the_states_of_separate_prompts(
+    family: str, rows: int | None, of: Operations, make_network: MakeNetwork
 ) -> None:
     model = prepare(make_network(family))
-    layers = llama_layers(model.network)
-    assert len(layers) == model.layers
-    for layer in layers if rows else ():
-        layer.block_rows, layer.feed_forward_rows = rows, rows + 1
+    assert model.llama is not None
+    decoder = llama.LlamaDecoder(model.decoder, of)
+    for layer in decoder._layers if rows else ():
+        layer._block_rows, layer._inner_rows = rows, rows + 1
+    model = replace(model, llama=decoder)
     # — transformers' own code without the tree is the oracle
     assert tree_error(model) < 1e-5
     prove_layers(model, range(1, model.layers + 1))
@@ -49,17 +53,7 @@ def test_biases_and_wide_heads_are_those_of_the_family(
         if name.endswith("bias"):
             parameter.data.normal_()
     model = prepare(network)
-    assert llama_layers(model.network) and tree_error(model) < 1e-5
-
-
-@torch.inference_mode()
-def test_without_the_tree_a_layer_has_the_bits_of_its_family(make_network: MakeNetwork) -> None:
-    network, other = make_network("llama"), make_network("llama")
-    prepare(network)
-    ids = torch.arange(30).unsqueeze(0)
-    network.set_attn_implementation("eager")
-    other.set_attn_implementation("eager")
-    assert torch.equal(network(input_ids=ids).logits, other(input_ids=ids).logits)
+    assert model.llama is not None and tree_error(model) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ def test_without_the_tree_a_layer_has_the_bits_of_its_family(make_network: MakeN
 )
 def test_other_families_run_whole_by_their_own_code(family: str, make_network: MakeNetwork) -> None:
     model = prepare(make_network(family))
-    assert not llama_layers(model.network) and not model.cuts_last_layer
+    assert model.llama is None
     assert tree_error(model) < 1e-4
 
 
@@ -83,7 +77,7 @@ def test_a_model_that_calls_itself_llama_and_computes_something_else_runs_whole(
 
     layer.__class__ = Scaled
     model = prepare(network)
-    assert not llama_layers(model.network) and not model.cuts_last_layer
+    assert model.llama is None
     assert tree_error(model) < 1e-5
 
 
@@ -92,21 +86,29 @@ def test_half_precision_differs_from_the_family_by_rounding(
     number_format: torch.dtype, make_network: MakeNetwork
 ) -> None:
     model = prepare(make_network("llama").to(number_format))
-    assert len(llama_layers(model.network)) == model.layers
+    assert model.llama is not None
     # — two layers round some dozen times, each time by half of the last bit at most
     assert tree_error(model) < 12 * torch.finfo(number_format).eps
 
 
-@torch.inference_mode()
+@pytest.mark.skipif(not native.computes(torch.bfloat16), reason="no products of bfloat16")
 def test_attention_in_bfloat16_leaves_the_states_in_float32(make_network: MakeNetwork) -> None:
-    model = prepare(make_network("llama"))
-    narrow = replace(model, attention_dtype=torch.bfloat16)
+    narrow = narrowed(prepare(make_network("llama")))
+    assert narrow.kernel_name.endswith(" bfloat16")
     assert 1e-5 < tree_error(narrow) < 4 * torch.finfo(torch.bfloat16).eps
-    formats = set()
-    for layer in model.network.model.layers:
-        layer.mlp.register_forward_pre_hook(lambda _mlp, args: formats.add(args[0].dtype))
-        layer.self_attn.o_proj.register_forward_pre_hook(
-            lambda _o, args: formats.add(args[0].dtype)
-        )
-    read_prefix(narrow, [1, 2]).reader([ReadPoint(model.layers, ((3, 4),))]).read([[5, 6, 7]])
-    assert formats == {torch.float32}
+
+
+def fused(model: LoadedModel, patch: pytest.MonkeyPatch) -> LoadedModel:
+    """The model with products of oneDNN, which compute what follows them."""
+    patch.setattr(linear, "is_onednn_faster", lambda *_: True)
+    assert linear.use_onednn(model.network) == "oneDNN"
+    return replace(model, llama=llama.LlamaDecoder(model.decoder, operations.PLAIN))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_products_that_compute_what_follows_them_give_the_same_states(
+    family: str, make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fused(prepare(make_network(family)), monkeypatch)
+    assert tree_error(model) < 1e-5

@@ -1,6 +1,6 @@
-"""The passes of a Llama layer in Triton, each of which reads and writes its rows once.
+"""The operations of a Llama layer in Triton, each of which reads and writes its rows once.
 
-They take the tensors of `passes.Passes`, and compute in float32.
+They take the tensors of `operations.Operations`, and compute in float32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _normalise(x, weight, out, x_row, epsilon, WIDTH: tl.constexpr, PADDED: tl.c
 
 @triton.jit
 def _rotate(
-    x, weight, cos, sin, out, x_row, place_row, out_row, epsilon,
+    x, weight, cos, sin, x_row, place_row, epsilon,
     HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, HALF: tl.constexpr,
     PADDED_HALF: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
@@ -46,8 +46,8 @@ def _rotate(
     second_cos = tl.load(cos + places + HALF, mask=n < HALF, other=0.0).to(tl.float32)
     first_sin = tl.load(sin + places, mask=n < HALF, other=0.0).to(tl.float32)
     second_sin = tl.load(sin + places + HALF, mask=n < HALF, other=0.0).to(tl.float32)
-    kind = out.dtype.element_ty
-    rotated = out + row * out_row + at
+    kind = x.dtype.element_ty
+    rotated = x + row * x_row + at
     tl.store(rotated, (first * first_cos - second * first_sin).to(kind), mask=inside)
     tl.store(rotated + HALF, (second * second_cos + first * second_sin).to(kind), mask=inside)
 
@@ -77,19 +77,18 @@ def normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(
-    x: Tensor,  # [1, rows, heads, dim], with the numbers of a row together
-    cos: Tensor,  # [1, rows, dim]
-    sin: Tensor,  # [1, rows, dim]
-    out: Tensor,  # [1, rows, heads, dim]; may be x
-    norm: Tensor | None = None,  # [dim]
-    epsilon: float = 0.0,
+    x: Tensor,  # [rows, heads, dim], with heads beside one another; it is written
+    cos: Tensor,  # [rows, dim]
+    sin: Tensor,  # [rows, dim]
+    norm: Tensor | None,  # [dim]
+    epsilon: float,
 ) -> None:
-    """The RMS norm of each head, if there is one, and the rotary embedding."""
-    _, rows, heads, dim = x.shape
+    """The RMS norm of each head, if there is one, and the rotary embedding, in place."""
+    rows, heads, dim = x.shape
     with torch.cuda.device_of(x):
         _rotate[(rows,)](
-            *(x, x if norm is None else norm, cos, sin, out),
-            *(x.stride(1), cos.stride(1), out.stride(1), epsilon),
+            *(x, x if norm is None else norm, cos, sin),
+            *(x.stride(0), cos.stride(0), epsilon),
             HEADS=heads,
             PADDED_HEADS=triton.next_power_of_2(heads),
             HALF=dim // 2,
