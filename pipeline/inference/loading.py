@@ -42,7 +42,6 @@ from pipeline.inference.model.linear import use_onednn
 from pipeline.inference.model.llama import LlamaDecoder, has_llama_form
 from pipeline.inference.model.loaded import (
     LoadedModel,
-    decoder_of,
     own_attention,
     set_attention,
 )
@@ -352,14 +351,13 @@ def _variants(whole: LoadedModel) -> list[LoadedModel]:
     """The ways to run the model, the fastest first."""
     if whole.schedule == "staged":
         return [replace(whole, kernel_name=own_attention(whole.network))]
-    network, decoder = whole.network, decoder_of(whole.network)
-    decoders: list[LlamaDecoder | None] = [None]
-    if has_llama_form(decoder):
+    network, decoders = whole.network, list[LlamaDecoder | None]()
+    if has_llama_form(network):
         ways = operations_for(network.device, network.dtype)
-        decoders = [*(LlamaDecoder(decoder, way) for way in ways), None]
+        decoders += [LlamaDecoder(whole.decoder, way) for way in ways]
     return [
         replace(whole, llama=llama, kernel=kernel, kernel_name=name)
-        for llama in decoders
+        for llama in [*decoders, None]
         for name, kernel in kernels_for(network).items()
     ]
 

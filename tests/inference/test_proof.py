@@ -104,7 +104,7 @@ def end_early(table: NDArray[np.int32], plan: TilePlan) -> NDArray[np.int32]:
 
 
 def begin_the_prefix_late(table: NDArray[np.int32], plan: TilePlan) -> NDArray[np.int32]:
-    table[:, 2] += 1
+    table[:, 2] = np.minimum(table[:, 2] + 1, plan.tree.prefix_tokens)
     return table
 
 

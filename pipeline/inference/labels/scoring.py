@@ -9,8 +9,9 @@ questions together. Reads hidden states and the unembedding; must not import tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,13 @@ from torch import Tensor
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.memory import LOGIT_ROWS
 
-Unembed = Callable[[Tensor], Tensor]  # [rows, hidden] -> [rows, vocab]
+
+class Unembed(Protocol):
+    """The logits of states [rows, hidden]."""
+
+    def __call__(self, states: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """[rows, vocab]; with a token for each row, [rows] fp32: the logits of these tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,15 @@ def edge_log_probs(
             logits = unembed(states.flatten(0, 1)).float()  # [nodes * docs, vocab]
             by_node = logits.view(*states.shape[:2], -1)
             own = slice(edges.firsts[first], edges.firsts[stop])
-            rows = edges.rows[own] - first
-            log_probs[own, part] = by_node[rows, :, edges.token_ids[own]]
+            rows, tokens = edges.rows[own] - first, edges.token_ids[own]
+            if states.dtype != torch.float32:
+                # — between 16 and 32 logits of bfloat16 are 1/8 apart: two labels often tie
+                of_edges = states[rows]  # [edges, docs, hidden]
+                of_tokens = unembed(
+                    of_edges.flatten(0, 1), tokens.repeat_interleave(of_edges.shape[1])
+                )
+                by_node[rows, :, tokens] = of_tokens.view(of_edges.shape[:2])
+            log_probs[own, part] = by_node[rows, :, tokens]
             log_probs[own, part] -= by_node.logsumexp(dim=-1)[rows]
     return log_probs
 

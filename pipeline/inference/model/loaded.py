@@ -81,10 +81,23 @@ class LoadedModel:
         rows = dict(zip(images, read, strict=True))
         return [rows.get(number, document) for number, document in enumerate(documents)]
 
-    def unembed(self, states: Tensor) -> Tensor:  # [rows, hidden] -> [rows, vocab]
-        """Logits over the vocabulary, scaled and capped as the family does it."""
-        config = self.network.config.get_text_config()
-        logits: Tensor = self.network.lm_head(states)
+    def unembed(
+        self,
+        states: Tensor,  # [rows, hidden]
+        tokens: Tensor | None = None,  # [rows] int64
+    ) -> Tensor:  # [rows, vocab], or [rows] fp32
+        """Logits over the vocabulary, scaled and capped as the family does it.
+
+        With `tokens`, of one token for each row, computed in float32.
+        """
+        config, head = self.network.config.get_text_config(), self.network.lm_head
+        logits: Tensor
+        if tokens is None:
+            logits = head(states)
+        else:
+            logits = (states.float() * head.weight[tokens].float()).sum(-1)
+            if head.bias is not None:
+                logits = logits + head.bias[tokens].float()
         if scaling := getattr(config, "logits_scaling", None):
             logits = logits / scaling
         for name in ("logit_scale", "lm_head_multiplier"):

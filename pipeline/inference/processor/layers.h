@@ -55,8 +55,9 @@ void gate(X *gates, const X *ups, Index count, Index threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (Index i = 0; i < count; i += LANES) {
         const V a = load(gates + i, count - i), b = load(ups + i, count - i);
-        const V limit = all(80.f), power = a * -1.44269504f;  // log2(e)
-        store(gates + i, a / (1.f + exp2(power > limit ? limit : power)) * b, count - i);
+        const V limit = all(126.f), power = a * -1.44269504f;  // log2(e)
+        const V gated = a / (1.f + exp2(power > limit ? limit : power)) * b;
+        store(gates + i, power > limit ? V{} : gated, count - i);
     }
 }
 

@@ -21,12 +21,6 @@ def test_rows_positions_and_spans_are_those_of_the_paths(defined: DefinedTree) -
     tree, row = defined.tree, 0
     assert tree.tokens == len(defined.paths)
     assert tree.positions.tolist() == [len(path) - 1 for path in defined.paths]
-    deepest = (
-        tree.prefix_tokens
-        + max(tree.documents)
-        + max(span.position + span.tokens for span in tree.spans)
-    )
-    assert deepest == max(len(path) for path in defined.paths)
     first = tree.branch_starts.tolist()[-1]  # of the last copy
     for span in tree.spans:  # they are consecutive, each followed by its descendants
         assert (span.start, span.stop) == (row, row + span.tokens)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.labels.scoring import LabelScorer
+from pipeline.inference.labels.scoring import LabelScorer, Unembed
 from pipeline.inference.labels.trie import LabelTrie, Path
 
 VOCAB, HIDDEN = 97, 16
@@ -73,7 +73,7 @@ def test_a_label_has_the_sum_of_its_verbalizers_in_any_company(docs: int) -> Non
     tries = [*FIRST, large, LabelTrie.of(some_labels(source, 6), length_penalty=0.7)]
     hidden, weights, rows = states(docs, tries), unembedding(), []
 
-    def unembed(part: Tensor) -> Tensor:
+    def unembed(part: Tensor, tokens: Tensor | None = None) -> Tensor:
         rows.append(len(part))
         return part @ weights
 
@@ -92,7 +92,7 @@ def test_a_label_has_the_sum_of_its_verbalizers_in_any_company(docs: int) -> Non
 def test_as_many_rows_are_read_at_once_as_the_limit_allows(docs: int, calls: list[int]) -> None:
     rows: list[int] = []
 
-    def unembed(part: Tensor) -> Tensor:
+    def unembed(part: Tensor, tokens: Tensor | None = None) -> Tensor:
         rows.append(len(part))
         return part @ unembedding()
 
@@ -100,11 +100,34 @@ def test_as_many_rows_are_read_at_once_as_the_limit_allows(docs: int, calls: lis
     assert rows == calls
 
 
-def test_probabilities_of_a_half_precision_model_are_normalised_in_float32() -> None:
+def of_half_precision(weights: Tensor) -> Unembed:  # weights [hidden, vocab] bf16
+    def unembed(rows: Tensor, tokens: Tensor | None = None) -> Tensor:
+        if tokens is None:
+            return rows @ weights
+        return (rows.float() * weights[:, tokens].T.float()).sum(-1)
+
+    return unembed
+
+
+def test_labels_of_a_half_precision_model_have_logits_of_float32() -> None:
     hidden, weights = states(6, FIRST[:1]).bfloat16(), unembedding().bfloat16()
-    (log_probs,) = LabelScorer(FIRST[:1], CPU).log_probs(hidden, lambda rows: rows @ weights)
-    expected = (hidden @ weights)[0].double().log_softmax(dim=-1)[:, [3, 96]]
+    (log_probs,) = LabelScorer(FIRST[:1], CPU).log_probs(hidden, of_half_precision(weights))
+    logits = (hidden @ weights)[0].double()
+    logits[:, [3, 96]] = (hidden.double() @ weights.double())[0][:, [3, 96]]
+    expected = logits.log_softmax(dim=-1)[:, [3, 96]]
     torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_labels_whose_logits_round_to_one_number_do_not_tie() -> None:
+    hidden, weights = torch.zeros(1, 1, HIDDEN).bfloat16(), torch.zeros(HIDDEN, VOCAB).bfloat16()
+    hidden[..., :2] = torch.tensor([16.0, 1.0])
+    weights[:2, 3], weights[:2, 96] = torch.tensor([1.25, 0.04]), torch.tensor([1.25, 0.02])
+    rounded = hidden @ weights
+    assert rounded[0, 0, 3] == rounded[0, 0, 96] == 20
+    (log_probs,) = LabelScorer(FIRST[:1], CPU).log_probs(hidden, of_half_precision(weights))
+    difference = float(log_probs[0, 0] - log_probs[0, 1])
+    assert difference == pytest.approx(0.02, rel=0.01)
+    assert log_probs.exp().sum() <= 1 + TOLERANCE
 
 
 @pytest.mark.parametrize("seed", range(20))
