@@ -91,34 +91,34 @@ class ModelShape:
     def batch_bytes(self, tokens: int) -> int:
         """Peak bytes of the activations of a batch, which one layer or the logits need.
 
-        The embedding, the layer's input, and the cosines and sines of the rotary embedding are held
-        throughout.
+        The cosines and sines of the rotary embedding are held throughout.
         """
-        numbers = tokens * (2 * self.dim + 2 * self.hidden)
-        numbers += (
+        layer = (
             self._family_numbers(tokens)
             if self.block_rows is None
             else self._llama_numbers(tokens, min(tokens, self.block_rows))
         )
-        return max(numbers * self.item_bytes, self.logits_bytes)
+        return max((tokens * 2 * self.dim + layer) * self.item_bytes, self.logits_bytes)
 
     def _family_numbers(self, tokens: int) -> int:
-        """Attention adds the normalised input, and 3.5 times the queries and keys while they are
-        rotated; the feed-forward the same input, the residual and its output, and inner states.
+        """The embedding and the layer's input. Attention adds the normalised input, and 3.5 times
+        the queries and keys while they are rotated; the feed-forward the same input, the residual
+        and its output, and inner states.
         """
         attention = self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
-        return tokens * max(attention, 2 * self.hidden + self.inner)
+        return tokens * (2 * self.hidden + max(attention, 2 * self.hidden + self.inner))
 
     def _llama_numbers(self, tokens: int, rows: int) -> int:
-        """Queries, keys and values, and of a block their inputs and the queries before and after
-        they are rotated; then those, the attention of all, and that of a level; then the attention
-        and the output, and of a block the feed-forward's input and two of its inner states.
+        """The layer's input, which becomes its output. Beside it queries, keys and values, and of a
+        block their input and themselves; then those, the attention, and a head's keys and values in
+        the layout of the products; then the attention, and of a block the output, the
+        feed-forward's input and output, and two of its inner states.
         """
         queries, kept = self.heads * self.dim, (self.heads + 2 * self.kv_heads) * self.dim
-        return max(
-            tokens * kept + rows * (self.hidden + 2 * queries),
-            tokens * (kept + 2 * queries),
-            tokens * 2 * self.hidden + rows * (self.hidden + 2 * self.inner // 3),
+        return tokens * self.hidden + max(
+            tokens * kept + (rows * (self.hidden + kept) if rows < tokens else 0),
+            tokens * (kept + queries + 2 * self.dim),
+            tokens * queries + rows * (3 * self.hidden + 2 * self.inner // 3),
         )
 
     def engine_bytes(self, *, prefix_tokens: int, tokens: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine, read_in_batches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
+from pipeline.inference.model.llama import _LlamaLayer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import Usage, pack
 from pipeline.inference.schedules.forward import LayerStates
@@ -157,15 +159,17 @@ def test_where_memory_is_short_documents_are_read_in_smaller_batches_or_named(
     engine = LabelEngine(tiny_model(family), some_prompt(source, 2, prefix=4), max_batch_tokens=900)
     documents = [some_ids(source, tokens) for tokens in (200, *[20] * 12)]
     whole = engine.label(documents).log_probs
-    last = engine.model.decoder.layers[-1]
-    real = last.forward
+    last: Any = engine.model.decoder.layers[-1]
+    owner, name = (last, "forward") if engine.model.llama is None else (_LlamaLayer, "__call__")
+    real = getattr(owner, name)
 
-    def small_memory(states: torch.Tensor, *args: object, **options: object) -> object:
-        if states.shape[1] > 150:
+    def small_memory(*args: Any, **options: Any) -> object:
+        states = next(each for each in args if isinstance(each, torch.Tensor))
+        if states.shape[-2] > 150:
             raise torch.OutOfMemoryError("no room")
-        return real(states, *args, **options)
+        return real(*args, **options)
 
-    monkeypatch.setattr(last, "forward", small_memory)
+    monkeypatch.setattr(owner, name, small_memory)
     assert engine.label(documents[:1]).out_of_memory == {0}
     read: list[int] = []
     labelled = engine.label(documents, on_batch=read.extend)

@@ -152,6 +152,10 @@ class Int8Products:
     def __init__(self, *layers: Int8Linear) -> None:
         self._layers = layers
 
+    @property
+    def outputs(self) -> list[int]:
+        return [layer.out_features for layer in self._layers]
+
     def __call__(
         self,
         x: Tensor,  # [rows, inputs]

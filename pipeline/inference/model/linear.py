@@ -53,6 +53,10 @@ class Products:
         weight = layers[0].weight
         self._fuses = is_onednn_faster(weight.device.type, weight.dtype)
 
+    @property
+    def outputs(self) -> list[int]:
+        return [layer.out_features for layer in self._layers]
+
     def __call__(
         self,
         x: Tensor,  # [rows, inputs]

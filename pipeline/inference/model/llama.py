@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.inference.attention.hook import TreeAttention
+from pipeline.inference.attention.hook import AnswerRows, TreeAttention
 from pipeline.inference.attention.reference import LayerKV
 from pipeline.inference.memory import BLOCK_ROWS, GPU_BLOCK_ROWS, LLAMA_FORM
 from pipeline.inference.model.int8_products import Int8Linear, Int8Products
@@ -49,13 +49,13 @@ class LlamaDecoder:
     ) -> None:
         """Runs to the deepest of these layers, and gives each one's states as it comes.
 
-        Layer N gives the `hidden_states[N]` of transformers.
+        Layer N gives the `hidden_states[N]` of transformers. The states are written again once
+        `on_states` has returned.
         """
         decoder = self._decoder
-        embedded = decoder.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        states = (decoder.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)[0]
         places = position_ids if position_ids.ndim == 2 else position_ids[-3:]
-        cos, sin = (x[0] for x in decoder.rotary_emb(embedded, places))
-        states = embedded[0]
+        cos, sin = (x[0] for x in decoder.rotary_emb(states, places))
         for number, layer in enumerate(self._layers):
             if number in layers:
                 on_states(number, states.unsqueeze(0))
@@ -101,8 +101,26 @@ class _LlamaLayer:
         sin: Tensor,  # [rows, dim]
         tree: TreeAttention,
     ) -> Tensor:  # [rows, hidden], or [answers, hidden] where only these rows are computed
-        q, k, v = self._heads(states, cos, sin)
         answers = tree.answers_at(self._number)
+        attended = self._attend(states, cos, sin, tree, answers)
+        if answers is not None:
+            states, attended = states[answers.rows], attended[answers.rows - answers.first]
+        if len(states) <= self._inner_rows:
+            return self._feed_forward(states, attended)
+        for start in range(0, len(states), self._inner_rows):
+            block = slice(start, start + self._inner_rows)
+            states[block] = self._feed_forward(states[block], attended[block])
+        return states
+
+    def _attend(
+        self,
+        states: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        tree: TreeAttention,
+        answers: AnswerRows | None,
+    ) -> Tensor:  # [queries, heads * dim]
+        q, k, v = self._heads(states, cos, sin)
         attended = tree.attend(
             self._number,
             q if answers is None else q[answers.first :],
@@ -110,31 +128,42 @@ class _LlamaLayer:
             scale=self._scale,
             window=self._window,
             softcap=None,
-        ).out.flatten(-2)
-        if answers is not None:
-            states, attended = states[answers.rows], attended[answers.rows - answers.first]
-        states = self._out.added_to(states, attended)
-        return _by_block(self._feed_forward, self._inner_rows, states)[0]
+        )
+        return attended.out.flatten(-2)
 
     def _heads(self, states: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
         """Queries, keys and values: [rows, heads, dim] each."""
 
-        def of_block(states: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Tensor]:
-            normed = self._normalise(states, self._norms[0])
-            q, k, v = (x.view(len(x), -1, cos.shape[-1]) for x in self._qkv(normed))
-            for heads, norm in ((q, self._q_norm), (k, self._k_norm)):
-                weight, epsilon = (norm.weight, norm.variance_epsilon) if norm else (None, 0.0)
-                self._operations.rotate(heads, cos, sin, weight, epsilon)
-            return q, k, v
+        if len(states) <= self._block_rows:
+            return self._heads_of_block(states, cos, sin)
+        rows, (_, dim) = len(states), cos.shape
+        heads = [states.new_empty(rows, outputs // dim, dim) for outputs in self._qkv.outputs]
+        for start in range(0, rows, self._block_rows):
+            block = slice(start, start + self._block_rows)
+            inputs = states[block], cos[block], sin[block]
+            for whole, part in zip(heads, self._heads_of_block(*inputs), strict=True):
+                whole[block] = part
+        return heads
 
-        return _by_block(of_block, self._block_rows, states, cos, sin)
+    def _heads_of_block(self, states: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
+        normed = self._normalise(states, self._norms[0])
+        heads = [x.view(len(x), -1, cos.shape[-1]) for x in self._qkv(normed)]
+        for own, norm in zip(heads, (self._q_norm, self._k_norm), strict=False):
+            weight, epsilon = (norm.weight, norm.variance_epsilon) if norm else (None, 0.0)
+            self._operations.rotate(own, cos, sin, weight, epsilon)
+        return heads
 
-    def _feed_forward(self, states: Tensor) -> Sequence[Tensor]:  # [rows, hidden]
+    def _feed_forward(
+        self,
+        states: Tensor,  # [rows, hidden]
+        attended: Tensor,  # [rows, heads * dim]
+    ) -> Tensor:  # [rows, hidden]
+        states = self._out.added_to(states, attended)
         normed = self._normalise(states, self._norms[1])
         inner = self._gate_and_up.gated(normed)
         if inner is None:
             inner = self._operations.gate(*self._gate_and_up(normed))
-        return [self._down.added_to(states, inner)]
+        return self._down.added_to(states, inner)
 
     def _normalise(self, x: Tensor, norm: Any) -> Tensor:
         return self._operations.normalise(x, norm.weight, norm.variance_epsilon)
@@ -142,23 +171,6 @@ class _LlamaLayer:
 
 def _products(*layers: Any) -> Products | Int8Products:
     return Int8Products(*layers) if isinstance(layers[0], Int8Linear) else Products(*layers)
-
-
-def _by_block(
-    compute: Callable[..., Sequence[Tensor]], rows: int, *inputs: Tensor
-) -> Sequence[Tensor]:
-    """The outputs for all rows of the inputs, of which `compute` gets a block at a time."""
-    if len(inputs[0]) <= rows:
-        return compute(*inputs)
-    outputs: list[Tensor] = []
-    for start in range(0, len(inputs[0]), rows):
-        block = slice(start, start + rows)
-        of_block = compute(*(x[block] for x in inputs))
-        if not outputs:
-            outputs = [x.new_empty(len(inputs[0]), *x.shape[1:]) for x in of_block]
-        for whole, part in zip(outputs, of_block, strict=True):
-            whole[block] = part
-    return outputs
 
 
 def has_llama_form(network: Any) -> bool:
