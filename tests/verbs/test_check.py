@@ -73,7 +73,12 @@ def the_document_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_instruction_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_in_tiles(monkeypatch, prefix_first=lambda tile: tile.prefix_first + (1 << 30))
+    correct = layers.TreeAttention.attend
+
+    def attend(own: layers.TreeAttention, *args: Any, **options: Any) -> Attended:
+        return correct(replace(own, prefix=None), *args, **options)
+
+    monkeypatch.setattr(layers.TreeAttention, "attend", attend)
 
 
 def scores_are_scaled_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
