@@ -12,11 +12,8 @@ import pytest
 from calls import Assay, WriteSpec
 from finished import LABELS, Corpus, commit_all, toy_fingerprints
 from outcomes import toy_job
-<<<<<<< HEAD
 from reports import printed
-=======
 from stages import run_without_ray
->>>>>>> 32d42d5d (Tests call the command by one fixture, which gives its output, its JSON and its one line of error)
 
 import pipeline
 from pipeline.evaluation.gates import Decision
