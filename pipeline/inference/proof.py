@@ -111,8 +111,9 @@ def tree_error(model: LoadedModel) -> float:
 
 def _long_error(model: LoadedModel) -> float:
     """The relative error of the states of a question below a document of several blocks of keys."""
-    prefix, below = _LONG_TOKENS // 2, 3
-    ids = _proof_ids(model, prefix + _LONG_TOKENS + below)
+    below = 3
+    tokens = min(_LONG_TOKENS + _LONG_TOKENS // 2, model.context_tokens - below)
+    prefix, ids = tokens // 3, _proof_ids(model, tokens + below)
     layer = min(_LONG_LAYERS, model.layers)
     document, question = ids[prefix:-below], tuple(ids[-below:])
     [read] = _read(model, ids[:prefix], document, [ReadPoint(layer, (question,), mean=True)])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filtered import ids, labelled
 from finished import toy_spec
-from reports import forecast_of
 
 from jobs.toxicity_filter import main as job
 from pipeline.ledger.cells import Committed
@@ -17,6 +17,7 @@ from pipeline.ledger.cuts import Cuts
 from pipeline.options import FilterOptions, RunOptions
 from pipeline.runtime.plan import Plan
 from pipeline.spec.parse import load_spec
+from pipeline.verbs.forecast import Forecast
 
 SPECS = Path(__file__).parents[2] / "jobs" / "specs"
 KEEP = "toxic.p.toxic < 0.5"
@@ -75,7 +76,13 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
 ) -> None:
     """The spec has no model: the plan of the labelling is a stand-in."""
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
-    nothing = forecast_of(planned)
+    rest = {
+        "documents_for_model": 0,
+        "tokens_per_document": None,
+        "docs_per_s": None,
+        "price": None,
+    }
+    nothing = Forecast(**asdict(planned.counts), plan=planned, **rest)  # type: ignore[arg-type]
     monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: nothing)
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     folder = labelled(tmp_path / "corpus", ["en", "de", None])

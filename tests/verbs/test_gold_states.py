@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.errors import SpecError
 from pipeline.evaluation.readout_fitting import GoldStates, choose
 from pipeline.gold.labels import read_gold
+from pipeline.inference.model.llama import _LlamaLayer
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
@@ -59,29 +61,28 @@ def test_states_are_those_of_independent_prompts(
 
 
 def test_layers_above_the_wanted_ones_are_not_run(
-    tiny_model: Callable[[str], LoadedModel], tmp_path: Path
+    tiny_model: Callable[[str], LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, run = tiny_model("llama"), []
-    handles = [
-        layer.register_forward_hook(lambda *_, n=n: run.append(n))
-        for n, layer in enumerate(model.decoder.layers, 1)  # type: ignore[arg-type]
-    ]
+    run: list[int] = []
+    real = _LlamaLayer.__call__
+
+    def watched(layer: _LlamaLayer, *inputs: Any) -> torch.Tensor:
+        run.append(layer._number)
+        return real(layer, *inputs)
+
+    monkeypatch.setattr(_LlamaLayer, "__call__", watched)
     read: list[int] = []
-    try:
-        document_states(
-            model,
-            [],
-            SUFFIXES,
-            DOCUMENTS,
-            layers=[1],
-            max_batch_tokens=1_000,
-            folder=tmp_path,
-            on_documents=read.append,
-        )
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert run == [1] and sum(read) == len(DOCUMENTS)
+    document_states(
+        tiny_model("llama"),
+        [],
+        SUFFIXES,
+        DOCUMENTS,
+        layers=[1],
+        max_batch_tokens=1_000,
+        folder=tmp_path,
+        on_documents=read.append,
+    )
+    assert run == [0] and sum(read) == len(DOCUMENTS)
 
 
 def test_states_of_many_rows_and_tasks_are_read_and_fitted_without_all_of_them_in_memory(

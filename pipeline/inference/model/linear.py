@@ -31,11 +31,14 @@ def is_onednn_faster(device: str, dtype: torch.dtype) -> bool:
 
 
 def use_onednn(network: nn.Module) -> str:
-    """Gives the linear layers of a network oneDNN's product where it is faster; who computes it."""
+    """Gives the linear layers of a network oneDNN's product where it is faster; who computes it.
+
+    For half precision torch calls oneDNN itself.
+    """
     layers = [module for module in network.modules() if type(module) is nn.Linear]
     if not layers or not is_onednn_faster(layers[0].weight.device.type, layers[0].weight.dtype):
         return "torch"
-    for layer in layers:
+    for layer in layers if layers[0].weight.dtype == torch.float32 else ():
         layer.forward = partial(_product, layer)  # type: ignore[method-assign]
     return "oneDNN"
 
