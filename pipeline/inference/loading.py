@@ -203,11 +203,16 @@ def load_model(
     # — proved before it is rounded: rounding turns differences of the last bit into whole steps
     model = prepare(network)
     if int8:
-        round_linear(network, device)
-        if model.llama is not None:
-            llama = LlamaDecoder(model.decoder, model.llama.operations)
-            model = narrowed(replace(model, llama=llama))
+        model = rounded(model, device)
     return replace(model, products=use_onednn(network))
+
+
+def rounded(model: LoadedModel, device: str) -> LoadedModel:
+    """The model with products of 8-bit integers; its network is changed in place."""
+    round_linear(model.network, device)
+    if model.llama is not None:
+        model = replace(model, llama=LlamaDecoder(model.decoder, model.llama.operations))
+    return narrowed(model)
 
 
 def read_network(
