@@ -20,6 +20,7 @@ from pipeline.fitted.readout import LinearMap, Readout
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
+from pipeline.inference.model.llama import _LlamaLayer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import fused
 from pipeline.inference.schedules.forward import run_to_layers
@@ -56,8 +57,11 @@ def readout(labels: int, *, layer: int, pooling: Pooling = "last", seed: int = 0
 @contextmanager
 def rows_through(model: LoadedModel) -> Iterator[list[int]]:
     """How many rows go through each layer's feed-forward."""
-    projections = [block.mlp.gate_proj for block in model.network.model.layers]
-    rows = [0] * len(projections)
+    rows, feed_forward = [0] * LAYERS, _LlamaLayer._feed_forward
+
+    def of_layer(layer: _LlamaLayer, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        rows[layer._number] += len(states)
+        return feed_forward(layer, states, attended)
 
     def count(at: int) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -65,9 +69,12 @@ def rows_through(model: LoadedModel) -> Iterator[list[int]]:
 
         return hook
 
-    handles = [each.register_forward_pre_hook(count(i)) for i, each in enumerate(projections)]
+    modules = [] if model.llama else model.network.model.layers
+    handles = [each.mlp.register_forward_pre_hook(count(i)) for i, each in enumerate(modules)]
     try:
-        yield rows
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_LlamaLayer, "_feed_forward", of_layer)
+            yield rows
     finally:
         for handle in handles:
             handle.remove()
