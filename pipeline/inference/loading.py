@@ -33,7 +33,6 @@ from transformers import (
 
 from pipeline.errors import ModelError, one_line
 from pipeline.inference.attention import hook
-from pipeline.inference.attention.cpu_tiles import attend_natively
 from pipeline.inference.attention.reference import attend_plainly
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageReader
@@ -47,6 +46,7 @@ from pipeline.inference.model.loaded import (
 )
 from pipeline.inference.model.operations import operations_for
 from pipeline.inference.processor import native
+from pipeline.inference.processor.native import attend_natively
 from pipeline.inference.proof import tolerance, tree_error
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}

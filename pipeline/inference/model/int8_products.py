@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
+from pipeline.inference.model.linear import Products
 from pipeline.inference.processor import native
 
 # Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
@@ -146,34 +147,12 @@ class Int8Linear(nn.Module):
         return sums * rows.scale * self.scale
 
 
-class Int8Products:
-    """Layers of 8-bit products that read the same rows, which are rounded once; as `Products`."""
+class Int8Products(Products):
+    """Layers of 8-bit products that read the same rows, which are rounded once."""
 
-    def __init__(self, *layers: Int8Linear) -> None:
-        self._layers = layers
-
-    @property
-    def outputs(self) -> list[int]:
-        return [layer.out_features for layer in self._layers]
-
-    def __call__(
-        self,
-        x: Tensor,  # [rows, inputs]
-    ) -> Sequence[Tensor]:  # of each layer: [rows, outputs]
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
         rounded = round_rows(x)
         return [layer.product(rounded).to(x.dtype) for layer in self._layers]
-
-    def added_to(
-        self,
-        states: Tensor,  # [rows, outputs]
-        x: Tensor,  # [rows, inputs]
-    ) -> Tensor:  # [rows, outputs]
-        """The states plus the product of the only layer."""
-        [product] = self(x)
-        return product.add_(states)
-
-    def gated(self, x: Tensor) -> None:
-        """None: the gate is a step of its own."""
 
 
 def round_linear(network: PreTrainedModel, device: str) -> None:

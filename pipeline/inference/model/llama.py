@@ -169,8 +169,8 @@ class _LlamaLayer:
         return self._operations.normalise(x, norm.weight, norm.variance_epsilon)
 
 
-def _products(*layers: Any) -> Products | Int8Products:
-    return Int8Products(*layers) if isinstance(layers[0], Int8Linear) else Products(*layers)
+def _products(*layers: Any) -> Products:
+    return Int8Products(*layers) if isinstance(layers[0], Int8Linear) else Products.of(*layers)
 
 
 def has_llama_form(network: Any) -> bool:

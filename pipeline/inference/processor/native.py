@@ -1,8 +1,8 @@
 """The compiled kernels of this package, which are part of its installation.
 
-Entry points: `build`, which names the one for this processor; `attend`; `normalise`, `rotate`,
-`gate` and `round_rows`. An installation without a C++ compiler has none, nor has a processor
-without AVX2 or NEON: torch's own functions take their place, and `assay check` says so.
+Entry points: `build`, which names the one for this processor; `attend_natively`; `normalise`,
+`rotate`, `gate` and `round_rows`. An installation without a C++ compiler has none, nor has a
+processor without AVX2 or NEON: torch's own functions take their place, and `assay check` says so.
 
 `ASSAY_KERNELS` chooses another build that this processor can run; `off`: none.
 """
@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ModelError
+from pipeline.inference.attention.reference import Attended, LayerKV
+from pipeline.inference.attention.tiles import TilePlan
 
 ROUNDED_TOGETHER = 32  # columns that `round_rows` evens out with one another
 
@@ -33,6 +35,9 @@ _BUILDS = {
     "avx512": _AVX512,
     "avx2": ("avx2",),
 }
+# Query heads of the rows in a tile of attention: enough to use a block of keys often, few enough to
+# stay in the cache with it. The tiles of products hold 6 or 32.
+_TILE_ROWS = 192
 _OF_BFLOAT16 = ("amx", "avx512bf16")  # builds with products of bfloat16
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # of arch_prctl(2), whose number is 158
@@ -114,12 +119,44 @@ def _kernel(name: str) -> Any:
     return kernel
 
 
-def attend(call: Call, of_tensors: torch.dtype, of_products: torch.dtype) -> None:
-    """Attention of tensors in one number format, by products in another."""
-    call.threads = torch.get_num_threads()
-    formats = _FORMATS[of_tensors], _FORMATS[of_products]
+def attend_natively(
+    q: Tensor,  # [queries, heads, dim]
+    own: LayerKV,  # of the batch's own rows
+    prefix: LayerKV | None,
+    plan: TilePlan,
+    scale: float,
+    softcap: float | None,
+    computed: torch.dtype | None = None,
+) -> Attended:
+    """The attention of all queries; its products are in the number format `computed`.
+
+    None: in that of `q` if the processor has such products, and else in float32.
+    """
+    queries, heads, dim = q.shape
+    kv_heads = own.k.shape[1]
+    if own.v.shape != own.k.shape:
+        raise ValueError(f"keys of {dim} numbers and values of {own.v.shape[-1]} a head")
+    kept = prefix or LayerKV(own.k[:0], own.v[:0])
+    inputs = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, own.k, own.v, kept.k, kept.v)]
+    rows = max(1, _TILE_ROWS // (heads // kv_heads))
+    tiles = plan.tiles(rows)
+    out, lse = q.new_empty(q.shape), q.new_empty(queries, heads, dtype=torch.float32)
+    tables = (tiles, plan.subtree_stops, plan.positions, plan.document_starts)
+    call = Call(
+        *(x.data_ptr() for x in (*inputs, out, lse, *tables)),
+        *(x.stride()[:2] for x in inputs),
+        *(len(tiles), rows, heads, kv_heads, dim),
+        *(len(kept.k), len(plan.document_starts) - 1, plan.first),
+        torch.iinfo(torch.int32).max if plan.window is None else plan.window,
+        torch.get_num_threads(),
+        scale=scale,
+        softcap=softcap or 0.0,
+    )
+    usual = q.dtype if computes(q.dtype) else torch.float32
+    formats = _FORMATS[q.dtype], _FORMATS[computed or usual]
     done = _kernel("attend")(ctypes.byref(call), *formats)
-    assert done, f"no kernel for {of_tensors} and {of_products}"
+    assert done, f"no kernel of {build()} for {q.dtype} and {computed or usual}"
+    return Attended(out, lse)
 
 
 def normalise(

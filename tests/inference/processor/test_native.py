@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from random_trees import Node, tree_of
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.inference.attention.cpu_tiles import attend_natively
 from pipeline.inference.attention.reference import LayerKV, attend_plainly
 from pipeline.inference.attention.tiles import tile_plan
+from pipeline.inference.loading import prepare
 from pipeline.inference.model.int8_products import even_out
+from pipeline.inference.model.operations import PLAIN
 from pipeline.inference.processor import native
+from pipeline.inference.processor.native import attend_natively
+from pipeline.inference.proof import tree_error
 
 FORMATS = [torch.float32, torch.bfloat16]
 CPU = torch.device("cpu")
@@ -231,10 +235,15 @@ def test_another_build_or_none_can_be_chosen(monkeypatch: pytest.MonkeyPatch) ->
         native.build()
 
 
-def test_an_installation_without_kernels_computes_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_kernels_computes_by_torch(
+    make_network: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native, "_library", lambda: None)
     forget()
-    assert native.build() is None
+    model = prepare(make_network("llama"))
+    assert model.llama is not None and model.llama.operations is PLAIN
+    assert model.processor["attention"] == "torch float32"
+    assert tree_error(model) < 1e-5
     forget()
 
 
