@@ -141,11 +141,13 @@ class TreeAttention {
 
     // One key and its value as number n of a block: keys [units, BLOCK], values [units, columns].
     void pack(const X *k, const X *v, Index n, Unit *to_k, Unit *to_v) const {
-        T *keys = (T *)to_k, *values = (T *)to_v + n / PER_UNIT * columns * PER_UNIT + n % PER_UNIT;
-        for (Index d = 0; d < c.dim; d++) {
-            narrow(wide(k[d]), keys + (d / PER_UNIT * BLOCK + n) * PER_UNIT + d % PER_UNIT);
-            narrow(wide(v[d]), values + d * PER_UNIT);
+        T *values = (T *)(to_v + n / PER_UNIT * columns) + n % PER_UNIT;
+        for (Index d = 0; d < c.dim; d += PER_UNIT) {
+            T unit[PER_UNIT];  // — one store of it takes half the time of a store of each number
+            for (Index p = 0; p < PER_UNIT; p++) convert(k[d + p], unit + p);
+            memcpy(to_k + d / PER_UNIT * BLOCK + n, unit, sizeof unit);
         }
+        for (Index d = 0; d < c.dim; d++) convert(v[d], values + d * PER_UNIT);
     }
 
     void pack_block(Index block, Index head) const {
@@ -227,7 +229,7 @@ class TreeAttention {
             const X *query = (const X *)c.q + (row - c.first_query) * c.q_strides[0] +
                              (head * group + r % group) * c.q_strides[1];
             T *own = (T *)&s.queries[r * units];
-            for (Index d = 0; d < c.dim; d++) narrow(wide(query[d]), own + d);
+            for (Index d = 0; d < c.dim; d++) convert(query[d], own + d);
         }
         Index seen = tile.prefix_first / BLOCK;
         over_blocks(s, padded, seen, prefix_blocks, seen * BLOCK, farthest);

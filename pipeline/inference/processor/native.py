@@ -41,6 +41,18 @@ _TILE_ROWS = 192
 _OF_BFLOAT16 = ("amx", "avx512bf16")  # builds with products of bfloat16
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # of arch_prctl(2), whose number is 158
+_MEMORY, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+# Of the functions of build.h.
+_ARGUMENTS = {
+    "attend": (_MEMORY, _INT, _INT),
+    "normalise": (_MEMORY, _MEMORY, _FLOAT, _MEMORY, _SIZE, _SIZE, _INT, _SIZE),
+    "rotate": (
+        *(_MEMORY, _SIZE, _MEMORY, _MEMORY, _MEMORY, _FLOAT),
+        *(_SIZE, _SIZE, _SIZE, _INT, _SIZE),
+    ),
+    "gate": (_MEMORY, _MEMORY, _SIZE, _INT, _SIZE),
+    "round_rows": (_MEMORY, _MEMORY, _MEMORY, _SIZE, _SIZE, _SIZE),
+}
 
 
 class Call(ctypes.Structure):
@@ -115,7 +127,7 @@ def _kernel(name: str) -> Any:
     library, own = _library(), build()
     assert library is not None and own is not None, f"{name} of an installation without kernels"
     kernel = library[f"{name}_{own}"]
-    kernel.restype = ctypes.c_bool if name == "attend" else None
+    kernel.restype, kernel.argtypes = ctypes.c_bool if name == "attend" else None, _ARGUMENTS[name]
     return kernel
 
 
@@ -134,7 +146,7 @@ def attend_natively(
     """
     queries, heads, dim = q.shape
     kv_heads = own.k.shape[1]
-    if own.v.shape != own.k.shape:
+    if own.v.shape != own.k.shape or dim % 2:
         raise ValueError(f"keys of {dim} numbers and values of {own.v.shape[-1]} a head")
     kept = prefix or LayerKV(own.k[:0], own.v[:0])
     inputs = [x if x.stride(-1) == 1 else x.contiguous() for x in (q, own.k, own.v, kept.k, kept.v)]
@@ -167,11 +179,9 @@ def normalise(
     """An RMS norm (Zhang and Sennrich, 2019), computed in float32."""
     x, inputs = x.contiguous(), x.shape[-1]
     out = torch.empty_like(x)
-    sizes = ctypes.c_int64(x.numel() // inputs), ctypes.c_int64(inputs)
-    _kernel("normalise")(
-        *(_pointer(x), _pointer(weight), ctypes.c_float(epsilon), _pointer(out)),
-        *(*sizes, _FORMATS[x.dtype], _threads()),
-    )
+    pointers = x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr()
+    sizes = x.numel() // inputs, inputs
+    _kernel("normalise")(*pointers, *sizes, _FORMATS[x.dtype], torch.get_num_threads())
     return out
 
 
@@ -186,11 +196,10 @@ def rotate(
     rows, heads, dim = x.shape
     assert x.stride()[1:] == (dim, 1), f"heads of strides {x.stride()}"
     cos, sin = cos.contiguous(), sin.contiguous()
-    sizes = (ctypes.c_int64(size) for size in (rows, heads, dim))
-    weight = None if norm is None else _pointer(norm)
+    weight = None if norm is None else norm.data_ptr()
     _kernel("rotate")(
-        *(_pointer(x), ctypes.c_int64(x.stride(0)), _pointer(cos), _pointer(sin), weight),
-        *(ctypes.c_float(epsilon), *sizes, _FORMATS[x.dtype], _threads()),
+        *(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), weight, epsilon),
+        *(rows, heads, dim, _FORMATS[x.dtype], torch.get_num_threads()),
     )
 
 
@@ -200,8 +209,10 @@ def gate(
 ) -> Tensor:
     """silu(gates) * ups, in place (Shazeer, 2020: GLU variants)."""
     assert gates.is_contiguous(), f"gates of strides {gates.stride()}"
-    tensors = _pointer(gates), _pointer(ups.contiguous())
-    _kernel("gate")(*tensors, ctypes.c_int64(gates.numel()), _FORMATS[gates.dtype], _threads())
+    ups, format_ = ups.contiguous(), _FORMATS[gates.dtype]
+    _kernel("gate")(
+        gates.data_ptr(), ups.data_ptr(), gates.numel(), format_, torch.get_num_threads()
+    )
     return gates
 
 
@@ -212,14 +223,6 @@ def round_rows(
     x = x.contiguous()
     rows, inputs = x.shape
     rounded, steps = x.new_empty(x.shape, dtype=torch.uint8), x.new_empty(rows, 1)
-    tensors = (_pointer(each) for each in (x, rounded, steps))
-    _kernel("round_rows")(*tensors, ctypes.c_int64(rows), ctypes.c_int64(inputs), _threads())
+    pointers = (each.data_ptr() for each in (x, rounded, steps))
+    _kernel("round_rows")(*pointers, rows, inputs, torch.get_num_threads())
     return rounded, steps
-
-
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _threads() -> ctypes.c_int64:
-    return ctypes.c_int64(torch.get_num_threads())

@@ -45,16 +45,14 @@ class WithoutDenormals {
 
 inline V all(float x) { return V{} + x; }
 
-inline float wide(float x) { return x; }
-inline float wide(BFloat16 x) {
+// One number in the format of `to`.
+inline void convert(float x, float *to) { *to = x; }
+inline void convert(BFloat16 x, BFloat16 *to) { *to = x; }
+inline void convert(BFloat16 x, float *to) {
     const uint32_t bits = uint32_t(x) << 16;
-    float result;
-    memcpy(&result, &bits, 4);
-    return result;
+    memcpy(to, &bits, 4);
 }
-
-inline void narrow(float x, float *to) { *to = x; }
-inline void narrow(float x, BFloat16 *to) {
+inline void convert(float x, BFloat16 *to) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     *to = x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to the nearest, ties to even
