@@ -133,17 +133,21 @@ def _tree_attention(
             place_of_key < rest, rest_first + place_of_key, own_first + place_of_key - rest
         )
         is_key = key < stop
-        at = key.to(tl.int64)[:, None]
-        block_k = tl.load(k + at * k_row + d[None, :], mask=is_key[:, None] & is_dim, other=0.0)
-        block_v = tl.load(v + at * v_row + d[None, :], mask=is_key[:, None] & is_dim, other=0.0)
         below = tl.load(subtree_stops + key, mask=is_key, other=0)
-        seen = (key[None, :] <= row[:, None]) & (row[:, None] < below[None, :])
-        if WINDOWED:
-            key_place = tl.load(positions + key, mask=is_key, other=0)
-            seen = seen & (place[:, None] - key_place[None, :] < window)
-        states, highest, total = _step(
-            queries, states, highest, total, block_k, block_v, seen, scale, softcap, True, CAPPED
-        )
+        # — else no row of the tile is below one of these keys: they are of other questions
+        if tl.max(below, 0) > first:
+            at = key.to(tl.int64)[:, None]
+            live = is_key[:, None] & is_dim
+            block_k = tl.load(k + at * k_row + d[None, :], mask=live, other=0.0)
+            block_v = tl.load(v + at * v_row + d[None, :], mask=live, other=0.0)
+            seen = (key[None, :] <= row[:, None]) & (row[:, None] < below[None, :])
+            if WINDOWED:
+                key_place = tl.load(positions + key, mask=is_key, other=0)
+                seen = seen & (place[:, None] - key_place[None, :] < window)
+            states, highest, total = _step(
+                queries, states, highest, total, block_k, block_v, seen, scale, softcap,
+                True, CAPPED,
+            )  # fmt: skip
 
     total = tl.where(is_live, total, 1.0)
     out_at = (row - first_query).to(tl.int64) * HEADS + head
