@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -15,18 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.errors import ModelError
 from pipeline.inference.labels.answers import (
+    OnePassQuestions,
     Readouts,
     check_readouts,
     group_questions,
     layer_of,
 )
 from pipeline.inference.labels.prompt_tokens import PromptTokens
+from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.proof import prove_layers
 from pipeline.inference.schedules import read_prefix
-from pipeline.inference.schedules.batching import Usage, count_tokens, pack
+from pipeline.inference.schedules.batching import Usage, pack
 
 DocumentIds = Sequence[int]
 Read = TypeVar("Read")
@@ -85,6 +87,13 @@ class LabelEngine:
             deepest = max(layers)
         self.model = model
         self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
+        self._compiled = lru_cache(maxsize=64)(self._compile)
+        self._compiled(tuple(question.name for question in prompt.questions))
+
+    def _compile(self, tasks: tuple[str, ...]) -> list[OnePassQuestions | SearchedQuestions]:
+        """The questions of these tasks in groups; conditions ask the same ones again and again."""
+        asked = [question for question in self.prompt.questions if question.name in tasks]
+        return group_questions(asked, self._schedule, self.model, self._readouts)
 
     def label(
         self,
@@ -99,50 +108,37 @@ class LabelEngine:
         questions are answered, in the prompt's order; answers do not depend on which others are
         asked. A document that does not fit into memory even alone has no answer: its index is in
         `out_of_memory`. `on_batch` is called with the indices of each batch that was read; a GPU
-        may still be at work on it. ModelError if the model read more tokens than the documents and
-        questions have.
+        may still be at work on it.
         """
         asked = [q for q in self.prompt.questions if tasks is None or q.name in tasks]
         if not asked:
             return Labelled((), Usage())
-        groups = group_questions(asked, self._schedule, self.model, self._readouts)
+        groups = self._compiled(tuple(question.name for question in asked))
         lengths = [len(document) + groups[0].question_tokens for document in documents]
         log_probs = [np.full((len(documents), len(q.labels)), np.nan, np.float32) for q in asked]
-        answered: list[tuple[list[int], list[Tensor]]] = []
-        tries = 0
+        answered: list[tuple[list[int], dict[str, Tensor]]] = []
+        usage = Usage()
 
-        def read(batch: Sequence[int], max_tokens: int) -> list[Tensor]:
-            nonlocal tries
-            tries += 1
-            counted = counter.tokens
+        def read(batch: Sequence[int], max_tokens: int) -> list[tuple[dict[str, Tensor], Usage]]:
             of_batch = self.model.with_images([documents[i] for i in batch])
-            counter.tokens = counted  # — its ids are embedded once more to read an image
-            by_group = [group.answers(of_batch, max_tokens=max_tokens) for group in groups]
-            by_name = {name: own for group in by_group for name, own in group.items()}
-            return [by_name[question.name] for question in asked]
+            return [group.answers(of_batch, max_tokens=max_tokens) for group in groups]
 
-        with count_tokens(self.model.network.get_input_embeddings()) as counter:
-            batches = read_in_batches(
-                lengths,
-                read,
-                max_tokens=self.max_batch_tokens,
-                searches=any(q.searched for q in asked),
-            )
-            for batch, answers in batches:
-                if answers is not None:
-                    answered.append((batch, answers))
-                    on_batch(batch)
+        batches = read_in_batches(
+            lengths,
+            read,
+            max_tokens=self.max_batch_tokens,
+            searches=any(q.searched for q in asked),
+        )
+        for batch, by_group in batches:
+            if by_group is not None:
+                answered += [(batch, answers) for answers, _ in by_group]
+                usage = sum((tokens for _, tokens in by_group), usage)
+                on_batch(batch)
         # — read back after the last batch: a device works on one while the next one is prepared
         for batch, answers in answered:
-            for of_all, of_batch in zip(log_probs, answers, strict=True):
-                of_all[batch] = of_batch.numpy(force=True)
-        usage = sum((group.tokens_read(documents) for group in groups), Usage())
-        needed = usage.prefix_tokens_computed + usage.question_tokens_computed
-        if tries == len(answered) and counter.tokens != needed:
-            raise ModelError(
-                f"internal error: the model embedded {counter.tokens:,} tokens instead of "
-                f"{needed:,} (some were read twice); please report the model and the versions"
-            )
+            for question, of_all in zip(asked, log_probs, strict=True):
+                if question.name in answers:
+                    of_all[batch] = answers[question.name].numpy(force=True)
         too_large = set(range(len(documents))).difference(*(batch for batch, _ in answered))
         return Labelled(tuple(log_probs), usage, frozenset(too_large))
 

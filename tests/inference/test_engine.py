@@ -11,14 +11,11 @@ import pytest
 import reference
 import torch
 
-from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine, read_in_batches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.llama import _LlamaLayer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import Usage, pack
-from pipeline.inference.schedules.forward import LayerStates
-from pipeline.inference.schedules.fused import FusedReader
 
 FAMILIES = ["llama", "gemma3_text"]
 # fp32 sums of a few thousand terms in another order; the contract allows 1e-4.
@@ -89,8 +86,16 @@ def test_usage_counts_each_token_as_often_as_it_is_read(
     tiny_model: TinyModel,
 ) -> None:
     prompt = PromptTokens((1,) * 10, tuple(questions))
-    engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=99)
-    assert engine.label([[1] * 50, [2] * 20]).usage == Usage(of_documents, of_questions)
+    model = tiny_model(family)
+    engine = LabelEngine(model, prompt, max_batch_tokens=99)
+    embedded: list[int] = []
+    handle = model.network.get_input_embeddings().register_forward_pre_hook(
+        lambda _module, inputs: embedded.append(inputs[0].numel())
+    )
+    usage = engine.label([[1] * 50, [2] * 20]).usage
+    handle.remove()
+    assert usage == Usage(of_documents, of_questions)
+    assert sum(embedded) == of_documents + of_questions
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -199,20 +204,3 @@ def test_answers_are_read_back_after_the_last_batch(
     prompt = PromptTokens((), (Question("q", (1, 2), FIRST_TOKENS),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_document_that_is_read_again_fails_loudly(
-    family: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = some_prompt(random.Random(5), 3, prefix=4)
-    engine = LabelEngine(tiny_model(family), prompt, max_batch_tokens=1_000)
-    real = FusedReader.read
-
-    def twice(self: FusedReader, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
-        real(self, documents)
-        return real(self, documents)
-
-    monkeypatch.setattr(FusedReader, "read", twice)
-    with pytest.raises(ModelError, match="some were read twice"):
-        engine.label([[1, 2, 3]])

@@ -23,12 +23,12 @@ from pipeline.inference import alternatives, loading
 from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention import tiles
 from pipeline.inference.attention.reference import Attended
+from pipeline.inference.attention.tree import Tree
 from pipeline.inference.engine import LabelEngine, Labelled
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules import forward
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import COMPARING, LISTING
 from pipeline.spec.parse import load_spec
@@ -58,14 +58,14 @@ def plant_in_tiles(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every question also reads the questions before it."""
-    plan = forward.tile_plan
+    made = Tree.__init__
 
-    def leaking(*args: Any, **options: Any) -> tiles.TilePlan:
-        right = plan(*args, **options)
-        return replace(right, subtree_stops=torch.full_like(right.subtree_stops, 1 << 30))
+    def leaking(tree: Tree, *args: Any) -> None:
+        made(tree, *args)
+        tree.subtree_stops[:] = 1 << 30
+        tree.top_starts[:] = 0
 
-    monkeypatch.setattr(forward, "tile_plan", leaking)
-    monkeypatch.setattr(tiles, "_top_starts", lambda tree: np.zeros(tree.branch_rows, np.int64))
+    monkeypatch.setattr(Tree, "__init__", leaking)
 
 
 def the_document_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:

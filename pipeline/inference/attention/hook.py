@@ -7,7 +7,7 @@ the model's forward as the keyword argument `tree`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from transformers import AttentionInterface
 from pipeline.errors import ModelError
 from pipeline.inference.attention.reference import Attended, LayerKV
 from pipeline.inference.attention.rounded_kv import RoundedKV
-from pipeline.inference.attention.tiles import Kernel, TilePlan
+from pipeline.inference.attention.tiles import Kernel, TilePlan, tile_plan
+from pipeline.inference.attention.tree import Tree
 
 IMPLEMENTATION = "assay_tree"
 
@@ -51,48 +52,40 @@ class PrefixKV:
         return PrefixKV(joined, self.tokens + other.tokens, offset)
 
 
-Plans = Mapping[int | None, TilePlan]  # by the window of a layer
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerRows:
-    """The only rows at which the deepest layer is computed; all others give keys and values."""
-
-    layer: int  # from 0
-    first: int  # the first row of the branches; this one and all below it are queries
-    rows: Tensor  # [answers] int64: rows of the batch
-    plans: Plans  # of these queries
-
-
 @dataclass(frozen=True, slots=True)
 class TreeAttention:
     """What the attention layers of one forward over a packed tree attend by."""
 
-    plans: Plans
+    tree: Tree
     kernel: Kernel
     prefix: PrefixKV | None = None
     keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
-    answers: AnswerRows | None = None
-
-    def answers_at(self, layer: int) -> AnswerRows | None:
-        """The rows at which this layer is computed; None: all rows."""
-        return self.answers if self.answers and self.answers.layer == layer else None
+    # [answers] int64: rows of branches, the only ones at which the deepest layer is computed; all
+    # others give keys and values to it. None: it is computed at all rows.
+    answers: Tensor | None = None
+    _plans: dict[tuple[int | None, bool], TilePlan] = field(default_factory=dict)
 
     def attend(
         self,
         layer: int,
-        q: Tensor,  # [queries, heads, dim]: of all rows, or of the branches, as `answers` says
+        q: Tensor,  # [queries, heads, dim]: of all rows, or of the branches
         own: LayerKV,  # of all rows
         *,
         scale: float,
         window: int | None,
         softcap: float | None,
+        branches_only: bool = False,
     ) -> Attended:
+        """The attention of the queries; layers with the same window share one plan."""
         if self.keep is not None:
             self.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
         prefix = self.prefix.layer(layer) if self.prefix else None
-        plan = (self.answers_at(layer) or self).plans[window]
-        return self.kernel(q, own, prefix, plan, scale, softcap)
+        of = window, branches_only
+        if of not in self._plans:
+            self._plans[of] = tile_plan(
+                self.tree, q.device, window=window, branches_only=branches_only
+            )
+        return self.kernel(q, own, prefix, self._plans[of], scale, softcap)
 
 
 def _interface(

@@ -79,24 +79,17 @@ def tile_plan(
         window: Positions that a query sees, up to its own; None: all.
         branches_only: Whether the queries are the rows of the branches alone.
     """
-    below = np.repeat([s.subtree_stop for s in tree.spans], [s.tokens for s in tree.spans])
-    stops = np.concatenate(
-        [
-            np.full(tree.document_rows, tree.tokens),
-            np.add.outer(tree.branch_starts, below.astype(np.int64)).ravel(),
-        ]
-    )
-    starts = np.array([*tree.document_starts, tree.document_rows])
-    stops_there, positions, starts_there = to_device(
-        [array.astype(np.int32) for array in (stops, tree.positions, starts)], device
+    starts = np.append(tree.document_starts, tree.document_rows)
+    stops, positions, starts_there = to_device(
+        [array.astype(np.int32) for array in (tree.subtree_stops, tree.positions, starts)], device
     )
     first = tree.document_rows if branches_only else 0
-    return TilePlan(tree, window, first, stops_there, positions, starts_there)
+    return TilePlan(tree, window, first, stops, positions, starts_there)
 
 
 def _tiles(tree: Tree, rows: int, window: int | None, *, branches_only: bool) -> Tile:
     """All tiles, in the order of their rows."""
-    starts, lengths = np.array(tree.document_starts), np.array(tree.documents)
+    starts, lengths = tree.document_starts, tree.documents
     parts = [] if branches_only else [_split(starts, lengths, rows)]
     copies = np.full(len(lengths), tree.branch_rows)
     parts.append(_split(tree.branch_starts, copies, rows))
@@ -106,7 +99,7 @@ def _tiles(tree: Tree, rows: int, window: int | None, *, branches_only: bool) ->
     whole_stop = np.where(is_branch, whole_first + lengths[document], first)
     own_first = first.copy()
     copy_first = tree.branch_starts[document[is_branch]]
-    own_first[is_branch] = copy_first + _top_starts(tree)[first[is_branch] - copy_first]
+    own_first[is_branch] = copy_first + tree.top_starts[first[is_branch] - copy_first]
     prefix_first = np.zeros_like(first)
     if window is not None and len(first):
         queries = tree.positions[first[0] :]
@@ -123,12 +116,6 @@ def _split(starts: Integers, lengths: Integers, rows: int) -> tuple[Integers, In
     number = np.arange(len(piece)) - np.repeat(tiles.cumsum() - tiles, tiles)
     first = starts[piece] + number * rows
     return piece, first, np.minimum(first + rows, starts[piece] + lengths[piece])
-
-
-def _top_starts(tree: Tree) -> Integers:  # [branch rows]
-    """Of each row of a copy of the branches: where the span begins that is below the document."""
-    top = [span for span in tree.spans if span.position == 0]
-    return np.repeat([s.start for s in top], [s.subtree_stop - s.start for s in top])
 
 
 def to_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:

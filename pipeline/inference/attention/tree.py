@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +108,6 @@ def _common_prefix(group: _Unpacked) -> tuple[int, ...]:
     return tuple(token for token, _ in pairs)
 
 
-@dataclass(frozen=True, slots=True)
 class Tree:
     """A batch of documents below `prefix_tokens` kept tokens, with the same spans below each.
 
@@ -116,43 +115,36 @@ class Tree:
     -> [5, 6, 7, 5, 8, 9, 8, 6, 7, 6]
     """
 
-    documents: tuple[int, ...]  # tokens of each
-    spans: tuple[Span, ...]
-    prefix_tokens: int
+    def __init__(self, documents: Sequence[int], spans: Sequence[Span], prefix_tokens: int) -> None:
+        """`documents` are the tokens of each."""
+        self.documents, self.spans = np.array(documents, np.int64), spans
+        self.prefix_tokens = prefix_tokens
+        self.document_rows = int(self.documents.sum())
+        self.branch_rows = spans[-1].stop if spans else 0  # of one copy of the branches
+        self.tokens = self.document_rows + len(documents) * self.branch_rows
+        # [docs]: the first row of each document, and of its copy of the branches
+        self.document_starts = self.documents.cumsum() - self.documents
+        self.branch_starts = self.document_rows + self.branch_rows * np.arange(len(documents))
+        lengths = [span.tokens for span in spans]
 
-    @property
-    def document_rows(self) -> int:
-        return sum(self.documents)
+        def of_rows(of_spans: list[int]) -> NDArray[np.int64]:  # [branch rows]
+            return np.repeat(np.array(of_spans, np.int64), lengths)
 
-    @property
-    def branch_rows(self) -> int:
-        """Rows of one copy of the branches."""
-        return self.spans[-1].stop if self.spans else 0
-
-    @property
-    def tokens(self) -> int:
-        return self.document_rows + len(self.documents) * self.branch_rows
-
-    @property
-    def document_starts(self) -> list[int]:
-        """The first row of each document."""
-        return [0, *accumulate(self.documents)][: len(self.documents)]
-
-    @property
-    def branch_starts(self) -> NDArray[np.int64]:  # [docs]
-        """The first row of each document's copy of the branches."""
-        return self.document_rows + self.branch_rows * np.arange(len(self.documents))
-
-    @property
-    def positions(self) -> NDArray[np.int64]:  # [tokens]
-        """The position of every row, counted from the root."""
-        lengths = np.array(self.documents, dtype=np.int64)
-        starts = np.array(self.document_starts, dtype=np.int64)
-        in_document = np.arange(self.document_rows) - np.repeat(starts, lengths)
-        shifts = np.array([span.position - span.start for span in self.spans], dtype=np.int64)
-        below = np.arange(self.branch_rows) + np.repeat(shifts, [s.tokens for s in self.spans])
-        copies = np.add.outer(lengths, below)  # [docs, branch rows]
-        return np.concatenate([in_document, copies.ravel()]) + self.prefix_tokens
+        in_document = np.arange(self.document_rows) - np.repeat(
+            self.document_starts, self.documents
+        )
+        below = np.arange(self.branch_rows) + of_rows([s.position - s.start for s in spans])
+        copies = np.add.outer(self.documents, below).ravel()
+        # [tokens]: the position of every row, counted from the root
+        self.positions = np.concatenate([in_document, copies]) + prefix_tokens
+        stops = np.add.outer(self.branch_starts, of_rows([s.subtree_stop for s in spans])).ravel()
+        # [tokens]: where the rows below this one end
+        self.subtree_stops = np.concatenate([np.full(self.document_rows, self.tokens), stops])
+        top = [span for span in spans if span.position == 0]
+        # [branch rows]: where the span begins that is below the document
+        self.top_starts = np.repeat(
+            np.array([s.start for s in top], np.int64), [s.subtree_stop - s.start for s in top]
+        )
 
     def rows_at(self, ends: Sequence[int]) -> NDArray[np.int64]:  # [docs * ends]
         """These rows of every copy of the branches, document by document."""

@@ -156,16 +156,15 @@ class OnePassQuestions:
             StackedMaps(by_mean, device) if by_mean else None,
         )
 
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:
-        """The tokens read of these documents and below them, once they are answered."""
-        return tokens_read(self._reader, documents)
-
     @torch.inference_mode()
     def answers(
         self, documents: Sequence[Sequence[int]], *, max_tokens: int
-    ) -> dict[str, Tensor]:  # by question: [docs, labels] fp32
-        """Label log-probabilities. `max_tokens` limits what a search reads at once."""
+    ) -> tuple[dict[str, Tensor], Usage]:  # by question: [docs, labels] fp32
+        """Label log-probabilities, and the tokens read for them.
+
+        `max_tokens` limits what a search reads at once.
+        """
         answers: dict[str, Tensor] = {}
         for of_layer, states in zip(self._layers, self._reader.read(documents), strict=True):
             answers |= of_layer.log_probs(states, self._model)
-        return answers
+        return answers, tokens_read(self._reader, documents)

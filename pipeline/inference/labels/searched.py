@@ -38,42 +38,47 @@ class SearchedQuestions:
         self._suffixes = [suffix for question in at_once for suffix in question.suffixes]
         self._scorer = LabelScorer([question.trie for question in at_once], model.device)
         self._reader = schedule.reader([ReadPoint(model.layers, tuple(self._suffixes))])
-        self._counter = TokenCounter()  # of documents and below them
         self.question_tokens = self._reader.question_tokens  # searches come after these
-
-    def tokens_read(self, documents: Sequence[Sequence[int]]) -> Usage:
-        """The tokens read so far: how much of a trie is followed depends on the document."""
-        of_documents = tokens_read(self._reader, documents).prefix_tokens_computed
-        return Usage(of_documents, self._counter.tokens - of_documents)
 
     @torch.inference_mode()
     def answers(
         self, documents: Sequence[Sequence[int]], *, max_tokens: int
-    ) -> dict[str, Tensor]:  # by question: [docs, labels] fp32
-        """Label log-probabilities. `max_tokens` limits what a search reads at once."""
-        by_document = [self._answer(document, max_tokens) for document in documents]
+    ) -> tuple[dict[str, Tensor], Usage]:  # by question: [docs, labels] fp32
+        """Label log-probabilities, and the tokens read for them.
+
+        `max_tokens` limits what a search reads at once. How much of a trie is followed depends on
+        the document.
+        """
+        counter = TokenCounter()  # of documents and below them
+        by_document = [self._answer(document, max_tokens, counter) for document in documents]
         pairs = zip(self._questions, zip(*by_document, strict=True), strict=True)
-        return {question.name: torch.cat(of_question) for question, of_question in pairs}
+        answers = {question.name: torch.cat(of_question) for question, of_question in pairs}
+        of_documents = tokens_read(self._reader, documents).prefix_tokens_computed
+        return answers, Usage(of_documents, counter.tokens - of_documents)
 
     def _answer(
-        self, document: Sequence[int], max_tokens: int
+        self, document: Sequence[int], max_tokens: int, counter: TokenCounter
     ) -> list[Tensor]:  # one [1, labels] a question
-        text = self._schedule.with_tokens(document, self._counter)
+        text = self._schedule.with_tokens(document, counter)
         at_once: Iterator[Tensor] = iter(())
         if self._suffixes:
-            states = text.states(self._suffixes, self._counter)  # [suffixes, hidden]
+            states = text.states(self._suffixes, counter)  # [suffixes, hidden]
             at_once = iter(self._scorer.log_probs(states.unsqueeze(1), self._unembed))
         return [
-            self._search(text, question, max_tokens) if question.searched else next(at_once)
+            self._search(text, question, max_tokens, counter)
+            if question.searched
+            else next(at_once)
             for question in self._questions
         ]
 
-    def _search(self, text: Schedule, question: Question, max_tokens: int) -> Tensor:  # [1, labels]
+    def _search(
+        self, text: Schedule, question: Question, max_tokens: int, counter: TokenCounter
+    ) -> Tensor:  # [1, labels]
         *before, last = question.token_ids
-        with_question = text.with_tokens(before, self._counter) if before else text
+        with_question = text.with_tokens(before, counter) if before else text
         log_probs = search(
             question.trie,
-            lambda paths: with_question.states([(last, *p) for p in paths], self._counter),
+            lambda paths: with_question.states([(last, *p) for p in paths], counter),
             self._unembed,
             beam=question.beam,
             max_tokens=max_tokens,

@@ -1,18 +1,16 @@
 """Pack documents into batches under a token budget, and count the tokens that a model reads.
 
-Entry points: `pack`, `pad` and `count_tokens`.
+Entry points: `pack`, `pad` and `Usage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 
 def pack(lengths: Sequence[int], *, max_tokens: int, padded: bool = False) -> list[list[int]]:
@@ -63,18 +61,3 @@ class TokenCounter:
     """A count of tokens that grows as a model reads."""
 
     tokens: int = 0
-
-
-@contextmanager
-def count_tokens(embedding: nn.Module) -> Iterator[TokenCounter]:
-    """Counts the token ids that go through the embedding inside the block."""
-    counter = TokenCounter()
-
-    def count(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        counter.tokens += inputs[0].numel()
-
-    handle = embedding.register_forward_pre_hook(count)
-    try:
-        yield counter
-    finally:
-        handle.remove()

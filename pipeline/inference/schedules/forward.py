@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference.attention.hook import Plans, PrefixKV, TreeAttention
+from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.reference import LayerKV
-from pipeline.inference.attention.tiles import tile_plan, to_device
+from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
-from pipeline.inference.schedules.inputs import batch_inputs, packed
+from pipeline.inference.schedules.inputs import batch_inputs
 
 Suffix = tuple[int, ...]  # token ids that follow a document: a question, and perhaps label tokens
 
@@ -65,30 +64,14 @@ def prefill(
         return prefix
     keep: dict[int, LayerKV] = {}
     tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
-    attention = tree_attention(model, tree, prefix, keep=keep)
-    positions, inputs = batch_inputs(model, tree, [token_ids], (), prefix)
-    arguments = packed(attention, positions, **inputs)
-    run_to_layers(model, [layers or model.layers], lambda *_: None, **arguments)
+    attention = TreeAttention(tree, model.kernel, prefix, keep)
+    inputs = batch_inputs(model, tree, [token_ids], (), prefix)
+    run_to_layers(model, [layers or model.layers], lambda *_: None, tree=attention, **inputs)
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
     own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
     if model.kv != "none":
         own = own.rounded()
     return prefix.followed_by(own) if prefix else own
-
-
-def tree_attention(
-    model: LoadedModel, tree: Tree, prefix: PrefixKV | None, **options: Any
-) -> TreeAttention:
-    """The attention of the model's layers over a tree below a prefix."""
-    return TreeAttention(plans_of(model, tree), model.kernel, prefix, **options)
-
-
-def plans_of(model: LoadedModel, tree: Tree, *, branches_only: bool = False) -> Plans:
-    """The tiles of the model's layers, one table for each of their windows."""
-    return {
-        window: tile_plan(tree, model.device, window=window, branches_only=branches_only)
-        for window in model.windows
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +90,7 @@ class PackedStates:
     def means(self) -> Tensor:  # [docs, hidden] fp32
         """The mean of the states at each document's own tokens."""
         own = self.states[: self.tree.document_rows].float()
-        [lengths] = to_device([np.array(self.tree.documents)], self.states.device)
+        [lengths] = to_device([self.tree.documents], self.states.device)
         # — `unsafe` leaves out a check of the lengths that would wait for the device
         return torch.segment_reduce(own, "mean", lengths=lengths, unsafe=True)
 

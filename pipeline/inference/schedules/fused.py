@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.inference.attention.hook import AnswerRows, PrefixKV
+from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
@@ -24,12 +24,10 @@ from pipeline.inference.schedules.forward import (
     PackedStates,
     ReadPoint,
     Suffix,
-    plans_of,
     prefill,
     run_to_layers,
-    tree_attention,
 )
-from pipeline.inference.schedules.inputs import batch_inputs, packed
+from pipeline.inference.schedules.inputs import batch_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,35 +95,26 @@ class FusedReader:
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         """The states of every read point. A document may be `EmbeddedDocument`."""
-        prefix_tokens = self._prefix.tokens if self._prefix else 0
-        tree = Tree(tuple(map(len, documents)), self._branches.spans, prefix_tokens)
-        below = self._branches.token_ids
-        positions, inputs = batch_inputs(self._model, tree, documents, below, self._prefix)
-        points = {point.layer: point for point in self._points}
-        deepest = self._points[-1].layer
+        model, prefix, deepest = self._model, self._prefix, self._points[-1].layer
+        tree = Tree([*map(len, documents)], self._branches.spans, prefix.tokens if prefix else 0)
+        inputs = batch_inputs(model, tree, documents, self._branches.token_ids, prefix)
+        answers: Tensor | None = None
         # — what is added to the rows of images after the first layers is for all rows
-        cuts = self._cuts and deepest > len(inputs.get("deepstack_visual_embeds", ()))
-        answers = self._answer_rows(tree, deepest - 1) if cuts else None
+        if self._cuts and deepest > len(inputs.get("deepstack_visual_embeds", ())):
+            [answers] = to_device([tree.rows_at(self._ends)], model.device)
+        points = {point.layer: point for point in self._points}
         by_layer: dict[int, LayerStates] = {}
 
         def on_states(layer: int, states: Tensor) -> None:  # [1, rows, hidden]
             if answers is not None and layer == deepest:
                 at_ends = states.view(len(documents), len(self._ends), -1)[:, self._end_of_suffix]
                 by_layer[layer] = LayerStates(at_ends.transpose(0, 1), mean=None)
-            else:
-                by_layer[layer] = self._layer_states(points[layer], PackedStates(tree, states[0]))
+                return
+            point, batch = points[layer], PackedStates(tree, states[0])
+            at_ends = batch.at_ends([self._end_of[suffix] for suffix in point.suffixes])
+            mean = batch.means() if point.mean else None
+            by_layer[layer] = LayerStates(at_ends.transpose(0, 1), mean)
 
-        attention = tree_attention(self._model, tree, self._prefix, answers=answers)
-        arguments = packed(attention, positions, **inputs)
-        run_to_layers(self._model, points, on_states, **arguments)
+        attention = TreeAttention(tree, model.kernel, prefix, answers=answers)
+        run_to_layers(model, points, on_states, tree=attention, **inputs)
         return [by_layer[point.layer] for point in self._points]
-
-    def _answer_rows(self, tree: Tree, layer: int) -> AnswerRows:
-        """The rows of every document's answers, at which this layer is computed."""
-        [rows] = to_device([tree.rows_at(self._ends)], self._model.device)
-        plans = plans_of(self._model, tree, branches_only=True)
-        return AnswerRows(layer, tree.document_rows, rows, plans)
-
-    def _layer_states(self, point: ReadPoint, batch: PackedStates) -> LayerStates:
-        at_ends = batch.at_ends([self._end_of[suffix] for suffix in point.suffixes])
-        return LayerStates(at_ends.transpose(0, 1), batch.means() if point.mean else None)

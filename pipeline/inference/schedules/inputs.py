@@ -7,27 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pipeline.inference.attention.hook import PrefixKV, TreeAttention
+from pipeline.inference.attention.hook import PrefixKV
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.vision import EmbeddedDocument
-
-
-def packed(
-    attention: TreeAttention,
-    positions: Tensor,  # [rows] or [axes, rows] int64
-    **inputs: Any,  # input_ids [rows] int64 or inputs_embeds [rows, hidden], and others
-) -> dict[str, Any]:
-    """The arguments of a decoder, or of a part of one, for one packed batch."""
-    return {
-        **{n: x.unsqueeze(0) if isinstance(x, Tensor) else x for n, x in inputs.items()},
-        "position_ids": positions.unsqueeze(-2),
-        "use_cache": False,
-        "tree": attention,
-    }
 
 
 def batch_inputs(
@@ -36,12 +21,13 @@ def batch_inputs(
     documents: Sequence[Sequence[int]],
     branch_ids: Sequence[int],  # of one copy of the branches
     prefix: PrefixKV | None,
-) -> tuple[Tensor, dict[str, Any]]:
-    """The positions and other inputs of all rows: of the documents, and of the branches below.
+) -> dict[str, Any]:
+    """The arguments of a decoder for all rows: of the documents, and of the branches below.
 
-    A document may be an `EmbeddedDocument`. Positions are [rows], or [axes, rows] where images have
-    several. Inputs are `input_ids` [rows] or `inputs_embeds` [rows, hidden], and what is added to
-    the rows of images after the first layers (DeepStack, Meng et al., 2024).
+    A document may be an `EmbeddedDocument`. The arguments are `position_ids` [1, rows], or
+    [axes, 1, rows] where images have several; `input_ids` [1, rows] or `inputs_embeds`
+    [1, rows, hidden]; and what is added to the rows of images after the first layers (DeepStack,
+    Meng et al., 2024).
     """
     pieces = [*documents, *[branch_ids] * len(documents)]
     token_ids = np.concatenate(pieces, dtype=np.int64, casting="unsafe")  # — an empty list is float
@@ -54,7 +40,8 @@ def batch_inputs(
     }
     if not images:
         ids, places = to_device([token_ids, positions], model.device)
-        return places, {"input_ids": ids}
+        inputs: dict[str, Any] = {"input_ids": ids.unsqueeze(0)}
+        return {**inputs, "position_ids": places.unsqueeze(0), "use_cache": False}
     axes = [len(each.positions) for each in images.values() if each.positions is not None]
     if axes:
         positions = np.tile(positions, (max(axes), 1))
@@ -72,9 +59,9 @@ def batch_inputs(
     embeddings = model.network.get_input_embeddings()(ids)
     for number, rows in images.items():
         embeddings[starts[number] : starts[number] + len(rows)] = rows.embeddings
-    inputs: dict[str, Any] = {"inputs_embeds": embeddings}
+    inputs = {"inputs_embeds": embeddings.unsqueeze(0)}
     if deepest := max(len(rows.deep) for rows in images.values()):
         layers = (torch.cat([r.deep[i] for r in images.values()]) for i in range(deepest))
-        inputs["visual_pos_masks"] = torch.from_numpy(of_image).to(model.device)
+        inputs["visual_pos_masks"] = torch.from_numpy(of_image).to(model.device).unsqueeze(0)
         inputs["deepstack_visual_embeds"] = list(layers)
-    return places, inputs
+    return {**inputs, "position_ids": places.unsqueeze(-2), "use_cache": False}

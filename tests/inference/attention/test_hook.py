@@ -15,12 +15,6 @@ from pipeline.errors import ModelError
 from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.reference import Attended, LayerKV, attend_plainly
-from pipeline.inference.attention.tiles import TilePlan, tile_plan
-from pipeline.inference.attention.tree import Tree
-
-
-def plan_of(tree: Tree, window: int | None) -> TilePlan:
-    return tile_plan(tree, torch.device("cpu"), window=window, branches_only=False)
 
 
 def from_transformers(tokens: int, tree: TreeAttention, **more: Any) -> tuple[Tensor, LayerKV]:
@@ -41,14 +35,13 @@ def test_the_kernel_reads_the_models_own_keys_and_the_kept_prefix_without_a_copy
 ) -> None:
     tree = tree_of([40], [Node(4, (Node(2), Node(3))), Node(6)], prefix_tokens=9)
     prefix = PrefixKV({0: some_kv(5, 9, 2), 1: some_kv(7, 9, 2)}, tokens=9)
-    plans = {window: plan_of(tree, window)}
     reached: list[LayerKV] = []
 
     def kernel(q: Tensor, own: LayerKV, kept: LayerKV, *rest: Any) -> Attended:
         reached.extend((own, kept))
         return attend_plainly(q, own, kept, *rest)
 
-    attention = TreeAttention(plans, kernel, prefix)
+    attention = TreeAttention(tree, kernel, prefix)
     out, own = from_transformers(tree.tokens, attention, sliding_window=window)
     assert out.shape == (1, tree.tokens, 6, DIM)
     for read, source in zip(reached, (own, prefix.layer(1)), strict=True):
@@ -57,8 +50,6 @@ def test_the_kernel_reads_the_models_own_keys_and_the_kept_prefix_without_a_copy
 
 
 def test_a_layer_with_a_mask_of_its_own_is_refused() -> None:
-    plans = {None: plan_of(tree_of([2], prefix_tokens=0), None)}
+    tree = TreeAttention(tree_of([2], prefix_tokens=0), attend_plainly)
     with pytest.raises(ModelError, match="builds its own attention mask"):
-        from_transformers(
-            2, TreeAttention(plans, attend_plainly), attention_mask=torch.zeros(1, 1, 2, 2)
-        )
+        from_transformers(2, tree, attention_mask=torch.zeros(1, 1, 2, 2))
