@@ -1,6 +1,7 @@
 """assay beside vLLM, llama.cpp and OpenVINO GenAI, on the workloads of `assay bench`.
 
-    python -m benchmarks.peers [SPEC] [--peers NAMES] [--workloads NAMES] [--rounds N] [--to FILE]
+    python -m benchmarks.peers [SPEC] [--peers NAMES] [--workloads NAMES] [--rounds N] [--isa avx2]
+        [--to FILE]
 
 Each engine has an environment of its own, made on first use, and a process of its own with a thread
 for each core. assay has the processes and threads of a run with work for all cores. Processes are
@@ -11,11 +12,13 @@ with exit code 1 if a peer has no figures, or other answers.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import cyclopts
 
@@ -46,6 +49,16 @@ PEERS = (
     REFERENCE, "assay:bfloat16", "assay:int8", "vllm:float32", "vllm:bfloat16",
     "llama_cpp:float32", "llama_cpp:q8_0", "openvino:float32", "openvino:int8",
 )  # fmt: skip
+# Variables that hold torch, oneDNN (of torch and of OpenVINO), MKL and the kernels of assay to an
+# instruction set, for figures of older processors. llama.cpp is built for the processor it is on.
+HELD = {
+    "avx2": {
+        "ASSAY_KERNELS": "avx2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    }
+}
 _MUCH_WORK = 1_000_000  # shards
 CACHE = Path.home() / ".cache" / "assay-peers"
 
@@ -57,6 +70,7 @@ def main(
     workloads: tuple[str, ...] = (),
     rounds: int = 3,
     documents: int | None = None,
+    isa: Literal["avx2"] | None = None,
     cache: Path = CACHE,
     to: Path | None = None,
 ) -> int:
@@ -74,6 +88,8 @@ def main(
         Number of rounds. A ratio is the median of the rounds, with the least and the greatest.
     documents
         Documents of a round (default: those of `assay bench`).
+    isa
+        Instruction set that every engine is held to; only float32 is measured, without llama.cpp.
     cache
         Folder for the environments and the engines' own forms of the weights.
     to
@@ -87,6 +103,9 @@ def main(
         sys.exit(f"--workloads: write some of {', '.join(standard)} (got {', '.join(unknown)})")
     dtype = place(ModelSpec(path=setup.folder, device="cpu"), this_machine()).dtype
     native = [peer for peer in PEERS if dtype == "bfloat16" or "bfloat16" not in peer]
+    if isa is not None:
+        os.environ |= HELD[isa]  # — which the engines' processes inherit
+        native = [peer for peer in PEERS if "float32" in peer and "llama_cpp" not in peer]
     rows: list[Row] = []
     with ExitStack() as stack:
         started, failed, versions = {}, {}, {}
@@ -100,6 +119,7 @@ def main(
             started[name], versions[engine] = workers, workers.version
         machine = {
             "processor": processor(),
+            "held to": isa or "nothing",
             "cores": usable_cores(),
             "processes of assay": processes,
             "versions": versions,
