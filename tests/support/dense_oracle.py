@@ -48,6 +48,15 @@ def some_kv(seed: int, *shape: int) -> LayerKV:  # [*shape, dim]
     return LayerKV(k=some(seed, *shape), v=some(seed + 1, *shape))
 
 
+def numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def views(seed: int, rows: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """[rows, heads, dim] of a larger tensor, with other numbers between them."""
+    return numbers(seed, rows, heads + 1, dim + 3).to(dtype)[:, 1:, :dim]
+
+
 def dense(
     q: Tensor,  # [tokens, heads, dim]
     kv: LayerKV,  # [keys, kv_heads, dim]

@@ -32,6 +32,7 @@ from dense_oracle import (
 )
 from hypothesis import assume, given, settings
 from random_trees import DefinedTree, Node, defined_trees, tree_of
+from table_faults import FAULTS, planted
 from torch import Tensor
 
 from pipeline.inference import loading, proof
@@ -130,7 +131,7 @@ def a_question_without_its_own_rows(plan: TilePlan) -> TilePlan:
     return replace(plan, subtree_stops=own)
 
 
-FAULTS = [
+PLAN_FAULTS = [
     a_window_longer_by_one,
     a_window_shorter_by_one,
     a_question_that_sees_the_one_before,
@@ -140,7 +141,7 @@ KERNELS = [attend_plainly, pytest.param(attend_natively, marks=needs_native)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", PLAN_FAULTS)
 def test_planted_faults_are_found(fault: Callable[[TilePlan], TilePlan], kernel: Kernel) -> None:
     tree = tree_of([7, 9], [Node(3), Node(6)], prefix_tokens=9)
     paths = [[*range(9)]]  # of rows of the prefix and the batch
@@ -297,6 +298,9 @@ def models_use_it() -> None:
         model = loading.prepare(random_network(family))
         assert model.kernel is attend_tiles, family
         assert tree_error(model) < 1e-5, family
+        for fault in FAULTS if family == "qwen3" else ():
+            with planted(fault):
+                assert not tree_error(model) <= 30 * proof.tolerance(model), fault
 
 
 if __name__ == "__main__":

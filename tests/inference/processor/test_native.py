@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from dense_oracle import BUILDS, forget, needs_native, of_build
+from dense_oracle import BUILDS, forget, needs_native, numbers, of_build, views
 from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import Node, tree_of
-from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.inference.attention.reference import LayerKV, attend_plainly
@@ -34,15 +33,6 @@ CPU = torch.device("cpu")
 def build(request: pytest.FixtureRequest) -> Iterator[str]:
     with of_build(request.param):
         yield request.param
-
-
-def numbers(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def views(seed: int, rows: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """[rows, heads, dim] of a larger tensor, with other numbers between them."""
-    return numbers(seed, rows, heads + 1, dim + 3).to(dtype)[:, 1:, :dim]
 
 
 @pytest.mark.parametrize("computed", [None, torch.bfloat16])
