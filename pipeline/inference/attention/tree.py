@@ -36,10 +36,6 @@ class Span:
     subtree_stop: int  # where its last descendant's rows end
     position: int  # of its first token, counted from the document's end
 
-    @property
-    def tokens(self) -> int:
-        return self.stop - self.start
-
 
 @dataclass(frozen=True, slots=True)
 class Branches:
@@ -125,19 +121,18 @@ class Tree:
         # [docs]: the first row of each document, and of its copy of the branches
         self.document_starts = self.documents.cumsum() - self.documents
         self.branch_starts = self.document_rows + self.branch_rows * np.arange(len(documents))
-        lengths = [span.tokens for span in spans]
-
-        def of_rows(of_spans: list[int]) -> NDArray[np.int64]:  # [branch rows]
-            return np.repeat(np.array(of_spans, np.int64), lengths)
-
+        by_span = [(s.position - s.start, s.subtree_stop) for s in spans]
+        of_rows = np.repeat(
+            np.array(by_span, np.int64).reshape(-1, 2), [s.stop - s.start for s in spans], axis=0
+        )  # [branch rows, 2]
         in_document = np.arange(self.document_rows) - np.repeat(
             self.document_starts, self.documents
         )
-        below = np.arange(self.branch_rows) + of_rows([s.position - s.start for s in spans])
+        below = np.arange(self.branch_rows) + of_rows[:, 0]
         copies = np.add.outer(self.documents, below).ravel()
         # [tokens]: the position of every row, counted from the root
         self.positions = np.concatenate([in_document, copies]) + prefix_tokens
-        stops = np.add.outer(self.branch_starts, of_rows([s.subtree_stop for s in spans])).ravel()
+        stops = np.add.outer(self.branch_starts, of_rows[:, 1]).ravel()
         # [tokens]: where the rows below this one end
         self.subtree_stops = np.concatenate([np.full(self.document_rows, self.tokens), stops])
         top = [span for span in spans if span.position == 0]

@@ -143,10 +143,11 @@ class _LlamaLayer:
         return heads
 
     def _heads_of_block(self, states: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
-        normed = self._normalise(states, self._norms[0])
+        norm = self._norms[0]
+        normed = self._operations.normalise(states, norm.weight, norm.variance_epsilon)
         heads = [x.view(len(x), -1, cos.shape[-1]) for x in self._qkv(normed)]
-        for own, norm in zip(heads, (self._q_norm, self._k_norm), strict=False):
-            weight, epsilon = (norm.weight, norm.variance_epsilon) if norm else (None, 0.0)
+        for own, of_head in zip(heads, (self._q_norm, self._k_norm), strict=False):
+            weight, epsilon = (of_head.weight, of_head.variance_epsilon) if of_head else (None, 0.0)
             self._operations.rotate(own, cos, sin, weight, epsilon)
         return heads
 
@@ -156,14 +157,12 @@ class _LlamaLayer:
         attended: Tensor,  # [rows, heads * dim]
     ) -> Tensor:  # [rows, hidden]
         states = self._out.added_to(states, attended)
-        normed = self._normalise(states, self._norms[1])
+        norm = self._norms[1]
+        normed = self._operations.normalise(states, norm.weight, norm.variance_epsilon)
         inner = self._gate_and_up.gated(normed)
         if inner is None:
             inner = self._operations.gate(*self._gate_and_up(normed))
         return self._down.added_to(states, inner)
-
-    def _normalise(self, x: Tensor, norm: Any) -> Tensor:
-        return self._operations.normalise(x, norm.weight, norm.variance_epsilon)
 
 
 def _products(*layers: Any) -> Products:

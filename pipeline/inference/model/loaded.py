@@ -77,6 +77,8 @@ class LoadedModel:
                 assert self.images is not None, "a model without images"
                 inputs = self.images.inputs(document.image)
                 images[number] = inputs, document.token_ids[inputs["input_ids"].shape[1] :]
+        if not images:
+            return list(documents)
         read = read_images(self.network, self.decoder, list(images.values()))
         rows = dict(zip(images, read, strict=True))
         return [rows.get(number, document) for number, document in enumerate(documents)]
