@@ -65,10 +65,10 @@ def defined_trees(
     most_above = most_tokens if most_tokens > 64 else 9
     above = draw(st.integers(0, most_above) if prefix_tokens is None else st.just(prefix_tokens))
     tree = tree_of(documents, branches, prefix_tokens=above)
-    depth = max((span.position + span.tokens for span in tree.spans), default=0)
+    depth = max((span.position + span.stop - span.start for span in tree.spans), default=0)
     # Windows that are just as long as a path, or not quite, are where a plan can be off by one.
     lengths = [n + depth for n in documents] + [above + n + depth for n in documents]
-    lengths += [span.position + span.tokens for span in tree.spans]
+    lengths += [span.position + span.stop - span.start for span in tree.spans]
     edges = {max(1, length + shift) for length in lengths for shift in (-2, -1, 0, 1)}
     window = draw(st.none() | st.integers(1, most_tokens + 2) | st.sampled_from(sorted(edges)))
     paths = _defined_paths(documents, branches, above)
