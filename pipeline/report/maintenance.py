@@ -34,7 +34,8 @@ def show_status(status: Status) -> Iterator[Part]:
         ("documents", f"{status.documents:,}"),
         ("to read", _to_read(status.to_read)),
         ("snapshot", snapshot),
-        ("rate", rate),
+        # — after the last shard, a rate until now would be lower every second
+        *([("rate", rate)] if status.eta_s != 0 else []),
         ("time left", left),
         *(("left out", reason) for reason in status.unreadable),
     ]

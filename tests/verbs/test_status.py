@@ -62,6 +62,8 @@ def test_after_a_run_each_document_is_done_or_failed(
     counts = {"done": DOCS - 1, "missing": 0, "failed": 1, "skipped": 0}
     assert found["tasks"] == {"toxic": counts, "topic": counts}
     assert (found["documents"], found["snapshot"], found["eta_s"]) == (DOCS, 1, 0.0)
+    words = assay("status", spec_file).words
+    assert "snapshot 00000001 time left nothing is missing" in words and "rate" not in words
     corpus = tmp_path / "corpus.jsonl"
     new = [json.dumps({"id": f"n{i}", "text": f"New {i}."}) for i in range(5)]
     corpus.write_text("\n".join([corpus.read_text().replace("Text 3.", "Edited."), *new]))
