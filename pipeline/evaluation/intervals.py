@@ -116,11 +116,11 @@ def difference(of: Floats, other: Floats, rarest: float) -> Figure:  # [1 + resa
     return Figure(value, value - half, value + half)
 
 
-def mean_figure(values: Floats) -> Figure:  # [rows]
-    """The mean of at least two rows, with Student's interval."""
+def mean_figure(values: Floats, *, least: float = -np.inf) -> Figure:  # [rows]
+    """The mean of at least two rows, none below `least`, with Student's interval."""
     mean, half = float(values.mean()), float(values.std(ddof=1)) * _quantile(len(values))
     half /= sqrt(len(values))
-    return Figure(mean, mean - half, mean + half)
+    return Figure(mean, max(least, mean - half), mean + half)
 
 
 def _quantile(rows: float) -> float:

@@ -91,13 +91,12 @@ def _layers(task: TaskFit) -> Grid:
         (
             f"{'→ ' * (layer.layer == task.layer)}{layer.layer}",
             f"{layer.share:.0%}",
-            f"{number(layer.loss)} ±{number(layer.loss_standard_error).removeprefix('0')}",
             interval(layer.scores["auroc"]),
             interval(layer.scores["f1"]),
         )
         for layer in task.layers
     ]
-    names = ("layer", "of all", "loss", "AUROC", "macro F1")
+    names = ("layer", "of all", "AUROC", "macro F1")
     return Grid(f"layers ({_AT[task.kind, task.pooling]})", names, rows, texts=0)
 
 
@@ -116,8 +115,8 @@ def _facts(task: TaskFit) -> Iterator[tuple[str, str]]:
     yield "readout", f"{task.readout}: layer {task.layer}, {_AT[task.kind, task.pooling]}"
     if len(task.layers) > 1:
         best = min(task.layers, key=lambda layer: layer.loss)
-        rule = f"of at most {number(task.loss_limit)}, the smallest plus one standard error"
-        yield "layer", f"{task.layer} is the cheapest with a loss {rule} (layer {best.layer})"
+        rule = f"within one standard error of the smallest (layer {best.layer})"
+        yield "layer", f"{task.layer} is the cheapest with a loss {rule}"
     counts = ", ".join(f"{label} {rows:,}" for label, rows in task.labels.items())
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
     yield "rows", f"{task.rows:,}: {counts}{without}"

@@ -7,6 +7,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from pipeline.report.console import Grid, Part, duration, printed
+from pipeline.report.progress import shards
 
 if TYPE_CHECKING:
     from pipeline.integrity.gc import GcResult
@@ -21,6 +22,8 @@ def show_status(status: Status) -> Iterator[Part]:
     """The counts, the rate and the time left."""
     snapshot = "none" if status.snapshot is None else f"{status.snapshot:08d}"
     snapshot += f" ({status.limit})" if status.limit else ""
+    if status.snapshot is not None and status.unpublished:
+        snapshot += f"; it lacks up to {status.unpublished:,} documents of new or changed files"
     rate, left = "unknown: too few shards were finished in the last 15 minutes", "unknown"
     if status.docs_per_s is not None:
         rate = f"{status.docs_per_s:,.2f} documents a second"
@@ -31,7 +34,8 @@ def show_status(status: Status) -> Iterator[Part]:
         ("documents", f"{status.documents:,}"),
         ("to read", _to_read(status.to_read)),
         ("snapshot", snapshot),
-        ("rate", rate),
+        # — after the last shard, a rate until now would be lower every second
+        *([("rate", rate)] if status.eta_s != 0 else []),
         ("time left", left),
         *(("left out", reason) for reason in status.unreadable),
     ]
@@ -53,10 +57,8 @@ def show_snapshots(result: Snapshots) -> Iterator[Part]:
     rows = []
     for each in result.snapshots:
         changes = [f"{task}: {', '.join(names)}" for task, names in sorted(each.changed.items())]
-        shards = ((each.new_shards, "new"), (each.removed_shards, "removed"))
-        changes += [
-            f"input: {count:,} shard{'s' * (count != 1)} {what}" for count, what in shards if count
-        ]
+        parts = ((each.new_shards, "new"), (each.removed_shards, "removed"))
+        changes += [f"input: {shards(count)} {what}" for count, what in parts if count]
         limit = f" ({each.limit})" if each.limit else ""
         name = f"{each.snapshot:08d}{limit}"
         rows.append((name, each.published, "; ".join(changes), f"{each.documents:,}"))
@@ -69,7 +71,7 @@ def show_verified(verified: VerifyResult) -> Iterator[Part]:
     changed = f", {verified.inputs_changed:,} objects changed or gone since"
     yield {
         "output": f"{verified.output}, snapshot {verified.snapshot:08d} of {verified.spec}",
-        "read again": f"{verified.files:,} files of {verified.shards:,} shards",
+        "read again": f"{verified.files:,} files of {shards(verified.shards)}",
         "rows": f"{verified.rows:,}, {verified.cells:,} answers",
         "input": f"{verified.documents_read_again:,} documents read again"
         + (changed if verified.inputs_changed else ""),

@@ -304,15 +304,18 @@ def _shown(progress: RunProgress) -> Shown:
     )
 
 
+def shards(number: int) -> str:
+    """The number with its word: `1 shard`, `2 shards`."""
+    return f"{number:,} shard{'s' * (number != 1)}"
+
+
 def work_line(planned: Plan) -> str:
     """How many documents will be labelled, and how many of those the model reads at most."""
     if planned.work_items and not any(work.tasks for work in planned.work_items):
-        new = (
-            f"{planned.missing_rows:,} new documents to read, in {planned.missing_shards:,} shards"
-        )
+        new = f"{planned.missing_rows:,} new documents to read, in {shards(planned.missing_shards)}"
         return f"{new}: texts with answers are not labelled again"
     if not planned.work_items:
-        return f"nothing to do: {planned.rows:,} documents in {len(planned.shards):,} shards"
+        return f"nothing to do: {planned.rows:,} documents in {shards(len(planned.shards))}"
     line = (
         f"{planned.missing_rows:,} of {planned.rows:,} documents to label, in "
         f"{planned.missing_shards:,} of {len(planned.shards):,} shards"

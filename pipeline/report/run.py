@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.report.console import Part, duration, printed, warnings
 from pipeline.report.drift import comparison_parts
-from pipeline.report.progress import REUSE
+from pipeline.report.progress import REUSE, shards
 
 if TYPE_CHECKING:
     from pipeline.verbs.forecast import Forecast
@@ -37,7 +37,7 @@ def show_run(run: RunResult, *, spec_file: str = "SPEC") -> Iterator[Part]:
 
 def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     """What was labelled, how fast, and where the output is."""
-    documents = f"{run.documents:,} in {run.shards:,} shard{'s' * (run.shards != 1)}"
+    documents = f"{run.documents:,} in {shards(run.shards)}"
     if run.limit is not None:
         documents = f"{run.documents_asked:,} of {documents} ({run.limit})"
     yield "documents", documents
@@ -127,10 +127,10 @@ def show_forecast(
 ) -> Iterator[Part]:
     """The counts, tokens, time and cost, and the options that may end the run before its end."""
     planned = forecast.plan
-    shards = f"{forecast.missing_shards:,} of {forecast.shards:,} shards"
+    missing = f"{forecast.missing_shards:,} of {forecast.shards:,} shards"
     rows = {
         "documents": f"{forecast.documents:,}",
-        "not finished": f"{forecast.missing_documents:,} documents in {shards}",
+        "not finished": f"{forecast.missing_documents:,} documents in {missing}",
     }
     if forecast.distinct_texts is not None:
         rows["different texts"] = f"{forecast.distinct_texts:,} in these"

@@ -144,7 +144,8 @@ def fit_readouts(
         raise SpecError([Problem("tasks", fix, list(gold.tasks))])
     truths = {name: gold.tasks[name].truth for name in tasks}
     _check_counts({n: Counter(t[t != UNLABELLED].tolist()) for n, t in truths.items()}, gold)
-    paths = _paths(spec, tasks.values(), options, os.path.join(folder, "readouts"))
+    usual = os.path.normpath(os.path.join(folder, "readouts"))
+    paths = _paths(spec, tasks.values(), options, usual)
     job = make_job(_without_files(spec), place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(
         job, gold, tasks, layers=options.layers, hold_out=options.hold_out, announce=announce
@@ -307,7 +308,7 @@ class _Reading:
             position=position,
             layer=self.read.layers[fitted.layer],
             pooling=POOLINGS[fitted.pooling],
-            loss=mean_figure(row_losses(p, rows.targets)),
+            loss=mean_figure(row_losses(p, rows.targets), least=0),
             scores=score(rows.truth, p, list(task.labels), values=task.values).headlines,
         )
 

@@ -67,6 +67,7 @@ class Status:
     unreadable: ForPeople[tuple[str, ...]]
     to_read: int  # the most documents that the model reads: it reads no known text again
     snapshot: int | None  # the spec's last
+    unpublished: ForPeople[int]  # documents of input shards that this snapshot does not have
     limit: ForPeople[str | None]  # the condition of the run that made this snapshot
     tasks: Mapping[str, TaskStatus]
     reused: Mapping[str, int]  # by task: documents with an answer of another shard's equal text
@@ -136,8 +137,9 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     job = job_of_output(spec, store, cache_dir)
     planned = dry_run(spec, cache_dir=cache_dir)
     last = last_published(store, spec.name)
-    known = known_counts(store, None if last is None else table_of(store, last))
-    files = counted(store, label_files(store, job, planned), known)
+    published = None if last is None else table_of(store, last)
+    files = counted(store, label_files(store, job, planned), known_counts(store, published))
+    shown = set() if published is None else {*published["sid"].unique().to_pylist()}
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(
@@ -146,6 +148,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         to_read=planned.rows_for_model,
         unreadable=planned.cuts.unreadable,
         snapshot=None if last is None else last["number"],
+        unpublished=sum(shard.rows for shard in planned.shards if shard.id not in shown),
         limit=None if last is None else last.get("limit"),
         tasks={task: _task_status(planned, task, files) for task in job.fp},
         reused={

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binomtest
 from scipy.stats import t as student
 
-from pipeline.evaluation.intervals import auroc_interval, unseen_share, wilson
+from pipeline.evaluation.intervals import auroc_interval, mean_figure, unseen_share, wilson
 from pipeline.evaluation.metrics import HEADLINES, score
 
 
@@ -56,3 +56,10 @@ def test_an_end_of_the_interval_of_auroc_is_a_quantile_of_its_own_error_away(
         spread = end * (1 - end) + (mean - 1) * (q1 - end**2 + q2 - end**2)
         error = np.sqrt(spread / (positives * negatives))
         assert abs(value - end) == pytest.approx(quantile * error, rel=1e-6)
+
+
+def test_the_interval_of_a_mean_stays_at_or_above_the_least_value() -> None:
+    few = np.array([0.001, 0.002, 3.0])
+    assert mean_figure(few).low < 0  # type: ignore[operator]
+    assert mean_figure(few, least=0).low == 0
+    assert mean_figure(few, least=0).high == mean_figure(few).high

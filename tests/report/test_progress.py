@@ -222,6 +222,7 @@ TO_LABEL = "60 of 100 documents to label, in 1 of 2 shards"
     ("planned", "line"),
     [
         (plan(), "nothing to do: 100 documents in 2 shards"),
+        (plan(shards=(FIRST,)), "nothing to do: 60 documents in 1 shard"),
         (plan(work()), TO_LABEL),
         (
             plan(work(FIRST, rows_without_answer=40)),

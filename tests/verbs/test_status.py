@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -61,12 +62,16 @@ def test_after_a_run_each_document_is_done_or_failed(
     counts = {"done": DOCS - 1, "missing": 0, "failed": 1, "skipped": 0}
     assert found["tasks"] == {"toxic": counts, "topic": counts}
     assert (found["documents"], found["snapshot"], found["eta_s"]) == (DOCS, 1, 0.0)
+    words = assay("status", spec_file).words
+    assert "snapshot 00000001 time left nothing is missing" in words and "rate" not in words
     corpus = tmp_path / "corpus.jsonl"
     new = [json.dumps({"id": f"n{i}", "text": f"New {i}."}) for i in range(5)]
     corpus.write_text("\n".join([corpus.read_text().replace("Text 3.", "Edited."), *new]))
     grown = assay("status", spec_file, "--json").json
     assert grown["documents"] == DOCS + 5 and grown["to_read"] == 6
-    assert "to read at most 6;" in assay("status", spec_file).words
+    words = assay("status", spec_file).words
+    assert "to read at most 6;" in words
+    assert re.search(r"snapshot 00000001; it lacks up to \d+ documents of new or", words)
     assert "read by the model at most 6 documents;" in assay("run", spec_file, "--dry-run").words
 
 
