@@ -159,17 +159,31 @@ def test_a_model_that_cannot_be_exact_is_refused_when_it_is_prepared(
         prepare(network)
 
 
-def test_logits_that_the_engine_would_not_reproduce_are_refused(make_network: MakeNetwork) -> None:
+@pytest.mark.parametrize(
+    "factor, reason", [(2, r"its states or logits differ by 0\.5"), (torch.nan, "computes NaN")]
+)
+def test_logits_that_the_engine_would_not_reproduce_are_refused(
+    factor: float, reason: str, make_network: MakeNetwork
+) -> None:
     network = make_network("llama")
     real = network.forward
 
-    def doubled(*args: Any, **kwargs: Any) -> Any:
+    def scaled(*args: Any, **kwargs: Any) -> Any:
         output = real(*args, **kwargs)
-        output.logits = output.logits * 2
+        output.logits = output.logits * factor
         return output
 
-    network.forward = doubled
-    with pytest.raises(ModelError, match=r"its states or logits differ by 0\.5"):
+    network.forward = scaled
+    with pytest.raises(ModelError, match=reason):
+        prepare(network)
+
+
+def test_a_model_that_half_precision_overflows_is_refused_by_its_format(
+    make_network: MakeNetwork,
+) -> None:
+    network = make_network("llama").half()
+    network.model.layers[1].input_layernorm.weight.data.fill_(60_000)
+    with pytest.raises(ModelError, match="computes NaN in this dtype; write dtype: float32"):
         prepare(network)
 
 
