@@ -31,8 +31,8 @@ import transformers
 import yaml
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
+from benchmarks.methods import tree_flops
 from benchmarks.timing import Turn, matmul_flops, take_turns
-from pipeline.inference.alternatives import tree_flops
 from pipeline.inference.engine import DocumentIds, Engine, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer

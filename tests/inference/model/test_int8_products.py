@@ -15,8 +15,8 @@ from processors import HAS_PRODUCTS, needs_products
 from scipy.linalg import block_diag, hadamard
 from torch import Tensor, nn
 
+from benchmarks.methods import linear_weights
 from pipeline.errors import ModelError
-from pipeline.inference.alternatives import linear_weights
 from pipeline.inference.loading import load_model, prepare, rounded
 from pipeline.inference.model import int8_products
 from pipeline.inference.model.int8_products import (
