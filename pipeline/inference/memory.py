@@ -31,8 +31,6 @@ LOGIT_ROWS, GPU_LOGIT_ROWS = 128, 2_048
 # Copies of a cache with recurrent states that are in memory at once: those of 24 layers of 32 heads
 # of 128 x 128 numbers of 4 bytes take 50 MB each.
 CACHE_COPIES = 16
-# Tokens of rounded keys and values that share one step.
-KV_BLOCK_TOKENS = 32
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.
 _USABLE = 0.8
 
@@ -153,11 +151,9 @@ def plan_memory(
     shape = shape_of(model)
     prefix = prefix_tokens * shape.kv_bytes * shape.layers
     if model.kv != "none":
-        blocks = -(-prefix_tokens // KV_BLOCK_TOKENS)
-        # — a byte for each number, and four for each head of a block
-        sizes = 4 * blocks * 2 * shape.kv_heads * shape.layers
-        prefix = prefix // shape.item_bytes + sizes
-        # — a layer reads its part widened, by way of two copies in float32
+        # — a byte for each number, and four for each head of a token
+        prefix = prefix_tokens * 2 * shape.kv_heads * (shape.dim + 4) * shape.layers
+        # — a layer reads its part widened, by way of float32 and of one span after the other
         free_bytes -= prefix_tokens * shape.kv_bytes * (1 + 2 * 4 // shape.item_bytes)
     usable = free_bytes * _USABLE - prefix
     return MemoryPlan(
