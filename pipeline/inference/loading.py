@@ -135,10 +135,11 @@ def _family(config: Any) -> str:
 def refuse_unsupported(config: Any) -> None:
     """ModelError for a family whose attention has something that assay does not support."""
     unknown = sorted(_layer_types(config) - _STATELESS - _RECURRENT)
-    heads, kv_heads = (getattr(config, f"num_{n}_heads", None) for n in ("attention", "key_value"))
-    counted = isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads > 0
+    stated: Any = partial(getattr, config)
+    heads, kv_heads = stated("num_attention_heads", 0), stated("num_key_value_heads", 0)
+    counted = isinstance(heads, int) and isinstance(kv_heads, int)
     features = {
-        f"{heads} heads for {kv_heads} heads of keys": counted and (heads < 1 or heads % kv_heads),
+        f"{heads} heads for {kv_heads} heads of keys": counted and heads % (kv_heads or 1) > 0,
         f"layers of type {unknown}": bool(unknown),
         "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False)),
         "ALiBi positions": bool(getattr(config, "alibi", False)),
@@ -247,12 +248,12 @@ def read_network(
         raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
     network: PreTrainedModel
     network, report = loaded
-    if wrong := next(_wrong_tensors(network, report), None):
+    if wrong := next(_wrong_tensors(report), None):
         raise ModelError(f"{folder}: cannot be loaded: {wrong}; {fix}")
     return network
 
 
-def _wrong_tensors(network: nn.Module, report: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_tensors(report: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with the tensors of a folder; transformers makes missing ones up."""
     for name, stored, own in sorted(report["mismatched_keys"]):
         shapes = f"{list(stored)} in its files, and {list(own)} by its config.json"
@@ -262,9 +263,6 @@ def _wrong_tensors(network: nn.Module, report: Mapping[str, Any]) -> Iterator[st
     if unused := sorted(name for name in report["unexpected_keys"] if not _UNUSED.search(name)):
         places = f"no place in the model of its config.json, {unused[0]} first"
         yield f"{len(unused):,} tensors of its files have {places}"
-    for name, weight in network.named_parameters():
-        if not weight.sum(dtype=torch.float32).isfinite():
-            yield f"{name} has NaN or infinity in {weight.dtype}, perhaps not in another dtype"
 
 
 def converted_bytes(gguf: Path) -> int:
@@ -347,7 +345,10 @@ def prove_tree(model: LoadedModel) -> None:
         refusal = f"{_family(config)} does not run under the tree: {reason!r}"
         raise ModelError(refusal) from reason
     if isnan(error):
-        raise ModelError(f"{_family(config)} computes NaN in this dtype; write dtype: float32")
+        weights = model.network.named_parameters()
+        wrong = next((name for name, w in weights if not w.isfinite().all()), "a state")
+        fix = "write dtype: float32, or copy the whole folder again"
+        raise ModelError(f"{_family(config)} computes NaN: {wrong} has NaN or infinity; {fix}")
     if not error <= tolerance(model):
         raise ModelError(
             f"{_family(config)} gives other answers under the tree: its states or logits "

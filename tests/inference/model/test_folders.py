@@ -48,12 +48,6 @@ def with_tensors(folder: Path, **more: torch.Tensor) -> None:
     save_file({**load_file(weights), **more}, weights, {"format": "pt"})
 
 
-def with_nan(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")["lm_head.weight"]
-    weights[77, 4] = torch.nan
-    with_tensors(folder, **{"lm_head.weight": weights})
-
-
 def with_fewer_layers(folder: Path) -> None:
     """The weights of the layers that are left out have no place."""
     edit_json(folder / "config.json", num_hidden_layers=1)
@@ -93,7 +87,6 @@ def without_a_tokenizer(folder: Path) -> None:
         (with_a_bias, r"cannot be loaded: 1 tensors .* model\.layers\.0\.self_attn\.q_proj\.bias"),
         (with_weights_of_a_head, r"cannot be loaded: 1 tensors .* score\.weight"),
         (with_a_broken_tokenizer, "its tokenizer cannot be loaded"),
-        (with_nan, r"cannot be loaded: lm_head\.weight has NaN or infinity in torch\.float32"),
         (without_heads, "cannot be loaded"),
         (of_an_unknown_family, "cannot be loaded: .* model type"),
         (with_half_a_file, "cannot be loaded"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import shutil
 import subprocess
@@ -160,7 +161,7 @@ def test_a_model_that_cannot_be_exact_is_refused_when_it_is_prepared(
 
 
 @pytest.mark.parametrize(
-    "factor, reason", [(2, r"its states or logits differ by 0\.5"), (torch.nan, "computes NaN")]
+    "factor, reason", [(2, r"its states or logits differ by 0\.5"), (math.nan, "computes NaN")]
 )
 def test_logits_that_the_engine_would_not_reproduce_are_refused(
     factor: float, reason: str, make_network: MakeNetwork
@@ -178,12 +179,30 @@ def test_logits_that_the_engine_would_not_reproduce_are_refused(
         prepare(network)
 
 
-def test_a_model_that_half_precision_overflows_is_refused_by_its_format(
-    make_network: MakeNetwork,
+@pytest.mark.parametrize(
+    "part, number, dtype, reason",
+    [
+        ("lm_head", math.nan, "float32", r"lm_head\.weight has NaN or infinity"),
+        (
+            "model.layers.1.mlp.up_proj",
+            math.inf,
+            "bfloat16",
+            r"layers\.1\.mlp\.up_proj\.weight has",
+        ),
+        (
+            "model.layers.1.input_layernorm",
+            6e4,
+            "float16",
+            "states have NaN .*write dtype: float32",
+        ),
+    ],
+)
+def test_a_model_that_computes_nan_is_refused_by_the_tensor_or_the_format(
+    part: str, number: float, dtype: str, reason: str, make_network: MakeNetwork
 ) -> None:
-    network = make_network("llama").half()
-    network.model.layers[1].input_layernorm.weight.data.fill_(60_000)
-    with pytest.raises(ModelError, match="computes NaN in this dtype; write dtype: float32"):
+    network = make_network("llama").to(getattr(torch, dtype))
+    network.get_submodule(part).weight.data[3] = number
+    with pytest.raises(ModelError, match=f"'llama' computes NaN: .*{reason}"):
         prepare(network)
 
 
