@@ -193,7 +193,7 @@ def test_logits_that_the_engine_would_not_reproduce_are_refused(
             "model.layers.1.input_layernorm",
             6e4,
             "float16",
-            "states have NaN .*write dtype: float32",
+            "a state has NaN .*write dtype: float32",
         ),
     ],
 )
