@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from pydantic import computed_field
 
+from benchmarks.methods import expand, per_label, tree_flops
 from benchmarks.timing import Turn, matmul_flops, processor, take_turns
 from pipeline.cache import cache_dir
 from pipeline.cli.app import call, new_app, print_result, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile, with_flags
 from pipeline.errors import Problem, SpecError, option_error, require_positive
-from pipeline.inference.alternatives import expand, per_label, per_question, tree_flops
+from pipeline.inference.alternatives import per_question
 from pipeline.inference.engine import DocumentIds, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.memory import disable_malloc_trim

@@ -31,8 +31,8 @@ import transformers
 import yaml
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
+from benchmarks.methods import tree_flops
 from benchmarks.timing import Turn, matmul_flops, take_turns
-from pipeline.inference.alternatives import tree_flops
 from pipeline.inference.engine import DocumentIds, Engine, LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -86,7 +86,7 @@ QWEN = {
     "1.5B": qwen("qwen2", 1_536, 8_960, layers=28, heads=12, kv_heads=2),  # Qwen2.5-1.5B
 }
 TINY = {"tiny": qwen("qwen3", 64, 128, 2, 4, 2, head_dim=32, vocab_size=VOCABULARY)}
-GPU = Scale("cuda", "bfloat16", QWEN, tokens=1_000, documents=256, run_s=25)
+GPU = Scale("cuda", "bfloat16", QWEN, tokens=1_000, documents=1_024, run_s=25)
 TWIN = Scale("cpu", "float32", TINY, tokens=60, documents=3, run_s=0.2)
 
 

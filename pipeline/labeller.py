@@ -5,6 +5,7 @@ Reads no input files and writes no output. Must not import Ray.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pyarrow as pa
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import Problem, SpecError
+from pipeline.inference.memory import disable_malloc_trim
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, overlaid
 from pipeline.ledger.label_rows import unanswered_rows
+from pipeline.runtime.imports import wait_passively
 from pipeline.runtime.job import make_reader
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import readable
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import as_spec
@@ -58,6 +60,11 @@ class Labeller:
         if self.spec.input.image is not None:
             fix = "a Labeller reads texts; `assay run` labels images"
             raise SpecError([Problem("input.image", fix, self.spec.input.image)])
+        wait_passively(os.environ)
+        # — imports torch, which reads the environment
+        from pipeline.runtime.readers import LoadedReader
+
+        disable_malloc_trim()
         where = placement or place(self.spec.model, this_machine())
         cache = cache_dir or default_cache_dir()
         self._reader = LoadedReader(make_reader(self.spec, where, cache), ignore)

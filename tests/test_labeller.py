@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -90,6 +91,16 @@ def test_every_text_has_a_row_that_an_independent_prompt_agrees_with(
             )
             best = max(row[task]["p"], key=row[task]["p"].__getitem__)
             assert row[task]["label"] == best
+
+
+def test_its_process_keeps_freed_memory_and_waits_passively_as_a_worker_does(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[object] = []
+    monkeypatch.setattr("pipeline.labeller.wait_passively", called.append)
+    monkeypatch.setattr("pipeline.labeller.disable_malloc_trim", lambda: called.append("malloc"))
+    Labeller(write_spec(), cache_dir=tmp_path / "cache")
+    assert called == [os.environ, "malloc"]
 
 
 @pytest.mark.parametrize("text", ["one", b"one"])

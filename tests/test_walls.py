@@ -33,10 +33,8 @@ PROCESSES = [
         ("pipeline.verbs.status", {"torch", "transformers", "ray"}),
     ],
     [("pipeline.runtime.run", {"torch", "transformers", "ray.data", "pandas"})],
-    [
-        ("pipeline.inference.engine", {"ray", "pyarrow", "fsspec"}),
-        ("pipeline.labeller", {"ray"}),
-    ],
+    [("pipeline.inference.engine", {"ray", "pyarrow", "fsspec"})],
+    [("pipeline.labeller", {"ray", "torch"}), ("pipeline.runtime.readers", {"ray"})],
 ]
 PROBE = """
 import importlib, json, sys

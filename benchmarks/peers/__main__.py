@@ -171,7 +171,7 @@ def _of_a_run(setup: Setup) -> tuple[int, int]:
     """The engines that a run with work for all cores places here, and the threads of each."""
     machine = this_machine()
     is_int8 = setup.number_format.startswith("int8")
-    model = ModelSpec(path=setup.folder, device="cpu", dtype="int8" if is_int8 else "auto")
+    model = ModelSpec(path=setup.folder, device="cpu")  # — int8 is measured where a run refuses it
     weights = sum(file.stat().st_size for file in Path(setup.folder).glob("*.safetensors"))
     needs = EngineBytes(weights, 1024**3, 0, shares_weights=not is_int8)
     placed = spread(place(model, machine), model, machine, work_items=_MUCH_WORK, needs=needs)

@@ -22,10 +22,12 @@ TextOrTokens = TypeVar("TextOrTokens", str, tuple[int, ...])
 
 # A label file counts a document's chunks in 16 bits.
 MAX_CHUNKS = 32_767
-# A tokenizer takes some hundred bytes for each token that it makes, kept or not. Human languages
-# have fewer than ten characters a token. So a text is cut to this many characters for each token
-# that may be kept, before it is tokenised.
-CHARS_PER_TOKEN = 64
+# A tokenizer takes time and some hundred bytes for each token that it makes, kept or not. So a text
+# is cut before it is tokenised, to the first of these numbers of characters for each token that may
+# be kept. Human languages have fewer than ten; where this gives too few tokens, to the second.
+CHARS_PER_TOKEN, MOST_CHARS_PER_TOKEN = 12, 64
+# Tokens that are not kept, because the cut may have changed them.
+_CUT_TOKENS = 32
 # With `chunk` every token is kept, so nothing can be cut: a longer text is refused.
 MAX_CHUNKED_CHARS = 20_000_000
 
@@ -55,28 +57,34 @@ def chunk_texts(
 ) -> Iterator[Chunks | DocumentError]:
     """Each text's chunks; an error if it has control tokens or is too long for `chunk`.
 
-    A text of at most `CHARS_PER_TOKEN * max_tokens` characters is tokenised whole. Of a longer one,
-    `head`, `tail` and `middle` tokenise that many characters at that place, and it is truncated.
+    `head`, `tail` and `middle` tokenise at most `MOST_CHARS_PER_TOKEN * max_tokens` characters at
+    that place; a longer text is truncated.
     """
-    place, most = rules.too_long, rules.max_tokens * CHARS_PER_TOKEN
+    place = rules.too_long
+    near, most = (rules.max_tokens * n for n in (CHARS_PER_TOKEN, MOST_CHARS_PER_TOKEN))
     if place == "chunk":
         kept = [text if len(text) <= MAX_CHUNKED_CHARS else "" for text in texts]
     else:
-        kept = [_window(text, most, place) for text in texts]
+        kept = [_window(text, near, place) for text in texts]
     encoded = tokenizer.encode_all(kept)
     for text, own, token_ids in zip(texts, kept, encoded, strict=True):
+        read = own
         try:
             if place == "chunk" and len(own) < len(text):
                 raise DocumentError(f"longer than {MAX_CHUNKED_CHARS:,} characters")
             if isinstance(token_ids, DocumentError):
                 raise token_ids
+            are_few = len(own) < len(text) and len(token_ids) < rules.max_tokens + _CUT_TOKENS
+            if are_few and place != "chunk":
+                read = _window(text, most, place)
+                token_ids = tokenizer.encode(read)
             cut = chunk_tokens(
                 token_ids,
                 max_tokens=rules.max_tokens,
                 too_long=place,
                 overlap_tokens=rules.overlap_tokens,
             )
-            yield Chunks(cut.token_ids, cut.truncated or len(own) < len(text))
+            yield Chunks(cut.token_ids, cut.truncated or len(read) < len(text))
         except DocumentError as error:
             yield error
 

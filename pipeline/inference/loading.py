@@ -10,9 +10,10 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from math import isnan
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
@@ -39,11 +40,7 @@ from pipeline.inference.images import ImageReader
 from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.linear import use_onednn
 from pipeline.inference.model.llama import LlamaDecoder, has_llama_form
-from pipeline.inference.model.loaded import (
-    LoadedModel,
-    own_attention,
-    set_attention,
-)
+from pipeline.inference.model.loaded import LoadedModel, own_attention, set_attention
 from pipeline.inference.model.operations import operations_for
 from pipeline.inference.processor import native
 from pipeline.inference.processor.native import attend_natively
@@ -138,7 +135,11 @@ def _family(config: Any) -> str:
 def refuse_unsupported(config: Any) -> None:
     """ModelError for a family whose attention has something that assay does not support."""
     unknown = sorted(_layer_types(config) - _STATELESS - _RECURRENT)
+    stated: Any = partial(getattr, config)
+    heads, kv_heads = stated("num_attention_heads", 0), stated("num_key_value_heads", 0)
+    counted = isinstance(heads, int) and isinstance(kv_heads, int)
     features = {
+        f"{heads} heads for {kv_heads} heads of keys": counted and heads % (kv_heads or 1) > 0,
         f"layers of type {unknown}": bool(unknown),
         "bidirectional attention": bool(getattr(config, "use_bidirectional_attention", False)),
         "ALiBi positions": bool(getattr(config, "alibi", False)),
@@ -247,23 +248,21 @@ def read_network(
         raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
     network: PreTrainedModel
     network, report = loaded
-    # transformers only reports such tensors, and fills missing ones with random values.
-    for name, stored, own in sorted(report["mismatched_keys"]):
-        raise ModelError(
-            f"{folder}: cannot be loaded: {name} has the shape {list(stored)} in its files, and "
-            f"{list(own)} by its config.json; {fix}"
-        )
-    if missing := sorted(report["missing_keys"]):
-        raise ModelError(
-            f"{folder}: cannot be loaded: its files lack {len(missing):,} of the model's tensors, "
-            f"{missing[0]} first; {fix}"
-        )
-    if unused := sorted(name for name in report["unexpected_keys"] if not _UNUSED.search(name)):
-        raise ModelError(
-            f"{folder}: cannot be loaded: {len(unused):,} tensors of its files have no place in "
-            f"the model of its config.json, {unused[0]} first; {fix}"
-        )
+    if wrong := next(_wrong_tensors(report), None):
+        raise ModelError(f"{folder}: cannot be loaded: {wrong}; {fix}")
     return network
+
+
+def _wrong_tensors(report: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the tensors of a folder; transformers makes missing ones up."""
+    for name, stored, own in sorted(report["mismatched_keys"]):
+        shapes = f"{list(stored)} in its files, and {list(own)} by its config.json"
+        yield f"{name} has the shape {shapes}"
+    if missing := sorted(report["missing_keys"]):
+        yield f"its files lack {len(missing):,} of the model's tensors, {missing[0]} first"
+    if unused := sorted(name for name in report["unexpected_keys"] if not _UNUSED.search(name)):
+        places = f"no place in the model of its config.json, {unused[0]} first"
+        yield f"{len(unused):,} tensors of its files have {places}"
 
 
 def converted_bytes(gguf: Path) -> int:
@@ -345,6 +344,11 @@ def prove_tree(model: LoadedModel) -> None:
     except (*_BROKEN, *_UNBUILT, of_triton) as reason:
         refusal = f"{_family(config)} does not run under the tree: {reason!r}"
         raise ModelError(refusal) from reason
+    if isnan(error):
+        weights = model.network.named_parameters()
+        wrong = next((name for name, w in weights if not w.isfinite().all()), "a state")
+        fix = "write dtype: float32, or copy the whole folder again"
+        raise ModelError(f"{_family(config)} computes NaN: {wrong} has NaN or infinity; {fix}")
     if not error <= tolerance(model):
         raise ModelError(
             f"{_family(config)} gives other answers under the tree: its states or logits "

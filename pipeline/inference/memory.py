@@ -25,13 +25,12 @@ LLAMA_FORM = {"llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text"}
 # Rows that it reads at once, on a CPU and on a GPU: of a longer document the attention alone takes
 # more. On a CPU a batch of short documents is never above it.
 BLOCK_ROWS, GPU_BLOCK_ROWS = 2_048, 65_536
-# Rows whose logits are in memory at once: 128 x 150,000 x 4 bytes = 77 MB.
-LOGIT_ROWS = 128
+# Rows whose logits are in memory at once, on a CPU and on a GPU: 128 x 150,000 x 4 bytes = 77 MB. A
+# GPU reads the unembedding again for each part.
+LOGIT_ROWS, GPU_LOGIT_ROWS = 128, 2_048
 # Copies of a cache with recurrent states that are in memory at once: those of 24 layers of 32 heads
 # of 128 x 128 numbers of 4 bytes take 50 MB each.
 CACHE_COPIES = 16
-# Tokens of rounded keys and values that share one step.
-KV_BLOCK_TOKENS = 32
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.
 _USABLE = 0.8
 
@@ -49,6 +48,7 @@ class ModelShape:
     vocab: int
     item_bytes: int  # of the number format
     block_rows: int | None = None  # of the Llama form; None: the family's own layers
+    logit_rows: int = LOGIT_ROWS
 
     @classmethod
     def of(cls, config: Any, *, item_bytes: int, on_cpu: bool) -> ModelShape:
@@ -75,6 +75,7 @@ class ModelShape:
             vocab=config.vocab_size,
             item_bytes=item_bytes,
             block_rows=block_rows if is_llama else None,
+            logit_rows=LOGIT_ROWS if on_cpu else GPU_LOGIT_ROWS,
         )
 
     @property
@@ -82,11 +83,10 @@ class ModelShape:
         """Bytes of the keys and values of one token in one layer; grouped heads are stored once."""
         return 2 * self.kv_heads * self.dim * self.item_bytes
 
-    @property
-    def logits_bytes(self) -> int:
+    def _logits_bytes(self, tokens: int) -> int:
         """The unembedding's own logits, their float32 form, and a copy while their sum is taken."""
         narrow = self.item_bytes if self.item_bytes < 4 else 0
-        return LOGIT_ROWS * self.vocab * (narrow + 2 * 4)
+        return min(tokens, self.logit_rows) * self.vocab * (narrow + 2 * 4)
 
     def batch_bytes(self, tokens: int) -> int:
         """Peak bytes of the activations of a batch, which one layer or the logits need.
@@ -98,7 +98,7 @@ class ModelShape:
             if self.block_rows is None
             else self._llama_numbers(tokens, min(tokens, self.block_rows))
         )
-        return max((tokens * 2 * self.dim + layer) * self.item_bytes, self.logits_bytes)
+        return max((tokens * 2 * self.dim + layer) * self.item_bytes, self._logits_bytes(tokens))
 
     def _family_numbers(self, tokens: int) -> int:
         """The embedding and the layer's input. Attention adds the normalised input, and 3.5 times
@@ -151,11 +151,9 @@ def plan_memory(
     shape = shape_of(model)
     prefix = prefix_tokens * shape.kv_bytes * shape.layers
     if model.kv != "none":
-        blocks = -(-prefix_tokens // KV_BLOCK_TOKENS)
-        # — a byte for each number, and four for each head of a block
-        sizes = 4 * blocks * 2 * shape.kv_heads * shape.layers
-        prefix = prefix // shape.item_bytes + sizes
-        # — a layer reads its part widened, by way of two copies in float32
+        # — a byte for each number, and four for each head of a token
+        prefix = prefix_tokens * 2 * shape.kv_heads * (shape.dim + 4) * shape.layers
+        # — a layer reads its part widened, by way of float32 and of one span after the other
         free_bytes -= prefix_tokens * shape.kv_bytes * (1 + 2 * 4 // shape.item_bytes)
     usable = free_bytes * _USABLE - prefix
     return MemoryPlan(

@@ -106,7 +106,7 @@ def tree_error(model: LoadedModel) -> float:
             errors.append(_long_error(short))
     if model.schedule == "fused" and model.windows != {None}:
         errors.append(_long_error(model))
-    return max(errors)
+    return _largest(errors)
 
 
 def _long_error(model: LoadedModel) -> float:
@@ -149,7 +149,7 @@ def _questions_error(
             output = model.network(**prompt.inputs(model), use_cache=False, logits_to_keep=1)
             logits.append(output.logits[0, -1])
     of_states = _relative_error(states, torch.stack(expected))
-    return max(of_states, _relative_error(model.unembed(states), torch.stack(logits)))
+    return _largest([of_states, _relative_error(model.unembed(states), torch.stack(logits))])
 
 
 def _image_document(
@@ -182,6 +182,11 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:  # both [rows, d
     return float((actual.float() - expected.float()).norm() / expected.float().norm())
 
 
+def _largest(errors: Sequence[float]) -> float:
+    """The largest error; NaN if one is, which `max` may pass over."""
+    return float(np.max(errors))
+
+
 def prove_layers(model: LoadedModel, layers: Collection[int]) -> None:
     """ModelError unless a short forward gives the states that transformers has after these layers.
 
@@ -190,7 +195,7 @@ def prove_layers(model: LoadedModel, layers: Collection[int]) -> None:
     depths = sorted(set(layers))
     # — rounding of what is kept is no difference between the layers
     error = _depth_error(replace(model, kv="none"), depths)
-    if error > tolerance(model):
+    if not error <= tolerance(model):
         raise ModelError(
             f"model family {model.network.config.model_type!r} has other states between its layers "
             f"than transformers computes: they differ by {error:.1g} of their norm after the "
@@ -218,4 +223,4 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
         at_end = (each.at_suffixes[0, 0].float() for each in (read, as_deepest))
         together = torch.stack([*at_end, read.mean[0]])
         errors.append(_relative_error(together, alone))
-    return max(errors)
+    return _largest(errors)

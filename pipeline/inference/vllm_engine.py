@@ -30,8 +30,8 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.schedules.batching import Usage
 
-# Prompts that vLLM gets at once, so that its scheduler fills its batches.
-_PROMPTS_AT_ONCE = 512
+# Prompts that vLLM gets at once, on a CPU and on GPUs, which stand idle at the end of each call.
+_PROMPTS_AT_ONCE = {"cpu": 512, "cuda": 4_096}
 GENERATED_TOKENS = 1
 _MOST_TOKENS = 128  # whose log-probabilities it gives for one prompt
 _CPU_BLOCK_TOKENS = 32  # of its cache: a prompt shares whole blocks; its own choice for CPUs is 128
@@ -52,10 +52,12 @@ class VllmEngine:
         llm: A `vllm.LLM` with prefix caching.
         prompt: The questions, which `check_vllm` allows.
         version: Of vLLM.
+        device: cpu or cuda.
     """
 
-    def __init__(self, llm: Any, prompt: PromptTokens, *, version: str) -> None:
+    def __init__(self, llm: Any, prompt: PromptTokens, *, version: str, device: str) -> None:
         self._llm, self.prompt, self.version = llm, prompt, version
+        self._at_once = _PROMPTS_AT_ONCE[device]
 
     def close(self) -> None:
         """Gives the device's memory back."""
@@ -77,7 +79,7 @@ class VllmEngine:
         usage = Usage()
         asks = [ask for question in asked for ask in _asks(question)]
         scorer = LabelScorer([question.trie for question in asked], torch.device("cpu"))
-        step = max(1, _PROMPTS_AT_ONCE // max(1, len(asks)))
+        step = max(1, self._at_once // max(1, len(asks)))
         for start in range(0, len(documents) if asked else 0, step):
             batch = list(range(start, min(start + step, len(documents))))
             edges, computed = self._edges(asks, [documents[i] for i in batch])
@@ -201,7 +203,7 @@ def load_vllm(
     except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise ModelError(f"vLLM does not load this model: {_reason(error)}; see {log}") from error
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    return VllmEngine(llm, prompt, version=__version__)
+    return VllmEngine(llm, prompt, version=__version__, device=run.device)
 
 
 def _reason(error: Exception) -> str:

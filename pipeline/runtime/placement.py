@@ -27,10 +27,16 @@ from pipeline.spec.schema import JobSpec
 
 Resources = dict[str, float]  # of one Ray node, by name
 
-# Flags of processors that multiply matrices of bfloat16 faster than of float32. Without either flag
-# bfloat16 has about a hundredth of float32's rate. Intel's AVX512-BF16 without AMX has .6 of it
-# (SmolLM2, Xeon of model 207); AMD's has 4 times float32's.
-_FAST_BFLOAT16 = {"GenuineIntel": {"amx_bf16"}, "AuthenticAMD": {"avx512_bf16", "amx_bf16"}}
+# Flags of processors that multiply matrices of bfloat16 faster than of float32, by vendor; ARM's
+# state none. Without either flag bfloat16 has about a hundredth of float32's rate. Intel's
+# AVX512-BF16 without AMX has .6 of it (SmolLM2, Xeon of model 207); AMD's has 4 times float32's.
+_FAST_BFLOAT16 = {
+    "GenuineIntel": {"amx_bf16"},
+    "AuthenticAMD": {"avx512_bf16", "amx_bf16"},
+    "": {"bf16"},
+}
+# Flags of products of bytes. With AMX, bfloat16 is faster, and closer to float32.
+_BYTES, _FASTER_THAN_BYTES = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}, "amx_bf16"
 # Ray's names for GPUs of before Ampere, as resources of a node.
 _WITHOUT_BFLOAT16 = {f"accelerator_type:{name}" for name in ("K80", "P4", "P100", "V100", "T4")}
 
@@ -56,7 +62,7 @@ class Machine:
     gpus: tuple[int, ...]  # the usable number of each node that has any
     cores: tuple[int, ...]  # the usable number of each node that has any
     memory_bytes: float = inf  # that the node with the least memory has free
-    cpu_bfloat16: bool = False  # whether bfloat16 is the faster format on all processors
+    cpu_formats: frozenset[str] = frozenset({"float32"})  # that each processor computes at speed
     gpu_bfloat16: bool = True  # whether all GPUs multiply in bfloat16
     grows: bool = False  # whether more machines come with the work
 
@@ -121,30 +127,44 @@ def this_machine() -> Machine:
         gpus=(gpus.count,) if gpus.count else (),
         cores=(usable_cores(),),
         memory_bytes=available_bytes(),
-        cpu_bfloat16=multiplies_bfloat16(),
+        cpu_formats=processor_formats(),
         gpu_bfloat16=gpus.bfloat16,
     )
 
 
-def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this machine's processors multiply matrices of bfloat16 faster than of float32."""
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # — of Linux alone
+def processor_formats(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The number formats that this machine's processors compute at speed.
+
+    float32, and those of bfloat16 and int8 that are faster. int8 is also named where the system
+    does not say what its processors can do: the model is refused when it is loaded.
+    """
+    if not cpuinfo.exists():  # — which Linux alone has
+        return frozenset({"float32", "int8"})
+    lines = cpuinfo.read_text().splitlines()
     # — the last processor's; all have the same
     facts = {
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
     }
-    fast = _FAST_BFLOAT16.get(facts.get("vendor_id", ""), set())
-    return not fast.isdisjoint(facts.get("flags", "").split())
+    flags = {
+        *facts.get("flags", "").split(),
+        *facts.get("Features", "").split(),
+    }  # — of x86; of ARM
+    formats = {"float32"}
+    if not flags.isdisjoint(_FAST_BFLOAT16.get(facts.get("vendor_id", ""), ())):
+        formats.add("bfloat16")
+    if not flags.isdisjoint(_BYTES) and _FASTER_THAN_BYTES not in flags:
+        formats.add("int8")
+    return frozenset(formats)
 
 
-def cluster(nodes: Sequence[Resources], *, cpu_bfloat16: bool) -> Machine:
+def cluster(nodes: Sequence[Resources], *, cpu_formats: frozenset[str]) -> Machine:
     """The hardware of a Ray cluster's nodes, of which at least one has a processor."""
     working = [node for node in nodes if node.get("CPU", 0) >= 1]
     return Machine(
         gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
         cores=tuple(int(node["CPU"]) for node in working) or (1,),
         memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
-        cpu_bfloat16=cpu_bfloat16,
+        cpu_formats=cpu_formats,
         gpu_bfloat16=_WITHOUT_BFLOAT16.isdisjoint(name for node in nodes for name in node),
     )
 
@@ -162,9 +182,12 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     if on_gpu:
         fastest = "bfloat16" if machine.gpu_bfloat16 else "float16"
     else:
-        fastest = "bfloat16" if machine.cpu_bfloat16 else "float32"
+        fastest = "bfloat16" if "bfloat16" in machine.cpu_formats else "float32"
     dtype = fastest if model.chooses_dtype else model.dtype
     if not on_gpu:
+        if model.is_int8 and "int8" not in machine.cpu_formats:
+            fix = f"not faster on the processors here, which have {fastest} at speed; write auto"
+            raise SpecError([Problem("model.dtype", fix, "int8")])
         if model.tensor_parallel > 1:
             fix = "no GPUs are here to share it; try where they are, or write 1"
             raise SpecError([Problem("model.tensor_parallel", fix, model.tensor_parallel)])

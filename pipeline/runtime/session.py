@@ -36,7 +36,7 @@ from pipeline.errors import (
 )
 from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
-from pipeline.runtime.placement import Machine, Placement, cluster, multiplies_bfloat16
+from pipeline.runtime.placement import Machine, Placement, cluster, processor_formats
 from pipeline.runtime.ray_folder import own_folder
 from pipeline.runtime.ray_token import (
     answers_without_token,
@@ -98,25 +98,29 @@ def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]
 
 
 def cluster_machine(device: str) -> Machine:
-    """The hardware of the connected cluster. A node of each kind is asked what its CPUs can do.
+    """The hardware of the connected cluster. Each node is asked what its processors can do.
 
     Where no node has what the device needs, one is requested, which an autoscaler starts.
     UnavailableError if none comes.
     """
     resource = "GPU" if device == "cuda" else "CPU"
-    ask = ray.remote(num_cpus=0)(multiplies_bfloat16)
+    ask = ray.remote(num_cpus=0)(processor_formats)
     try:
         if grows := not nodes_with(resource):
             needs = {"num_gpus": 1} if resource == "GPU" else {"num_cpus": 1}
             ray.get(ask.options(**needs).remote(), timeout=MACHINE_S)
         nodes = {node["NodeID"]: node["Resources"] for node in nodes_with("CPU", "GPU")}
-        kinds = {(has.get("CPU"), has.get("GPU")): node for node, has in nodes.items()}
-        asked = [ask.options(label_selector={NODE_ID: node}).remote() for node in kinds.values()]
-        answers = ray.get(asked, timeout=MACHINE_S)
+        asked = [ask.options(label_selector={NODE_ID: node}).remote() for node in nodes]
+        answers: list[frozenset[str]] = ray.get(asked, timeout=MACHINE_S)
     except (GetTimeoutError, RayError) as error:
         reason = f"no node of the cluster with a {resource} answers: {error}; run again, or write "
         raise UnavailableError(f"{reason}another device into the spec") from error
-    machine = cluster(list(nodes.values()), cpu_bfloat16=all(answers))
+    common = frozenset.intersection(*answers)
+    if others := frozenset.union(*answers) - common:
+        words = "the nodes' processors differ: not all have %s at speed, so CPUs compute in %s"
+        fastest = "bfloat16" if "bfloat16" in common else "float32"
+        logger.warning(words, " and ".join(sorted(others)), fastest)
+    machine = cluster(list(nodes.values()), cpu_formats=common)
     return replace(machine, grows=grows)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from threading import Lock
 
+from pipeline.errors import ModelError
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.ledger.attempts import Attempts, Turn, attempt_name
 from pipeline.ledger.cells import WorkItem
@@ -18,6 +19,7 @@ from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.job import Job
+from pipeline.runtime.placement import processor_formats
 from pipeline.runtime.progress import (
     COMMITTING,
     READING,
@@ -40,12 +42,23 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedRea
     """
     disable_malloc_trim()
     failpoint("loading")
+    if job.spec.model.dtype == "auto" and job.placement.device == "cpu":
+        _check_format(job.placement.dtype)
     working = Lock()
     readers = [LoadedReader(reader, send, working) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()
         readers[0].load_tokenizer()
     return readers
+
+
+def _check_format(dtype: str) -> None:
+    """ModelError for a machine that came after the number format of the run was chosen."""
+    if dtype == "bfloat16" and dtype not in processor_formats():
+        raise ModelError(
+            "this machine's processors do not multiply bfloat16 at speed, which those of the other "
+            "machines do; write dtype: float32, or start machines of one kind"
+        )
 
 
 def label_shard(

@@ -64,7 +64,7 @@ class ModelSpec(Frozen):
     """Number format of the model. `auto` takes bfloat16 where it is faster. Else it is
     float32 on CPUs, and float16 on GPUs. `int8` is `auto` with linear layers that round weights and
     activations and multiply 8-bit integers: faster, with slightly different answers. It needs a
-    processor with VNNI or AMX, or a GPU."""
+    GPU, or a processor with VNNI. With AMX it is refused: bfloat16 is faster there."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     threads: Literal["auto"] | PositiveInt = "auto"

@@ -129,6 +129,8 @@ class Task(Frozen):
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         """The keys of the task that contradict another of its keys, and the fix of each."""
+        if (getattr(self, "question", None) or "?").isspace():
+            yield "question", "write a text; this one has only spaces"
         if self.chunks == "max" and _combination(dict(self)) != "max":
             yield "chunks", "max follows the label that is named first alone; write mean"
         if self.top_k is None and len(self.labels) > MOST_COLUMNS:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from processors import needs_products
+from processors import needs_products, takes_int8
 
 from benchmarks.bench import Workload, app, as_questions, equally_long, fits, shaped
 from benchmarks.timing import Timed, Turn, matmul_flops, take_turns
@@ -117,7 +117,7 @@ def test_the_rate_of_8_bit_products_is_their_own(make_network: Any) -> None:
     assert matmul_flops(model) > 0
 
 
-@needs_products
+@takes_int8
 def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
     write_spec: Callable[..., Path], model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

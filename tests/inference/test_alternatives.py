@@ -13,13 +13,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.inference.alternatives import (
-    expand,
-    linear_weights,
-    per_label,
-    per_question,
-    tree_flops,
-)
+from benchmarks.methods import expand, linear_weights, per_label, tree_flops
+from pipeline.inference.alternatives import per_question
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.loaded import LoadedModel
 

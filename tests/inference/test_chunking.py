@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +19,7 @@ from pipeline.inference.chunking import (
     CHARS_PER_TOKEN,
     MAX_CHUNKED_CHARS,
     MAX_CHUNKS,
+    MOST_CHARS_PER_TOKEN,
     Chunks,
     TooLong,
     chunk_text,
@@ -103,7 +104,7 @@ def test_the_maximum_is_the_chunk_surest_of_the_first_label(seed: int, chunks: i
 
 
 MAX_TOKENS = 8
-BOUND = CHARS_PER_TOKEN * MAX_TOKENS
+BOUND, MOST = CHARS_PER_TOKEN * MAX_TOKENS, MOST_CHARS_PER_TOKEN * MAX_TOKENS
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def letters(chars: int, alphabet: str = "abc d\nef") -> str:
 
 
 @pytest.mark.parametrize("too_long", PLACES)
-@pytest.mark.parametrize("chars", [0, 1, MAX_TOKENS, 100, BOUND, BOUND + 1, 7 * BOUND, 50_001])
+@pytest.mark.parametrize("chars", [0, 1, MAX_TOKENS, 90, BOUND, BOUND + 1, MOST + 1, 50_001])
 @pytest.mark.parametrize("alphabet", ["abc d\nef", "aä漢🙂 "], ids=["ascii", "wide"])
 def test_what_is_kept_is_what_all_tokens_would_give(
     tokenizer: DocumentTokenizer, too_long: TooLong, chars: int, alphabet: str
@@ -139,19 +140,23 @@ def test_what_is_kept_is_what_all_tokens_would_give(
 
 
 @pytest.mark.parametrize("too_long", ["head", "tail", "middle"])
-def test_no_more_than_the_bound_is_tokenised(
-    tokenizer: DocumentTokenizer, too_long: TooLong, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("token_chars, expected", [(1, [BOUND]), (12, [BOUND, MOST])])
+def test_little_is_tokenised_and_more_only_where_tokens_are_long(
+    byte_tokenizer: PreTrainedTokenizerFast,
+    too_long: TooLong,
+    token_chars: int,
+    expected: list[int],
 ) -> None:
     encoded: list[int] = []
-    encode = DocumentTokenizer.encode_all
 
-    def spy(self: DocumentTokenizer, texts: Sequence[str]) -> Iterator[list[int] | DocumentError]:
-        encoded.extend(map(len, texts))
-        return encode(self, texts)
+    class Spy(DocumentTokenizer):
+        def encode_all(self, texts: Iterable[str]) -> Iterator[list[int] | DocumentError]:
+            for text in texts:
+                encoded.append(len(text))
+                yield list(range(0, len(text), token_chars))
 
-    monkeypatch.setattr(DocumentTokenizer, "encode_all", spy)
-    chunked(tokenizer, letters(10**6), too_long)
-    assert encoded == [BOUND]
+    kept = chunked(Spy(byte_tokenizer), letters(10**6), too_long)
+    assert encoded == expected and kept.tokens == MAX_TOKENS and kept.truncated
 
 
 def test_what_is_left_out_is_reported_even_where_few_tokens_are_kept(
@@ -161,7 +166,7 @@ def test_what_is_left_out_is_reported_even_where_few_tokens_are_kept(
         def encode_all(self, texts: Iterable[str]) -> Iterator[list[int] | DocumentError]:
             return (tokenizer.encode(text)[: MAX_TOKENS - 1] for text in texts)
 
-    kept = chunked(Sparse(byte_tokenizer), letters(BOUND + 1), "head")
+    kept = chunked(Sparse(byte_tokenizer), letters(MOST + 1), "head")
     assert kept.tokens == MAX_TOKENS - 1 and kept.truncated
 
 

@@ -29,7 +29,7 @@ from pipeline.inference.model.vision import EmbeddedDocument
 
 TOLERANCE = 1e-4
 MODELLED = [family for family in FAMILIES if family != "gemma3"]
-SIZES = [(40, 30), (64, 20), (33, 70), (64, 64)]
+SIZES = [(40, 30), (64, 20), (33, 70), (64, 64), (1, 1)]
 PREFIX = (5, 6, 7)
 WORDS = {"yes": ((11, 12, 13), (14, 15)), "no": ((11, 12, 16), (17,)), "maybe": ((11, 18),)}
 

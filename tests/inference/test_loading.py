@@ -100,6 +100,7 @@ NO_CONTEXT = "does not state its longest prompt"
         ("deepseek_v4", {}, "compressed_sparse_attention"),
         ("falcon", {"alibi": True}, "ALiBi positions"),
         ("t5", {}, "an encoder"),
+        ("llama", {"num_attention_heads": 2, "num_key_value_heads": 4}, "2 heads for 4 heads of k"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention"),
     ],
 )

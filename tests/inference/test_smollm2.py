@@ -12,7 +12,8 @@ import pytest
 import reference
 import torch
 
-from pipeline.inference.alternatives import expand, per_label, per_question
+from benchmarks.methods import expand, per_label
+from pipeline.inference.alternatives import per_question
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer

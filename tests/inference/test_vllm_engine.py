@@ -72,7 +72,7 @@ def test_its_answers_are_those_of_assays_own_engine(
     own = LabelEngine(tiny_model("llama"), PROMPT, max_batch_tokens=1_000)
     twin = TwinOfVllm(make_network("llama").eval())
     read: list[int] = []
-    engine = VllmEngine(twin, PROMPT, version="0")
+    engine = VllmEngine(twin, PROMPT, version="0", device="cpu")
     found = engine.label(DOCUMENTS, on_batch=read.extend)
     expected = own.label(DOCUMENTS)
     assert read == [0, 1, 2] and twin.prompts == 3 * (1 + 4)
@@ -88,13 +88,23 @@ def test_its_answers_are_those_of_assays_own_engine(
     assert engine.label(DOCUMENTS, tasks=[]).log_probs == ()
 
 
+def test_a_gpu_gets_more_prompts_at_once(vllm: None, make_network: Callable[..., Any]) -> None:
+    twin = TwinOfVllm(make_network("llama").eval())
+    for device, batches in (("cpu", [102, 8]), ("cuda", [110])):
+        read: list[int] = []
+        engine = VllmEngine(twin, PROMPT, version="0", device=device)
+        engine.label([[20]] * 110, on_batch=lambda batch, read=read: read.append(len(batch)))
+        assert read == batches
+
+
 def test_a_node_of_many_tokens_is_asked_about_several_times(
     vllm: None, tiny_model: Callable[[str], Any], make_network: Callable[..., Any]
 ) -> None:
     labels = {f"label {token}": ((token, 7), (token, 8)) for token in range(10, 290)}
     prompt = PromptTokens((11,), (Question("many", (5,), labels),))
     twin = TwinOfVllm(make_network("llama").eval())
-    [found] = VllmEngine(twin, prompt, version="0").label([[20, 21]]).log_probs
+    engine = VllmEngine(twin, prompt, version="0", device="cpu")
+    [found] = engine.label([[20, 21]]).log_probs
     own = LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1_000)
     np.testing.assert_allclose(found, own.label([[20, 21]]).log_probs[0], rtol=0, atol=1e-5)
     assert twin.prompts == 3 + 280 and twin.most_tokens == 128

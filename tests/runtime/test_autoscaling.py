@@ -1,4 +1,4 @@
-"""A run on a cluster is planned for its nodes, of which one of each kind is asked."""
+"""A run on a cluster is planned for its nodes, of which each is asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.runtime.session import NODE_ID, cluster_machine
 from pipeline.spec.model import ModelSpec
 
 HEAD = {"CPU": 0.0, "node:__internal_head__": 1.0}
-FAST, SLOW = {"CPU": 8.0}, {"CPU": 4.0}
+FAST, SLOW = {"CPU": 8.0}, {"CPU": 8.0, "memory": 1e9}
 GPU = {"CPU": 4.0, "GPU": 1.0, "accelerator_type:T4": 1.0}
 
 
@@ -45,7 +45,8 @@ class FakeRay:
             self.alive.append(self.brings)
             return None
         nodes = [int(needs["label_selector"][NODE_ID].removeprefix("n")) for needs in asked]
-        return [self.alive[node] is FAST for node in nodes]
+        fast = frozenset({"float32", "bfloat16"})
+        return [fast if self.alive[node] is FAST else fast - {"bfloat16"} for node in nodes]
 
 
 def machine_of(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, device: str = "auto") -> Machine:
@@ -60,24 +61,27 @@ def placed(machine: Machine, device: str = "auto") -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "kinds", "dtype"),
+    ("nodes", "dtype"),
     [
-        ((HEAD, FAST, FAST), 1, "bfloat16"),
-        ((HEAD, FAST, SLOW, FAST), 2, "float32"),
-        ((HEAD, SLOW), 1, "float32"),
+        ((HEAD, FAST, FAST), "bfloat16"),
+        ((HEAD, FAST, SLOW, FAST), "float32"),
+        ((HEAD, SLOW), "float32"),
     ],
 )
-def test_a_node_of_each_kind_says_whether_its_processors_have_a_fast_bfloat16(
+def test_the_format_is_one_that_each_node_computes_at_speed_and_a_difference_is_named(
     nodes: tuple[dict[str, float], ...],
-    kinds: int,
     dtype: str,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("pipeline.runtime.session.multiplies_bfloat16", pytest.fail)
+    monkeypatch.setattr("pipeline.runtime.session.processor_formats", pytest.fail)
     fake = FakeRay(*nodes)
     machine = machine_of(fake, monkeypatch)
     assert placed(machine) == ("cpu", dtype) and not machine.grows
-    assert len(fake.asked) == kinds and all("label_selector" in needs for needs in fake.asked)
+    assert len(fake.asked) == len(nodes) - 1  # without the head
+    assert all("label_selector" in needs for needs in fake.asked)
+    differ = "not all have bfloat16 at speed, so CPUs compute in float32"
+    assert (differ in caplog.text) == (len(nodes) == 4)
 
 
 @pytest.mark.parametrize(

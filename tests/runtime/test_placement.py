@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,20 @@ from pipeline.runtime.placement import (
     cluster,
     engine_bytes,
     longest_batch_s,
-    multiplies_bfloat16,
     place,
+    processor_formats,
     spread,
 )
 from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.schema import JobSpec
 
+NARROW = frozenset({"float32", "bfloat16"})
 OLD = Machine(gpus=(), cores=(8,))
-NEW = Machine(gpus=(), cores=(8,), cpu_bfloat16=True)
+NEW = Machine(gpus=(), cores=(8,), cpu_formats=NARROW)
+BYTES = Machine(gpus=(), cores=(8,), cpu_formats=frozenset({"float32", "int8"}))
 GPUS = Machine(gpus=(3, 1), cores=(16, 16))
-OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_bfloat16=True, gpu_bfloat16=False)
+OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_formats=NARROW, gpu_bfloat16=False)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,7 @@ OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_bfloat16=True, gpu_bfloat16=False)
     [
         ({}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
         ({}, NEW, Placement("cpu", "bfloat16", actors=1, threads=8)),
+        ({"dtype": "int8"}, BYTES, Placement("cpu", "float32", actors=1, threads=8)),
         ({"dtype": "bfloat16"}, OLD, Placement("cpu", "bfloat16", actors=1, threads=8)),
         ({"threads": 3}, OLD, Placement("cpu", "float32", actors=1, threads=3)),
         ({"threads": 9}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
@@ -62,20 +66,31 @@ def test_auto_takes_the_faster_number_format(
 
 
 @pytest.mark.parametrize(
-    ("vendor", "flags", "fast"),
+    ("cpuinfo", "faster"),
     [
-        ("GenuineIntel", "avx2 avx512_bf16 amx_bf16", True),
-        ("GenuineIntel", "avx2 avx512_bf16", False),
-        ("AuthenticAMD", "avx2 avx512_bf16", True),
-        ("AuthenticAMD", "avx2", False),
+        ("GenuineIntel\nflags\t: avx2 avx512_vnni avx512_bf16 amx_int8 amx_bf16", {"bfloat16"}),
+        ("GenuineIntel\nflags\t: avx2 avx512_vnni avx512_bf16", {"int8"}),
+        ("GenuineIntel\nflags\t: avx2 avx_vnni", {"int8"}),
+        ("AuthenticAMD\nflags\t: avx2 avx512_vnni avx512_bf16", {"bfloat16", "int8"}),
+        ("AuthenticAMD\nflags\t: avx2", set()),
+        ("\nFeatures\t: fp asimd i8mm bf16\nCPU implementer\t: 0x41", {"bfloat16", "int8"}),
+        ("\nFeatures\t: fp asimd\nCPU implementer\t: 0x41", set()),
     ],
 )
-def test_a_processor_says_whether_bfloat16_is_fast(
-    vendor: str, flags: str, fast: bool, tmp_path: Path
+def test_a_processor_says_which_formats_it_computes_faster_than_float32(
+    cpuinfo: str, faster: set[str], tmp_path: Path
 ) -> None:
-    (file := tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\nflags\t\t: {flags}\n")
-    assert multiplies_bfloat16(file) is fast
-    assert multiplies_bfloat16(tmp_path / "none") is False
+    vendor = "vendor_id\t: " if cpuinfo[0] != "\n" else ""
+    (file := tmp_path / "cpuinfo").write_text(f"{vendor}{cpuinfo}\n")
+    assert processor_formats(file) == {"float32", *faster}
+    assert processor_formats(tmp_path / "none") == {"float32", "int8"}
+
+
+@pytest.mark.parametrize(("machine", "format"), [(OLD, "float32"), (NEW, "bfloat16")])
+def test_int8_is_refused_where_another_format_is_faster(machine: Machine, format: str) -> None:
+    with pytest.raises(SpecError, match=rf"model\.dtype: not faster .* have {format} at speed"):
+        place(ModelSpec(path="m", dtype="int8"), machine)
+    assert place(ModelSpec(path="m", dtype="int8"), GPUS).device == "cuda"
 
 
 def test_a_gpu_that_is_not_there_is_a_spec_error() -> None:
@@ -95,17 +110,17 @@ def test_gpus_that_no_machine_has_together_are_a_spec_error(machine: Machine, fi
 
 def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
     machine = cluster(
-        [{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}], cpu_bfloat16=True
+        [{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}], cpu_formats=NARROW
     )
     assert (machine.gpus, machine.cores) == ((1, 2), (16, 8))
-    assert machine.gpu_bfloat16 and machine.cpu_bfloat16
+    assert machine.gpu_bfloat16 and machine.cpu_formats == NARROW
     assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
 
 
 def test_one_node_with_a_card_without_bfloat16_makes_the_cluster_float16() -> None:
     nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4")]
-    assert place(ModelSpec(path="m"), cluster(nodes, cpu_bfloat16=True)).dtype == "float16"
-    assert place(ModelSpec(path="m"), cluster(nodes[:1], cpu_bfloat16=True)).dtype == "bfloat16"
+    assert place(ModelSpec(path="m"), cluster(nodes, cpu_formats=NARROW)).dtype == "float16"
+    assert place(ModelSpec(path="m"), cluster(nodes[:1], cpu_formats=NARROW)).dtype == "bfloat16"
 
 
 SMALL = EngineBytes(weights=0, own=1, max_tokens=1)
@@ -197,7 +212,7 @@ def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any
 def test_no_more_engines_than_fit_into_memory(
     model: dict[str, Any], gib: float, expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    machine = Machine(gpus=(), cores=(16,), memory_bytes=gib * GIB)
+    machine = replace(BYTES, cores=(16,), memory_bytes=gib * GIB)
     spec, needs = ModelSpec(path="m", **model), needs_of(tmp_path, QWEN, 2_048, **model)
     placed = spread(place(spec, machine), spec, machine, work_items=1_000, needs=needs)
     assert (placed.actors, placed.threads, placed.workers) == (*expected, 1)

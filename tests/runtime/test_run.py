@@ -16,7 +16,7 @@ import pytest
 import ray.data
 import reference
 from changing_corpus import Corpus, read_in_float32
-from processors import needs_products
+from processors import takes_int8
 from stages import run_without_ray
 
 from pipeline.cli import main
@@ -128,7 +128,7 @@ def test_label_files_hold_what_independent_prompts_answer(base: Base, model_fold
                 assert math.isclose(stored, math.exp(oracle), abs_tol=1e-5)
 
 
-@needs_products
+@takes_int8
 def test_a_run_with_8_bit_products_answers_beside_the_old_answers(again: Corpus) -> None:
     again.model = {**again.model, "dtype": "int8"}
     before = label_files(again)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -21,11 +22,11 @@ from changing_corpus import TOPIC, Corpus
 from stages import label_and_commit, read
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.errors import StorageError
+from pipeline.errors import ModelError, StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.ledger.attempts import DEATHS_OF_A_READER, shown_to_workers
 from pipeline.runtime.job import Job, Run, make_job
-from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.readers import LoadedReader
@@ -246,3 +247,23 @@ def test_a_shard_is_tokenised_while_another_is_labelled(
 
         chunks, status = threads.submit(tokenise).result(timeout=60)
     assert len(chunks[0]) == 1 and status == ["ok"]
+
+
+@pytest.mark.parametrize("dtype, refused", [("auto", True), ("bfloat16", False)])
+def test_a_machine_without_the_format_that_was_chosen_for_the_others_is_refused_by_name(
+    dtype: str,
+    refused: bool,
+    write_spec: Callable[..., Path],
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = load_spec(write_spec(model={"path": str(model_folder), "dtype": dtype}))
+    job = make_job(spec, Placement("cpu", "bfloat16", actors=2, threads=1), tmp_path / "cache")
+    monkeypatch.setattr("pipeline.runtime.worker.processor_formats", lambda: {"float32"})
+    with (
+        pytest.raises(ModelError, match=r"do not multiply bfloat16 .*write dtype: float32")
+        if refused
+        else nullcontext()
+    ):
+        load_readers(job, asks=False)

@@ -133,6 +133,7 @@ KINDS = [
     (task(kind="score", labels=[1, 3, 2]), "labels", "rise"),
     (task(kind="score", labels=[0, 1], top_k=2), "top_k", "all its labels"),
     (task(question="?{answer}It is{answer}"), "question", "write {answer} once"),
+    (task(question=" \n"), "question", "this one has only spaces"),
 ]
 OTHERS = [
     (task(readout="r", question=None, classifier=ONNX), "tasks.0.readout", "one of the two"),

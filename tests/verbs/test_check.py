@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from calls import Assay, WriteSpec
-from processors import needs_products
+from processors import takes_int8
 from transformers import AutoModelForCausalLM
 
 from pipeline.errors import ModelError
@@ -315,7 +315,7 @@ def test_whole_labels_that_are_no_numbers_are_not_exact(
     assert printed.json["exactness"]["max_abs_dp"] is None
 
 
-@needs_products
+@takes_int8
 def test_8_bit_products_are_compared_with_the_models_own(
     write_spec: WriteSpec, model_folder: Path, assay: Assay
 ) -> None:

@@ -5,9 +5,10 @@
     full labels        ──┘
     beams, large tries ──── a search below a document whose keys and values are kept
 
-Entry point: `group_questions`. Without readouts, first tokens and full labels are read below the
-kept document too, so a document is read once. A readout may need the states of any layer, which a
-kept document does not have: only a call with both readouts and searches reads documents twice.
+Entry point: `group_questions`. On a CPU, first tokens and full labels are read below the kept
+document too, so a document is read once. Two kinds of calls with a search read documents twice. One
+has readouts, which may need the states of any layer; a kept document does not have them. The other
+is on a GPU, which reads a document in a batch faster than single questions below a kept one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def group_questions(
 ) -> list[OnePassQuestions | SearchedQuestions]:
     """The questions in as few groups as their kinds allow; each group reads the documents once."""
     searched = [question for question in questions if question.searched]
-    if searched and not any(question.name in readouts for question in questions):
+    reads_twice = model.device.type == "cuda" or any(q.name in readouts for q in questions)
+    if searched and not reads_twice:
         return [SearchedQuestions(questions, schedule, model)]
     others = [question for question in questions if not question.searched]
     groups: list[OnePassQuestions | SearchedQuestions] = []

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pipeline.inference.labels.trie import LabelTrie
-from pipeline.inference.memory import LOGIT_ROWS
+from pipeline.inference.memory import GPU_LOGIT_ROWS, LOGIT_ROWS
 
 
 class Unembed(Protocol):
@@ -57,8 +57,9 @@ def edge_log_probs(
     assert nodes == len(edges.firsts) - 1, f"{nodes} states for {len(edges.firsts) - 1} nodes"
     log_probs = hidden.new_empty((len(edges.rows), docs), dtype=torch.float32)
     # — all nodes of some documents together, so that the unembedding is read once a part
-    docs_at_once = max(1, LOGIT_ROWS // max(1, nodes))
-    nodes_at_once = max(1, LOGIT_ROWS // docs_at_once)
+    most = LOGIT_ROWS if hidden.device.type == "cpu" else GPU_LOGIT_ROWS
+    docs_at_once = max(1, most // max(1, nodes))
+    nodes_at_once = max(1, most // docs_at_once)
     for first_doc in range(0, docs, docs_at_once):
         part = slice(first_doc, first_doc + docs_at_once)
         for first in range(0, nodes, nodes_at_once):

@@ -27,7 +27,7 @@ from pipeline.inference.processor import native
 
 # Instructions that multiply unsigned by signed bytes and add in 32 bits. Without them oneDNN adds
 # pairs of products in 16 bits, which overflow.
-_CPU_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8")
+_CPU_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 _ZERO_POINT = 128  # on a CPU, activations of -127 to 127 steps are the bytes 1 to 255
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a row of zeros
 _CUDA_ROWS = 17  # torch._int_mm takes no fewer on CUDA
@@ -162,7 +162,7 @@ def round_linear(network: PreTrainedModel, device: str) -> None:
     """
     if device == "cpu" and not any(map(torch.cpu.get_capabilities().get, _CPU_FEATURES)):
         raise ModelError(
-            "dtype: int8 needs a processor with VNNI or AMX "
+            "dtype: int8 needs a processor with products of bytes "
             f"({', '.join(_CPU_FEATURES)}), and this one has none; write auto"
         )
     if expert_weights(network):

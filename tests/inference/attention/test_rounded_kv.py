@@ -17,7 +17,7 @@ from pipeline.inference.attention.reference import LayerKV
 from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
-from pipeline.inference.memory import KV_BLOCK_TOKENS, plan_memory
+from pipeline.inference.memory import plan_memory
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 
 TinyModel = Callable[[str], LoadedModel]
@@ -31,23 +31,20 @@ def random_kv(tokens: int, heads: int = 3, dim: int = 8, seed: int = 0) -> Layer
 
 def kept_bytes(rounded: RoundedKV) -> int:
     spans = (*rounded.keys, *rounded.values)
-    return sum(span.quantized.nbytes + span.scale.nbytes for span in spans)
+    return sum(span.quantized.nbytes + span.step.nbytes for span in spans)
 
 
-@given(st.integers(1, 3 * KV_BLOCK_TOKENS), st.integers(0, 99))
+@given(st.integers(1, 96), st.integers(0, 99))
 def test_no_number_is_farther_off_than_half_a_step(tokens: int, seed: int) -> None:
     kv = random_kv(tokens, seed=seed)
     widened = RoundedKV.of(kv).widened()
     for own, kept in ((kv.k, widened.k), (kv.v, widened.v)):
         assert own.shape == kept.shape and own.dtype == kept.dtype
-        for block, other in zip(
-            own.split(KV_BLOCK_TOKENS), kept.split(KV_BLOCK_TOKENS), strict=True
-        ):
-            largest = block.abs().amax(dim=(0, 2), keepdim=True)
-            assert ((block - other).abs() <= largest / 127 / 2 * (1 + 1e-5)).all()
+        largest = own.abs().amax(dim=2, keepdim=True)
+        assert ((own - kept).abs() <= largest / 127 / 2 * (1 + 1e-5)).all()
 
 
-@given(st.lists(st.integers(1, 2 * KV_BLOCK_TOKENS), min_size=1, max_size=4))
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=4))
 def test_spans_are_rounded_each_for_itself(lengths: list[int]) -> None:
     spans = [random_kv(tokens, seed=seed) for seed, tokens in enumerate(lengths)]
     rounded = [RoundedKV.of(span) for span in spans]
@@ -60,13 +57,13 @@ def test_spans_are_rounded_each_for_itself(lengths: list[int]) -> None:
     assert kept_bytes(whole) == sum(map(kept_bytes, rounded))
 
 
-def test_a_block_of_zeros_stays_one_and_a_step_depends_on_its_block_alone() -> None:
-    kv = random_kv(2 * KV_BLOCK_TOKENS)
-    kv.k[:KV_BLOCK_TOKENS] = 0
+def test_zeros_stay_zeros_and_a_step_depends_on_its_token_alone() -> None:
+    kv = random_kv(4)
+    kv.k[:2] = 0
     widened = RoundedKV.of(kv).widened().k
-    assert not widened[:KV_BLOCK_TOKENS].any()
-    alone = RoundedKV.of(LayerKV(kv.k[KV_BLOCK_TOKENS:], kv.v[KV_BLOCK_TOKENS:])).widened().k
-    torch.testing.assert_close(widened[KV_BLOCK_TOKENS:], alone, rtol=0, atol=0)
+    assert not widened[:2].any()
+    alone = RoundedKV.of(LayerKV(kv.k[2:], kv.v[2:])).widened().k
+    torch.testing.assert_close(widened[2:], alone, rtol=0, atol=0)
 
 
 def some_ids(count: int, seed: int) -> tuple[int, ...]:
@@ -136,4 +133,4 @@ def test_the_plan_counts_a_byte_for_each_number_that_is_kept(tiny_model: TinyMod
     rounded = kept_bytes(RoundedKV.of(kv))
     assert narrow.prefix_bytes == rounded * model.layers
     assert wide.prefix_bytes == (kv.k.nbytes + kv.v.nbytes) * model.layers
-    assert narrow.prefix_bytes < 0.3 * wide.prefix_bytes
+    assert narrow.prefix_bytes < 0.4 * wide.prefix_bytes  # heads of 8: a step takes half of them

@@ -88,15 +88,22 @@ def test_a_label_has_the_sum_of_its_verbalizers_in_any_company(docs: int) -> Non
         torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("docs, calls", [(128, [128]), (300, [128, 128, 44])])
-def test_as_many_rows_are_read_at_once_as_the_limit_allows(docs: int, calls: list[int]) -> None:
+# — torch's device without memory stands for a GPU
+@pytest.mark.parametrize(
+    "device, docs, calls",
+    [("cpu", 128, [128]), ("cpu", 300, [128, 128, 44]), ("meta", 3_000, [2_048, 952])],
+)
+def test_as_many_rows_are_read_at_once_as_the_limit_of_the_device_allows(
+    device: str, docs: int, calls: list[int]
+) -> None:
     rows: list[int] = []
 
     def unembed(part: Tensor, tokens: Tensor | None = None) -> Tensor:
         rows.append(len(part))
-        return part @ unembedding()
+        return part @ unembedding().to(device)
 
-    LabelScorer(FIRST[:1], CPU).log_probs(states(docs, FIRST[:1]), unembed)
+    scorer = LabelScorer(FIRST[:1], torch.device(device))
+    scorer.log_probs(states(docs, FIRST[:1]).to(device), unembed)
     assert rows == calls
 
 

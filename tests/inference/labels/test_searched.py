@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import reference
 import torch
 
 from pipeline.inference.engine import LabelEngine
+from pipeline.inference.labels.answers import group_questions
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.searched import search
 from pipeline.inference.labels.trie import LabelTrie, Path
@@ -170,3 +173,21 @@ def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
     found = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made
     assert not found.out_of_memory and max(read) > 100
     np.testing.assert_allclose(found.log_probs[0], expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "device, groups",
+    [("cpu", [["at once", "searched"]]), ("cuda", [["at once"], ["searched"]])],
+)
+def test_on_a_gpu_a_search_does_not_make_other_questions_go_document_by_document(
+    device: str, groups: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"a": ((1,),), "b": ((2,),)}
+    asked = [Question("at once", (5,), labels), Question("searched", (6,), labels, beam=1)]
+    for kind in ("OnePassQuestions", "SearchedQuestions"):
+        monkeypatch.setattr(
+            f"pipeline.inference.labels.answers.{kind}", lambda own, *_: [q.name for q in own]
+        )
+    model: Any = SimpleNamespace(device=torch.device(device))
+    schedule: Any = None
+    assert group_questions(asked, schedule, model, {}) == groups

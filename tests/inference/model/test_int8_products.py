@@ -15,8 +15,8 @@ from processors import HAS_PRODUCTS, needs_products
 from scipy.linalg import block_diag, hadamard
 from torch import Tensor, nn
 
+from benchmarks.methods import linear_weights
 from pipeline.errors import ModelError
-from pipeline.inference.alternatives import linear_weights
 from pipeline.inference.loading import load_model, prepare, rounded
 from pipeline.inference.model import int8_products
 from pipeline.inference.model.int8_products import (
@@ -206,7 +206,7 @@ def test_a_processor_without_products_of_bytes_is_refused(
     make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    with pytest.raises(ModelError, match=r"needs a processor with VNNI or AMX .*write auto"):
+    with pytest.raises(ModelError, match=r"needs a processor with products of bytes .*write auto"):
         round_linear(make_network("llama"), "cpu")
 
 

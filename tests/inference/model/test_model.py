@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import shutil
 import subprocess
@@ -159,17 +160,49 @@ def test_a_model_that_cannot_be_exact_is_refused_when_it_is_prepared(
         prepare(network)
 
 
-def test_logits_that_the_engine_would_not_reproduce_are_refused(make_network: MakeNetwork) -> None:
+@pytest.mark.parametrize(
+    "factor, reason", [(2, r"its states or logits differ by 0\.5"), (math.nan, "computes NaN")]
+)
+def test_logits_that_the_engine_would_not_reproduce_are_refused(
+    factor: float, reason: str, make_network: MakeNetwork
+) -> None:
     network = make_network("llama")
     real = network.forward
 
-    def doubled(*args: Any, **kwargs: Any) -> Any:
+    def scaled(*args: Any, **kwargs: Any) -> Any:
         output = real(*args, **kwargs)
-        output.logits = output.logits * 2
+        output.logits = output.logits * factor
         return output
 
-    network.forward = doubled
-    with pytest.raises(ModelError, match=r"its states or logits differ by 0\.5"):
+    network.forward = scaled
+    with pytest.raises(ModelError, match=reason):
+        prepare(network)
+
+
+@pytest.mark.parametrize(
+    "part, number, dtype, reason",
+    [
+        ("lm_head", math.nan, "float32", r"lm_head\.weight has NaN or infinity"),
+        (
+            "model.layers.1.mlp.up_proj",
+            math.inf,
+            "bfloat16",
+            r"layers\.1\.mlp\.up_proj\.weight has",
+        ),
+        (
+            "model.layers.1.input_layernorm",
+            6e4,
+            "float16",
+            "a state has NaN .*write dtype: float32",
+        ),
+    ],
+)
+def test_a_model_that_computes_nan_is_refused_by_the_tensor_or_the_format(
+    part: str, number: float, dtype: str, reason: str, make_network: MakeNetwork
+) -> None:
+    network = make_network("llama").to(getattr(torch, dtype))
+    network.get_submodule(part).weight.data[3] = number
+    with pytest.raises(ModelError, match=f"'llama' computes NaN: .*{reason}"):
         prepare(network)
 
 
