@@ -276,8 +276,8 @@ def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
             key = number, stage.model or spec.model, stage.documents or spec.documents
             same = next((each for each in readers if each[:3] == key), None)
             if same is None:
-                own = {k: f"{place}.{k}" if getattr(stage, k) else k for k in _SHARED}
-                readers.append(same := (*key, [], own))
+                of_own = {k: f"{place}.{k}" if getattr(stage, k) else k for k in _SHARED}
+                readers.append(same := (*key, [], of_own))
             *_, stages, places = same
             stages.append(stage)
             places[task.name] = place
