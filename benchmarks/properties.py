@@ -1,7 +1,8 @@
 """Properties of documents: assay's answers beside JSON that vLLM writes within a schema.
 
-    python -m benchmarks.properties [SPEC] [--documents N] [--rounds N] [--to FILE]
+    python -m benchmarks.properties [SPEC ...] [--documents N] [--rounds N] [--to FILE]
 
+The specs ask for the same properties in several forms: by default isolated questions, and a sheet.
 Both engines have the same model in float32, the same documents and all cores, and take turns. vLLM
 gets all prompts of a round at once; the description of the properties comes before the document,
 where its prefix cache keeps it. Installs vLLM once, as `python -m benchmarks.peers` does.
@@ -42,6 +43,8 @@ from pipeline.verbs.samples import take_samples
 
 MAX_JSON_TOKENS = 600
 WARM_UP = 2  # documents that are not measured
+SPECS = ("jobs/specs/web_properties.yaml", "jobs/specs/web_properties_sheet.yaml")
+VLLM = "vllm"
 _YES_OR_NO = " Answer yes or no."
 
 Properties = dict[str, Any]  # by task a label, a number, or a list of labels
@@ -133,28 +136,26 @@ def differences(
 def measure(
     spec: JobSpec,
     setup: Setup,
-    prompts: tuple[PromptTokens, PromptTokens],  # with a question a part; to write the JSON
+    forms: Mapping[str, PromptTokens],  # by name, with a question a part
+    json_prompt: PromptTokens,
     documents: Sequence[list[int]],  # the first ones are the warm-up
     rounds: int,
 ) -> dict[str, Any]:
     """The figures of both engines, with all answers."""
-    prompt, json_prompt = prompts
-    tokens = [sorted({t for own in q.first_tokens.values() for t in own}) for q in prompt.questions]
-    asked = Asked(list(prompt.prefix), [list(q.token_ids) for q in prompt.questions], tokens)
     before, after = json_prompt.prefix, json_prompt.questions[0].token_ids
-    seconds: dict[str, list[float]] = {"assay": [], "vllm": []}
-    replies: dict[str, list[Any]] = {"assay": [], "vllm": []}
+    seconds: dict[str, list[float]] = {name: [] for name in (*forms, VLLM)}
+    replies: dict[str, list[Any]] = {name: [] for name in seconds}
     rest = documents[WARM_UP:]
     size = -(-len(rest) // rounds)
     parts = [documents[:WARM_UP], *(rest[i : i + size] for i in range(0, len(rest), size))]
     with ExitStack() as stack:
         assay = start("assay", setup, CACHE, stack)
-        vllm = Worker("vllm", setup, CACHE)
+        vllm = Worker(VLLM, setup, CACHE)
         stack.callback(vllm.close)
-        assay.prepare(asked)
         for number, part in enumerate(parts):
             for name in sorted(seconds, reverse=bool(number % 2)):
-                if name == "assay":
+                if name in forms:
+                    assay.prepare(_asked(forms[name]))
                     took, of_part = assay.label(list(part))
                 else:
                     ids = [[*before, *document, *after] for document in part]
@@ -163,41 +164,75 @@ def measure(
                 if number:
                     seconds[name].append(took / len(part))
                     replies[name] += of_part
-        versions = {"assay": assay.version, "vllm": vllm.version}
-    own = [answers(spec.tasks, prompt.questions, each) for each in replies["assay"]]
-    read = [parsed(spec.tasks, each["text"]) for each in replies["vllm"]]
-    ratios = [v / a for a, v in zip(seconds["assay"], seconds["vllm"], strict=True)]
+        versions = {"assay": assay.version, VLLM: vllm.version}
+    own = {
+        name: [answers(spec.tasks, prompt.questions, each) for each in replies[name]]
+        for name, prompt in forms.items()
+    }
+    read = [parsed(spec.tasks, each["text"]) for each in replies[VLLM]]
+    first = next(iter(own.values()))
     return {
         "processor": processor(),
         "cores": usable_cores(),
         "versions": versions,
         "documents": len(rest),
         "tokens of a document": statistics.fmean(map(len, rest)),
-        "tokens of the questions": len(Branches.of(asked.questions).token_ids),
-        "tokens that vLLM read": statistics.fmean(each["read"] for each in replies["vllm"]),
-        "tokens that vLLM wrote": statistics.fmean(each["tokens"] for each in replies["vllm"]),
+        "tokens of the questions": {
+            name: len(Branches.of([q.token_ids for q in prompt.questions]).token_ids)
+            for name, prompt in forms.items()
+        },
+        "tokens that vLLM read": statistics.fmean(each["read"] for each in replies[VLLM]),
+        "tokens that vLLM wrote": statistics.fmean(each["tokens"] for each in replies[VLLM]),
         "seconds of a document, by round": seconds,
-        "vLLM / assay": [statistics.median(ratios), min(ratios), max(ratios)],
+        "vLLM / assay": {name: _ratio(seconds[VLLM], seconds[name]) for name in forms},
         "not valid JSON": read.count(None) / len(read),
-        "other answers, by kind": differences(spec.tasks, own, read),
-        "answers": [own, replies["vllm"]],
+        "other answers in JSON, by kind": {
+            name: differences(spec.tasks, each, read) for name, each in own.items()
+        },
+        "other answers than the first form's": {
+            name: differences(spec.tasks, first, each) for name, each in own.items()
+        },
+        "answers": {**own, VLLM: replies[VLLM]},
     }
 
 
+def _asked(prompt: PromptTokens) -> Asked:
+    """The questions of a prompt, and the tokens that their labels begin with."""
+    tokens = [sorted({t for own in q.first_tokens.values() for t in own}) for q in prompt.questions]
+    return Asked(list(prompt.prefix), [list(q.token_ids) for q in prompt.questions], tokens)
+
+
+def _ratio(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
+    """The median of the rounds' ratios, the least and the greatest."""
+    ratios = [s / f for s, f in zip(slow, fast, strict=True)]
+    return [statistics.median(ratios), min(ratios), max(ratios)]
+
+
+def _labels(spec: JobSpec) -> list[tuple[str, str, list[str]]]:
+    """The tasks, which two forms of the same properties share."""
+    return [(task.name, task.kind, list(task.labels)) for task in spec.tasks]
+
+
 def main() -> None:
-    """Reads the spec and the documents, measures, and prints the figures."""
+    """Reads the specs and the documents, measures, and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("spec", nargs="?", default="jobs/specs/web_properties.yaml")
+    parser.add_argument("specs", nargs="*", default=SPECS)
     parser.add_argument("--documents", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--to", type=Path, help="file for the figures and all answers, as JSON")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
-    spec = load_spec(options.spec)
+    forms: dict[str, PromptTokens] = {}
+    spec, *others = map(load_spec, options.specs)
     job = make_job(spec, place(spec.model, this_machine()), CACHE)
-    folder, tokenizer, prompt = reader_prompt(job.readers[0], as_questions(spec.parts))
-    if odd := [q.name for q in prompt.questions if not q.scores_first_tokens]:
-        sys.exit(f"tasks: labels with the same first token are not measured here: {odd}")
+    for form in (spec, *others):
+        if _labels(form) != _labels(spec):
+            sys.exit(f"tasks: {form.name} has other tasks or labels than {spec.name}")
+        reader = make_reader(form, job.placement, CACHE)
+        folder, tokenizer, prompt = reader_prompt(reader, as_questions(form.parts))
+        if odd := [q.name for q in prompt.questions if not q.scores_first_tokens]:
+            sys.exit(f"tasks: labels with the same first token are not measured here: {odd}")
+        forms[form.name] = prompt
     changes = {"instruction": description(spec.tasks), "examples": ()}
     of_json = spec.model_copy(update={"prompt": spec.prompt.model_copy(update=changes)})
     question = spec.tasks[0].model_copy(
@@ -205,11 +240,11 @@ def main() -> None:
     )
     _, _, json_prompt = reader_prompt(make_reader(of_json, job.placement, CACHE), [question])
     shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
-    reader = DocumentReader.of(job.readers[0], folder, tokenizer)
-    samples = take_samples(shards, reader, spec, options.documents + WARM_UP)
+    document_reader = DocumentReader.of(job.readers[0], folder, tokenizer)
+    samples = take_samples(shards, document_reader, spec, options.documents + WARM_UP)
     setup = Setup(str(folder), None, "float32", threads=usable_cores(), cache=str(CACHE))
     documents = [list(each.token_ids) for each in samples]
-    figures = measure(spec, setup, (prompt, json_prompt), documents, options.rounds)
+    figures = measure(spec, setup, forms, json_prompt, documents, options.rounds)
     if options.to:
         options.to.write_text(json.dumps(figures, indent=1))
     print(*(f"{name}: {value}" for name, value in figures.items() if name != "answers"), sep="\n")

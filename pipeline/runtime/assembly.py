@@ -54,8 +54,7 @@ from pipeline.runtime.progress import (
 from pipeline.runtime.weights import ModelFiles, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.model import KeptFormat, ModelSpec
-from pipeline.spec.schema import DocumentsSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import DocumentsSpec, TaskSpec
 
 CUDA_BATCH_TOKENS = 65_536
 
@@ -166,7 +165,7 @@ def _encoder_engine(reader: Reader, send: Send) -> EncoderEngine:
     max_tokens, room = reader.spec.documents.max_tokens, encoder_context(folder, tokenizer)
     if max_tokens > room:
         fix = f"the encoder reads {room} tokens of a document; write at most that"
-        raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
+        raise SpecError([Problem(f"{reader.places['documents']}.max_tokens", fix, max_tokens)])
     send(WorkerReport(LOADING))
     torch.set_num_threads(min(reader.placement.threads, usable_cores()))
     network = load_encoder(folder, dtype=reader.placement.dtype, device=reader.placement.device)
@@ -205,7 +204,7 @@ def reader_prompt(
             f"{max(room, 0)} for a document beside the instruction and the longest question; "
             "write at most that"
         )
-        raise SpecError([Problem("documents.max_tokens", fix, max_tokens)])
+        raise SpecError([Problem(f"{reader.places['documents']}.max_tokens", fix, max_tokens)])
     return folder, tokenizer, prompt
 
 

@@ -40,6 +40,8 @@ Locate = Callable[[ModelSpec, Path], ModelFiles]  # as `weights.locate`
 _LOCATE_KNOWN = partial(locate, downloads=False)
 # The number formats that `dtype: auto` may become.
 _AUTO_DTYPES = ("float32", "bfloat16", "float16")
+# What a stage of a cascade may have of its own, and where all other tasks have it.
+_SHARED = {"model": "model", "documents": "documents"}
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class Reader:
     readouts: Mapping[str, str]  # the file's SHA-256 by part of a task, of those that have one
     classifiers: Mapping[str, str]  # the file's SHA-256 by task, of those that have one
     cache_dir: str
-    places: Mapping[str, str]  # by task, and of `model`: the place in the job's spec
+    places: Mapping[str, str]  # by task, of `model` and of `documents`: the place in the job's spec
 
     @property
     def fingerprints(self) -> dict[str, Fingerprint]:
@@ -256,31 +258,33 @@ def make_reader(spec: JobSpec, placement: Placement, cache_dir: Path) -> Reader:
     """The reader of the spec's model: of its tasks without a cascade, whatever their conditions."""
     places = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
     plain = spec.model_copy(update={"tasks": tuple(t for t in spec.tasks if not t.stages)})
-    return _reader(plain, placement, cache_dir, locate, {**places, "model": "model"})
+    return _reader(plain, placement, cache_dir, locate, places | _SHARED)
 
 
 def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
     """For each reader of a spec: what it is asked, without conditions, and the places of that.
 
-    Stages of one number and one model are answered together: the first ones with the other tasks
-    of this model. The places are those of the tasks, by name, and of the `model`.
+    Stages of one number that read as much of a document by one model are answered together: the
+    first ones with the other tasks. The places are those of the tasks, by name, and of the `model`
+    and the `documents`.
     """
-    readers = [(0, spec.model, list[StageSpec](), {"model": "model"})]
+    readers = [(0, spec.model, spec.documents, list[StageSpec](), {**_SHARED})]
     for index, task in enumerate(spec.tasks):
         plain = cast(StageSpec, task.model_copy(update={"when": None}))
         for number, stage in enumerate(task.stages or (plain,)):
             place = f"tasks.{index}" + (f".cascade.stages.{number}" if task.stages else "")
-            model = stage.model or spec.model
-            same = next((each for each in readers if each[:2] == (number, model)), None)
+            key = number, stage.model or spec.model, stage.documents or spec.documents
+            same = next((each for each in readers if each[:3] == key), None)
             if same is None:
-                of_model = "model" if stage.model is None else f"{place}.model"
-                readers.append(same := (number, model, [], {"model": of_model}))
-            _, _, stages, places = same
+                of_own = {k: f"{place}.{k}" if getattr(stage, k) else k for k in _SHARED}
+                readers.append(same := (*key, [], of_own))
+            *_, stages, places = same
             stages.append(stage)
             places[task.name] = place
-    for _, model, tasks, places in sorted(readers, key=itemgetter(0)):
+    for _, model, documents, tasks, places in sorted(readers, key=itemgetter(0)):
         if tasks:
-            yield spec.model_copy(update={"model": model, "tasks": tuple(tasks)}), places
+            own = {"model": model, "documents": documents, "tasks": tuple(tasks)}
+            yield spec.model_copy(update=own), places
 
 
 def _reader(

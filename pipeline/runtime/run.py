@@ -234,7 +234,7 @@ def _label_missing(
 ) -> Plan:
     """Records what the fingerprints mean, and labels; the plan of the last LIST."""
     longest_s = max(
-        longest_batch_s(r.files.size_bytes, job.spec.documents.max_tokens, r.placement)
+        longest_batch_s(r.files.size_bytes, r.spec.documents.max_tokens, r.placement)
         for r in job.readers
     )
     with watch.mailbox(job.spec.name, planned, job.placement.actors, longest_s) as mailbox:

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import (
     Field,
-    NonNegativeInt,
     PositiveInt,
     field_validator,
     model_validator,
@@ -29,6 +28,7 @@ from pipeline.spec.model import (
 from pipeline.spec.tasks import (
     TASK_NAME,
     CascadeTask,
+    DocumentsSpec,
     EncoderTask,
     QuestionTask,
     StageSpec,
@@ -133,24 +133,6 @@ class PromptSpec(Frozen):
         return template
 
 
-class DocumentsSpec(Frozen):
-    """How much of a document the model reads."""
-
-    max_tokens: PositiveInt = 2048
-    """Most tokens of a document, or of a chunk, that the model reads at once."""
-    too_long: Literal["head", "tail", "middle", "chunk"] = "head"
-    """What is read of a longer document. `head`: its start; `tail`: its end; `middle`: its
-    middle, without both ends; `chunk`: all of it, in chunks."""
-    overlap_tokens: NonNegativeInt = 128
-    """Number of tokens that two neighbouring chunks share (`too_long: chunk`)."""
-
-    @model_validator(mode="after")
-    def _chunks_advance(self) -> DocumentsSpec:
-        if self.too_long == "chunk" and self.overlap_tokens >= self.max_tokens:
-            raise ValueError("overlap_tokens must be below max_tokens, or chunks do not advance")
-        return self
-
-
 class JobSpec(Frozen):
     """One labelling job: a corpus, a model, and the questions."""
 
@@ -211,8 +193,10 @@ class JobSpec(Frozen):
         """The keys of a task or a stage, or of its model, that are not read, with the fix."""
         model = task.model or self.model
         above: Place = ("model",) if task.model is None else (*place, "model")
-        if task.model is not None and "cascade" not in place:
-            yield above, "only a stage of a cascade has a model of its own; write it for all tasks"
+        own = [key for key in ("model", "documents") if getattr(task, key) is not None]
+        if own and "cascade" not in place:
+            fix = "only a stage of a cascade has one of its own; write it for all tasks"
+            yield from (((*place, key), fix) for key in own)
         elif task.classifier is None and "vllm" in (self.model.engine, model.engine):
             for key in ("model", "readout", "beam"):
                 if getattr(task, key) is not None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import (
     Discriminator,
     Field,
+    NonNegativeInt,
     PositiveInt,
     Tag,
     ValidationInfo,
@@ -53,6 +54,24 @@ Text = Annotated[str, Field(min_length=1)]
 def _combination(task: Mapping[str, Any]) -> Literal["max", "mean"]:
     """How a task combines the answers to chunks, unless it says so itself."""
     return "max" if len(task["labels"]) == 2 or task["kind"] == "multi" else "mean"
+
+
+class DocumentsSpec(Frozen):
+    """How much of a document the model reads."""
+
+    max_tokens: PositiveInt = 2048
+    """Most tokens of a document, or of a chunk, that the model reads at once."""
+    too_long: Literal["head", "tail", "middle", "chunk"] = "head"
+    """What is read of a longer document. `head`: its start; `tail`: its end; `middle`: its
+    middle, without both ends; `chunk`: all of it, in chunks."""
+    overlap_tokens: NonNegativeInt = 128
+    """Number of tokens that two neighbouring chunks share (`too_long: chunk`)."""
+
+    @model_validator(mode="after")
+    def _chunks_advance(self) -> DocumentsSpec:
+        if self.too_long == "chunk" and self.overlap_tokens >= self.max_tokens:
+            raise ValueError("overlap_tokens must be below max_tokens, or chunks do not advance")
+        return self
 
 
 class Task(Frozen):
@@ -172,6 +191,8 @@ class QuestionTask(Task):
     model: ModelSpec | None = None
     """Model of a stage of a cascade. Default: the spec's. Its `dtype: auto` is that of the spec's
     model."""
+    documents: DocumentsSpec | None = None
+    """How much of a document a stage of a cascade reads. Default: as in the spec."""
     length_penalty: float = Field(default=0, ge=0, allow_inf_nan=False)
     """Exponent of the number of tokens that divides a label's log probability, of which all tokens
     are then scored. 0: no penalty; 1: mean of the tokens."""
@@ -229,6 +250,7 @@ class ClassifierTask(_UnaskedTask):
     """A classifier that answers instead of the model. The texts of a label are the names of its
     classes."""
     model: ClassVar[None] = None
+    documents: ClassVar[None] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -246,6 +268,8 @@ class EncoderTask(_UnaskedTask):
 
     model: ModelSpec | None = None
     """Model of a stage of a cascade. Default: the spec's."""
+    documents: DocumentsSpec | None = None
+    """How much of a document a stage of a cascade reads. Default: as in the spec."""
     classifier: ClassVar[None] = None
 
 
@@ -271,7 +295,8 @@ class CascadeSpec(Frozen):
 
     stages: tuple[StageSpec, ...] = Field(min_length=2)
     """The stages, the cheapest first: each has a question, a readout, a classifier, or a `model` of
-    its own, and maybe `labels`, with the texts or classes that mean the task's labels there. A
+    its own, and maybe `labels`, with the texts or classes that mean the task's labels there, and
+    `documents`, with how much of a document it reads: `{max_tokens: 256}` is its first part. A
     stage before the last decides a document if its probability is outside the thresholds. The last
     stage decides the others."""
     file: FilePath

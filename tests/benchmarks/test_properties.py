@@ -134,15 +134,28 @@ def test_both_engines_answer_each_document_once_after_the_warm_up(
     tasks[2]["question"] = (
         "About {label}?"  # — a token is a byte, and a begun answer goes on with " "
     )
-    spec = write_spec(tasks=tasks, input={"path": str(corpus), "id": "id"})
+    source = {"path": str(corpus), "id": "id"}
+    spec = write_spec(name="isolated", tasks=tasks, input=source).rename(tmp_path / "isolated.yaml")
+    tasks[0]["question"] = "{answer}form: "
+    prompt = {"instruction": "Fill in one line of this sheet. form: whole or cut?"}
+    sheet = write_spec(name="sheet", tasks=tasks, input=source, prompt=prompt)
     monkeypatch.setattr(properties, "Worker", Scribe)
     monkeypatch.setattr(properties, "CACHE", tmp_path / "peers")
-    words = ["properties", str(spec), "--documents", "5", "--rounds", "2", "--to", str(figures)]
-    monkeypatch.setattr(sys, "argv", words)
+    words = ["properties", str(spec), str(sheet), "--documents", "5", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", [*words, "--to", str(figures)])
     properties.main()
     found = json.loads(figures.read_text())
-    own, written = found["answers"]
-    assert len(own) == len(written) == found["documents"] == 5
+    isolated, of_sheet, written = (found["answers"][name] for name in ("isolated", "sheet", "vllm"))
+    assert len(isolated) == len(of_sheet) == len(written) == found["documents"] == 5
     assert all(len(each) == 2 for each in found["seconds of a document, by round"].values())
     assert found["not valid JSON"] == 0.2 and found["tokens that vLLM read"] == 7
-    assert found["other answers, by kind"] == differences(TASKS, own[:4], [VALID] * 4)
+    of_json = {"isolated": isolated[:4], "sheet": of_sheet[:4]}
+    assert found["other answers in JSON, by kind"] == {
+        name: differences(TASKS, own, [VALID] * 4) for name, own in of_json.items()
+    }
+    assert set(found["vLLM / assay"]) == {"isolated", "sheet"}
+    by_form = found["other answers than the first form's"]
+    assert by_form["sheet"] == differences(TASKS, isolated, of_sheet)
+    assert {*by_form["isolated"].values()} == {0}
+    read = found["tokens of the questions"]
+    assert read["sheet"] < read["isolated"]

@@ -11,9 +11,11 @@ from transformers import AutoTokenizer
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.spec.parse import load_spec
+from pipeline.spec.schema import JobSpec
 
 ROOT = Path(__file__).parents[2]
 SPEC = load_spec(ROOT / "jobs" / "specs" / "web_properties.yaml")
+SHEET = load_spec(ROOT / "jobs" / "specs" / "web_properties_sheet.yaml")
 
 
 def test_eighteen_properties_of_all_kinds_are_46_questions() -> None:
@@ -31,6 +33,24 @@ def test_every_property_is_on_its_page() -> None:
         assert set(task.labels) <= set(row.replace(",", " ").split()) or task.kind == "score", row
 
 
+def test_the_sheet_has_the_same_properties_and_asks_for_all_of_them_before_the_document() -> None:
+    asked, sheet = (
+        [(task.name, task.kind, [*task.labels], task.values) for task in spec.tasks]
+        for spec in (SPEC, SHEET)
+    )
+    assert asked == sheet
+    lines = dict(
+        line.split(": ", 1) for line in SHEET.prompt.instruction.splitlines() if ": " in line
+    )
+    assert [*lines] == [task.name for task in SHEET.tasks]
+    for task in SHEET.tasks:
+        assert (task.question or "").startswith(f"{{answer}}{task.name}"), "only the answer's begin"
+        texts = [texts[-1] for texts in task.labels.values()]
+        if task.kind == "score":  # — the ends of the scale
+            texts = [texts[0], texts[-1]]
+        assert [text for text in texts if text not in lines[task.name]] == []
+
+
 def test_educational_quality_alone_is_a_score_from_0_to_5() -> None:
     [task] = load_spec(ROOT / "jobs" / "specs" / "educational_quality.yaml").tasks
     assert (task.kind, task.values) == ("score", (0, 1, 2, 3, 4, 5))
@@ -39,11 +59,14 @@ def test_educational_quality_alone_is_a_score_from_0_to_5() -> None:
 
 
 @pytest.mark.slow
-def test_the_questions_are_short_and_read_at_one_position() -> None:
-    """The tokenizer of the model that the spec names; labels differ in their first token."""
+@pytest.mark.parametrize(("spec", "kept", "read"), [(SPEC, 44, 552), (SHEET, 545, 122)])
+def test_the_questions_are_short_and_read_at_one_position(
+    spec: JobSpec, kept: int, read: int
+) -> None:
+    """The tokenizer of the model that the specs name; labels differ in their first token."""
     model = ROOT / "models" / "smollm2-135m-instruct.gguf"
     tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
-    prompt = tokenise_prompt(tokenizer, SPEC.prompt, SPEC.parts)
+    prompt = tokenise_prompt(tokenizer, spec.prompt, spec.parts)
     branches = Branches.of([question.token_ids for question in prompt.questions])
-    assert len(branches.token_ids) == 552
+    assert (len(prompt.prefix), len(branches.token_ids)) == (kept, read)
     assert all(question.scores_first_tokens for question in prompt.questions)

@@ -146,16 +146,20 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
     of_classes = {"english": ["en"], "other": ["de", "fr", "es", "it"]}
     stages: list[dict[str, Any]] = [
         {"classifier": classifier, "labels": of_classes},
-        {"model": encodes, "labels": {"english": ["good"], "other": ["bad", "ugly"]}},
+        {
+            "model": encodes,
+            "labels": {"english": ["good"], "other": ["bad", "ugly"]},
+            "documents": {"max_tokens": 4},
+        },
         {"question": "Is it English?", "labels": {"english": ["yes"], "other": ["no"]}},
     ]
 
-    def write(name: str, model: dict[str, Any], task: dict[str, Any]) -> Path:
+    def write(name: str, model: dict[str, Any], task: dict[str, Any], most: int = 40) -> Path:
         content = {
             "name": name,
             "model": model,
             "input": {"path": str(tmp_path / "in.jsonl"), "id": "id"},
-            "documents": {"max_tokens": 40},
+            "documents": {"max_tokens": most},
             "output": str(tmp_path / name),
             "tasks": [{"name": "language", "labels": ["english", "other"], **task}],
         }
@@ -169,8 +173,9 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
 
     alone = []
     for number, stage in enumerate(stages):
-        own = {key: value for key, value in stage.items() if key != "model"}
-        spec = write(f"stage{number}", stage.get("model", decoder), own)
+        own = {key: value for key, value in stage.items() if key not in ("model", "documents")}
+        most = stage.get("documents", {}).get("max_tokens", 40)
+        spec = write(f"stage{number}", stage.get("model", decoder), own, most)
         code, _, errors = assay(spec, command=command)
         assert code == 0, errors
         alone.append(rows_of(f"stage{number}"))
@@ -198,6 +203,46 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
         numbers = {name: pytest.approx(expected.pop(name), abs=1e-6) for name in ("mass", "margin")}
         assert row == {**expected, **numbers}
     assert result["decided_by_stage"] == {"language": decided} and len(decided) > 1
+
+
+def test_a_stage_reads_the_first_tokens_and_a_later_one_the_document(staged: Corpus) -> None:
+    """A task with these `documents` is the oracle; its answers are those of the stage."""
+    texts = write_shared(staged)
+    staged.stages, staged.settings = [], {"documents": {"max_tokens": 7}}
+    staged.run()
+    alone = staged.rows()
+    staged.stages, staged.settings = [{"question": q} for q in QUESTIONS[:2]], {}
+    for most in (7, 6):
+        staged.stages[0]["documents"] = {"max_tokens": most}
+        staged.decide(0.2, 0.8)
+        staged.run()
+        own = {text: p_of("first", text[:most]) for text in texts.values() if text}
+        left = {text for text, p in own.items() if 0.2 < p < 0.8}
+        again = {("second", text) for text in left}
+        if most == 6:  # — another version of the stage, and the same of the last one
+            again = {("first", text[:6]) for text in own} | (again & {*staged.asked})
+        assert {*staged.asked} == again and 0 < len(left) < len(own)
+        for name, text in texts.items():
+            row = staged.rows()[name]
+            if not text:
+                assert (row["status"], row["stage"]) == ("empty", None)
+            elif text in left:
+                assert (row["status"], row["stage"]) == ("ok", 2)
+                assert row["p"]["toxic"] == pytest.approx(p_of("second", text), abs=1e-6)
+            else:
+                assert row["p"]["toxic"] == pytest.approx(own[text], abs=1e-6)
+                assert most == 6 or row == {**alone[name], "stage": 1}
+                assert row["status"] == ("ok" if len(text) <= most else "truncated")
+    staged.verify()
+
+
+def test_a_stage_that_reads_more_than_the_context_is_named(modelled: Corpus) -> None:
+    modelled.write("one", ["text"])
+    modelled.stages = [{"question": q} for q in QUESTIONS[:2]]
+    modelled.stages[0]["documents"] = {"max_tokens": 4_096}
+    modelled.decide(0.2, 0.8)
+    with pytest.raises(SpecError, match=r"tasks\.0\.cascade\.stages\.0\.documents\.max_tokens"):
+        modelled.run()
 
 
 @pytest.mark.parametrize(

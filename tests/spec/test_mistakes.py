@@ -159,7 +159,18 @@ STAGES = [
     ),
     (stages({"classifier": ONNX, "readout": "r"}, ASKED), "stages.0.readout", "one of the two"),
     (stages({"classifier": ONNX, "model": {"path": "m"}}, ASKED), "stages.0.model", "no model"),
+    (stages({"classifier": ONNX, "documents": {}}, ASKED), "stages.0.documents", "no documents"),
     (stages({**ASKED, "top_k": 2}, ASKED), "stages.0.top_k", "is set in the task"),
+    (
+        stages({**ASKED, "documents": {"max_tokens": 0}}, ASKED),
+        "stages.0.documents.max_tokens",
+        "above 0",
+    ),
+    (
+        stages({**ASKED, "documents": {"max_token": 9}}, ASKED),
+        "stages.0.documents.max_token",
+        "write max_tokens",
+    ),
     (
         stages({**ASKED, "model": {"path": "m", "kind": "encoder"}}, ASKED),
         "stages.0.model.kind",
@@ -214,6 +225,8 @@ VLLM = {"path": "m", "engine": "vllm"}
 ENGINES = [
     ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay' or 'vllm'"),
     (task(model={"path": "n"}), "tasks.0.model", "only a stage of a cascade"),
+    (task(documents={"max_tokens": 9}), "tasks.0.documents", "only a stage of a cascade"),
+    (stages(ASKED, ASKED, documents={}), "tasks.0.documents", "a cascade takes no documents"),
     ({"model": {"path": "m", "tensor_parallel": 2}}, "model.tensor_parallel", "engine: assay"),
     ({"model": {**VLLM, "tensor_parallel": 0}}, "model.tensor_parallel", "above 0"),
     ({"model": {**VLLM, "dtype": "int8"}}, "model.dtype", "with engine: vllm"),

@@ -91,7 +91,7 @@ DEFAULTS: dict[str, Any] = {
     },
     "publish": {"gates": [], "max_psi": None, "max_flip_rate": None, "max_failing": None},
 }
-ABSENT = ["when", "model", "readout", "beam", "top_k", "separator", "guide"]
+ABSENT = ["when", "model", "documents", "readout", "beam", "top_k", "separator", "guide"]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}
 
 
@@ -180,31 +180,30 @@ def test_stages_of_one_model_are_answered_together_and_the_first_with_the_other_
     trained = {"readout": "r"}
     asked, of_own = {"question": "one"}, {"question": "two", "model": {"path": "own"}}
     classifier = {"classifier": {"kind": "onnx", "path": "c"}}
+    short = {**asked, "documents": {"max_tokens": 9}}
     tasks: list[dict[str, Any]] = [{"name": "plain", "question": "three"}]
     for name, stages in {
         "a": [asked, of_own],
         "b": [trained, asked],
         "c": [classifier, trained, of_own],
+        "d": [short, asked],
+        "e": [short, asked],
     }.items():
         tasks.append({"name": name, "cascade": {"stages": stages, "file": "f"}})
     labelled = [{"labels": ["yes", "no"], **task} for task in tasks]
     spec = spec_of({**yaml.safe_load(SMALLEST), "model": {"path": "m"}, "tasks": labelled})
     readers = [
-        (own.model.path, [task.name for task in own.tasks], places)
-        for own, places in reader_specs(spec)
+        (own.model.path, own.documents.max_tokens, places) for own, places in reader_specs(spec)
     ]
     stage = "tasks.{}.cascade.stages.{}".format
+    shared = {"model": "model", "documents": "documents"}
+    first = {name: stage(i, 0) for i, name in enumerate("abc", 1)}
+    second = {name: stage("abcde".index(name) + 1, 1) for name in "bcde"}
+    of_stage = stage(4, 0) + ".documents"
     assert readers == [
-        (
-            "m",
-            ["plain", "a", "b", "c"],
-            {
-                "model": "model",
-                "plain": "tasks.0",
-                **{name: stage(i, 0) for i, name in enumerate("abc", 1)},
-            },
-        ),
-        ("own", ["a"], {"model": stage(1, 1) + ".model", "a": stage(1, 1)}),
-        ("m", ["b", "c"], {"model": "model", "b": stage(2, 1), "c": stage(3, 1)}),
-        ("own", ["c"], {"model": stage(3, 2) + ".model", "c": stage(3, 2)}),
+        ("m", 2048, shared | {"plain": "tasks.0"} | first),
+        ("m", 9, shared | {"documents": of_stage, "d": stage(4, 0), "e": stage(5, 0)}),
+        ("own", 2048, shared | {"model": stage(1, 1) + ".model", "a": stage(1, 1)}),
+        ("m", 2048, shared | second),
+        ("own", 2048, shared | {"model": stage(3, 2) + ".model", "c": stage(3, 2)}),
     ]

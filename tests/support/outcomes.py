@@ -38,7 +38,9 @@ def toy_job(
     }
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
     spec = parse_spec(json.dumps(content))
-    reader = Reader(spec, files, placement, {}, {}, "", {"model": "model"})
+    reader = Reader(
+        spec, files, placement, {}, {}, "", {"model": "model", "documents": "documents"}
+    )
     known = [task for task in spec.tasks if task.name in fingerprints]
     steps = [Step(t.name, 0, 0, t, fingerprints[t.name], None) for t in known]
     return Job(spec, (reader,), tuple(steps), fingerprints, placement, "", Run("toy"))

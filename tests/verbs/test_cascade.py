@@ -56,6 +56,20 @@ def test_the_thresholds_follow_from_the_answers_of_the_sample(staged: Corpus) ->
     assert thresholds(again) == file
 
 
+def test_a_stage_that_reads_less_is_judged_by_what_it_answers(staged: Corpus) -> None:
+    staged.stages[0]["documents"] = {"max_tokens": 14}
+    staged.write("a", TEXTS)
+    chosen = run_verb(staged)
+    sample = [text for question, text in staged.asked if question == "second"]
+    assert {text for q, text in staged.asked if q == "first"} == {text[:14] for text in sample}
+    first = np.array([p_of("first", text[:14]) for text in sample])
+    truth = np.array([p_of("second", text) for text in sample]) > 0.5
+    expected = choose(first[None], truth, Promise(0.6, 0.6))
+    assert expected == pytest.approx((chosen.low, chosen.high), abs=1e-6)
+    staged.run()
+    assert not {("second", text) for text in sample} & {*staged.asked}
+
+
 def test_another_choice_from_the_same_texts_states_a_lower_confidence(staged: Corpus) -> None:
     staged.write("a", TEXTS)
     looks = lambda chosen: (chosen.source["looks"], round(chosen.source["confidence"], 4))  # noqa: E731
