@@ -120,6 +120,7 @@ class _LlamaLayer:
             softcap=None,
             branches_only=answers is not None,
         ).out.flatten(-2)
+        del q, k, v  # — the feed-forward takes their memory
         if answers is not None:
             states, attended = states[answers], attended[answers - first]
         if len(states) <= self._inner_rows:
