@@ -91,7 +91,7 @@ class LabelEngine:
         self._compiled(tuple(question.name for question in prompt.questions))
 
     def _compile(self, tasks: tuple[str, ...]) -> list[OnePassQuestions | SearchedQuestions]:
-        """The questions of these tasks in groups; conditions ask the same ones again and again."""
+        """The groups of these tasks' questions; those of the last 64 sets of tasks are kept."""
         asked = [question for question in self.prompt.questions if question.name in tasks]
         return group_questions(asked, self._schedule, self.model, self._readouts)
 

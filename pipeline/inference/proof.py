@@ -68,7 +68,7 @@ def _own_error(model: LoadedModel) -> float:
 
 
 @contextmanager
-def _short_windows(model: LoadedModel) -> Iterator[LoadedModel]:
+def _short_windows(model: LoadedModel) -> Iterator[None]:
     """In this block no window is longer than the prompts of a proof, so that each is proved."""
     owners: list[Any] = [model.network.config.get_text_config(), *model.network.modules()]
     windows = [(owner, getattr(owner, "sliding_window", None)) for owner in owners]
@@ -76,8 +76,7 @@ def _short_windows(model: LoadedModel) -> Iterator[LoadedModel]:
     try:
         for owner, _ in long:
             owner.sliding_window = _PROVED_WINDOW
-        shortened = {window and min(window, _PROVED_WINDOW) for window in model.windows}
-        yield replace(model, windows=frozenset(shortened))
+        yield
     finally:
         for owner, window in long:
             owner.sliding_window = window
@@ -100,10 +99,10 @@ def tree_error(model: LoadedModel) -> float:
     if model.images is not None:
         batches.append([_image_document(model.images, size, text[:7]) for size in _IMAGE_SIZES])
     errors = []
-    with _short_windows(model) as short:
-        errors += [_questions_error(short, prefix, batch, questions) for batch in batches]
+    with _short_windows(model):
+        errors += [_questions_error(model, prefix, batch, questions) for batch in batches]
         if model.schedule == "fused":
-            errors.append(_long_error(short))
+            errors.append(_long_error(model))
     if model.schedule == "fused" and model.windows != {None}:
         errors.append(_long_error(model))
     return _largest(errors)

@@ -145,10 +145,8 @@ def processor_formats(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     facts = {
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
     }
-    flags = {
-        *facts.get("flags", "").split(),
-        *facts.get("Features", "").split(),
-    }  # — of x86; of ARM
+    # — x86 has `flags`, ARM has `Features`
+    flags = set(f"{facts.get('flags', '')} {facts.get('Features', '')}".split())
     formats = {"float32"}
     if not flags.isdisjoint(_FAST_BFLOAT16.get(facts.get("vendor_id", ""), ())):
         formats.add("bfloat16")

@@ -24,8 +24,9 @@ from pipeline.inference.model.operations import Operations
 
 # Rows of a block on a CPU whose inner states stay in the cache from one product to the next. On a
 # Xeon of model 167 a document of 1,000 tokens took .82 s in 8 bits with 256 rows, .78 with 384 and
-# .85 with 512; on one of model 207 thirty layers in bfloat16 took .57 s with 256 to 608 rows and
-# .65 without blocks. In float32, on the same one, it took .99 with blocks and .96 without.
+# .85 with 512. Thirty layers in bfloat16 took .57 s on a thread of a Xeon with AMX with 256 to 608
+# rows, and .65 without blocks. In float32, on a Xeon of model 207, a document took .99 with blocks
+# and .96 without.
 INT8_ROWS, BFLOAT16_ROWS = 384, 512
 
 
