@@ -97,7 +97,8 @@ def _layers(task: TaskFit) -> Grid:
         for layer in task.layers
     ]
     names = ("layer", "of all", "AUROC", "macro F1")
-    return Grid(f"layers ({_AT[task.kind, task.pooling]})", names, rows, texts=0)
+    title = f"layers, each fitted alone ({_AT[task.kind, task.pooling]})"
+    return Grid(title, names, rows, texts=0)
 
 
 def _labels(name: str, labels: Sequence[TaskFit]) -> Grid:

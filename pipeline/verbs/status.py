@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions, stored_version
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
@@ -26,9 +27,8 @@ from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
     known_counts,
-    last_published,
+    last_snapshot,
     snapshots_of,
-    table_of,
 )
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job, job_of_output
@@ -136,10 +136,13 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
     planned = dry_run(spec, cache_dir=cache_dir)
-    last = last_published(store, spec.name)
-    published = None if last is None else table_of(store, last)
+    number = last_snapshot(store, spec.name)
+    last = None if number is None else contents(store, number)
+    published = None if last is None else last.files
     files = counted(store, label_files(store, job, planned), known_counts(store, published))
     shown = set() if published is None else {*published["sid"].unique().to_pylist()}
+    if last:
+        warn_of_older_answers(spec, store, last, cache_dir)
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(
@@ -147,9 +150,9 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         documents=planned.rows,
         to_read=planned.rows_for_model,
         unreadable=planned.cuts.unreadable,
-        snapshot=None if last is None else last["number"],
+        snapshot=number,
         unpublished=sum(shard.rows for shard in planned.shards if shard.id not in shown),
-        limit=None if last is None else last.get("limit"),
+        limit=last.limit if last else None,
         tasks={task: _task_status(planned, task, files) for task in job.fp},
         reused={
             task: _sum(files["taken_over"].filter(pc.equal(files["task"], task))) for task in job.fp

@@ -31,6 +31,7 @@ VERBS = {
     "dry run": ["filter", "--dry-run"],
     "filter": ["filter", "--to", "kept"],
     "report": ["report", "--to", "report.html"],
+    "status": ["status"],
 }
 Line = Callable[..., str]
 
