@@ -141,8 +141,14 @@ def label_engine(reader: Reader, model: LoadedModel, prompt: PromptTokens) -> La
     )
 
 
-def reader_engine(reader: Reader, send: Send = ignore) -> Engine:
-    """The reader's engine, loaded; `send` takes the phases."""
+def reader_engine(
+    reader: Reader, send: Send = ignore, models: dict[str, LoadedModel] | None = None
+) -> Engine:
+    """The reader's engine, loaded; `send` takes the phases.
+
+    `models` are those that readers of the same job have loaded, by their JSON in the spec: two
+    readers of one model share its weights.
+    """
     if reader.spec.uses_encoder:
         return _encoder_engine(reader, send)
     folder, _, prompt = reader_prompt(reader, send=send)
@@ -155,7 +161,10 @@ def reader_engine(reader: Reader, send: Send = ignore) -> Engine:
             reader.spec.model.tensor_parallel,
         )
         return load_vllm(folder, prompt, options, max_tokens=reader.spec.documents.max_tokens)
-    return label_engine(reader, reader_model(reader, folder), prompt)
+    models, name = {} if models is None else models, reader.spec.model.model_dump_json()
+    if name not in models:
+        models[name] = reader_model(reader, folder)
+    return label_engine(reader, models[name], prompt)
 
 
 def _encoder_engine(reader: Reader, send: Send) -> EncoderEngine:

@@ -19,6 +19,7 @@ from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import Classifier, label_log_probs
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
+from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import VllmEngine
@@ -50,11 +51,18 @@ class LoadedReader:
         reader: The reader.
         send: Takes reports of the progress.
         working: Held while a model is loaded or reads. Readers in one process share it.
+        models: The loaded models of all readers of the job.
     """
 
-    def __init__(self, reader: Reader, send: Send, working: Lock | None = None) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        send: Send,
+        working: Lock | None = None,
+        models: dict[str, LoadedModel] | None = None,
+    ) -> None:
         self.reader = reader
-        self._send = send
+        self._send, self._models = send, {} if models is None else models
         self._working, self._classifying = working or Lock(), Lock()
         self._classifiers: dict[str, Classifier] = {}  # by task, once they are loaded
 
@@ -86,7 +94,7 @@ class LoadedReader:
 
     @cached_property
     def _engine(self) -> Engine:
-        return reader_engine(self.reader, self._send)
+        return reader_engine(self.reader, self._send, self._models)
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from threading import Lock
 
 from pipeline.errors import ModelError
 from pipeline.inference.memory import disable_malloc_trim
+from pipeline.inference.model.loaded import LoadedModel
 from pipeline.ledger.attempts import Attempts, Turn, attempt_name
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
@@ -44,8 +45,8 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedRea
     failpoint("loading")
     if job.spec.model.dtype == "auto" and job.placement.device == "cpu":
         _check_format(job.placement.dtype)
-    working = Lock()
-    readers = [LoadedReader(reader, send, working) for reader in job.readers]
+    working, models = Lock(), dict[str, LoadedModel]()
+    readers = [LoadedReader(reader, send, working, models) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()
         readers[0].load_tokenizer()

@@ -327,7 +327,9 @@ def new_corpus(
     with pytest.MonkeyPatch.context() as patch:
         run_without_ray(patch)
         readers = "pipeline.runtime.readers"
-        patch.setattr(f"{readers}.reader_engine", lambda job, _send: Answering(job, asked, broken))
+        patch.setattr(
+            f"{readers}.reader_engine", lambda job, _send, _models: Answering(job, asked, broken)
+        )
         model = read_in_float32(model_folder)
         yield lambda: Corpus(tmp_path_factory.mktemp("corpus"), model, asked, broken)
 

@@ -75,7 +75,7 @@ def main_of_toy(words: Sequence[str]) -> int:
         patch.setattr("pipeline.runtime.graph.label_items", label_items)
         patch.setattr(
             "pipeline.runtime.readers.reader_engine",
-            lambda job, _send: FakeEngine(job.spec.tasks),
+            lambda job, _send, _models: FakeEngine(job.spec.tasks),
         )
         for user in ("stores.s3", "sources.streams"):
             patch.setattr(f"pipeline.{user}.retry", lambda call, _policy: retry(call, STUBBORN))
