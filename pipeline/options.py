@@ -105,34 +105,8 @@ class FitOptions(GoldOptions):
     that the spec names, else the folder readouts beside the spec)."""
     hold_out: float = 0.0
     """Fit without this share of the gold texts: `assay eval` judges the readout by them."""
-    recall: float | None = None
-    """Of a task with a cascade: the minimum recall, from 0 to 1, compared with the last stage."""
-    precision: float | None = None
-    """Of a task with a cascade: the minimum precision, from 0 to 1."""
-    documents: int | None = None
-    """Of a task with a cascade: documents to draw; every stage labels all of them (default: 500).
-    """
     overwrite: bool = False
     """Replace existing files (default: refuse)."""
-
-    def chooses_thresholds(self) -> bool:
-        """Whether thresholds of a cascade are chosen, not readouts fitted; SpecError if unclear."""
-        promise = {"recall": self.recall, "precision": self.precision}
-        if set(promise.values()) == {None} and self.documents is None:
-            return False
-        fix = "write a number above 0 and below 1"
-        wrong = [
-            Problem(Option(name), fix if share is not None else f"missing; {fix}", share)
-            for name, share in promise.items()
-            if share is None or not 0 < share < 1
-        ]
-        for name in ("gold", "layers", "to", "hold_out"):
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                wrong.append(Problem(Option(name), "is for readouts; leave it out for a cascade"))
-        if wrong:
-            raise SpecError(wrong)
-        require_positive(self, "documents")
-        return True
 
 
 @dataclass(frozen=True, slots=True)

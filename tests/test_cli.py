@@ -70,7 +70,7 @@ FLAGS = {
         ("run s --gold g", "--gold: is a key of the spec; write gold: {path: FILE} (got '--gold')"),
         ("run s --max-psi=1", "--max-psi: is a key of the spec; write publish: {max_psi: NUMBER}"),
         ("show s", "VERB: show was removed; write `assay export SPEC --head N` (got 'show')"),
-        ("cascade s", "VERB: cascade was removed; write `assay fit SPEC --recall X --precision X`"),
+        ("cascade s", "VERB: cascade was removed; write cascade: auto in a task of the spec"),
         ("fit s --document", "--document: was removed; leave it out: `assay fit` tries the"),
         ("fit s --recall 0.9", "--precision: missing; write a number above 0 and below 1"),
         (

@@ -52,7 +52,7 @@ _GONE = {
     "audit": "audit was removed; `assay review --by audit` draws the sample, `assay eval` judges",
     "bench": "bench was removed; in a checkout, write `python -m benchmarks.bench SPEC`",
     "calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`",
-    "cascade": "cascade was removed; write `assay fit SPEC --recall X --precision X`",
+    "cascade": "cascade was removed; write cascade: auto in a task of the spec",
     "plan": "plan was removed; write `assay run SPEC --dry-run`",
     "pull": "pull was removed; `assay check` fetches the model",
     "show": "show was removed; write `assay export SPEC --head N`",

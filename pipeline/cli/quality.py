@@ -49,13 +49,7 @@ def fit(
     better of the two is chosen, by the loss of rows that were held out by cross-validation; the
     figures come from these rows. Of the layers that are as good as the best one, up to one standard
     error, the cheapest is chosen.
-
-    With --recall and --precision, choose instead when a cheap stage of a cascade decides alone.
-    Every stage answers a sample. With a confidence of 95 %, the cascade then has this recall and
-    this precision, compared with the last stage alone.
     """
-    if options.chooses_thresholds():
-        return _thresholds(spec_file, options, as_json=as_json)
     from pipeline.report.progress import fit_progress
 
     with spec_in(spec_file) as spec, shown_by(fit_progress) as announce:
@@ -67,17 +61,6 @@ def fit(
             spec, options, cache_dir=cache_dir(), folder=folder, announce=announce
         )
     return print_result(fitted, partial(show_fit, spec_file=spec_file), as_json=as_json)
-
-
-def _thresholds(spec_file: str, options: FitOptions, *, as_json: bool) -> int:
-    from pipeline.report.progress import run_progress
-
-    with spec_in(spec_file) as spec, shown_by(run_progress) as announce:
-        with imports_of_torch():
-            from pipeline.report.fit import show_thresholds
-            from pipeline.verbs.cascade import choose_thresholds
-        chosen = choose_thresholds(spec, options, cache_dir=cache_dir(), announce=announce)
-    return print_result(chosen, show_thresholds, as_json=as_json)
 
 
 @verb(IMPROVE, 0)

@@ -52,11 +52,7 @@ def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The task with the local files that it names copied into the folder."""
     changed: dict[str, Any] = copy.deepcopy(dict(task))
     for own in (changed, *stages_of(changed)):
-        for holder, key in (
-            (own, "readout"),
-            (own.get("classifier"), "path"),
-            (own.get("cascade"), "file"),
-        ):
+        for holder, key in ((own, "readout"), (own.get("classifier"), "path")):
             if holder and (name := holder.get(key)):
                 holder[key] = _copied(Path(os.path.expanduser(name)), folder) or name
     return changed

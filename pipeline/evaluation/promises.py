@@ -17,7 +17,7 @@ and no text of the first half influences the second but through the rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, log
 
@@ -31,6 +31,8 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 RULES = 100  # of a path: each decides a hundredth of the first half more
+_CLIP = 1e-6, 1 - 1e-6  # of probabilities whose logit is taken
+_LEAST_SLOPE, _NEVER = 1e-3, -40.0  # of a class without documents: it is decided last
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,88 +79,82 @@ class Proof:
 
 def proved_share(errors: int, trials: int, confidence: float) -> float:
     """The smallest share of successes that the counts do not refute (Clopper and Pearson)."""
-    return float(1 - beta.ppf(confidence, errors + 1, trials - errors)) if errors < trials else 0.0
+    return 0.0 if errors >= trials else float(1 - beta.ppf(confidence, errors + 1, trials - errors))
 
 
 def careful_to_cheap(
-    p: Floats,  # [docs]: the probability of the class that the cheap answer chooses
-    chosen: Ints,  # [docs]: this class
-    right: Bools,  # [docs]: whether it is the whole model's
+    p: Floats,  # [docs, parts]: the probability of the class that the cheap answer chooses
+    chosen: Ints,  # [docs, parts]: this class
+    right: Bools,  # [docs, parts]: whether it is the whole model's
     classes: int,
-) -> Floats:  # [RULES, classes]: each class is decided at this probability, or above
-    """Rules of which each decides all that the one before decides, and a hundredth more.
+) -> Floats:  # [RULES, parts, classes]
+    """Rules, each of which decides all that the one before decides, and a hundredth more.
 
-    Documents come in the order of the estimated probability that the cheap answer is right: for
-    each class a logistic regression on the logit of p, with Platt's prior (1999) for classes
-    without an error.
+    A document has one part, its label, or one for each label that applies or not. A rule decides
+    a class at its probability or above; a document if it decides all parts. Documents come in the
+    order of the estimated probability that their least sure part is right: for each part and class
+    a logistic regression on the logit of p, with Platt's prior (1999) for classes without an error.
     """
-    x = logit(np.clip(p, 1e-6, 1 - 1e-6))
-    sure = np.empty(len(p))
-    fitted = [_platt(x[chosen == of], right[chosen == of]) for of in range(classes)]
-    for of, (slope, offset) in enumerate(fitted):
-        sure[chosen == of] = expit(slope * x[chosen == of] + offset)
-    levels = np.quantile(sure, 1 - np.arange(1, RULES + 1) / RULES, method="higher")
-    rules = np.full((RULES, classes), np.inf)
-    for of in range(classes):
-        order = np.argsort(-sure[chosen == of], kind="stable")
-        own, probabilities = sure[chosen == of][order], p[chosen == of][order]
-        counts = np.searchsorted(-own, -levels, side="right")
-        rules[counts > 0, of] = np.minimum.accumulate(probabilities)[counts[counts > 0] - 1]
-    return rules
+    x = logit(np.clip(p, *_CLIP))
+    parts = range(p.shape[1])
+    curves = np.array(
+        [
+            [_platt(x[own, n], right[own, n]) for own in _of_classes(chosen[:, n], classes)]
+            for n in parts
+        ]
+    )  # [parts, classes, 2]
+    slope, offset = np.moveaxis(curves[np.arange(p.shape[1]), chosen], -1, 0)
+    sure = (slope * x + offset).min(axis=1)
+    levels = np.quantile(sure, 1 - np.arange(1, RULES + 1) / RULES, method="lower")
+    at = expit((levels[:, None, None] - curves[..., 1]) / curves[..., 0])
+    return np.asarray(at, np.float64)
+
+
+def _of_classes(chosen: Ints, classes: int) -> Iterator[Bools]:
+    yield from (chosen == of for of in range(classes))
 
 
 def _platt(x: Floats, right: Bools) -> tuple[float, float]:
-    """The slope, at least 0, and the offset of a logistic regression with Platt's targets."""
-    if not len(x):
-        return 0.0, 0.0
-    targets = np.where(
-        right, (right.sum() + 1) / (right.sum() + 2), 1 / ((~right).sum() + 2)
-    )
+    """The slope and the offset of a logistic regression with Platt's targets; it rises."""
+    good, bad = right.sum(), (~right).sum()
+    targets = np.where(right, (good + 1) / (good + 2), 1 / (bad + 2))
 
     def loss(at: Floats) -> tuple[float, Floats]:
         z = at[0] * x + at[1]
         error = expit(z) - targets
-        return float((np.logaddexp(0, z) - targets * z).mean()), np.array(
-            [(error * x).mean(), error.mean()]
-        )
+        gradient = np.array([(error * x).sum(), error.sum()])
+        return float((np.logaddexp(0, z) - targets * z).sum()), gradient
 
-    start = np.array([1.0, 0.0])
-    slope, offset = minimize(loss, start, jac=True, bounds=[(1e-3, None), (None, None)]).x
+    if not len(x):
+        return _LEAST_SLOPE, _NEVER
+    bounds = [(_LEAST_SLOPE, None), (None, None)]
+    slope, offset = minimize(loss, np.array([1.0, 0.0]), jac=True, bounds=bounds).x
     return float(slope), float(offset)
 
 
-def decided_from(rules: Floats, p: Floats, chosen: Ints) -> Ints:  # [docs]
-    """The first rule that decides each document; the number of rules for one that none decides."""
-    return np.asarray((p[None, :] < rules[:, chosen]).sum(axis=0), np.int64)
-
-
 def prove(
-    decided: Ints,  # [docs]: `decided_from` of the second half
-    right: Bools,  # [docs]: whether the cheap answer is the whole model's
+    wrong: Iterable[Bools],  # of each rule: [docs] whether it gives a wrong answer itself
     promise: Promise,
     positive: Bools | None = None,  # [docs]: by the whole model; for recall and precision
 ) -> Proof:
     """The cheapest rule whose promise these documents prove."""
     proof: Proof | None = None
-    for rule in range(RULES):
-        wrong = (decided <= rule) & ~right
-        tests = dict(_tests(wrong, promise, positive))
+    for number, of_rule in enumerate(wrong):
+        tests = dict(_tests(of_rule, promise, positive))
         if any(test.proved < promise.shares[name] for name, test in tests.items()):
             return proof or Proof(-1, tests)
-        proof = Proof(rule, tests)
-    assert proof is not None
+        proof = Proof(number, tests)
+    assert proof is not None, "no rules"
     return proof
 
 
-def _tests(
-    wrong: Bools, promise: Promise, positive: Bools | None
-) -> Iterator[tuple[str, Test]]:
+def _tests(wrong: Bools, promise: Promise, positive: Bools | None) -> Iterator[tuple[str, Test]]:
     """The test of each share that is promised, by its name."""
     trials, errors = {"agree": len(wrong)}, {"agree": int(wrong.sum())}
     if positive is not None:
         missed, false = int((wrong & positive).sum()), int((wrong & ~positive).sum())
-        trials |= {"recall": int(positive.sum())}
-        trials["precision"] = trials["recall"] - missed + false
+        of_all = int(positive.sum())
+        trials |= {"recall": of_all, "precision": of_all - missed + false}
         errors |= {"recall": missed, "precision": false}
     for name in promise.shares:
         proved = proved_share(errors[name], trials[name], promise.confidence)

@@ -176,6 +176,7 @@ class Choice:
     strength: float
     scale: float
     offset: Floats  # [labels]
+    held_out: Floats  # [rows, labels]: the probabilities of the rows, held out
 
 
 Choices = list[list[Choice]]  # by layer, by pooling
@@ -299,7 +300,16 @@ def _choice(
     choices = []
     for strength, of_strength in zip(strengths, logits, strict=True):
         scale, offset = fit_logits(of_strength, gold.targets, offsets=gold.balanced)
-        losses = log_losses(scale * of_strength + offset, gold.targets)
+        own_logits = scale * of_strength + offset
+        losses = log_losses(own_logits, gold.targets)
         standard_error = float(losses.std(ddof=1) / np.sqrt(rows))
-        choices.append(Choice(float(losses.mean()), standard_error, strength, scale, offset))
+        own = Choice(
+            float(losses.mean()),
+            standard_error,
+            strength,
+            scale,
+            offset,
+            softmax(own_logits, axis=1),
+        )
+        choices.append(own)
     return _best(choices)

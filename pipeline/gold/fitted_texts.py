@@ -1,6 +1,6 @@
 """The texts that a task's answers were fitted to, which do not show how good they are.
 
-Entry points: `fitted_texts`, `readout_texts`, `is_held_out` for the texts that a fit leaves out,
+Entry points: `fitted_texts`, `is_held_out` for the texts that a fit leaves out,
 and `cross_validated` for what the fit itself measured. A text is known by its content hash: so rows
 of another gold set, or of another output, count.
 """
@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 from pipeline.errors import Problem, SpecError
 from pipeline.evaluation.intervals import Figure
-from pipeline.fitted.cascade_file import parse_thresholds
 from pipeline.fitted.readout import Card, ReadoutError, parse_readout
 from pipeline.hashes import sha256_hex, validated
 from pipeline.runtime.fitted_files import options_for, read_fitted
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 # If texts were left out, at least this many others make a figure.
 LEAST_ROWS = 30
@@ -25,22 +24,10 @@ _HEX = 8
 
 
 def fitted_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
-    """The content hashes that a task's answers were fitted to, by its readouts and thresholds.
+    """The content hashes of the texts of a task's readout, or of the readouts of its stages.
 
     SpecError if a file that the task names cannot be read.
     """
-    texts = readout_texts(spec, task)
-    if not isinstance(task, CascadeTask):
-        return texts
-    path, place = task.cascade.file, _place(task, "cascade")
-    data = read_fitted(
-        path, options_for(path, spec), place=place, made_by="assay fit --recall --precision"
-    )
-    return texts.union(parse_thresholds(data).source.get("texts", ()))
-
-
-def readout_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
-    """The content hashes of a task's readout, or of the readouts of its stages."""
     return frozenset(text for card in _cards(spec, task) for text in card.texts)
 
 

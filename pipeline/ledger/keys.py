@@ -9,6 +9,9 @@
     counts/<00000001>.parquet                    counts of finished files
     snapshots/<00000001>.json                    a consistent view; the highest number is current
     snapshots/<00000001>.parquet                 its files
+    cascades/<task>/<00000001>.json              a certificate: what a run proved about a cascade
+    cascades/<task>/<hash>.safetensors           a readout that a run fitted; of several labels
+    cascades/<task>/<hash>/<label>.safetensors   a file for each
     attempts/<hash of fps>/<sid>/...             work that has started and not finished
     attempts/in-use/...                          a run is active
 
@@ -34,6 +37,7 @@ INPUTS = "inputs/"
 INDEX = "index/"
 COUNTS = "counts/"
 SNAPSHOTS = "snapshots/"
+CASCADES = "cascades/"
 
 _TASK, _FP, _SID = r"(?P<task>[a-z][a-z0-9_]*)", r"(?P<fp>[0-9a-f]{16})", r"(?P<sid>[0-9a-f]{32})"
 _NUMBER_8 = r"(?P<number>(?!0+\.)(?:\d{8}|[1-9]\d{8,}))"
@@ -47,6 +51,7 @@ _PATTERNS = {
     INDEX: re.compile(rf"{INDEX}{_NUMBER_8}\.parquet"),
     COUNTS: re.compile(rf"{COUNTS}{_NUMBER_8}\.parquet"),
     SNAPSHOTS: re.compile(rf"{SNAPSHOTS}{_NUMBER_8}\.(?:json|parquet)"),
+    CASCADES: re.compile(rf"{CASCADES}{_TASK}/(?:{_NUMBER_8}\.json|{_FP}(?:/[^/]+)?\.safetensors)"),
     ATTEMPTS: re.compile(rf"{ATTEMPTS}.+"),
 }
 
@@ -121,6 +126,16 @@ def counts_key(number: int) -> str:
 def snapshot_key(number: int) -> str:
     """The snapshot with this number."""
     return f"{SNAPSHOTS}{number:08d}.json"
+
+
+def certificate_key(task: str, number: int) -> str:
+    """The certificate of a task's cascade with this number."""
+    return f"{CASCADES}{task}/{number:08d}.json"
+
+
+def fitted_key(task: str, digest: str, label: str = "") -> str:
+    """A readout that a run fitted for a task, or for a label of a task of kind `multi`."""
+    return f"{CASCADES}{task}/{digest}{label and f'/{label}'}.safetensors"
 
 
 def manifest_key(number: int) -> str:

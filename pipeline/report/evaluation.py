@@ -17,7 +17,7 @@ from pipeline.verbs.doubts import shared_doubts
 from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
 SHOWN_ISSUES = 10
-FITTED_BY = "the readout or the cascade"
+FITTED_BY = "the readout"
 _TEXT_CHARS = 400
 WIDE_LABELS = 12  # a confusion matrix of more labels is too wide to be read
 GIVERS = {

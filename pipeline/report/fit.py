@@ -1,4 +1,4 @@
-"""Fitted readouts and thresholds as tables for a terminal."""
+"""Fitted readouts as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from pipeline.report.console import Grid, Part, interval, number, printed, warnings
+from pipeline.report.console import Grid, Part, interval, number, printed
 from pipeline.spec.labels import NO, YES, task_of
-from pipeline.verbs.cascade import ChosenThresholds
 from pipeline.verbs.fit import Fit, PositionFit, TaskFit
 
-_UNDECIDED = (
-    "no stage before the last decides anything: the scores are too close to each other, or the "
-    "promise is too strict"
-)
 _AT = {
     ("document", "last"): "document, its last token",
     ("document", "mean"): "document, mean of its tokens",
@@ -140,32 +135,3 @@ def _facts(task: TaskFit) -> Iterator[tuple[str, str]]:
         yield "agreement", f"{shown}: held-out probabilities against the scores"
     if task.balanced:
         yield "balanced", "labels are uneven: the fit weights them, and the intercepts correct that"
-
-
-@printed
-def show_thresholds(chosen: ChosenThresholds) -> Iterator[Part]:
-    """The thresholds, what they promise, and how far the sample's documents go."""
-    source, total = chosen.source, chosen.source["documents"]
-    rows = {
-        "file": chosen.path,
-        "task": chosen.task,
-        "sample": f"{total:,} documents, of which {source['positives']:,} are {chosen.positive}",
-        "promise": f"recall {source['recall']:g} and precision {source['precision']:g} of "
-        f"{chosen.positive}, compared with the last stage, with confidence "
-        f"{source['confidence']:.2f}",
-        f"p({chosen.positive})": f"a stage decides {_threshold(chosen.low, 'below')}, and "
-        f"{_threshold(chosen.high, 'above')}",
-    }
-    if source["looks"] > 1:
-        rows["promise"] += f": this is choice {source['looks']} from one sample, each with a risk"
-    if chosen.fitted:
-        rows["left out"] = f"{chosen.fitted:,} documents that a readout was fitted to"
-    for stage, documents in enumerate(chosen.decided, 1):
-        rows[f"stage {stage}"] = f"decides {documents:,} ({documents / total:.0%})"
-    yield rows
-    if not sum(chosen.decided[:-1]):
-        yield from warnings([_UNDECIDED])
-
-
-def _threshold(p: float, side: str) -> str:
-    return f"at {p:.4f} or {side}" if 0 <= p <= 1 else f"no p {side} .5"

@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.ledger.columns import Bools, answer_columns, answers_type
@@ -26,6 +27,7 @@ from pipeline.spec.tasks import TaskSpec
 
 DOC = "doc"  # the struct with the columns of the input
 WHERE = Option("where")
+DRAW = "__draw"  # no column of an input that a condition can name
 _COLUMNS = {"doc_id": pa.string(), "n_chars": pa.int64(), "sample": pa.float64()}
 
 
@@ -83,7 +85,7 @@ def check(
     check_values(whole, sql, shards, place)
     if names and not parts:
         return  # the input is empty
-    others = _COLUMNS | _types(before or ())
+    others = _COLUMNS | ({DRAW: pa.float64()} if before is None else _types(before))
     scopes = [
         _of_input(part, part.num_rows, bare=before is None)
         | {name: pa.nulls(part.num_rows, kind) for name, kind in others.items()}
@@ -108,12 +110,27 @@ def inside(
     names = _input_names(limit)
     values = input_columns(shard, names, options) if names else None
     columns = _of_input(values, shard.rows, bare=True) | _of_documents(documents)
+    if DRAW in limit:
+        columns[DRAW] = pa.array(draws(shard.id, shard.rows))
     return accepted(limit, columns, place=WHERE)
+
+
+def draws(sid: str, rows: int) -> NDArray[np.float64]:
+    """[docs] of a shard: a number from 0 to 1 for each document, which follows from its place.
+
+    So a share of the draws is a uniform sample of documents, also where many have the same text.
+    They are the outputs of SplitMix64 (Steele, Lea and Flood, 2014) from the shard's id.
+    """
+    steps = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = steps + np.uint64(int(sid[:16], 16))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return (x ^ (x >> np.uint64(31))) / np.float64(2**64)
 
 
 def _input_names(limit: str) -> list[str]:
     """The columns of the input that the condition of a run names, with or without `doc.`."""
-    bare = [name for name in names_in(limit, place=WHERE) if name not in (*_COLUMNS, DOC)]
+    bare = [name for name in names_in(limit, place=WHERE) if name not in (*_COLUMNS, DOC, DRAW)]
     return list(dict.fromkeys([*bare, *fields_in(limit, DOC, place=WHERE)]))
 
 

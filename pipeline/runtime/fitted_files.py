@@ -1,6 +1,6 @@
 """Files that tasks name by a local path or an fsspec URL: readouts, thresholds, classifiers.
 
-Entry points: `find_readouts`, `load_thresholds` and `find_classifiers` in the driver, which reads
+Entry points: `find_readouts` and `find_classifiers` in the driver, which reads
 or hashes them; `load_readouts` and `read_classifier` on a worker; and `read_fitted` for the bytes
 of any such file.
 """
@@ -19,7 +19,6 @@ from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import ModelError, Problem, SpecError, StorageError, one_line, option_error
-from pipeline.fitted.cascade_file import Thresholds, parse_thresholds
 from pipeline.fitted.readout import Readout, ReadoutError, differences, parse_readout
 from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
 from pipeline.inference.classifiers import Classifier, language_model, load_classifier
@@ -29,7 +28,7 @@ from pipeline.local_files import check_regular
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
@@ -46,7 +45,6 @@ from pipeline.stores.store import open_store
 # What makes the files, by the key of a task that names one.
 _MADE_BY = {
     "readout": "assay fit",
-    "cascade.file": "assay fit --recall --precision",
     "classifier.path": "fasttext or skl2onnx",
 }
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -141,8 +139,6 @@ def _path_of(task: TaskSpec, key: str) -> str | None:
     """The path that the task has at this key; of a model that a package carries, its file."""
     if key == "readout":
         return task.readout
-    if key == "cascade.file":
-        return task.cascade.file if isinstance(task, CascadeTask) else None
     if task.classifier is not None and task.classifier.kind == "language":
         return str(language_model()[0])
     return None if task.classifier is None else task.classifier.path
@@ -204,25 +200,6 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> 
         cache_dir,
         hashes=hashes,
     )
-
-
-def load_thresholds(
-    spec: JobSpec, stages: Mapping[str, Sequence[str]], cache_dir: Path
-) -> dict[str, Thresholds]:  # by task
-    """The thresholds of each cascade; SpecError for those chosen for other stages.
-
-    `stages` are the fingerprints of each cascade's stages, by task.
-    """
-
-    def load(task: TaskSpec, _place: str, file: Path) -> Thresholds:
-        own = parse_thresholds(file.read_bytes())
-        if (own.task, own.labels) != (task.name, tuple(task.labels)):
-            raise ValueError(f"it is for task {own.task!r} and its labels {list(own.labels)}")
-        if own.stages != tuple(stages[task.name]):
-            raise ValueError("it is for other stages, or for another version of these")
-        return own
-
-    return _of_each_file(spec, "cascade.file", load, cache_dir)
 
 
 def find_classifiers(

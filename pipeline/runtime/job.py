@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
 from itertools import chain
@@ -20,21 +20,22 @@ from pathlib import Path
 from typing import cast
 
 from pipeline.errors import Problem, SpecError
-from pipeline.fitted.cascade_file import Thresholds
+from pipeline.fitted.certificate import Certificate, Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import stored_fps, stored_version, version_name
+from pipeline.ledger.certificates import read_certificates
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask, last_published
 from pipeline.runtime.conditions import tasks_named
-from pipeline.runtime.fitted_files import find_classifiers, find_readouts, load_thresholds
+from pipeline.runtime.fitted_files import find_classifiers, find_readouts
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.weights import ModelFiles, locate, model_config
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import EncoderTask, StageSpec, TaskSpec
-from pipeline.stores.store import Store
+from pipeline.spec.tasks import CascadeTask, EncoderTask, QuestionTask, StageSpec, TaskSpec
+from pipeline.stores.store import Store, open_store
 
 Locate = Callable[[ModelSpec, Path], ModelFiles]  # as `weights.locate`
 _LOCATE_KNOWN = partial(locate, downloads=False)
@@ -120,6 +121,7 @@ class Job:
     placement: Placement
     cache_dir: str
     run: Run
+    certificates: Mapping[str, str] = field(default_factory=dict)  # by task, of cascades: the key
 
     @property
     def fp(self) -> dict[str, str]:
@@ -171,7 +173,35 @@ class Job:
 def make_job(
     spec: JobSpec, placement: Placement, cache_dir: Path, *, locate: Locate = locate
 ) -> Job:
-    """The job of a spec, with its models located and its tasks' fingerprints computed."""
+    """The job of a spec, with its models located and its tasks' fingerprints computed.
+
+    A cascade has the stages and the thresholds that the output has a certificate of. Without one,
+    or where it says that nothing is saved, the last stage answers alone: the spec of the job has
+    that stage in the task's place.
+    """
+    certificates: dict[str, tuple[str, Certificate]] = {}
+    if spec.cascades:
+        spec, certificates = _certified(spec, placement, cache_dir, locate)
+    readers, raw = _readers(spec, placement, cache_dir, locate)
+    versions: dict[str, Fingerprint] = {}
+    steps: list[Step] = []
+    for task in spec.tasks:
+        when = _condition(spec, task, versions)
+        _, proved = certificates.get(task.name, (None, None))
+        chosen = proved.thresholds if proved and task.stages else None
+        own_steps = _under_conditions(raw[task.name], when, chosen)
+        steps += own_steps
+        versions[task.name] = own_steps[0].fingerprint
+        if proved is not None and chosen is not None:
+            versions[task.name] = cascade_fingerprint(task, proved.content).under(**when)
+    keys = {task: key for task, (key, _) in certificates.items()}
+    return Job(spec, readers, tuple(steps), versions, placement, str(cache_dir), Run(), keys)
+
+
+def _readers(
+    spec: JobSpec, placement: Placement, cache_dir: Path, locate: Locate
+) -> tuple[tuple[Reader, ...], dict[str, list[Step]]]:
+    """The readers of a spec, and by task the steps that they answer, without conditions."""
     readers: list[Reader] = []
     raw: dict[str, list[Step]] = {task.name: [] for task in spec.tasks}
     for own, places in reader_specs(spec):
@@ -185,19 +215,60 @@ def make_job(
             before = raw[task.name]
             before.append(Step(task.name, len(before), len(readers), task, content, None))
         readers.append(reader)
-    stages = {t.name: [step.fingerprint.id for step in raw[t.name]] for t in spec.cascades}
-    thresholds = load_thresholds(spec, stages, cache_dir)
-    versions: dict[str, Fingerprint] = {}
-    steps: list[Step] = []
+    return tuple(readers), raw
+
+
+def _certified(
+    spec: JobSpec, placement: Placement, cache_dir: Path, locate: Locate
+) -> tuple[JobSpec, dict[str, tuple[str, Certificate]]]:
+    """The spec with the stages that decide, and by task the key and the content of its certificate.
+
+    A certificate is of one promise and of one version of all stages, except a fitted one.
+    """
+    store = open_store(spec.output, spec.storage_options)
+    _, raw = _readers(spec, placement, cache_dir, locate)
+    tasks: list[TaskSpec] = []
+    certificates: dict[str, tuple[str, Certificate]] = {}
     for task in spec.tasks:
-        when = _condition(spec, task, versions)
-        chosen = thresholds.get(task.name)
-        own_steps = _under_conditions(raw[task.name], when, chosen)
-        steps += own_steps
-        versions[task.name] = own_steps[0].fingerprint
-        if chosen is not None:
-            versions[task.name] = cascade_fingerprint(task, chosen.content).under(**when)
-    return Job(spec, tuple(readers), tuple(steps), versions, placement, str(cache_dir), Run())
+        if isinstance(task, CascadeTask):
+            stages = tuple(step.fingerprint.id for step in raw[task.name])
+            for key, found in read_certificates(store, task.name):
+                known = found.stages[-len(stages) :]
+                if (known, found.promise) == (stages, task.cascade.promise):
+                    certificates[task.name] = key, found
+                    break
+            task = _decided_by(task, spec, certificates.get(task.name))
+        tasks.append(task)
+    return spec.model_copy(update={"tasks": tuple(tasks)}), certificates
+
+
+def _decided_by(
+    task: CascadeTask, spec: JobSpec, certificate: tuple[str, Certificate] | None
+) -> TaskSpec:
+    """The task with a certificate's fitted stage before its own, or its last stage alone."""
+    if certificate is None or certificate[1].thresholds is None:
+        return task.whole
+    found = certificate[1]
+    if not found.readout:
+        return task
+    stage = fitted_stage(task, spec, f"{spec.output}/{found.readout}", found.max_tokens)
+    cascade = task.cascade.model_copy(update={"stages": (stage, *task.stages)})
+    return task.model_copy(update={"cascade": cascade})
+
+
+def fitted_stage(
+    task: CascadeTask, spec: JobSpec, readout: str, max_tokens: int | None
+) -> QuestionTask:
+    """A readout as a stage of a cascade, which reads at most these tokens of a document."""
+    documents = spec.documents.model_copy(update={"max_tokens": max_tokens})
+    return QuestionTask(
+        name=task.name,
+        kind=task.kind,
+        labels=task.labels,
+        chunks=task.chunks,
+        readout=readout,
+        documents=None if max_tokens is None else documents,
+    )
 
 
 def _condition(
@@ -237,8 +308,7 @@ def _under_conditions(
     for step in raw:
         after = None
         if steps and thresholds is not None:
-            bounds = [thresholds.positive, thresholds.low, thresholds.high]
-            after = {"stage": steps[-1].fingerprint.id, "thresholds": bounds}
+            after = {"stage": steps[-1].fingerprint.id, "thresholds": asdict(thresholds)}
         own = step.fingerprint.under(**when, after=after)
         steps.append(replace(step, fingerprint=own, thresholds=thresholds))
     return steps

@@ -97,17 +97,20 @@ def label(
     cache_dir: Path,
     address: str | None = None,
     options: RunOptions = RunOptions(),
+    limit: str | None = None,
     announce: Callable[[Progress], None],
 ) -> Iterator[Outcome]:
     """Label every missing cell, as `run` does, and publish nothing unless an error ends it.
 
+    `limit` is the condition of the run, in place of that of the options.
     Until the block ends, `assay gc` deletes nothing that the labelled output needs.
     """
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
     with in_use(store):
-        yield _labelled(spec, store, cache_dir, address, options, announce)
+        limit = limit or limit_of(options.sample, options.where)
+        yield _labelled(spec, store, cache_dir, address, options, limit, announce)
 
 
 def _labelled(
@@ -116,10 +119,11 @@ def _labelled(
     cache_dir: Path,
     address: str | None,
     options: RunOptions,
+    limit: str | None,
     announce: Callable[[Progress], None],
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
-    started, limit = time.monotonic(), limit_of(options.sample, options.where)
+    started = time.monotonic()
     ends = None if options.max_hours is None else time.time() + options.max_hours * 3600
     failpoint("probed")
     with Watch(announce) as watch:

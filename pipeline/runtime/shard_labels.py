@@ -266,8 +266,9 @@ def decided(step: Step, answers: pa.StructArray) -> Bools:
     A document whose answer failed is one of them: its row says why.
     """
     assert step.thresholds is not None, step.task
-    p = probabilities(answers, list(step.thresholds.labels))  # [docs, labels]
-    return np.isnan(p).any(axis=1) | step.thresholds.decides(p)
+    labels = tuple(step.asked.labels)
+    p = probabilities(answers, list(labels))  # [docs, labels]
+    return np.isnan(p).any(axis=1) | step.thresholds.decides(p, labels)
 
 
 def rows_of_stages(

@@ -49,6 +49,7 @@ _READERS = {
 _HEAD = "a sequence classifier"
 _OF_THE_TASK = ("name", "kind", "labels", "chunks")  # what a stage has of its task
 Text = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 
 
 def _combination(task: Mapping[str, Any]) -> Literal["max", "mean"]:
@@ -172,7 +173,7 @@ class Task(Frozen):
         for key in ("top_k", "separator") if self.kind in of_kind else ():
             if getattr(self, key) is not None:
                 yield key, of_kind[self.kind]
-        if self.kind == "multi" and not isinstance(self, QuestionTask):
+        if self.kind == "multi" and not isinstance(self, QuestionTask | CascadeTask):
             yield "kind", "takes a question or a readout; write one, or a task for each label"
 
 
@@ -291,29 +292,94 @@ StageSpec = Annotated[
 
 
 class CascadeSpec(Frozen):
-    """Stages that answer one after the other: each only what those before it did not decide."""
+    """A cheap answer where it is sure and the whole model's elsewhere, as each run proves."""
 
-    stages: tuple[StageSpec, ...] = Field(min_length=2)
+    agree: Share | None = None
+    """Share of all documents that have the label of the last stage; of a score, one step beside it
+    counts, too. Default, without `recall` and `precision`: 0.98."""
+    recall: Share | None = None
+    """Of the documents that are positive by the last stage, the share that the cascade calls so."""
+    precision: Share | None = None
+    """Of the documents that the cascade calls positive, the share that the last stage does."""
+    label: str | None = None
+    """The positive label of `recall` and `precision`. Default: the first one."""
+    threshold: Share = 0.5
+    """The probability of this label from which a document is positive, as in `filter.keep`."""
+    confidence: Share = 0.95
+    """The probability that no sample proves what is not true."""
+    sample: PositiveInt = 2_000
+    """Most documents that are drawn, which every stage answers: at most a tenth of the corpus."""
+    teacher: ModelSpec | None = None
+    """A model that answers in place of the spec's where the readout is not sure, and in the sample.
+    Default: the spec's model."""
+    stages: tuple[StageSpec, ...] = Field(min_length=1)
     """The stages, the cheapest first: each has a question, a readout, a classifier, or a `model` of
     its own, and maybe `labels`, with the texts or classes that mean the task's labels there, and
     `documents`, with how much of a document it reads: `{max_tokens: 256}` is its first part. A
-    stage before the last decides a document if its probability is outside the thresholds. The last
-    stage decides the others."""
-    file: FilePath
-    """Path or URL of the thresholds that `assay fit --recall --precision` writes."""
+    stage before the last decides where it is sure. Default: a readout of an early layer, which the
+    run fits to the answers of the task's own question."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _promises_something(cls, content: Any) -> Any:
+        names = ("agree", "recall", "precision")
+        if isinstance(content, Mapping) and all(content.get(name) is None for name in names):
+            return {**content, "agree": 0.98}
+        return content
+
+    @model_validator(mode="after")
+    def _does_not_contradict_itself(self) -> CascadeSpec:
+        if self.agree is not None and (self.recall or self.precision):
+            fix = "is of all labels; write it, or recall and precision of one label"
+            raise mistakes_error([(("agree",), fix)])
+        return self
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the run fits the stage before the last itself."""
+        return len(self.stages) == 1
+
+    @property
+    def promise(self) -> dict[str, Any]:
+        """What is promised of which answers, as JSON values."""
+        return self.model_dump(
+            mode="json", exclude={"stages", "teacher", "sample"}, exclude_none=True
+        )
 
 
 class CascadeTask(_UnaskedTask):
-    """Two labels, between which stages decide."""
+    """Stages answer one after the other: each only what those before it did not decide."""
 
     cascade: CascadeSpec
-    """Answers in stages, which have the questions, the readouts or the classifiers."""
+    """`auto`, or what the answers promise: see `cascade` below."""
     classifier: ClassVar[None] = None
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
         """The stages of its cascade, each a task of this name."""
         return self.cascade.stages
+
+    @property
+    def whole(self) -> StageSpec:
+        """The last stage, as a task of its own under this one's condition."""
+        last = self.stages[-1]
+        return last.model_copy(update={"when": self.when, "guide": self.guide})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_last_stage(cls, content: Any) -> Any:
+        """Without stages, the task's own question is the last one, which `teacher` answers."""
+        cascade = content.get("cascade") if isinstance(content, Mapping) else None
+        if cascade == "auto":
+            cascade = {}
+        if not isinstance(cascade, Mapping) or cascade.get("stages") is not None:
+            return content
+        own = ("question", "readout", "length_penalty", "beam")
+        last = {key: content[key] for key in own if content.get(key) is not None}
+        if cascade.get("teacher") is not None:
+            last["model"] = cascade["teacher"]
+        rest = {key: value for key, value in content.items() if key not in own}
+        return {**rest, "cascade": {**cascade, "stages": [last]}}
 
     @field_validator("cascade", mode="before")
     @classmethod
@@ -344,13 +410,14 @@ class CascadeTask(_UnaskedTask):
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         yield from super()._contradictions()
-        labels = list(self.labels)
-        if len(labels) != 2:
-            yield "labels", f"a cascade decides between two labels, and the task has {len(labels)}"
-            return
+        labels, own = list(self.labels), self.cascade
         for key in ("top_k", "separator"):
             if getattr(self, key) is not None:
                 yield key, f"its stages answer; remove the task's {key}"
+        if own.label is not None and own.label not in labels:
+            yield "cascade", f"label {own.label!r} is not one of {labels}; write one of them"
+        if self.kind == "multi" and own.agree is None and own.label is None:
+            yield "cascade", f"recall and precision are of one label; add label, one of {labels}"
         for number, stage in enumerate(self.stages, 1):
             if list(stage.labels) != labels:
                 yield (

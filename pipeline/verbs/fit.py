@@ -366,7 +366,7 @@ class _Reading:
 
     def _card(self, task: TaskSpec, fitted: TaskFit) -> dict[str, Any]:
         """The model, prompt and labels that the maps may be used with, and the scores."""
-        spec, packages = self.job.spec, ("torch", "transformers", "numpy", "scipy", "scikit-learn")
+        packages = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
         figures = asdict(fitted)
         same = ("task", "kind", "pooling", "layer", "rows", "balanced", "scores", "scored")
         return {
@@ -376,20 +376,28 @@ class _Reading:
             "question": None if fitted.kind == "document" else task.question,
             "folds": FOLDS,
             "hold_out": self.hold_out,
-            "model": {
-                "weights": dict(self.job.readers[0].files.hashes),
-                "dtype": self.job.placement.dtype,
-                "int8": spec.model.is_int8,
-                "kv": spec.model.kv,
-            },
-            "prompt": spec.prompt.model_dump(mode="json"),
-            "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),
+            **read_as(self.job),
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in packages},
             },
         }
+
+
+def read_as(job: Job) -> dict[str, Any]:
+    """What a card says of how the documents of its fit were read."""
+    spec = job.spec
+    return {
+        "model": {
+            "weights": dict(job.readers[0].files.hashes),
+            "dtype": job.placement.dtype,
+            "int8": spec.model.is_int8,
+            "kv": spec.model.kv,
+        },
+        "prompt": spec.prompt.model_dump(mode="json"),
+        "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),
+    }
 
 
 def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:

@@ -75,15 +75,17 @@ def read_gold_states(
     names: Collection[str],  # of tasks of the job
     *,
     layers: str | None,
+    shares: Sequence[float] = _SHARES,
     hold_out: float = 0.0,
     announce: Callable[[int], Callable[[int], None]],
 ) -> ReadGold:
     """The states of every labelled gold document for all tasks; each is read once.
 
     They are those of the document itself and, for a task with a question, those after it.
-    `announce` is called with the number of documents, and returns a function that is called with
-    the number of documents of each batch. A share `hold_out` of the texts is not read. SpecError if
-    no document can be read, or a layer is wrong.
+    `layers` is that of `--layers`; without it, they are at `shares` of the depth. `announce` is
+    called with the number of documents, and returns a function that is called with the number of
+    documents of each batch. A share `hold_out` of the texts is not read. SpecError if no document
+    can be read, or a layer is wrong.
     """
     tasks = [task for task in job.spec.tasks if task.name in names]
     # — as tasks with a readout, which needs no label tokens; the last one asks nothing
@@ -97,7 +99,7 @@ def read_gold_states(
     documents, left_out = _documents(contents, gold, names, reader, hold_out)
     disable_malloc_trim()
     model = reader_model(own, folder)
-    read_layers = chosen_layers(layers, model.layers)
+    read_layers = chosen_layers(layers, model.layers, shares)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
     token_ids = list(documents.values())
     states = document_states(
@@ -153,10 +155,12 @@ def _finite_first(states: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.asarray(finite, np.bool_)
 
 
-def chosen_layers(written: str | None, layers: int) -> tuple[int, ...]:
-    """The layers that `--layers` names, rising; by default a few, spread over the decoder."""
+def chosen_layers(
+    written: str | None, layers: int, shares: Sequence[float] = _SHARES
+) -> tuple[int, ...]:
+    """The layers that `--layers` names, rising; by default those at these shares of the depth."""
     if written is None:
-        return tuple(sorted({max(1, round(layers * share)) for share in _SHARES}))
+        return tuple(sorted({max(1, round(layers * share)) for share in shares}))
     if written == "all":
         return tuple(range(1, layers + 1))
     numbers = [part.strip() for part in written.split(",")]

@@ -29,6 +29,7 @@ from pipeline.runtime.run import run as run_without_judging
 from pipeline.spec.gold import PublishSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs import ForPeople
+from pipeline.verbs.certify import certify
 from pipeline.verbs.doubts import label_doubts
 from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
 
@@ -180,6 +181,7 @@ def judged_run(
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
+    certify(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
     if spec.publish == PublishSpec():
         return RunResult.of(
             run_without_judging(

@@ -66,7 +66,7 @@ def test_a_relative_path_is_followed_here_and_refused_elsewhere(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     stages = [{"question": "q"}, {"question": "q", "model": {"path": "model"}}]
-    task = {"name": "a", "labels": ["x", "y"], "cascade": {"stages": stages, "file": "f"}}
+    task = {"name": "a", "labels": ["x", "y"], "cascade": {"stages": stages}}
     spec = load_spec(
         write_spec(
             input={"path": "in/*.jsonl"}, output="out", model={"path": "model"}, tasks=[task]
@@ -129,7 +129,7 @@ def test_small_files_that_a_task_names_go_along_and_their_content_counts(tmp_pat
         {"name": "a", "readout": str(readout)},
         {"name": "c", "readout": "/nowhere/x"},
         {"name": "d", "classifier": {"kind": "onnx", "path": str(readout)}},
-        {"name": "e", "cascade": {"file": str(readout), "stages": stages_of(str(readout))}},
+        {"name": "e", "cascade": {"stages": stages_of(str(readout))}},
     ]
 
     def bundle(weights: bytes) -> tuple[Path, dict[str, Any]]:
@@ -143,7 +143,7 @@ def test_small_files_that_a_task_names_go_along_and_their_content_counts(tmp_pat
     assert (folder / a["readout"]).read_bytes() == b"weights"
     assert c == tasks[1]
     assert d["classifier"] == {"kind": "onnx", "path": a["readout"]}
-    assert e["cascade"] == {"file": a["readout"], "stages": stages_of(a["readout"])}
+    assert e["cascade"] == {"stages": stages_of(a["readout"])}
     assert content_id(bundle(b"weights")[1]) == content_id(bundled)
     assert content_id(bundle(b"fitted again")[1]) != content_id(bundled)
     assert tasks[0] == {"name": "a", "readout": str(readout)}

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import log_softmax
-from scipy.stats import binom, binomtest
-from sklearn.linear_model import LogisticRegression
 
 from pipeline.evaluation.promises import (
-    RULES,
     Promise,
     careful_to_cheap,
     decided_from,
     prove,
-    proved_share,
 )
 
 Floats, Ints = NDArray[np.floating], NDArray[np.integer]
@@ -40,7 +32,9 @@ class Answers:
         return Answers(self.truth[rows], self.p[rows], self.chosen[rows])
 
 
-def corpus(random: np.random.Generator, *, prevalence: float, labels: int, documents: int) -> Answers:
+def corpus(
+    random: np.random.Generator, *, prevalence: float, labels: int, documents: int
+) -> Answers:
     """The first label has this prevalence; cheap logits have noise, more of it in one source."""
     weights = [prevalence, *[(1 - prevalence) / (labels - 1)] * (labels - 1)]
     truth = random.choice(labels, documents, p=weights)

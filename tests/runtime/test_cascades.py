@@ -19,9 +19,9 @@ import pytest
 from changing_corpus import QUESTIONS, TOPIC, Corpus, asked_of, decided, p_of, write_shared
 from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
+from pipeline.fitted.cascade_file import Thresholds
 
 from pipeline.errors import SpecError
-from pipeline.fitted.cascade_file import Thresholds
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.labeller import Labeller

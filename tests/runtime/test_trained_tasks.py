@@ -12,10 +12,10 @@ import pytest
 import torch
 from changing_corpus import Corpus
 from fitted import card_of, write_readout
+from pipeline.fitted.cascade_file import Thresholds
 from transformers import AutoModelForCausalLM
 
 from pipeline.cli import main
-from pipeline.fitted.cascade_file import Thresholds
 from pipeline.fitted.readout import parse_readout, readout_file
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -124,19 +124,14 @@ def read_at(path: Path, layer: int) -> str:
 def test_a_cascade_over_two_layers_reads_the_deeper_one_where_the_first_is_uncertain(
     trained: Corpus,
 ) -> None:
-    plain, cache = trained.spec, trained.cache
-    thresholds = trained.folder / "decided"
+    plain = trained.spec
     stages = [{"readout": read_at(trained.folder / "form", layer)} for layer in (1, 2)]
-    cascade = {"stages": stages, "file": str(thresholds)}
+    cascade = {"recall": 0.9, "stages": stages}
     trained.task = {"name": "form", "labels": LABELS["form"], "cascade": cascade}
     trained.others = []
-    spec = trained.spec
-    jobs = (make_job(own, place(own.model, this_machine()), cache) for own, _ in reader_specs(spec))
     p_of_x = {text: float(expected(plain, "form", text, 1)[0]) for text in TEXTS if text}
     least, second, _ = sorted(p_of_x.values())
-    fps = tuple(job.fp["form"] for job in jobs)
-    decided = Thresholds("form", ("x", "y"), "x", fps, low=(least + second) / 2, high=1.5)
-    thresholds.write_bytes(decided.json())
+    trained.decide((least + second) / 2, 1.5, task="form", label="x")
     trained.run()
     for row, text in zip(trained.rows().values(), TEXTS, strict=True):
         if text:

@@ -33,7 +33,7 @@ def multi(**changes: Any) -> dict[str, Any]:
 
 def stages(*stages: object, **changes: Any) -> dict[str, Any]:
     """A job of one task with a cascade."""
-    cascade = {"stages": list(stages), "file": "f"}
+    cascade = {"stages": list(stages)}
     return task(**{"question": None, "cascade": cascade, **changes})
 
 

@@ -49,7 +49,6 @@ tasks:
 - name: c
   labels: [x, y]
   cascade:
-    file: PATH
     stages: [{classifier: {kind: onnx, path: PATH}}, {question: Why, model: {path: PATH.gguf}}]
 """
 

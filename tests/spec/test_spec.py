@@ -167,7 +167,7 @@ def test_a_spec_whose_stages_bring_their_own_models_needs_none() -> None:
     asked = {"question": "one", "model": {"path": "m"}}
     task = {"name": "a", "labels": ["yes", "no"]}
     content = {"name": "job", "input": {"path": "i"}, "output": "o"}
-    cascade: dict[str, Any] = {"stages": [classifier, asked], "file": "f"}
+    cascade: dict[str, Any] = {"stages": [classifier, asked]}
     spec = spec_of({**content, "tasks": [{**task, "cascade": cascade}]})
     assert spec.model == NO_MODEL
     assert [own.model.path for own, _ in reader_specs(spec)] == ["", "m"]
@@ -189,7 +189,7 @@ def test_stages_of_one_model_are_answered_together_and_the_first_with_the_other_
         "d": [short, asked],
         "e": [short, asked],
     }.items():
-        tasks.append({"name": name, "cascade": {"stages": stages, "file": "f"}})
+        tasks.append({"name": name, "cascade": {"stages": stages}})
     labelled = [{"labels": ["yes", "no"], **task} for task in tasks]
     spec = spec_of({**yaml.safe_load(SMALLEST), "model": {"path": "m"}, "tasks": labelled})
     readers = [

@@ -19,10 +19,11 @@ import pytest
 from fake_engine import Answering, Asked, p_of
 from stages import run_without_ray
 
-from pipeline.fitted.cascade_file import Thresholds
+from pipeline.fitted.certificate import Certificate, Thresholds
 from pipeline.hashes import parse_json, short_hash
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
+from pipeline.ledger.certificates import write_certificate
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import documents_key, parse_key, spec_key
 from pipeline.ledger.label_files import read_file
@@ -76,7 +77,7 @@ class Corpus:
         """The tasks of the spec."""
         task = self.task
         if self.stages:
-            cascade = {"stages": self.stages, "file": str(self.folder / "thresholds")}
+            cascade = {"stages": self.stages}
             task = {"name": "toxic", "labels": LABELS, "cascade": cascade}
         return [*self.before, task, *self.others]
 
@@ -133,14 +134,31 @@ class Corpus:
         shutil.move(self.input, self.folder / folder)
         self.input = self.folder / folder
 
-    def decide(self, low: float, high: float, *, task: str = "toxic", file: str = "") -> None:
-        """Writes the thresholds of a task's stages as they are now."""
+    def decide(
+        self, low: float, high: float, *, task: str = "toxic", label: str = "toxic"
+    ) -> None:
+        """Writes a certificate with these thresholds for a task's stages as they are now."""
         place = Placement("cpu", "float32", 1, 1)
         readers = reader_specs(self.spec)
         raw = [make_reader(own, place, self.cache).fingerprints for own, _ in readers]
-        fps = tuple(versions[task].id for versions in raw if task in versions)
-        chosen = Thresholds(task, LABELS, "toxic", fps, low, high)
-        (self.folder / (file or "thresholds")).write_bytes(chosen.json())
+        cascade = next(own.cascade for own in self.spec.cascades if own.name == task)
+        certificate = Certificate(
+            task=task,
+            promise=cascade.promise,
+            stages=tuple(versions[task].id for versions in raw if task in versions),
+            thresholds=Thresholds({label: (low, high)}, each=True),
+            reason="",
+            readout="",
+            max_tokens=None,
+            layer=None,
+            cost=0.0,
+            draw=0.1,
+            shards="",
+            documents=0,
+            decided=0.0,
+            shares={},
+        )
+        write_certificate(self.store, certificate)
 
     def run(self, **options: Any) -> Outcome:
         """A run with these options; `asked` has what the model was asked by it alone."""

@@ -65,7 +65,7 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     task = assay("eval", *words, "--json", code=1).json["tasks"]["toxic"]
     assert task["scores"] is None and task["rows"]["fitted"] == 100
     shown = assay("eval", *words, code=1).out
-    assert "100 left out, because the readout or the cascade was fitted to them" in shown
+    assert "100 left out, because the readout was fitted to them" in shown
     assert "warning: toxic: nothing is judged" in shown and shown.count("AUROC") == 1
     assert "toxic: by cross-validation of the fit itself: AUROC 0." in shown
     quality = assay("report", *words, "--to", page, "--json").json["quality"]["tasks"]["toxic"]

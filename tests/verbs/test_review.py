@@ -101,7 +101,7 @@ def opened(spec: Any, folder: Path, times: int = 0, **options: Any) -> list[dict
 @pytest.mark.parametrize(
     "answers",
     [
-        {"cascade": {"stages": [{"question": "Rude?"}, {"question": "Sure?"}], "file": "t.json"}},
+        {"cascade": {"stages": [{"question": "Rude?"}, {"question": "Sure?"}]}},
         {"question": None, "readout": "readout.safetensors"},
         {"classifier": {"kind": "onnx", "path": "model.onnx"}},
     ],
