@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import duckdb
@@ -94,6 +94,8 @@ class Comparison:
     tasks: Mapping[str, TaskChange]
     only_before: tuple[str, ...]  # tasks
     only_after: tuple[str, ...]
+    # By task with a cascade, a promise that the later snapshot proves no more, or less of.
+    weaker: Mapping[str, str] = field(default_factory=dict)
 
 
 def sides(
@@ -167,7 +169,18 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             tasks={task: _change(store, connection, task, before, after) for task in common},
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
+            weaker=dict(_weaker(before, after)),
         )
+
+
+def _weaker(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
+    for task, earlier in before.certificates.items():
+        later = after.certificates.get(task)
+        for name, share in earlier.shares.items() if earlier.thresholds else ():
+            now = later.shares.get(name) if later and later.thresholds else None
+            if later is None or (later.thresholds and (now is None or now.proved < share.proved)):
+                proved = "no such promise" if now is None else f"{now.proved:.4f}"
+                yield task, f"{name} of {share.proved:.4f} was proved, and now {proved}"
 
 
 def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:

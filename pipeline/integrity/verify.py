@@ -18,6 +18,7 @@ from pydantic import computed_field
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import parse_json, sha256_hex
+from pipeline.integrity.certified import wrong_certificates
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.keys import parse_key, spec_key
 from pipeline.ledger.label_files import metadata_of, read_file, remedy
@@ -111,7 +112,11 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
         documents_read_again=sum(result.read_again for result in checked),
         inputs_changed=len({result.changed for result in checked if result.changed}),
         damages=tuple(
-            chain(_damaged_specs(store, snapshot.tasks), *(result.damages for result in checked))
+            chain(
+                _damaged_specs(store, snapshot.tasks),
+                _wrong_certificates(store, snapshot),
+                *(result.damages for result in checked),
+            )
         ),
     )
 
@@ -139,6 +144,12 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
             continue
         if hashed != task.fp:
             yield Damage(key, f"its content hashes to {hashed}: its content was changed", fix)
+
+
+def _wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
+    fix = "run again, which proves the promise anew"
+    for task, what in wrong_certificates(store, snapshot):
+        yield Damage(f"the certificate of {task}", what, fix)
 
 
 def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:

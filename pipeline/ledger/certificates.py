@@ -16,28 +16,25 @@ from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.stores.store import Store
 
 
-def read_certificates(store: Store, task: str) -> Iterator[tuple[str, Certificate]]:
-    """The key and the content of each certificate of a task, the newest one first.
+def read_certificates(store: Store, task: str) -> Iterator[Certificate]:
+    """The certificates of a task, the newest one first.
 
     StorageError if one is damaged.
     """
     key_of = partial(certificate_key, task)
     for number in reversed(numbers(store, key_of)):
         try:
-            yield key_of(number), parse_certificate(store.read(key_of(number)))
+            yield parse_certificate(store.read(key_of(number)))
         except ValueError as error:
             fix = "remove the object, and run again"
             raise StorageError(f"{store.url}/{key_of(number)}: {error}; {fix}") from error
 
 
-def write_certificate(store: Store, certificate: Certificate) -> str:
-    """The key of the new certificate, or of the newest one if that says the same."""
-    for key, newest in read_certificates(store, certificate.task):
-        if newest == certificate:
-            return key
-        break
+def write_certificate(store: Store, certificate: Certificate) -> None:
+    """Writes the certificate as the task's newest one, unless that says the same."""
+    if next(read_certificates(store, certificate.task), None) == certificate:
+        return
     key_of = partial(certificate_key, certificate.task)
     for number in free_numbers(store, key_of):
         if store.create(key_of(number), certificate.json()):
-            return key_of(number)
-    raise AssertionError("unreachable")
+            return

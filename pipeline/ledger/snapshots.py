@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import StorageError, UnavailableError
-from pipeline.hashes import canonical_json, parse_sealed_json, sealed_json, short_hash
+from pipeline.fitted.certificate import Certificate
+from pipeline.hashes import canonical_json, parse_sealed_json, sealed_json, short_hash, validated
 from pipeline.ledger import counts_log
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
@@ -52,6 +54,7 @@ class Contents:
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
     limit: str | None = None  # the condition of the run: the other documents have no answers
+    certificates: Mapping[str, Certificate] = field(default_factory=dict)  # by task with a cascade
 
     @property
     def shards(self) -> Shards:
@@ -80,6 +83,7 @@ def publish(
     partial: bool = False,
     missing_files: int = 0,
     limit: str | None = None,
+    certificates: Mapping[str, Certificate] = MappingProxyType({}),
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
@@ -103,6 +107,11 @@ def publish(
         "spec": spec_name,
         "tasks": {name: asdict(task) for name, task in tasks.items()},
         **({} if limit is None else {"limit": limit}),
+        **(
+            {"certificates": {t: asdict(c) for t, c in certificates.items()}}
+            if certificates
+            else {}
+        ),
     }
     files = files_of(complete, tasks, done)
     header["content_hash"] = _content_hash(header, files)
@@ -146,6 +155,10 @@ def contents(store: Store, number: int | None = None) -> Contents:
             missing_files=int(content["missing_files"]),
             created_at=str(content["created_at"]),
             limit=content.get("limit"),
+            certificates={
+                task: validated(Certificate, own)
+                for task, own in content.get("certificates", {}).items()
+            },
         )
 
 

@@ -229,6 +229,7 @@ def _overview(report: CorpusReport) -> list[tuple[str, str]]:
         ("instruction", truncate(report.instruction, INSTRUCTION_CHARS) if report.model else ""),
         ("size", f"{whole.chars:,} characters; {whole.tokens:,} tokens that the model read"),
         ("speed", pace),
+        *((f"{own.task}: cascade", own.cascade) for own in report.tasks if own.cascade),
     ]
 
 

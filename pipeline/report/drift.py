@@ -25,6 +25,7 @@ def comparison_parts(comparison: Comparison) -> Iterator[Part]:
         facts["tasks removed"] = ", ".join(comparison.only_before)
     if comparison.only_after:
         facts["tasks new"] = ", ".join(comparison.only_after)
+    facts |= {f"{task}: weaker": reason for task, reason in comparison.weaker.items()}
     yield facts
     for task, change in comparison.tasks.items():
         yield ""

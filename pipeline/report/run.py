@@ -66,6 +66,7 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
             f"{run.prefix_tokens_computed:,} in instructions and documents, "
             f"{run.question_tokens_computed:,} in questions",
         )
+    yield from ((f"  {task} cascade", own.words) for task, own in run.certificates.items())
     yield from (("left out", reason) for reason in run.unreadable)
     snapshot = "" if run.snapshot is None else f", snapshot {run.snapshot:08d}"
     yield "output", run.output + snapshot

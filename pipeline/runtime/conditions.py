@@ -115,6 +115,11 @@ def inside(
     return accepted(limit, columns, place=WHERE)
 
 
+def drawn_below(share: float) -> str:
+    """The condition of a run that asks about a uniform sample of documents; see `draws`."""
+    return f"{DRAW} < {share:.9f}"
+
+
 def draws(sid: str, rows: int) -> NDArray[np.float64]:
     """[docs] of a shard: a number from 0 to 1 for each document, which follows from its place.
 

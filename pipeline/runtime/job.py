@@ -121,7 +121,7 @@ class Job:
     placement: Placement
     cache_dir: str
     run: Run
-    certificates: Mapping[str, str] = field(default_factory=dict)  # by task, of cascades: the key
+    certificates: Mapping[str, Certificate] = field(default_factory=dict)  # by task with a cascade
 
     @property
     def fp(self) -> dict[str, str]:
@@ -179,7 +179,7 @@ def make_job(
     or where it says that nothing is saved, the last stage answers alone: the spec of the job has
     that stage in the task's place.
     """
-    certificates: dict[str, tuple[str, Certificate]] = {}
+    certificates: dict[str, Certificate] = {}
     if spec.cascades:
         spec, certificates = _certified(spec, placement, cache_dir, locate)
     readers, raw = _readers(spec, placement, cache_dir, locate)
@@ -187,15 +187,15 @@ def make_job(
     steps: list[Step] = []
     for task in spec.tasks:
         when = _condition(spec, task, versions)
-        _, proved = certificates.get(task.name, (None, None))
+        proved = certificates.get(task.name)
         chosen = proved.thresholds if proved and task.stages else None
         own_steps = _under_conditions(raw[task.name], when, chosen)
         steps += own_steps
         versions[task.name] = own_steps[0].fingerprint
         if proved is not None and chosen is not None:
             versions[task.name] = cascade_fingerprint(task, proved.content).under(**when)
-    keys = {task: key for task, (key, _) in certificates.items()}
-    return Job(spec, readers, tuple(steps), versions, placement, str(cache_dir), Run(), keys)
+    path = str(cache_dir)
+    return Job(spec, readers, tuple(steps), versions, placement, path, Run(), certificates)
 
 
 def _readers(
@@ -220,38 +220,35 @@ def _readers(
 
 def _certified(
     spec: JobSpec, placement: Placement, cache_dir: Path, locate: Locate
-) -> tuple[JobSpec, dict[str, tuple[str, Certificate]]]:
-    """The spec with the stages that decide, and by task the key and the content of its certificate.
+) -> tuple[JobSpec, dict[str, Certificate]]:
+    """The spec with the stages that decide, and by task the newest certificate.
 
     A certificate is of one promise and of one version of all stages, except a fitted one.
     """
     store = open_store(spec.output, spec.storage_options)
     _, raw = _readers(spec, placement, cache_dir, locate)
     tasks: list[TaskSpec] = []
-    certificates: dict[str, tuple[str, Certificate]] = {}
+    certificates: dict[str, Certificate] = {}
     for task in spec.tasks:
         if isinstance(task, CascadeTask):
             stages = tuple(step.fingerprint.id for step in raw[task.name])
-            for key, found in read_certificates(store, task.name):
+            for found in read_certificates(store, task.name):
                 known = found.stages[-len(stages) :]
                 if (known, found.promise) == (stages, task.cascade.promise):
-                    certificates[task.name] = key, found
+                    certificates[task.name] = found
                     break
             task = _decided_by(task, spec, certificates.get(task.name))
         tasks.append(task)
     return spec.model_copy(update={"tasks": tuple(tasks)}), certificates
 
 
-def _decided_by(
-    task: CascadeTask, spec: JobSpec, certificate: tuple[str, Certificate] | None
-) -> TaskSpec:
+def _decided_by(task: CascadeTask, spec: JobSpec, found: Certificate | None) -> TaskSpec:
     """The task with a certificate's fitted stage before its own, or its last stage alone."""
-    if certificate is None or certificate[1].thresholds is None:
+    if found is None or found.thresholds is None:
         return task.whole
-    found = certificate[1]
     if not found.readout:
         return task
-    stage = fitted_stage(task, spec, f"{spec.output}/{found.readout}", found.max_tokens)
+    stage = fitted_stage(task, spec, found.readout, found.max_tokens)
     cascade = task.cascade.model_copy(update={"stages": (stage, *task.stages)})
     return task.model_copy(update={"cascade": cascade})
 
@@ -259,14 +256,17 @@ def _decided_by(
 def fitted_stage(
     task: CascadeTask, spec: JobSpec, readout: str, max_tokens: int | None
 ) -> QuestionTask:
-    """A readout as a stage of a cascade, which reads at most these tokens of a document."""
+    """A readout of the output as a stage, which reads at most these tokens of a document.
+
+    `readout` is its key.
+    """
     documents = spec.documents.model_copy(update={"max_tokens": max_tokens})
     return QuestionTask(
         name=task.name,
         kind=task.kind,
         labels=task.labels,
         chunks=task.chunks,
-        readout=readout,
+        readout=f"{spec.output.rstrip('/')}/{readout}",
         documents=None if max_tokens is None else documents,
     )
 

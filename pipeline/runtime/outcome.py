@@ -220,6 +220,7 @@ class Outcome:
                 partial=not self.complete,
                 missing_files=len(self.unreadable),
                 limit=self.limit,
+                certificates=self.job.certificates,
             )
         failpoint("published")
         return replace(self, snapshot=number, kept=kept)

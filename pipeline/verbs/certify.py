@@ -28,11 +28,11 @@ from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
 from pipeline.evaluation.promises import prove
 from pipeline.fitted.certificate import Certificate, Share, Thresholds
 from pipeline.hashes import short_hash
-from pipeline.ledger.certificates import read_certificates, write_certificate
+from pipeline.ledger.certificates import write_certificate
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import RunOptions
-from pipeline.runtime.conditions import DRAW, draws
+from pipeline.runtime.conditions import drawn_below, draws
 from pipeline.runtime.job import Job, fitted_stage, job_of_output
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.plan import plan
@@ -88,7 +88,7 @@ class _Run:
             cache_dir=self.cache_dir,
             address=self.address,
             options=self.options,
-            limit=f"{DRAW} < {share:.9f}",
+            limit=drawn_below(share),
             announce=self.announce,
         ) as labelled:
             if not labelled.complete:
@@ -136,10 +136,8 @@ def certify(
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
     planned = plan(job, store, keep=False)
-    shards = short_hash("\n".join(sorted(shard.id for shard in planned.shards)).encode())
-    known = {
-        name: dict(read_certificates(store, name))[key] for name, key in job.certificates.items()
-    }
+    shards = hash_of(planned.shards)
+    known = job.certificates
     waiting = {
         task.name: task
         for task in spec.cascades
@@ -150,7 +148,9 @@ def certify(
     by_id = {shard.id: shard for shard in planned.shards}
     run = _Run(spec, cache_dir, address, options, announce, by_id)
     most = max(task.cascade.sample for task in waiting.values())
-    share = round(min(LARGEST_SHARE, most / planned.rows), 9)
+    # — the share of an earlier sample stays, so that new files give it their part
+    drawn = [known[name].draw for name in waiting if name in known]
+    share = max(drawn, default=round(min(LARGEST_SHARE, most / planned.rows), 9))
     whole = run.sample({name: task.whole for name, task in waiting.items()}, share)
     for name, task in waiting.items():
         own = _Cascade.of(run, task, whole, share)
@@ -158,6 +158,11 @@ def certify(
         found = found or own.proved()
         write_certificate(store, replace(found, shards=shards))
         logger.info("%s: %s", name, found.words)
+
+
+def hash_of(shards: Sequence[Shard]) -> str:
+    """The hash of the input that a certificate is about."""
+    return short_hash("\n".join(sorted(shard.id for shard in shards)).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class TaskReport:
     statuses: Mapping[str, int]  # documents
     versions: Mapping[str, str]  # packages that answered the first shard
     readout: str | None
+    cascade: str | None  # what was proved of it, in a sentence
     kind: str
     answered: int  # documents
     score: ExpectedScores | None  # of kind `score`
@@ -213,6 +214,7 @@ def _task(task: TaskSpec, labelled: LabelledRows, table: Decisions) -> TaskRepor
         statuses=table.counts(named(task.name, "status")),
         versions=stored.get("versions", {}),
         readout=task.readout,
+        cascade=proved.words if (proved := labelled.contents.certificates.get(task.name)) else None,
         kind=task.kind,
         answered=answered,
         score=_expected_scores(task, table) if task.kind == "score" else None,

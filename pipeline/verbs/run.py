@@ -15,6 +15,7 @@ from pydantic import computed_field
 
 from pipeline.errors import Problem, SpecError, option_error
 from pipeline.evaluation.gates import Decision
+from pipeline.fitted.certificate import Certificate
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.cells import stored_version
@@ -67,6 +68,7 @@ class RunResult:
     answered: Mapping[str, int]  # by task
     labels: Mapping[str, Mapping[str, int]]  # by task and label; a document may have several
     decided_by_stage: Mapping[str, Mapping[str, int]]  # by task, by stage of its cascade
+    certificates: Mapping[str, Certificate]  # by task with a cascade: what was proved
     seconds: float
     label_seconds: float  # the sum over workers
     prefix_tokens_computed: int
@@ -109,6 +111,7 @@ class RunResult:
             status=n.by("rows"),
             answered=n.by("answered"),
             labels=n.labels,
+            certificates=outcome.job.certificates,
             decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
             seconds=outcome.seconds,
             label_seconds=n.total_of("label_ms") / 1_000,

@@ -16,18 +16,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from changing_corpus import QUESTIONS, TOPIC, Corpus, asked_of, decided, p_of, write_shared
+from changing_corpus import (
+    QUESTIONS,
+    TOPIC,
+    Corpus,
+    asked_of,
+    decided,
+    p_of,
+    write_shared,
+    write_thresholds,
+)
 from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
-from pipeline.fitted.cascade_file import Thresholds
 
 from pipeline.errors import SpecError
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
-from pipeline.runtime.job import Run, make_job, reader_specs
-from pipeline.runtime.placement import Placement
+from pipeline.runtime.job import Run
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.parse import load_spec
@@ -114,7 +121,7 @@ def test_a_plan_counts_the_documents_of_a_cascade(staged: Corpus) -> None:
     staged.decide(0.2, 0.8)
     planned = staged.plan()
     assert planned.missing_rows == len(texts)
-    assert not (staged.folder / "out").exists()
+    assert not [*staged.store.list("inputs/"), *staged.store.list("documents/")]
     assert planned.rows_for_model == staged.run().tally.n.asked
 
 
@@ -181,13 +188,8 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
         code, _, errors = assay(spec, command=command)
         assert code == 0, errors
         alone.append(rows_of(f"stage{number}"))
-    cascade = {"stages": stages, "file": str(tmp_path / "thresholds")}
-    spec = write("whole", decoder, {"cascade": cascade})
-    place, cache = Placement("cpu", "float32", 1, 1), tmp_path / "cache"
-    jobs = [make_job(own, place, cache) for own, _ in reader_specs(load_spec(spec))]
-    fps = tuple(job.fp["language"] for job in jobs)
-    file = Thresholds("language", ("english", "other"), "other", fps, 0.2, 0.9)
-    (tmp_path / "thresholds").write_bytes(file.json())
+    spec = write("whole", decoder, {"cascade": {"stages": stages}})
+    write_thresholds(load_spec(spec), "language", {"other": (0.2, 0.9)}, tmp_path / "cache")
     code, result, errors = assay(spec, command=command)
     assert code == 0, errors
     decided: Counter[str] = Counter()
@@ -303,9 +305,9 @@ def test_two_cascades_are_answered_side_by_side(staged: Corpus) -> None:
     staged.run()
     before = set(staged.asked)
     stages = [{"question": "first"}, {"question": "third"}]
-    cascade = {"stages": stages, "file": str(staged.folder / "other")}
+    cascade = {"stages": stages}
     staged.others = [{"name": "other", "labels": ["clean", "toxic"], "cascade": cascade}]
-    staged.decide(0.4, 0.6, task="other", file="other")
+    staged.decide(0.4, 0.6, task="other")
     staged.run()
     # — the answers of a task are found under its own name
     distinct = {text for text in texts.values() if text}

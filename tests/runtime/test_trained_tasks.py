@@ -12,7 +12,6 @@ import pytest
 import torch
 from changing_corpus import Corpus
 from fitted import card_of, write_readout
-from pipeline.fitted.cascade_file import Thresholds
 from transformers import AutoModelForCausalLM
 
 from pipeline.cli import main
@@ -21,8 +20,6 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_tokenizer
 from pipeline.inference.schedules.forward import PackedStates
-from pipeline.runtime.job import make_job, reader_specs
-from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.weights import locate
 from pipeline.spec.schema import JobSpec
 

@@ -29,14 +29,16 @@ from pipeline.ledger.keys import documents_key, parse_key, spec_key
 from pipeline.ledger.label_files import read_file
 from pipeline.options import RunOptions
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import make_reader, reader_specs
+from pipeline.runtime.job import job_of_output, make_reader, reader_specs
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.plan import Plan
+from pipeline.runtime.plan import Plan, plan
 from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
+from pipeline.stores.store import open_store
+from pipeline.verbs.certify import hash_of
 
 LABELS = ("clean", "toxic")
 QUESTIONS = ("first", "second", "third")
@@ -134,31 +136,9 @@ class Corpus:
         shutil.move(self.input, self.folder / folder)
         self.input = self.folder / folder
 
-    def decide(
-        self, low: float, high: float, *, task: str = "toxic", label: str = "toxic"
-    ) -> None:
+    def decide(self, low: float, high: float, *, task: str = "toxic", label: str = "toxic") -> None:
         """Writes a certificate with these thresholds for a task's stages as they are now."""
-        place = Placement("cpu", "float32", 1, 1)
-        readers = reader_specs(self.spec)
-        raw = [make_reader(own, place, self.cache).fingerprints for own, _ in readers]
-        cascade = next(own.cascade for own in self.spec.cascades if own.name == task)
-        certificate = Certificate(
-            task=task,
-            promise=cascade.promise,
-            stages=tuple(versions[task].id for versions in raw if task in versions),
-            thresholds=Thresholds({label: (low, high)}, each=True),
-            reason="",
-            readout="",
-            max_tokens=None,
-            layer=None,
-            cost=0.0,
-            draw=0.1,
-            shards="",
-            documents=0,
-            decided=0.0,
-            shares={},
-        )
-        write_certificate(self.store, certificate)
+        write_thresholds(self.spec, task, {label: (low, high)}, self.cache)
 
     def run(self, **options: Any) -> Outcome:
         """A run with these options; `asked` has what the model was asked by it alone."""
@@ -333,6 +313,33 @@ def write_shared(corpus: Corpus, files: int = 3) -> dict[str, str]:
 def numbered(name: str, count: int) -> list[str]:
     """Different texts."""
     return [f"{number} of {name} says a little. " * 3 for number in range(count)]
+
+
+def write_thresholds(
+    spec: JobSpec, task: str, at: Mapping[str, tuple[float, float]], cache: Path
+) -> None:
+    """Writes a certificate of the input as it is now, which proves nothing."""
+    store = open_store(spec.output, spec.storage_options)
+    readers = reader_specs(spec)
+    place = Placement("cpu", "float32", 1, 1)
+    raw = [make_reader(own, place, cache).fingerprints for own, _ in readers]
+    certificate = Certificate(
+        task=task,
+        promise=next(own.cascade.promise for own in spec.cascades if own.name == task),
+        stages=tuple(versions[task].id for versions in raw if task in versions),
+        thresholds=Thresholds(at, each=True),
+        reason="",
+        readout="",
+        max_tokens=None,
+        layer=None,
+        cost=0.0,
+        draw=0.1,
+        shards=hash_of(plan(job_of_output(spec, store, cache), store, keep=False).shards),
+        documents=0,
+        decided=0.0,
+        shares={},
+    )
+    write_certificate(store, certificate)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import fake_engine
@@ -12,9 +11,6 @@ from changing_corpus import Corpus
 
 from pipeline.fitted.certificate import Certificate
 from pipeline.ledger.certificates import read_certificates
-from pipeline.options import RunOptions
-from pipeline.stores.local import LocalStore
-from pipeline.verbs.certify import certify
 from pipeline.verbs.run import RunResult, judged_run
 
 DOCUMENTS = 6_000
@@ -46,7 +42,7 @@ def labelled(corpus: Corpus) -> RunResult:
 
 
 def certificate(corpus: Corpus) -> Certificate:
-    return next(own for _, own in read_certificates(corpus.store, "toxic"))
+    return next(read_certificates(corpus.store, "toxic"))
 
 
 def agreement(corpus: Corpus) -> float:
