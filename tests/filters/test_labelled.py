@@ -99,7 +99,7 @@ def test_each_verb_names_answers_to_an_older_question_and_the_model_that_answere
 ) -> None:
     [line] = older(run(verb, tasks=tasks(question="Rude?")))
     assert "warning: toxic: these are answers of first to an older wording" in line
-    assert "differs in question. Run again (assay run)" in line
+    assert "differs in question. A run (assay run) publishes" in line
 
 
 @pytest.mark.parametrize("by", [{"task": "toxic"}, {"order": "audit"}])
