@@ -31,6 +31,7 @@ from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.progress import COMPARING, LISTING
+from pipeline.spec.model import RoundedFormat
 from pipeline.spec.parse import load_spec
 from pipeline.verbs import exactness
 from pipeline.verbs.check import check
@@ -326,14 +327,17 @@ def test_8_bit_products_are_compared_with_the_models_own(
     tokenizer = load_tokenizer(model_folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     document = DocumentTokenizer(tokenizer).encode("Hello.")
-    models = [load_model(model_folder, dtype=dtype, device="cpu", int8=int8) for int8 in (1, 0)]
+    formats: tuple[RoundedFormat | None, ...] = ("int8", None)
+    models = [
+        load_model(model_folder, dtype=dtype, device="cpu", rounded_to=each) for each in formats
+    ]
     engines = [LabelEngine(model, prompt, max_batch_tokens=1_000) for model in models]
     expected = difference(*(engine.label([document]).log_probs for engine in engines))
-    assert found["model"]["int8"] and found["model"]["dtype"] == dtype
+    assert found["model"]["rounded_to"] == "int8" and found["model"]["dtype"] == dtype
     assert found["quantization"] == pytest.approx(asdict(expected), abs=1e-6)
     assert expected.max_abs_dp > 1e-4 and expected.answers == 2
     shown = assay("check", file).words
-    assert " with 8-bit products on cpu" in shown
+    assert " with int8 products on cpu" in shown
     assert "of 2 answers have another label, against the model without quantisation" in shown
 
 
