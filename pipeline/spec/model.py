@@ -64,9 +64,9 @@ class ModelSpec(Frozen):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = "auto"
     """Number format of the model. `auto` takes bfloat16 where it is faster. Else it is
     float32 on CPUs, and float16 on GPUs. `int8` and `fp8` are `auto` with linear layers that round
-    weights and activations to 8 bits: faster, with slightly different answers. `int8` needs a
-    processor with VNNI; with AMX it is refused: bfloat16 is faster there. `fp8` needs a GPU of
-    compute capability 8.9 or later."""
+    weights and activations to 8 bits: faster products, and other answers, which `assay check`
+    compares. `int8` needs a processor with VNNI; with AMX it is refused: bfloat16 is faster there.
+    `fp8` needs a GPU of compute capability 8.9 or later."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     threads: Literal["auto"] | PositiveInt = "auto"

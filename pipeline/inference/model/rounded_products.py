@@ -155,7 +155,7 @@ class Fp8Linear(RoundedLinear):
     def round_rows(x: Tensor) -> RoundedRows:
         # — in the format of the rows, so that the quotients take no more memory than they do
         scale = _scales(x, torch.finfo(_FP8).max).to(x.dtype)
-        return RoundedRows((x / scale).to(_FP8), scale.float())
+        return RoundedRows((x / scale).to(_FP8).contiguous(), scale.float())
 
     def product(self, rows: RoundedRows) -> Tensor:
         quantized, scale, (count, _) = rows.quantized, rows.scale, rows.quantized.shape
