@@ -136,8 +136,7 @@ class _LlamaLayer:
         if len(states) <= self._block_rows:
             return self._heads_of_block(states, cos, sin)
         rows, (_, dim) = len(states), cos.shape
-        outputs = [layer.out_features for layer in self._qkv.layers]
-        heads = [states.new_empty(rows, each // dim, dim) for each in outputs]
+        heads = [states.new_empty(rows, each.out_features // dim, dim) for each in self._qkv.layers]
         for start in range(0, rows, self._block_rows):
             block = slice(start, start + self._block_rows)
             inputs = states[block], cos[block], sin[block]

@@ -1,16 +1,15 @@
 """Linear layers that multiply 8-bit numbers: `dtype: int8` on CPUs, and `dtype: fp8` on GPUs.
 
-Entry point: `round_linear`.
+Entry point: `round_linear`. The embedding and the unembedding keep their format.
 
 A weight has one scale for each output channel and is rounded once. An activation has one scale for
 each token, computed in every forward, so a row of a product does not depend on the other rows of
-its batch. This is the vector-wise quantisation of LLM.int8() (Dettmers et al., 2022). The embedding
-and the unembedding keep their format.
+its batch. This is the vector-wise quantisation of LLM.int8() (Dettmers et al., 2022).
 
 Sums of integers are exact. A few columns of the activations are much larger than the others, and
 would take most of the 127 steps: so both sides are first multiplied by Hadamard matrices of blocks
 of columns, which leaves the product as it is and evens out its columns (QuaRot: Ashkboos et al.,
-2024). The steps of fp8 (e4m3: Micikevicius et al., 2022) are relative to each number instead.
+2024). The steps of fp8 (e4m3, up to 448: Micikevicius et al., 2022) are relative to each number.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _pointwise: Any = torch.ops.onednn.qlinear_pointwise
 # pairs of products in 16 bits, which overflow.
 _CPU_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm")
 _ZERO_POINT = 128  # activations of -127 to 127 steps are the bytes 1 to 255
-_FP8 = torch.float8_e4m3fn
 # cuBLAS was reported to have no row-wise product of up to 256 rows and many columns on an H100:
 # https://github.com/pytorch/ao/issues/4582
 _FP8_ROWS = 257
@@ -128,8 +126,8 @@ class Int8Linear(RoundedLinear):
     def product(self, rows: RoundedRows) -> Tensor:
         # — oneDNN takes one scale for all rows: the rows' own are applied below
         left, right = (rows.quantized, 1.0, _ZERO_POINT), (self.quantized, self.scale, self.zeros)
-        sums: Tensor = _pointwise(*left, *right, None, 1.0, 0, torch.float32, "none", [], "")
-        product = sums.mul_(rows.scale)
+        product: Tensor = _pointwise(*left, *right, None, 1.0, 0, torch.float32, "none", [], "")
+        product.mul_(rows.scale)
         return product if self.bias is None else product.add_(self.bias)
 
 
@@ -148,14 +146,14 @@ class Fp8Linear(RoundedLinear):
             self(linear.weight[:1])
         except RuntimeError as error:
             layer = f"a layer of {self.in_features:,} x {self.out_features:,} weights"
-            fix = f"{one_line(error)}; write dtype: auto"
-            raise ModelError(f"{layer} has no fp8 product here: {fix}") from error
+            fix = f"has no fp8 product here: {one_line(error)}; write dtype: auto"
+            raise ModelError(f"{layer} {fix}") from error
 
     @staticmethod
     def round_rows(x: Tensor) -> RoundedRows:
         # — in the format of the rows, so that the quotients take no more memory than they do
-        scale = _scales(x, torch.finfo(_FP8).max).to(x.dtype)
-        return RoundedRows((x / scale).to(_FP8).contiguous(), scale.float())
+        scale = _scales(x, 448).to(x.dtype)
+        return RoundedRows((x / scale).to(torch.float8_e4m3fn).contiguous(), scale.float())
 
     def product(self, rows: RoundedRows) -> Tensor:
         quantized, scale, (count, _) = rows.quantized, rows.scale, rows.quantized.shape
