@@ -19,8 +19,8 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.inference.images import ImageDocument, ImageReader
 from pipeline.inference.model.alone import PromptAlone, forward_alone, states_alone
-from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.model.rounded_products import RoundedLinear, expert_weights
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint, Suffix, run_to_layers
 
@@ -45,7 +45,7 @@ def tolerance(model: LoadedModel) -> float:
     whole step.
     """
     network = model.network
-    if any(isinstance(module, Int8Linear) for module in network.modules()):
+    if any(isinstance(module, RoundedLinear) for module in network.modules()):
         return _TOLERANCE[torch.bfloat16]
     largest = _TOLERANCE[network.dtype]
     if network.dtype == torch.float32 or expert_weights(network):

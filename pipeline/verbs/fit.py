@@ -379,7 +379,8 @@ class _Reading:
             "model": {
                 "weights": dict(self.job.readers[0].files.hashes),
                 "dtype": self.job.placement.dtype,
-                "int8": spec.model.is_int8,
+                "int8": spec.model.dtype == "int8",
+                "fp8": spec.model.dtype == "fp8",
                 "kv": spec.model.kv,
             },
             "prompt": spec.prompt.model_dump(mode="json"),

@@ -219,7 +219,7 @@ def gate(
 def round_rows(
     x: Tensor,  # [rows, inputs] fp32; inputs a multiple of ROUNDED_TOGETHER
 ) -> tuple[Tensor, Tensor]:  # [rows, inputs] uint8, [rows, 1] fp32
-    """Rows evened out and in 8 bits, as `even_out` and `round_rows` of `int8_products` do it."""
+    """Rows evened out and in 8 bits, as `Int8Linear.round_rows` does it."""
     x = x.contiguous()
     rows, inputs = x.shape
     rounded, steps = x.new_empty(x.shape, dtype=torch.uint8), x.new_empty(rows, 1)
