@@ -166,8 +166,7 @@ def _read(
     model: LoadedModel, prefix: Sequence[int], document: Sequence[int], points: list[ReadPoint]
 ) -> list[LayerStates]:
     """The states of one document at each of these points."""
-    schedule = read_prefix(model, prefix, layers=points[-1].layer)
-    return schedule.reader(points).read([document])
+    return read_prefix(model, prefix).reader(points).read([document])
 
 
 def _proof_ids(model: LoadedModel, tokens: int) -> list[int]:

@@ -26,7 +26,7 @@ from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules import Schedule, tokens_read
+from pipeline.inference.schedules import Schedule
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 
@@ -169,4 +169,6 @@ class OnePassQuestions:
         answers: dict[str, Tensor] = {}
         for of_layer, states in zip(self._layers, self._reader.read(documents), strict=True):
             answers |= of_layer.log_probs(states, self._model)
-        return answers, tokens_read(self._reader, documents)
+        docs, repeated = len(documents), self._reader.repeated_prefix_tokens
+        of_documents = sum(map(len, documents)) + docs * repeated
+        return answers, Usage(of_documents, docs * self.question_tokens)

@@ -20,7 +20,7 @@ from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.scoring import Edges, LabelScorer, Unembed, edge_log_probs
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules import Schedule, tokens_read
+from pipeline.inference.schedules import Schedule
 from pipeline.inference.schedules.batching import TokenCounter, Usage
 from pipeline.inference.schedules.forward import ReadPoint
 
@@ -53,7 +53,8 @@ class SearchedQuestions:
         by_document = [self._answer(document, max_tokens, counter) for document in documents]
         pairs = zip(self._questions, zip(*by_document, strict=True), strict=True)
         answers = {question.name: torch.cat(of_question) for question, of_question in pairs}
-        of_documents = tokens_read(self._reader, documents).prefix_tokens_computed
+        repeated = self._reader.repeated_prefix_tokens
+        of_documents = sum(map(len, documents)) + len(documents) * repeated
         return answers, Usage(of_documents, counter.tokens - of_documents)
 
     def _answer(

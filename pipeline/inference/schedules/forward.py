@@ -52,13 +52,11 @@ def prefill(
     token_ids: Sequence[int],  # may be `EmbeddedDocument`
     *,
     prefix: PrefixKV | None = None,
-    layers: int | None = None,
 ) -> PrefixKV | None:
     """The keys and values of a span that later forwards read; None for an empty span.
 
     Below a kept prefix, the keys and values of both together: those of the prefix are copied
-    once. With `layers`, only of the first layers up to this one: no later forward goes deeper.
-    They are rounded if the model has a format for what it keeps (`kv`).
+    once. They are rounded if the model has a format for what it keeps (`kv`).
     """
     if not token_ids:
         return prefix
@@ -66,7 +64,7 @@ def prefill(
     tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
     attention = TreeAttention(tree, model.kernel, prefix, keep)
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
-    run_to_layers(model, [layers or model.layers], lambda *_: None, tree=attention, **inputs)
+    run_to_layers(model, [model.layers], lambda *_: None, tree=attention, **inputs)
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
     own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
     if model.kv != "none":
