@@ -7,7 +7,7 @@ the model's forward as the keyword argument `tree`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,18 +32,8 @@ class PrefixKV:
     # The next position minus the number of tokens: below 0 after an image.
     position_offset: int = 0
 
-    def layer(self, layer: int) -> LayerKV:
-        """The layer's keys and values; rounded ones are widened each time."""
-        kept = self.layers[layer]
-        return kept if isinstance(kept, LayerKV) else kept.widened()
-
-    def rounded(self) -> PrefixKV:
-        """The same span in 8 bits."""
-        rounded = {layer: RoundedKV.of(self.layer(layer)) for layer in self.layers}
-        return replace(self, layers=rounded)
-
     def followed_by(self, other: PrefixKV) -> PrefixKV:
-        """Both spans as one, copied unless they are rounded."""
+        """Both spans as one, copied."""
         joined: dict[int, LayerKV | RoundedKV] = {}
         for layer, kv in self.layers.items():
             # — all spans below one prefix are kept in one format
@@ -79,7 +69,9 @@ class TreeAttention:
         """The attention of the queries; layers with the same window share one plan."""
         if self.keep is not None:
             self.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
-        prefix = self.prefix.layer(layer) if self.prefix else None
+        prefix = self.prefix.layers[layer] if self.prefix else None
+        if isinstance(prefix, RoundedKV):
+            prefix = prefix.widened()
         of = window, branches_only
         if of not in self._plans:
             self._plans[of] = tile_plan(

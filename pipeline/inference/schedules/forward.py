@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.reference import LayerKV
+from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
@@ -66,9 +67,8 @@ def prefill(
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     run_to_layers(model, [model.layers], lambda *_: None, tree=attention, **inputs)
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
-    own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
-    if model.kv != "none":
-        own = own.rounded()
+    layers = keep if model.kv == "none" else {n: RoundedKV.of(kv) for n, kv in keep.items()}
+    own = PrefixKV(layers, tokens=len(token_ids), position_offset=end - len(token_ids))
     return prefix.followed_by(own) if prefix else own
 
 
