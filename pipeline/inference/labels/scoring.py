@@ -118,7 +118,7 @@ class LabelScorer:
         # — what fills a rectangle adds 0 to a sum, and -inf to a label
         sums = pad(edges, (0, 0, 0, 1))[self._paths].sum(dim=1) / self._divisors
         of_labels = pad(sums, (0, 0, 0, 1), value=-torch.inf)[self._verbalizers].logsumexp(dim=1)
-        return [own.T for own in of_labels.split(self._labels)]  # of [labels, docs]
+        return [own.T for own in torch.split(of_labels, self._labels)]  # of [labels, docs]
 
 
 def _rectangle(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> Tensor:
