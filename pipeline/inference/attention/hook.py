@@ -111,21 +111,13 @@ def _interface(
         window=sliding_window,
         softcap=softcap,
     )
+    out = attended.out
     if s_aux is not None:
-        attended = apply_attention_sinks(attended, s_aux)
-    return attended.out.unsqueeze(0), None
-
-
-def apply_attention_sinks(attended: Attended, sinks: Tensor) -> Attended:  # sinks [heads]: logits
-    """Attention whose softmax also counts one sink a head, which has no value.
-
-    Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; as learned logits
-    in gpt-oss (OpenAI, 2025).
-    """
-    (_heads,) = sinks.shape
-    lse = torch.logaddexp(attended.lse, sinks.float())
-    weight = (attended.lse - lse).exp().unsqueeze(-1)
-    return Attended((attended.out * weight).to(attended.out.dtype), lse)
+        # — a sink is one more key without a value (Xiao et al., Efficient Streaming Language Models
+        # with Attention Sinks, 2023; as learned logits in gpt-oss, OpenAI, 2025)
+        share = (attended.lse - torch.logaddexp(attended.lse, s_aux.float())).exp()
+        out = (out * share.unsqueeze(-1)).to(out.dtype)
+    return out.unsqueeze(0), None
 
 
 def register() -> None:

@@ -21,28 +21,22 @@ _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # of zeros
 class RoundedKV:
     """The keys and values of one layer."""
 
-    quantized: LayerKV  # int8
-    steps: LayerKV  # fp32, [tokens, kv_heads, 1] each
+    quantized: Tensor  # [2, tokens, kv_heads, dim] int8: keys, values
+    steps: Tensor  # [2, tokens, kv_heads, 1] fp32
     dtype: torch.dtype  # that a layer reads them in
 
     @classmethod
     def of(cls, kv: LayerKV) -> RoundedKV:
         """The keys and values in 8 bits."""
-        steps = LayerKV(_steps(kv.k), _steps(kv.v))
-        pairs = (kv.k, steps.k), (kv.v, steps.v)
-        rounded = ((x / step).round_().to(torch.int8) for x, step in pairs)
-        return cls(LayerKV(*rounded), steps, kv.k.dtype)
+        both = torch.stack([kv.k, kv.v])
+        steps = (both.abs().amax(dim=-1, keepdim=True).float() / 127).clamp_(min=_SMALLEST_STEP)
+        return cls((both / steps).round_().to(torch.int8), steps, both.dtype)
 
     def followed_by(self, other: RoundedKV) -> RoundedKV:
         """Both spans; nothing is rounded again."""
-        quantized = self.quantized.followed_by(other.quantized)
-        return RoundedKV(quantized, self.steps.followed_by(other.steps), self.dtype)
+        quantized = torch.cat([self.quantized, other.quantized], dim=1)
+        return RoundedKV(quantized, torch.cat([self.steps, other.steps], dim=1), self.dtype)
 
     def widened(self) -> LayerKV:
         """What a layer reads."""
-        pairs = (self.quantized.k, self.steps.k), (self.quantized.v, self.steps.v)
-        return LayerKV(*((x * step).to(self.dtype) for x, step in pairs))
-
-
-def _steps(x: Tensor) -> Tensor:  # [tokens, kv_heads, dim] -> [tokens, kv_heads, 1] fp32
-    return (x.abs().amax(dim=-1, keepdim=True).float() / 127).clamp_(min=_SMALLEST_STEP)
+        return LayerKV(*(self.quantized * self.steps).to(self.dtype))
