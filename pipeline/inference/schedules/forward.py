@@ -107,10 +107,10 @@ def run_to_layers(
 
     Layer N gives the `hidden_states[N]` of transformers.
     """
-    deepest = max(layers)
-    assert 0 <= min(layers) <= deepest <= model.layers, f"layers {layers} of {model.layers}"
     if model.llama is not None:
         return model.llama.run(layers, on_states, **inputs)
+    deepest = max(layers)
+    assert 0 <= min(layers) <= deepest <= model.layers, f"layers {layers} of {model.layers}"
     blocks: Any = getattr(model.decoder, "layers", ())
 
     def before_block(layer: int, _block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
