@@ -259,7 +259,7 @@ class DocumentReader:
         for chunks in chunk_texts(self.tokenizer, texts, self.rules):
             if isinstance(chunks, DocumentError):
                 yield (), f"error:{chunks}"
-            elif not chunks.tokens:
+            elif not any(chunks.token_ids):
                 yield (), EMPTY
             else:
                 yield chunks.token_ids, TRUNCATED if chunks.truncated else OK

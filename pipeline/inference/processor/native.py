@@ -14,8 +14,7 @@ import os
 import platform
 from collections.abc import Mapping
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -104,11 +103,8 @@ def _may_use_tiles() -> bool:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    folder = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        if (path := folder / f"_kernels{suffix}").exists():
-            return ctypes.CDLL(str(path))
-    return None
+    found = find_spec("._kernels", __package__)
+    return ctypes.CDLL(found.origin) if found is not None else None
 
 
 def computes(dtype: torch.dtype) -> bool:
