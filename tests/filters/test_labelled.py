@@ -135,7 +135,7 @@ def test_what_all_tasks_share_is_named_for_each(
     run: Line, changes: dict[str, Any], names: str
 ) -> None:
     lines = older(run("head", **changes))
-    assert len(lines) == 2 and all(f"differs in {names}. Run again" in line for line in lines)
+    assert len(lines) == 2 and all(f"differs in {names}. A run" in line for line in lines)
 
 
 @pytest.mark.parametrize(
