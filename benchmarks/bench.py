@@ -91,7 +91,7 @@ class MeasuredMachine:
     threads: int
     device: str
     dtype: str
-    int8: bool
+    rounded_to: str | None
     torch: str
 
 
@@ -165,7 +165,7 @@ def bench(spec: JobSpec, options: BenchOptions, *, cache_dir: Path) -> Bench:
         threads=torch.get_num_threads(),
         device=placement.device,
         dtype=placement.dtype,
-        int8=spec.model.is_int8,
+        rounded_to=spec.model.rounded_to,
         torch=torch.__version__,
     )
     rates, rows = zip(*measured, strict=True)
@@ -282,7 +282,7 @@ _COLUMNS: dict[str, Callable[[Measurement], str]] = {
 def show_bench(bench: Bench) -> Iterator[Part]:
     """The machine, a table for each workload, and what the columns mean."""
     machine = bench.machine
-    weights = " with 8-bit products" if machine.int8 else ""
+    weights = f" with {machine.rounded_to} products" if machine.rounded_to else ""
     yield (
         f"{machine.processor}, {machine.threads} threads, {machine.dtype}{weights} on "
         f"{machine.device}, torch {machine.torch}"

@@ -22,8 +22,8 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.memory import shape_of
-from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.model.rounded_products import RoundedLinear, expert_weights
 from pipeline.inference.schedules.batching import pad
 
 
@@ -140,7 +140,7 @@ def linear_weights(module: nn.Module, *, experts_per_token: int) -> int:
     dense = sum(
         m.in_features * m.out_features
         for m in module.modules()
-        if isinstance(m, nn.Linear | Int8Linear)
+        if isinstance(m, nn.Linear | RoundedLinear)
     )
     experts = sum(w.numel() * experts_per_token // w.shape[0] for w in expert_weights(module))
     return dense + experts

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from pipeline.inference.memory import trim_malloc
-from pipeline.inference.model.int8_products import Int8Linear, round_rows
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.model.rounded_products import RoundedLinear
 
 _RATE_ROUNDS = 10
 
@@ -80,7 +80,7 @@ def matmul_flops(model: LoadedModel) -> float:
     Each of its linear layers by the library and on the number of rows that are fastest here.
     """
     layers = getattr(model.decoder, "layers", None) or [model.decoder]
-    products = [each for each in layers[0].modules() if isinstance(each, nn.Linear | Int8Linear)]
+    products = [each for each in layers[0].modules() if isinstance(each, nn.Linear | RoundedLinear)]
     seconds: dict[tuple[int, int], float] = {}  # of one row, by inputs and outputs
     for product in products:
         shape = product.in_features, product.out_features
@@ -91,15 +91,15 @@ def matmul_flops(model: LoadedModel) -> float:
 
 
 def _seconds_of_row(
-    product: nn.Linear | Int8Linear, device: torch.device, dtype: torch.dtype
+    product: nn.Linear | RoundedLinear, device: torch.device, dtype: torch.dtype
 ) -> float:
     best = float("inf")
     # — a GPU computes 4,096 rows in a tenth of a millisecond: launching it would count, too
     for rows in (65_536,) if device.type == "cuda" else (512, 4_096):
         x = torch.randn(rows, product.in_features, device=device, dtype=dtype)
         ways: list[Callable[[], object]]
-        if isinstance(product, Int8Linear):
-            ways = [partial(product.product, round_rows(x))]
+        if isinstance(product, RoundedLinear):
+            ways = [partial(product.product, product.round_rows(x))]
         else:
             ways = [partial(nn.functional.linear, x, product.weight)]
             if device.type == "cpu":

@@ -12,6 +12,7 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import load_model
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.runtime.assembly import memory_plan
+from pipeline.spec.model import RoundedFormat
 
 
 class Engine:
@@ -24,7 +25,9 @@ class Engine:
         torch.set_num_threads(setup.threads)
         wide = setup.number_format in ("float32", "bfloat16")
         dtype = setup.number_format if wide else "float32"
-        self._model = load_model(Path(setup.folder), dtype=dtype, device="cpu", int8=not wide)
+        rounded_to: RoundedFormat | None = None if wide else "int8"
+        folder = Path(setup.folder)
+        self._model = load_model(folder, dtype=dtype, device="cpu", rounded_to=rounded_to)
 
     def prepare(self, asked: Asked) -> None:
         questions = [

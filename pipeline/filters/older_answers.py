@@ -76,7 +76,7 @@ def older_answers(
         by = f" of {', '.join(models[task])}" if models[task] else ""
         yield (
             f"{task}: these are answers{by} to an older wording of the spec, which differs in "
-            f"{', '.join(changed)}. Run again (assay run) to have answers to the current spec"
+            f"{', '.join(changed)}. A run (assay run) publishes answers to the current spec"
         )
 
 

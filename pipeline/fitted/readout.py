@@ -45,6 +45,7 @@ class CardModel(_Part):
     weights: dict[str, str]
     dtype: str
     int8: bool = False
+    fp8: bool = False
     kv: str = "none"
 
 
@@ -189,7 +190,8 @@ def differences(
         "question": (task.question, card.question),
         "version of the model's files": (dict(weights), card.model.weights),
         "model.dtype": (dtype, card.model.dtype),
-        "model.dtype: int8": (model.is_int8, card.model.int8),
+        "model.dtype: int8": (model.dtype == "int8", card.model.int8),
+        "model.dtype: fp8": (model.dtype == "fp8", card.model.fp8),
         "model.kv": (model.kv, card.model.kv),
         "documents.max_tokens": (rules.max_tokens, card.documents.max_tokens),
         "documents.too_long": (rules.too_long, card.documents.too_long),

@@ -115,7 +115,9 @@ def warn_of_chosen(gold: Gold, effect: str) -> None:
     """Logs a line, with what follows, for each task whose documents a review chose."""
     for task in dict.fromkeys(map(task_of, gold.tasks)):
         if words := gold.chosen_words(task):
-            logger.warning("warning: %s: %s, so %s. Use: %s", task, words, effect, RANDOM)
+            logger.warning(
+                "warning: %s: %s, so %s. For figures of the corpus: %s", task, words, effect, RANDOM
+            )
 
 
 def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gold:

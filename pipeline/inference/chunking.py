@@ -39,10 +39,6 @@ class Chunks:
     token_ids: tuple[tuple[int, ...], ...]
     truncated: bool
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(chunk) for chunk in self.token_ids)
-
 
 def chunk_text(tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec) -> Chunks:
     """The chunks of one text, as `chunk_texts` has them; raises the error."""

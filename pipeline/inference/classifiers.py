@@ -77,14 +77,11 @@ def language_model() -> tuple[Path, str]:
 def label_log_probs(
     probabilities: Floats,  # [texts, classes]
     classes: Sequence[str],
-    labels: Mapping[str, Sequence[str]],
+    labels: Mapping[str, Sequence[str]],  # the classes of each
 ) -> Floats:  # [texts, labels]
     """The log-probability of each label: of all of its classes together.
 
-    Args:
-        probabilities: What the classifier answers.
-        classes: The names of its classes.
-        labels: The classes of each label. ModelError if the classifier lacks one.
+    ModelError if the classifier lacks a class of a label.
     """
     number = {name: index for index, name in enumerate(classes)}
     if missing := sorted({name for names in labels.values() for name in names} - number.keys()):

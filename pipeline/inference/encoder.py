@@ -35,22 +35,16 @@ class EncoderEngine:
     """An encoder with its head, which gives each of its classes a probability.
 
     A head of the kind `multi_label_classification` has two classes for each of its outputs: its
-    name, and `not ` before it.
-
-    Args:
-        network: The model, on its device.
-        tokenizer: Its tokenizer.
-        labels: By task, the classes of each label. ModelError if the head lacks one.
-        max_batch_tokens: Tokens of a batch, with those that fill its shorter documents.
+    name, and `not ` before it. ModelError if the head lacks a class of a label.
     """
 
     def __init__(
         self,
-        network: PreTrainedModel,
+        network: PreTrainedModel,  # on its device
         tokenizer: PreTrainedTokenizerBase,
-        labels: Mapping[str, Mapping[str, Sequence[str]]],
+        labels: Mapping[str, Mapping[str, Sequence[str]]],  # by task, the classes of each label
         *,
-        max_batch_tokens: int,
+        max_batch_tokens: int,  # with those that fill a batch's shorter documents
     ) -> None:
         self._network = network
         self._labels = labels
@@ -73,11 +67,6 @@ class EncoderEngine:
             except ModelError as error:
                 raise ModelError(f"task {task!r}: its head {error}") from error
 
-    @property
-    def special_tokens(self) -> int:
-        """The number of tokens around a document."""
-        return len(self._before) + len(self._after)
-
     def label(
         self,
         documents: Sequence[DocumentIds],
@@ -89,7 +78,8 @@ class EncoderEngine:
         names = [name for name in self._labels if tasks is None or name in tasks]
         p = np.full((len(documents), len(self.classes)), np.nan, np.float32)
         too_large: set[int] = set()
-        lengths = [len(document) + self.special_tokens for document in documents]
+        around = len(self._before) + len(self._after)
+        lengths = [len(document) + around for document in documents]
 
         def read(batch: Sequence[int], _max_tokens: int) -> NDArray[np.float32]:  # [docs, classes]
             return self._probabilities([documents[i] for i in batch])

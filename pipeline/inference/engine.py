@@ -78,15 +78,12 @@ class LabelEngine:
         self.prompt = prompt
         self.max_batch_tokens = max_batch_tokens
         self._readouts: Readouts = readouts or {}
-        deepest = None
         if readouts:
             hidden = model.network.config.get_text_config().hidden_size
             check_readouts(readouts, layers=model.layers, hidden=hidden)
-            layers = {layer_of(each, readouts, model.layers) for each in prompt.questions}
-            prove_layers(model, layers)
-            deepest = max(layers)
+            prove_layers(model, {layer_of(q, readouts, model.layers) for q in prompt.questions})
         self.model = model
-        self._schedule = read_prefix(model, prompt.prefix, layers=deepest)
+        self._schedule = read_prefix(model, prompt.prefix)
         self._compiled = lru_cache(maxsize=64)(self._compile)
         self._compiled(tuple(question.name for question in prompt.questions))
 

@@ -37,14 +37,15 @@ from pipeline.inference.attention import hook
 from pipeline.inference.attention.reference import attend_plainly
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageReader
-from pipeline.inference.model.int8_products import round_linear
 from pipeline.inference.model.linear import use_onednn
 from pipeline.inference.model.llama import LlamaDecoder, has_llama_form
 from pipeline.inference.model.loaded import LoadedModel, own_attention, set_attention
 from pipeline.inference.model.operations import operations_for
+from pipeline.inference.model.rounded_products import round_linear
 from pipeline.inference.processor import native
 from pipeline.inference.processor.native import attend_natively
 from pipeline.inference.proof import tolerance, tree_error
+from pipeline.spec.model import RoundedFormat
 
 _STATELESS = {"full_attention", "sliding_attention", "mlp", "moe"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
@@ -184,36 +185,38 @@ def load_model(
     *,
     dtype: str,
     device: str,
-    int8: bool = False,
+    rounded_to: RoundedFormat | None = None,
     sees_images: bool = False,
 ) -> LoadedModel:
     """The model in a folder; ModelError names what makes it unusable.
 
-    With `int8`, the linear layers of the decoder multiply 8-bit integers. With `sees_images`, its
-    vision tower and image processor are loaded, too.
+    With `rounded_to`, the linear layers of the decoder multiply 8-bit numbers. With `sees_images`,
+    its vision tower and image processor are loaded, too.
     """
-    fix = "copy the whole folder again"
-    if sees_images:
-        kind: Any = AutoModelForImageTextToText
-        network = read_network(folder, kind, _seeing_config, dtype=dtype, fix=fix)
-        nn.Module.to(network, device)
-        products = use_onednn(network)
-        return replace(prepare(network, images=ImageReader(folder)), products=products)
-    network = read_network(folder, AutoModelForCausalLM, _config, dtype=dtype, fix=fix)
+    kind: Any = AutoModelForImageTextToText if sees_images else AutoModelForCausalLM
+    config_of = _seeing_config if sees_images else _config
+    network = read_network(folder, kind, config_of, dtype=dtype, fix="copy the whole folder again")
     nn.Module.to(network, device)
     # — proved before it is rounded: rounding turns differences of the last bit into whole steps
-    model = prepare(network)
-    if int8:
-        model = rounded(model, device)
+    model = prepare(network, images=ImageReader(folder) if sees_images else None)
+    if rounded_to is not None:
+        model = rounded(model, rounded_to)
+        torch.cuda.empty_cache()  # — the weights before they were rounded
     return replace(model, products=use_onednn(network))
 
 
-def rounded(model: LoadedModel, device: str) -> LoadedModel:
-    """The model with products of 8-bit integers; its network is changed in place."""
-    round_linear(model.network, device)
+def rounded(model: LoadedModel, rounded_to: RoundedFormat) -> LoadedModel:
+    """The model with products of 8-bit numbers; its network is changed in place.
+
+    Attention is in bfloat16, which rounds less, where the processor has its products.
+    """
+    round_linear(model.network, rounded_to)
     if model.llama is not None:
         model = replace(model, llama=LlamaDecoder(model.decoder, model.llama.operations))
-    return narrowed(model)
+    if model.kernel is attend_natively and native.computes(torch.bfloat16):
+        kernel = partial(attend_natively, computed=torch.bfloat16)
+        model = replace(model, kernel=kernel, kernel_name=f"{native.build()} bfloat16")
+    return model
 
 
 def read_network(
@@ -221,12 +224,8 @@ def read_network(
 ) -> PreTrainedModel:
     """The network in a folder, on the CPU; ModelError names what makes it unusable.
 
-    Args:
-        folder: Local folder with the model's configuration and safetensors.
-        kind: The class of transformers that reads it, such as `AutoModelForCausalLM`.
-        config_of: Reads its configuration, and refuses what cannot be used.
-        dtype: Name of a torch dtype.
-        fix: What to do about tensors that the files lack.
+    `kind` is the class of transformers that reads it. `config_of` reads its configuration, and
+    refuses what cannot be used. `fix` is what to do about tensors that the files lack.
     """
     if not any(folder.glob("*.safetensors")):
         raise ModelError(
@@ -386,14 +385,3 @@ def kernels_for(network: PreTrainedModel) -> dict[str, Kernel]:
         products = narrow if native.computes(network.dtype) else "float32"
         kernels[f"{native.build()} {products}"] = attend_natively
     return {**kernels, f"torch {narrow}": attend_plainly}
-
-
-def narrowed(model: LoadedModel) -> LoadedModel:
-    """The model with attention in bfloat16, which rounds less than its 8-bit products do.
-
-    The same model where the processor has no such products.
-    """
-    if model.kernel is not attend_natively or not native.computes(torch.bfloat16):
-        return model
-    kernel = partial(attend_natively, computed=torch.bfloat16)
-    return replace(model, kernel=kernel, kernel_name=f"{native.build()} bfloat16")

@@ -83,43 +83,34 @@ class ModelShape:
         """Bytes of the keys and values of one token in one layer; grouped heads are stored once."""
         return 2 * self.kv_heads * self.dim * self.item_bytes
 
-    def _logits_bytes(self, tokens: int) -> int:
-        """The unembedding's own logits, their float32 form, and a copy while their sum is taken."""
-        narrow = self.item_bytes if self.item_bytes < 4 else 0
-        return min(tokens, self.logit_rows) * self.vocab * (narrow + 2 * 4)
-
     def batch_bytes(self, tokens: int) -> int:
         """Peak bytes of the activations of a batch, which one layer or the logits need.
 
         The cosines and sines of the rotary embedding are held throughout.
         """
-        layer = (
-            self._family_numbers(tokens)
-            if self.block_rows is None
-            else self._llama_numbers(tokens, min(tokens, self.block_rows))
-        )
-        return max((tokens * 2 * self.dim + layer) * self.item_bytes, self._logits_bytes(tokens))
-
-    def _family_numbers(self, tokens: int) -> int:
-        """The embedding and the layer's input. Attention adds the normalised input, and 3.5 times
-        the queries and keys while they are rotated; the feed-forward the same input, the residual
-        and its output, and inner states.
-        """
-        attention = self.hidden + 7 * (self.heads + self.kv_heads) * self.dim // 2
-        return tokens * (2 * self.hidden + max(attention, 2 * self.hidden + self.inner))
-
-    def _llama_numbers(self, tokens: int, rows: int) -> int:
-        """The layer's input, which becomes its output. Beside it queries, keys and values, and of a
-        block their input and themselves; then those, the attention, and a head's keys and values in
-        the layout of the products; then the attention, and of a block the output, the
-        feed-forward's input and output, and two of its inner states.
-        """
-        queries, kept = self.heads * self.dim, (self.heads + 2 * self.kv_heads) * self.dim
-        return tokens * self.hidden + max(
-            tokens * kept + (rows * (self.hidden + kept) if rows < tokens else 0),
-            tokens * (kept + queries + 2 * self.dim),
-            tokens * queries + rows * (3 * self.hidden + 2 * self.inner // 3),
-        )
+        hidden, dim = self.hidden, self.dim
+        queries, kept = self.heads * dim, (self.heads + 2 * self.kv_heads) * dim
+        if self.block_rows is None:
+            # — the embedding and the layer's input; in the attention the normalised input, and 3.5
+            # times the queries and keys while they are rotated; in the feed-forward the same input,
+            # the residual, the output, and inner states
+            attention = hidden + 7 * (self.heads + self.kv_heads) * dim // 2
+            layer = tokens * (2 * hidden + max(attention, 2 * hidden + self.inner))
+        else:
+            # — the layer's input, which becomes its output; queries, keys and values, and of a
+            # block their input and themselves; or those, the attention, and a head's keys and
+            # values in the layout of the products; or the attention, and of a block the output,
+            # the feed-forward's input and output, and two of its inner states
+            rows = min(tokens, self.block_rows)
+            layer = tokens * hidden + max(
+                tokens * kept + (rows * (hidden + kept) if rows < tokens else 0),
+                tokens * (kept + queries + 2 * dim),
+                tokens * queries + rows * (3 * hidden + 2 * self.inner // 3),
+            )
+        # — the unembedding's own logits, their float32 form, and a copy while their sum is taken
+        narrow = self.item_bytes if self.item_bytes < 4 else 0
+        logits_bytes = min(tokens, self.logit_rows) * self.vocab * (narrow + 2 * 4)
+        return max((tokens * 2 * dim + layer) * self.item_bytes, logits_bytes)
 
     def engine_bytes(self, *, prefix_tokens: int, tokens: int) -> int:
         """The bytes to have free for a prefix and for batches of up to this many tokens."""

@@ -19,8 +19,8 @@ from torch import Tensor
 from pipeline.errors import ModelError
 from pipeline.inference.images import ImageDocument, ImageReader
 from pipeline.inference.model.alone import PromptAlone, forward_alone, states_alone
-from pipeline.inference.model.int8_products import Int8Linear, expert_weights
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
+from pipeline.inference.model.rounded_products import RoundedLinear, expert_weights
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint, Suffix, run_to_layers
 
@@ -45,7 +45,7 @@ def tolerance(model: LoadedModel) -> float:
     whole step.
     """
     network = model.network
-    if any(isinstance(module, Int8Linear) for module in network.modules()):
+    if any(isinstance(module, RoundedLinear) for module in network.modules()):
         return _TOLERANCE[torch.bfloat16]
     largest = _TOLERANCE[network.dtype]
     if network.dtype == torch.float32 or expert_weights(network):
@@ -116,7 +116,6 @@ def _long_error(model: LoadedModel) -> float:
     layer = min(_LONG_LAYERS, model.layers)
     document, question = ids[prefix:-below], tuple(ids[-below:])
     [read] = _read(model, ids[:prefix], document, [ReadPoint(layer, (question,), mean=True)])
-    assert read.mean is not None, layer
     states: list[Tensor] = []
     with plain_attention(model.network, "eager"):
         run_to_layers(
@@ -126,9 +125,7 @@ def _long_error(model: LoadedModel) -> float:
             input_ids=torch.tensor([ids], device=model.device),
             use_cache=False,
         )
-    own = states[0][prefix:-below].float().mean(dim=0)
-    expected = torch.stack([states[0][-1].float(), own])
-    return _relative_error(torch.stack([read.at_suffixes[0, 0].float(), read.mean[0]]), expected)
+    return _states_error(read, states[0], slice(prefix, -below))
 
 
 def _questions_error(
@@ -166,8 +163,7 @@ def _read(
     model: LoadedModel, prefix: Sequence[int], document: Sequence[int], points: list[ReadPoint]
 ) -> list[LayerStates]:
     """The states of one document at each of these points."""
-    schedule = read_prefix(model, prefix, layers=points[-1].layer)
-    return schedule.reader(points).read([document])
+    return read_prefix(model, prefix).reader(points).read([document])
 
 
 def _proof_ids(model: LoadedModel, tokens: int) -> list[int]:
@@ -216,10 +212,13 @@ def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
     own = slice(len(prefix), len(prefix) + len(document))
     errors = []
     for layer, read, as_deepest in zip(layers, by_layer, deepest, strict=True):
-        states = hidden_states[layer].float()
-        alone = torch.stack([states[-1], states[-1], states[own].mean(dim=0)])
-        assert read.mean is not None, layer
-        at_end = (each.at_suffixes[0, 0].float() for each in (read, as_deepest))
-        together = torch.stack([*at_end, read.mean[0]])
-        errors.append(_relative_error(together, alone))
+        for at_ends in (read, replace(as_deepest, mean=read.mean)):
+            errors.append(_states_error(at_ends, hidden_states[layer], own))
     return _largest(errors)
+
+
+def _states_error(read: LayerStates, alone: Tensor, own: slice) -> float:  # alone [tokens, hidden]
+    """The relative error at the only suffix's end, and of the mean of the document's own tokens."""
+    assert read.mean is not None, "no mean is read"
+    expected = torch.stack([alone[-1].float(), alone[own].float().mean(dim=0)])
+    return _relative_error(torch.stack([read.at_suffixes[0, 0].float(), read.mean[0]]), expected)

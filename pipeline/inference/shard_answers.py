@@ -5,7 +5,7 @@ Entry point: `ShardAnswers.label_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,7 @@ NOT_A_NUMBER = "error:the model's answer is not a number"
 class ShardAnswers:
     """The answers of each row. The model does not read a row without chunks.
 
-    Of rows with equal texts it reads the first; `copy_to_repeats` gives the others its answer.
+    Of rows with equal texts it reads the first, and the others get its answer, or its failure.
     """
 
     def __init__(
@@ -45,8 +45,14 @@ class ShardAnswers:
         self.tasks = tasks
         self.by_task = [TaskAnswers.of(task, len(chunks)) for task in tasks]
         self.usage = Usage()
-        self._first_of = {} if texts is None else first_of_equals(chunks, texts)  # of the repeats
-        # — what the model reads: nothing of a repeat
+        first: dict[Hashable, int] = {}  # the row of each text that is read
+        of_rows = enumerate(zip(chunks, texts or range(len(chunks)), strict=True))
+        # — a repeat, and the row that is read for it
+        self._first_of = {
+            row: first[text]
+            for row, (own, text) in of_rows
+            if own and first.setdefault(text, row) != row
+        }
         self._asked = [() if row in self._first_of else each for row, each in enumerate(chunks)]
 
     @property
@@ -57,85 +63,43 @@ class ShardAnswers:
     def label_rows(
         self,
         engine: Engine,
-        start: int,
-        end: int,
         on_rows: Callable[[int, float], None] = lambda _rows, _share: None,
     ) -> None:
-        """Adds the model's answers about the rows from `start` to before `end`.
+        """Adds the model's answers about all rows.
 
         `on_rows` is called after each batch with the number of rows of which it read the last
         chunk, and with the batch's share of the cost of all rows: long documents are read first.
         """
-        names = [task.name for task in self.tasks]
-        cost = sum(_CHUNK_TOKENS + len(chunk) for row in self._asked for chunk in row)
-        for first, last in self.row_groups(start, end):
-            chunks = self._asked[first:last]
-            labelled = engine.label(
-                [chunk for row in chunks for chunk in row],
-                tasks=names,
-                on_batch=_counter(chunks, cost, on_rows),
-            )
-            self.usage += labelled.usage
-            edges = np.array([0, *map(len, chunks)]).cumsum()
-            unread = np.unique(edges.searchsorted([*labelled.out_of_memory], side="right") - 1)
-            read = np.setdiff1d(np.flatnonzero(np.diff(edges)), unread)
-            for answers, log_probs in zip(self.by_task, labelled.log_probs, strict=True):
-                answers.failed[first + unread] = OUT_OF_MEMORY
-                answers.add_rows(first + read, log_probs, edges[read], edges[read + 1])
-
-    def row_groups(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The rows in groups that are labelled in one call, in order: first row, row after last."""
+        chunks = [chunk for row in self._asked for chunk in row]
+        unread = np.array([*map(len, self._asked)])  # [rows] chunks
+        edges = np.append(0, unread.cumsum())  # [rows + 1]: the first chunk of each
+        row_of = np.repeat(np.arange(len(unread)), unread)  # [chunks]
+        cost = np.array([_CHUNK_TOKENS + len(chunk) for chunk in chunks])
         labels = sum(len(task.labels) for task in self.tasks)
-        max_chunks = max(1, MAX_LOG_PROBS // max(1, labels))
-        first, chunks = start, 0
-        for row in range(start, end):
-            if row > first and chunks + len(self._asked[row]) > max_chunks:
-                yield first, row
-                first, chunks = row, 0
-            chunks += len(self._asked[row])
-        if first < end:
-            yield first, end
+        # — a call ends with the row whose chunks make it large enough
+        call_of = edges[:-1] // max(1, MAX_LOG_PROBS // max(1, labels))  # [rows], never falling
+        for rows in np.split(np.arange(len(unread)), np.flatnonzero(np.diff(call_of)) + 1):
+            first, last = edges[rows[0]], edges[rows[-1] + 1]
 
-    def add_classified(self, log_probs: Mapping[str, Floats], rows: Sequence[int]) -> None:
-        """Adds what classifiers answered about these rows: by task, [docs, labels]."""
-        for answers in self.by_task:
-            if (classified := log_probs.get(answers.task.name)) is not None:
-                own = np.array(rows, np.int64)
-                answers.add_rows(own, classified, own, own + 1)
+            def count(batch: Sequence[int], first: int = first) -> None:
+                of_batch = first + np.array(batch)
+                read, times = np.unique(row_of[of_batch], return_counts=True)
+                unread[read] -= times
+                on_rows(int((unread[read] == 0).sum()), float(cost[of_batch].sum() / cost.sum()))
 
-    def copy_to_repeats(self) -> None:
-        """Gives each row with the text of an earlier row its answer, or its failure."""
+            names = [task.name for task in self.tasks]
+            labelled = engine.label(chunks[first:last], tasks=names, on_batch=count)
+            self.usage += labelled.usage
+            failed = np.unique(row_of[[first + chunk for chunk in labelled.out_of_memory]])
+            read = np.setdiff1d(row_of[first:last], failed)
+            for answers, log_probs in zip(self.by_task, labelled.log_probs, strict=True):
+                answers.failed[failed] = OUT_OF_MEMORY
+                answers.add_rows(read, log_probs, edges[read] - first, edges[read + 1] - first)
         repeats, firsts = list(self._first_of), list(self._first_of.values())
-        for answers in self.by_task:
-            answers.copy_rows(firsts, repeats)
-
-
-def first_of_equals(
-    chunks: Sequence[Sequence[Sequence[int]]], texts: Sequence[Hashable]
-) -> dict[int, int]:
-    """For each row that is read and has the text of an earlier such row, the first of them."""
-    rows: dict[Hashable, int] = {}
-    first_of = {}
-    for row, (of_row, text) in enumerate(zip(chunks, texts, strict=True)):
-        if of_row and (first := rows.setdefault(text, row)) != row:
-            first_of[row] = first
-    return first_of
-
-
-def _counter(
-    chunks: Sequence[Sequence[Sequence[int]]], cost: int, on_rows: Callable[[int, float], None]
-) -> Callable[[Sequence[int]], None]:
-    """Takes the numbers of the chunks in each batch, and calls `on_rows` as `label_rows` says."""
-    unread = np.array([len(row) for row in chunks])  # [rows] chunks
-    row_of = np.repeat(np.arange(len(chunks)), unread)  # [chunks]
-    tokens = np.array([_CHUNK_TOKENS + len(chunk) for row in chunks for chunk in row])  # [chunks]
-
-    def count(batch: Sequence[int]) -> None:
-        rows, read = np.unique(row_of[list(batch)], return_counts=True)
-        unread[rows] -= read
-        on_rows(int((unread[rows] == 0).sum()), float(tokens[list(batch)].sum() / cost))
-
-    return count
+        for own in self.by_task:
+            for values in (own.log_probs, own.log_mass, own.labels, own.levels, own.failed):
+                if values is not None:
+                    values[repeats] = values[firsts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +139,6 @@ class TaskAnswers:
         stops: Integers,  # [rows]
     ) -> None:
         """Adds the answers of these documents, combined over their chunks; one with NaN failed."""
-        if not len(rows):
-            return
         is_number = np.isfinite(log_probs.max(axis=1))  # [chunks] — `max` returns NaN if it has one
         invalid = np.concatenate([[0], (~is_number).cumsum()])
         answered = invalid[starts] == invalid[stops]
@@ -200,12 +162,6 @@ class TaskAnswers:
                     if node >= 0:
                         below = self.level_ids[:, level] == node  # [labels]
                         self.levels[row, level] = np.logaddexp.reduce(answer[below])
-
-    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Gives each target row the answer of its source row, or its failure."""
-        for values in (self.log_probs, self.log_mass, self.labels, self.levels, self.failed):
-            if values is not None:
-                values[targets] = values[sources]
 
     def status(self, as_read: Sequence[str]) -> list[str]:
         """The status of each row: why it failed, or its status as it was read."""

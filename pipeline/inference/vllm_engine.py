@@ -159,13 +159,9 @@ def check_vllm(prompt: PromptTokens) -> None:
 def load_vllm(
     folder: Path, prompt: PromptTokens, run: VllmOptions, *, max_tokens: int
 ) -> VllmEngine:
-    """vLLM with the model in a folder; ModelError where it is not installed, or refuses the model.
+    """vLLM with the model in a folder, for documents of at most `max_tokens` tokens.
 
-    Args:
-        folder: Local folder with the model's configuration and safetensors.
-        prompt: The questions.
-        run: How it is run.
-        max_tokens: Of the longest document.
+    ModelError where it is not installed, or refuses the model.
     """
     check_vllm(prompt)
     # — 0 keeps the engine in this process; a second one would poll

@@ -111,7 +111,11 @@ def _histogram(
     return Chart(
         name,
         _LOW,
-        [(height(10**n), f"{10**n:,}") for n in range(decades + 1)],
+        # — a longer number has no room beside the chart
+        [
+            (height(10**n), f"{10**n:,}" if n < 6 else f"{10 ** (n - 6):,}M")
+            for n in range(decades + 1)
+        ],
         x=[(share, f"{low + width * share:g}") for share in (0, 0.5, 1)],
         bars=[
             (bar / len(bars), height(count), f"{words(bar)}: {count:,}")

@@ -16,7 +16,7 @@ SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
     """The verdict and the findings; with `prompts`, the first document's prompt for every task."""
     model, exactness = findings.model, findings.exactness
-    weights = " with 8-bit products" if model.int8 else ""
+    weights = f" with {model.rounded_to} products" if model.rounded_to else ""
     weights += "" if model.kv == "none" else f", kv: {model.kv}"
     yield _verdict(exactness, model.engine)
     yield ""

@@ -32,6 +32,7 @@ LOCAL = ("127.0.0.1", "localhost")
 SAME_NAME_S = 120.0  # after that, another browser may go on under a name
 TOKEN_HEADER = "X-Review-Token"
 _MOST_BYTES = 64 * 1024  # of a request
+_WAIT_S = 10.0  # for the next document
 _SESSION = web.AppKey("session", Session)
 _TOKEN = web.AppKey("token", str)
 _COMMAND = web.AppKey("command", str)
@@ -223,21 +224,21 @@ async def _task(request: web.Request) -> web.Response:
 
 async def _next(request: web.Request) -> web.Response:
     body = _Body.model_validate_json(await request.read())
-    return _view(request, body)
+    return await _view(request, body)
 
 
 async def _answer(request: web.Request) -> web.Response:
     body = _Answer.model_validate_json(await request.read())
     _refuse_a_second(request, body)
     request.app[_SESSION].answer(body.by, body.id, body.action, body.label)
-    return _view(request, body)
+    return await _view(request, body)
 
 
 async def _undo(request: web.Request) -> web.Response:
     body = _Undo.model_validate_json(await request.read())
     _refuse_a_second(request, body)
     request.app[_SESSION].undo(body.by, body.id)
-    return _view(request, body)
+    return await _view(request, body)
 
 
 async def _history(request: web.Request) -> web.Response:
@@ -245,9 +246,13 @@ async def _history(request: web.Request) -> web.Response:
     return web.json_response(history_json(request.app[_SESSION], body.by))
 
 
-def _view(request: web.Request, body: _Body) -> web.Response:
+async def _view(request: web.Request, body: _Body) -> web.Response:
     _refuse_a_second(request, body)
-    content: dict[str, Any] = view_json(request.app[_SESSION], body.by)
+    session, until = request.app[_SESSION], time.monotonic() + _WAIT_S
+    # — the first document may be answered before others are read
+    while not (session.open_document(body.by) or session.pool.is_read or time.monotonic() > until):
+        await asyncio.sleep(0.05)
+    content: dict[str, Any] = view_json(session, body.by)
     return web.json_response(content)
 
 

@@ -51,6 +51,7 @@ class Pool:
     documents: list[Document] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)  # of the documents, by their hashes
     fp: str | None = None  # fingerprint of the answers
+    is_read: bool = True  # whether all of them are here
     error: AssayError | None = None  # why no more documents can be shown
 
     def add(self, document: Document) -> None:

@@ -69,6 +69,8 @@ def _row(session: Session, asked: Asked) -> dict[str, Any]:
 
 def _note(session: Session) -> str:
     """Why there is no document."""
+    if not session.pool.is_read:
+        return "The next documents are still being read. Reload this page in a moment."
     if session.rules.second:
         return "No document is left that needs a label of yours beside those of others."
     return f"You have seen all {len(session.pool):,} documents of this review."

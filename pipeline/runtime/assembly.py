@@ -93,9 +93,9 @@ def local_model(files: ModelFiles, model: ModelSpec, cache_dir: Path, send: Send
 
 
 def reader_model(
-    reader: Reader, folder: Path, *, int8: bool | None = None, kv: KeptFormat | None = None
+    reader: Reader, folder: Path, *, rounds: bool = True, kv: KeptFormat | None = None
 ) -> LoadedModel:
-    """The reader's model; `int8` and `kv` replace the spec's settings.
+    """The reader's model; without `rounds` in its own format, and `kv` replaces the spec's setting.
 
     Several engines of one machine share the pages of its weights. From now on, torch uses the job's
     number of threads in this process. SpecError if another engine answers.
@@ -106,9 +106,9 @@ def reader_model(
     # — the machine may have fewer cores than the cluster says; Ray sets 1 in an actor
     torch.set_num_threads(min(reader.placement.threads, usable_cores()))
     placement = reader.placement
-    is_int8 = reader.spec.model.is_int8 if int8 is None else int8
+    rounded_to = reader.spec.model.rounded_to if rounds else None
     several = placement.device == "cpu" and placement.actors > 1
-    if several and not is_int8 and needs_cast(folder, placement.dtype):
+    if several and rounded_to is None and needs_cast(folder, placement.dtype):
         fill = partial(cast_files, folder, dtype=placement.dtype)
         name = f"{reader.files.id}-{placement.dtype}"
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -118,7 +118,7 @@ def reader_model(
         folder,
         dtype=placement.dtype,
         device=placement.device,
-        int8=is_int8,
+        rounded_to=rounded_to,
         sees_images=reader.spec.input.image is not None,
     )
     kept = reader.spec.model.kv if kv is None else kv
@@ -259,7 +259,7 @@ class DocumentReader:
         for chunks in chunk_texts(self.tokenizer, texts, self.rules):
             if isinstance(chunks, DocumentError):
                 yield (), f"error:{chunks}"
-            elif not chunks.tokens:
+            elif not any(chunks.token_ids):
                 yield (), EMPTY
             else:
                 yield chunks.token_ids, TRUNCATED if chunks.truncated else OK

@@ -37,8 +37,8 @@ ULIMITS_OF_RAY = (
     # — the file of Ray's shared memory, which has 30 % of the machine's
     ("-f", resource.RLIMIT_FSIZE, psutil.virtual_memory().total * 4 // 10, 1024),
 )
-# The first compute capability with products of bfloat16 (Ampere).
-BFLOAT16_CAPABILITY = (8, 0)
+# The first compute capability with products of a number format: Ampere and Ada.
+_FIRST_CAPABILITY = {"bfloat16": (8, 0), "fp8": (8, 9)}
 # torch knows CUDA_VISIBLE_DEVICES, MIG devices and the limits of a container.
 _ASK_TORCH = """
 import json, torch
@@ -53,7 +53,7 @@ class Gpus:
     """The GPUs of one machine on which torch can compute."""
 
     count: int = 0
-    bfloat16: bool = True  # whether all of them multiply in bfloat16
+    formats: frozenset[str] = frozenset()  # bfloat16 and fp8, in which all of them multiply
 
 
 def usable_cores(root: Path = ROOT) -> int:
@@ -110,8 +110,9 @@ def gpus_seen_by_torch(root: Path, ask: Callable[[], subprocess.CompletedProcess
             "%s is a GPU that torch %sdoes not see: %s; the model runs on the CPU",
             *(devices[0], version and f"{version} ", reason),
         )
-    least = min(map(tuple, capabilities), default=BFLOAT16_CAPABILITY)
-    return Gpus(len(capabilities), bfloat16=least >= BFLOAT16_CAPABILITY)
+    least = min(map(tuple, capabilities), default=())
+    formats = (name for name, first in _FIRST_CAPABILITY.items() if least >= first)
+    return Gpus(len(capabilities), frozenset(formats))
 
 
 def _ask_torch() -> subprocess.CompletedProcess[str]:

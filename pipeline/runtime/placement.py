@@ -37,8 +37,9 @@ _FAST_BFLOAT16 = {
 }
 # Flags of products of bytes. With AMX, bfloat16 is faster, and closer to float32.
 _BYTES, _FASTER_THAN_BYTES = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}, "amx_bf16"
-# Ray's names for GPUs of before Ampere, as resources of a node.
-_WITHOUT_BFLOAT16 = {f"accelerator_type:{name}" for name in ("K80", "P4", "P100", "V100", "T4")}
+# Ray's names for GPUs without products of a number format: those of before Ampere, and before Ada.
+_OLD = ("K80", "P4", "P100", "V100", "T4")
+_WITHOUT = {"bfloat16": _OLD, "fp8": (*_OLD, "A10", "A10G", "A30", "A40", "A100")}
 
 # A process with torch, Ray and a shard, without weights and batches.
 PROCESS_BYTES = 768 * 1024**2
@@ -63,7 +64,7 @@ class Machine:
     cores: tuple[int, ...]  # the usable number of each node that has any
     memory_bytes: float = inf  # that the node with the least memory has free
     cpu_formats: frozenset[str] = frozenset({"float32"})  # that each processor computes at speed
-    gpu_bfloat16: bool = True  # whether all GPUs multiply in bfloat16
+    gpu_formats: frozenset[str] = frozenset(_WITHOUT)  # in which all GPUs multiply
     grows: bool = False  # whether more machines come with the work
 
 
@@ -117,7 +118,7 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
             width = (weights / item_bytes / _OF_WEIGHTS) ** (1 / 3)
             own += int(tokens * item_bytes * _UNKNOWN_NUMBERS * width)
     # — rounded weights are rounded in each process
-    return EngineBytes(weights, own, max_tokens, shares_weights=not spec.model.is_int8)
+    return EngineBytes(weights, own, max_tokens, shares_weights=not spec.model.rounded_to)
 
 
 def this_machine() -> Machine:
@@ -128,7 +129,7 @@ def this_machine() -> Machine:
         cores=(usable_cores(),),
         memory_bytes=available_bytes(),
         cpu_formats=processor_formats(),
-        gpu_bfloat16=gpus.bfloat16,
+        gpu_formats=gpus.formats,
     )
 
 
@@ -158,12 +159,13 @@ def processor_formats(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 def cluster(nodes: Sequence[Resources], *, cpu_formats: frozenset[str]) -> Machine:
     """The hardware of a Ray cluster's nodes, of which at least one has a processor."""
     working = [node for node in nodes if node.get("CPU", 0) >= 1]
+    cards = {name.removeprefix("accelerator_type:") for node in nodes for name in node}
     return Machine(
         gpus=tuple(int(node["GPU"]) for node in nodes if node.get("GPU", 0) >= 1),
         cores=tuple(int(node["CPU"]) for node in working) or (1,),
         memory_bytes=min([inf, *(node.get("memory", inf) for node in working)]),
         cpu_formats=cpu_formats,
-        gpu_bfloat16=_WITHOUT_BFLOAT16.isdisjoint(name for node in nodes for name in node),
+        gpu_formats=frozenset(name for name, old in _WITHOUT.items() if cards.isdisjoint(old)),
     )
 
 
@@ -178,14 +180,21 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
         raise SpecError([Problem("model.device", fix, model.device)])
     on_gpu = bool(machine.gpus) and model.device != "cpu"
     if on_gpu:
-        fastest = "bfloat16" if machine.gpu_bfloat16 else "float16"
+        fastest = "bfloat16" if "bfloat16" in machine.gpu_formats else "float16"
     else:
         fastest = "bfloat16" if "bfloat16" in machine.cpu_formats else "float32"
     dtype = fastest if model.chooses_dtype else model.dtype
+    formats = machine.gpu_formats if on_gpu else machine.cpu_formats
+    if model.rounded_to and model.rounded_to not in formats:
+        fix = {
+            ("int8", True): "for CPUs; on GPUs write fp8 (compute capability 8.9 or later) or auto",
+            ("int8", False): f"not faster on the processors here, which have {fastest} at speed; "
+            "write auto",
+            ("fp8", True): "needs GPUs of compute capability 8.9 or later; write auto",
+            ("fp8", False): "needs a GPU, and the model runs on CPUs; write auto, or int8 (VNNI)",
+        }[model.rounded_to, on_gpu]
+        raise SpecError([Problem("model.dtype", fix, model.rounded_to)])
     if not on_gpu:
-        if model.is_int8 and "int8" not in machine.cpu_formats:
-            fix = f"not faster on the processors here, which have {fastest} at speed; write auto"
-            raise SpecError([Problem("model.dtype", fix, "int8")])
         if model.tensor_parallel > 1:
             fix = "no GPUs are here to share it; try where they are, or write 1"
             raise SpecError([Problem("model.tensor_parallel", fix, model.tensor_parallel)])

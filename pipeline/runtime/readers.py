@@ -153,7 +153,7 @@ class LoadedReader:
                 log_probs[rows[batch]] = label_log_probs(p, classifier.classes, task.labels)
                 on_batch()
         answers = ShardAnswers([()] * documents.num_rows, [task])
-        answers.add_classified({task.name: log_probs}, rows.tolist())
+        answers.by_task[0].add_rows(rows, log_probs, rows, rows + 1)
         status = documents.column("status").cast(pa.string()).to_pylist()
         return only(answer_rows(answers, task, status), asked)
 
@@ -187,9 +187,8 @@ class LoadedReader:
             shard = ShardAnswers(of_rows, parts, identities)
             if shard.asked_rows:
                 with self._working:
-                    shard.label_rows(self._engine, 0, len(rows), on_rows)
+                    shard.label_rows(self._engine, on_rows)
             read, usage = read + shard.asked_rows, usage + shard.usage
-            shard.copy_to_repeats()
             for task in own:
                 answers[task.name].append(only(answer_rows(shard, task, status), rows))
         return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage

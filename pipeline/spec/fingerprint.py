@@ -154,8 +154,8 @@ def _prompt_content(spec: JobSpec) -> dict[str, Any]:
     content: dict[str, Any] = {"prompt": spec.prompt.model_dump(mode="json")}
     if spec.model.engine != "assay":
         content["engine"] = spec.model.engine
-    if spec.model.is_int8:
-        content["products"] = "int8, rows evened out"
+    if products := spec.model.rounded_to:
+        content["products"] = "int8, rows evened out" if products == "int8" else products
     if spec.model.kv != "none":
         content["kv"] = spec.model.kv
     return content

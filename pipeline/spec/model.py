@@ -21,6 +21,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from pipeline.spec.locations import FilePath, ModelLocation, StorageOptions
 
 KeptFormat = Literal["none", "int8"]
+RoundedFormat = Literal["int8", "fp8"]
 
 
 class Frozen(BaseModel):
@@ -60,11 +61,12 @@ class ModelSpec(Frozen):
     Secrets are refused: name a profile or set the environment."""
     revision: str | None = None
     """Branch, tag or commit of a model on the Hub. Default: the branch `main`."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = "auto"
     """Number format of the model. `auto` takes bfloat16 where it is faster. Else it is
-    float32 on CPUs, and float16 on GPUs. `int8` is `auto` with linear layers that round weights and
-    activations and multiply 8-bit integers: faster, with slightly different answers. It needs a
-    GPU, or a processor with VNNI. With AMX it is refused: bfloat16 is faster there."""
+    float32 on CPUs, and float16 on GPUs. `int8` and `fp8` are `auto` with linear layers that round
+    weights and activations to 8 bits: faster products, and other answers, which `assay check`
+    compares. `int8` needs a processor with VNNI; with AMX it is refused: bfloat16 is faster there.
+    `fp8` needs a GPU of compute capability 8.9 or later."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs. `auto` takes a GPU if there is one."""
     threads: Literal["auto"] | PositiveInt = "auto"
@@ -81,19 +83,19 @@ class ModelSpec(Frozen):
         return "@".join(filter(None, (self.path, self.revision)))
 
     @property
-    def is_int8(self) -> bool:
-        """Whether its linear layers multiply 8-bit integers."""
-        return self.dtype == "int8"
+    def rounded_to(self) -> RoundedFormat | None:
+        """The 8-bit format in which its linear layers multiply; None: they round nothing."""
+        return self.dtype if self.dtype in ("int8", "fp8") else None
 
     @property
     def chooses_dtype(self) -> bool:
         """Whether the machine chooses the number format of what is not in 8 bits."""
-        return self.dtype in ("auto", "int8")
+        return self.dtype == "auto" or self.rounded_to is not None
 
     @model_validator(mode="after")
     def _suits_the_engine(self) -> ModelSpec:
         of_vllm = {"tensor_parallel": self.tensor_parallel > 1}
-        of_assay = {"dtype": self.is_int8, "kv": self.kv != "none"}
+        of_assay = {"dtype": self.rounded_to is not None, "kv": self.kv != "none"}
         keys = of_assay if self.engine == "vllm" else of_vllm
         if wrong := [key for key, is_set in keys.items() if is_set]:
             fix = f"not supported with engine: {self.engine}; remove it"

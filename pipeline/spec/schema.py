@@ -204,7 +204,7 @@ class JobSpec(Frozen):
             if isinstance(task, EncoderTask):
                 yield (*place, "question"), "missing; with engine: vllm each task has a question"
         elif isinstance(task, EncoderTask):
-            for key, is_set in {"dtype": model.is_int8, "kv": model.kv != "none"}.items():
+            for key, is_set in {"dtype": model.rounded_to, "kv": model.kv != "none"}.items():
                 if is_set:
                     yield (*above, key), "not supported for a sequence classifier; remove it"
 
@@ -221,7 +221,7 @@ class JobSpec(Frozen):
         not_read = {
             "an encoder": self.uses_encoder,
             "model.engine: vllm": self.model.engine == "vllm",
-            "model.dtype: int8": self.model.is_int8,
+            f"model.dtype: {self.model.dtype}": self.model.rounded_to is not None,
             "documents.too_long: chunk": self.documents.too_long == "chunk",
             "prompt.examples": bool(self.prompt.examples),
         }

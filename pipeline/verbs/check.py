@@ -86,7 +86,7 @@ class CheckedModel:
     path: str  # folder
     engine: str
     dtype: str
-    int8: bool  # whether its linear layers multiply 8-bit integers
+    rounded_to: str | None  # int8 or fp8, in which its linear layers multiply
     kv: str
     device: str
     context_tokens: int
@@ -191,7 +191,7 @@ def _checked_model(
         path=str(folder),
         engine=model.engine,
         dtype=reader.placement.dtype,
-        int8=model.is_int8,
+        rounded_to=model.rounded_to,
         kv=model.kv,
         device=reader.placement.device,
         context_tokens=context_tokens(folder),

@@ -42,9 +42,10 @@ ROUNDINGS = 3
 ROUNDING_FLOOR = 1e-3  # added to both bounds, for models that round very little
 # The bounds without room for float32 weights. In bfloat16: three times SmolLM2's differences. In
 # float16, whose steps are eight times finer: at most an eighth of that. With 8-bit products: twice
-# SmolLM2's differences from float32, which were .027 on average and .19 at most.
-HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2, "int8": 5e-2}
-HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2, "int8": 0.4}
+# SmolLM2's differences from float32, which were .027 (int8) and .032 (fp8) on average, and .19 and
+# .23 at most.
+HALF_MEAN = {"float16": 2.5e-3, "bfloat16": 2e-2, "int8": 5e-2, "fp8": 6.3e-2}
+HALF_MAX = {"float16": 1e-2, "bfloat16": 0.2, "int8": 0.4, "fp8": 0.46}
 
 # Each label of several tokens takes a forward of its own. Of a task with more labels than
 # `_ALL_LABELS`, only the likeliest `_LIKELIEST` are compared.
@@ -71,7 +72,7 @@ class Difference:
 class Exactness(Difference):
     """The tree, or vLLM, against independent prompts, in the job's number format."""
 
-    number_format: str  # a dtype, or int8
+    number_format: str  # a dtype, int8 or fp8
     # Of the tree; None if that is the format, without room, or of vLLM.
     in_float32: Difference | None = None
     # Independent prompts in the format against themselves in float32.
@@ -167,12 +168,12 @@ def prove(
     if reader.spec.model.engine == "vllm":
         check_vllm(prompt)  # — before the minutes that the tree's answers take
     asked, reader = reader, by_own_engine(reader)
-    is_int8 = reader.spec.model.is_int8
-    number_format = "int8" if is_int8 else reader.placement.dtype
+    rounded_to = reader.spec.model.rounded_to
+    number_format = rounded_to or reader.placement.dtype
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
     answers = _answers(reader, folder, prompt, documents, None, content_free)
     in_float32 = rounding = None
-    wide_bytes = (4 if is_int8 else 2) * answers.memory.weights_bytes
+    wide_bytes = (4 if rounded_to else 2) * answers.memory.weights_bytes
     if number_format != "float32" and _have_room(wide_bytes, reader.placement.device):
         announce(WorkerReport(f"{COMPARING}, in float32"))
         wide = _answers(_in_float32(reader), folder, prompt, documents, answers.compared)
@@ -193,8 +194,8 @@ def prove(
     )
     memory, tree, nothing = answers.memory, answers.tree, answers.content_free
     original = tree
-    if is_int8:
-        unquantised = reader_model(reader, folder, int8=False, kv="none")
+    if rounded_to:
+        unquantised = reader_model(reader, folder, rounds=False, kv="none")
         original = label_engine(reader, unquantised, prompt).label(documents).log_probs
         del unquantised  # one model is loaded at a time
     if reader.spec.model.kv != "none":
@@ -202,7 +203,7 @@ def prove(
         memory, engine = memory_plan(model, prompt), label_engine(reader, model, prompt)
         tree = engine.label(documents).log_probs
         nothing = engine.label(content_free).log_probs if content_free else ()
-    is_plain = not is_int8 and reader.spec.model.kv == "none"
+    is_plain = not rounded_to and reader.spec.model.kv == "none"
     quantization = None if is_plain else difference(tree, original)
     return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
 

@@ -392,7 +392,8 @@ def read_as(job: Job) -> dict[str, Any]:
         "model": {
             "weights": dict(job.readers[0].files.hashes),
             "dtype": job.placement.dtype,
-            "int8": spec.model.is_int8,
+            "int8": spec.model.dtype == "int8",
+            "fp8": spec.model.dtype == "fp8",
             "kv": spec.model.kv,
         },
         "prompt": spec.prompt.model_dump(mode="json"),

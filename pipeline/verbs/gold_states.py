@@ -283,7 +283,7 @@ def document_states(
             f"{type(model.decoder).__name__} does not list its layers; use another model"
         )
     points = [ReadPoint(layer, tuple(map(tuple, suffixes)), mean=True) for layer in layers]
-    reader = read_prefix(model, prefix, layers=layers[-1]).reader(points)
+    reader = read_prefix(model, prefix).reader(points)
     lengths = [len(document) + reader.question_tokens for document in documents]
     hidden = model.network.config.get_text_config().hidden_size
     states = _in_file(folder, (len(layers), len(suffixes) + 1, len(documents), hidden))

@@ -150,6 +150,7 @@ class Reading:
         """
         self._pool, self._draws, self._rest = pool, draws, rest
         self._named, self._also = named, read
+        pool.is_read = False
         self._has_some, self._ends = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._read_all, daemon=True)
         self._thread.start()
@@ -185,6 +186,7 @@ class Reading:
         except AssayError as error:
             self._pool.error = error
         finally:
+            self._pool.is_read = True
             self._has_some.set()
 
     def _add(self, shard: Shard, ranks: Mapping[int, int]) -> None:

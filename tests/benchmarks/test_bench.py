@@ -16,7 +16,7 @@ from pipeline.errors import SpecError
 from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.int8_products import round_linear
+from pipeline.inference.model.rounded_products import round_linear
 from pipeline.spec.tasks import QuestionTask
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n in "xy"))
@@ -113,7 +113,7 @@ def test_the_peak_counts_what_a_method_held_and_gave_back() -> None:
 @needs_products
 def test_the_rate_of_8_bit_products_is_their_own(make_network: Any) -> None:
     model = prepare(make_network("llama"))
-    round_linear(model.network, "cpu")
+    round_linear(model.network, "int8")
     assert matmul_flops(model) > 0
 
 
@@ -124,9 +124,9 @@ def test_bench_measures_the_quantised_model_where_the_spec_asks_for_it(
     spec = write_spec(model={"path": str(model_folder), "dtype": "int8"})
     command = [str(spec), "--rounds", "1", "--tokens", "20"]
     assert call(app, [*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["machine"]["int8"]
+    assert json.loads(capsys.readouterr().out)["machine"]["rounded_to"] == "int8"
     assert call(app, command) == 0
-    assert " with 8-bit products on cpu" in capsys.readouterr().out
+    assert " with int8 products on cpu" in capsys.readouterr().out
 
 
 def test_bench_measures_every_method_on_equally_long_documents(

@@ -99,7 +99,7 @@ def test_each_verb_names_answers_to_an_older_question_and_the_model_that_answere
 ) -> None:
     [line] = older(run(verb, tasks=tasks(question="Rude?")))
     assert "warning: toxic: these are answers of first to an older wording" in line
-    assert "differs in question. Run again (assay run)" in line
+    assert "differs in question. A run (assay run) publishes" in line
 
 
 @pytest.mark.parametrize("by", [{"task": "toxic"}, {"order": "audit"}])
@@ -135,7 +135,7 @@ def test_what_all_tasks_share_is_named_for_each(
     run: Line, changes: dict[str, Any], names: str
 ) -> None:
     lines = older(run("head", **changes))
-    assert len(lines) == 2 and all(f"differs in {names}. Run again" in line for line in lines)
+    assert len(lines) == 2 and all(f"differs in {names}. A run" in line for line in lines)
 
 
 @pytest.mark.parametrize(

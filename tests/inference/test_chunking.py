@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -43,7 +43,6 @@ def test_a_document_that_is_short_enough_is_whole(
     ids = tuple(range(data.draw(st.integers(0, max_tokens))))
     cut = chunk_tokens(ids, max_tokens=max_tokens, too_long=too_long, overlap_tokens=0)
     assert cut == Chunks((ids,), truncated=False)
-    assert cut.tokens == len(ids)
 
 
 @given(st.integers(1, 40), st.integers(1, 100))
@@ -53,7 +52,6 @@ def test_a_long_document_keeps_the_place_that_the_spec_names(max_tokens: int, mo
     for place, start in {"head": 0, "middle": middle, "tail": more}.items():
         cut = chunk_tokens(ids, max_tokens=max_tokens, too_long=place, overlap_tokens=0)  # type: ignore[arg-type]
         assert cut == Chunks((ids[start : start + max_tokens],), truncated=True)
-        assert cut.tokens == max_tokens
 
 
 @given(st.integers(1, 40), st.integers(1, 200), st.data())
@@ -150,24 +148,24 @@ def test_little_is_tokenised_and_more_only_where_tokens_are_long(
     encoded: list[int] = []
 
     class Spy(DocumentTokenizer):
-        def encode_all(self, texts: Iterable[str]) -> Iterator[list[int] | DocumentError]:
+        def encode_all(self, texts: Sequence[str]) -> Iterator[list[int] | DocumentError]:
             for text in texts:
                 encoded.append(len(text))
                 yield list(range(0, len(text), token_chars))
 
     kept = chunked(Spy(byte_tokenizer), letters(10**6), too_long)
-    assert encoded == expected and kept.tokens == MAX_TOKENS and kept.truncated
+    assert encoded == expected and len(kept.token_ids[0]) == MAX_TOKENS and kept.truncated
 
 
 def test_what_is_left_out_is_reported_even_where_few_tokens_are_kept(
     byte_tokenizer: PreTrainedTokenizerFast, tokenizer: DocumentTokenizer
 ) -> None:
     class Sparse(DocumentTokenizer):
-        def encode_all(self, texts: Iterable[str]) -> Iterator[list[int] | DocumentError]:
+        def encode_all(self, texts: Sequence[str]) -> Iterator[list[int] | DocumentError]:
             return (tokenizer.encode(text)[: MAX_TOKENS - 1] for text in texts)
 
     kept = chunked(Sparse(byte_tokenizer), letters(MOST + 1), "head")
-    assert kept.tokens == MAX_TOKENS - 1 and kept.truncated
+    assert len(kept.token_ids[0]) == MAX_TOKENS - 1 and kept.truncated
 
 
 @pytest.mark.parametrize("batch_chars", [1, 30, 10**6])

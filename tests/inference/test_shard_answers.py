@@ -58,7 +58,7 @@ def test_a_failed_answer_is_of_its_task_alone_and_a_chunk_not_read_is_of_all(bad
             return Labelled(tuple(scores), Usage(), frozenset([3]))
 
     answers = ShardAnswers([[[1]], [[2], [3]], [[4], [5]]], tasks)
-    answers.label_rows(Failing(), 0, 3)  # type: ignore[arg-type]
+    answers.label_rows(Failing())  # type: ignore[arg-type]
     failed = "error:the model's answer is not a number"
     memory = "error:out of memory, even alone"
     expected = [["truncated", "ok", memory], [failed, failed, memory]]
@@ -69,34 +69,38 @@ def test_a_failed_answer_is_of_its_task_alone_and_a_chunk_not_read_is_of_all(bad
         assert np.isnan(own.log_mass).tolist() == has_none
 
 
-def test_rows_after_the_first_and_between_rows_without_chunks_get_their_own_answers() -> None:
+def test_rows_between_rows_without_chunks_get_their_own_answers() -> None:
     class FifthOfSix:
         def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
             scores = np.concatenate([some(document[0]) for document in documents])
             return Labelled((scores,), Usage(), frozenset([4]))
 
-    chunks = [[[9]], [], [[1]], [], [[2], [3]], [[4]], [[5]], [[6]], []]
+    chunks = [[], [[1]], [], [[2], [3]], [[4]], [[5]], [[6]], []]
     answers = ShardAnswers(chunks, [task()])
-    answers.label_rows(FifthOfSix(), 1, 9)  # type: ignore[arg-type]
+    answers.label_rows(FifthOfSix())  # type: ignore[arg-type]
     [own] = answers.by_task
     memory = "error:out of memory, even alone"
-    assert own.status(["ok"] * 9) == [*["ok"] * 6, memory, "ok", "ok"]
-    for row, document in ((2, 1), (5, 4), (7, 6)):
+    assert own.status(["ok"] * 8) == [*["ok"] * 5, memory, "ok", "ok"]
+    for row, document in ((1, 1), (4, 4), (6, 6)):
         np.testing.assert_array_equal(own.log_probs[row], some(document)[0])
-    assert np.isnan(own.log_mass).tolist() == [n not in (2, 4, 5, 7) for n in range(9)]
+    assert np.isnan(own.log_mass).tolist() == [n not in (1, 3, 4, 6) for n in range(8)]
 
 
 def test_no_more_answers_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.inference.shard_answers.MAX_LOG_PROBS", 6 * 4)
-    pieces = [[[row]] * n for row, n in enumerate((1, 2, 0, 2, 3, 9, 1))]
-    answers = ShardAnswers(pieces, [task()])
-    runs = list(answers.row_groups(1, 7))
-    assert [row for first, last in runs for row in range(first, last)] == list(range(1, 7))
-    sizes = [sum(len(pieces[row]) for row in range(*run)) for run in runs]
-    assert all(
-        size <= 4 or last - first == 1 for size, (first, last) in zip(sizes, runs, strict=True)
-    )
-    assert len(runs) == 4 and list(answers.row_groups(3, 3)) == []
+    sizes: list[int] = []
+
+    class Noting:
+        def label(self, documents, *, tasks, on_batch):  # type: ignore[no-untyped-def]
+            sizes.append(len(documents))
+            return Labelled((np.concatenate([some(row) for [row] in documents]),), Usage())
+
+    answers = ShardAnswers([[[row]] * n for row, n in enumerate((2, 0, 2, 3, 9, 1))], [task()])
+    answers.label_rows(Noting())  # type: ignore[arg-type]
+    assert sizes == [4, 12, 1]  # — the row that makes a call large enough ends it
+    [own] = answers.by_task
+    for row in (0, 2, 3, 4, 5):
+        np.testing.assert_allclose(own.log_probs[row], some(row)[0], rtol=1e-6)
 
 
 def test_each_row_is_counted_once_when_its_last_chunk_is_read() -> None:
@@ -115,7 +119,7 @@ def test_each_row_is_counted_once_when_its_last_chunk_is_read() -> None:
         counted.append(rows)
         shares.append(share)
 
-    answers.label_rows(InOddBatches(), 0, 6, note)  # type: ignore[arg-type]
+    answers.label_rows(InOddBatches(), note)  # type: ignore[arg-type]
     # — chunks 1 to 3 are those of row 2, and 4 and 5 of row 3
     assert counted == [1, 1, 0, 2]
     assert sum(counted) == answers.asked_rows == 4
@@ -136,12 +140,9 @@ def test_rows_with_equal_texts_are_read_once_and_have_one_answer() -> None:
             scores = [some(sum(each)) * (np.nan if each == [2] else 1) for each in documents]
             return Labelled((np.concatenate(scores),), Usage())
 
-    # — the first of equals may be read after the others
-    answers.label_rows(Noting(), 3, 7)  # type: ignore[arg-type]
-    answers.label_rows(Noting(), 0, 3)  # type: ignore[arg-type]
+    answers.label_rows(Noting())  # type: ignore[arg-type]
     assert sorted(read) == [[1], [1, 2], [2], [3]] and answers.asked_rows == 3
     (own,) = answers.by_task
-    answers.copy_to_repeats()
     for values in (own.log_probs, own.log_mass, own.labels, own.levels):
         assert values is not None
         for row, first in ((3, 0), (6, 0), (4, 2)):

@@ -95,12 +95,15 @@ def test_every_doubt_is_on_the_first_screen_and_on_the_terminal() -> None:
     assert "<dt>question before</dt><dd><a>?</dd><dt>question after</dt><dd>b?</dd>" in page
 
 
-@pytest.mark.parametrize("counts", [{0: 1}, {0: 999, 1_000: 1}, {0: 9, 500: 1_000, 999: 12_345}])
+@pytest.mark.parametrize(
+    "counts", [{0: 1}, {0: 999, 1_000: 1}, {0: 9, 500: 1_000, 999: 12_345}, {0: 1, 900: 23_456_789}]
+)
 def test_a_histogram_has_a_bar_for_each_count_on_a_scale_of_powers_of_ten(
     counts: dict[int, int],
 ) -> None:
     chart = histogram(scores("toxic", counts))
-    ticks = {int(text.replace(",", "")): place for place, text in chart.y}
+    ticks = {int(text.replace(",", "").replace("M", "000000")): at for at, text in chart.y}
+    assert all(len(text) <= len("100,000") for _, text in chart.y)
     top, expected = max(ticks), [count for _, count in sorted(counts.items())]
     assert set(ticks) == {10**n for n in range(round(math.log10(top)) + 1)}
     assert max(10, max(expected)) <= top < 10 * max(10, max(expected))

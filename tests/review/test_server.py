@@ -17,7 +17,7 @@ from reviews import World
 
 from pipeline.errors import SpecError
 from pipeline.review.server import TOKEN_HEADER, listen, make_app
-from pipeline.review.session import Session
+from pipeline.review.session import Pool, Session
 
 HOST = "127.0.0.1"
 TOKEN, COMMAND = "secret", "assay fit spec.yaml --gold gold.jsonl"
@@ -226,6 +226,35 @@ def test_an_answer_to_a_file_that_another_program_changed_is_refused_in_words(
 
     status, reply = with_page(world, file, act)
     assert status == 500 and "your answer was not written; end the review" in reply["error"]
+
+
+def test_the_next_document_is_waited_for_while_documents_are_read(world: World, file: Path) -> None:
+    first, *others = world.pool.documents
+    world.pool = Pool(is_read=False)
+    world.pool.add(first)
+
+    def read() -> None:
+        for document in others:
+            world.pool.add(document)
+        world.pool.is_read = True
+
+    async def act(page: Page) -> dict[str, Any]:
+        assert (await page.next())["row"]["id"] == first.hash
+        asyncio.get_running_loop().call_later(0.2, read)
+        return await page.answer("toxic")
+
+    view = with_page(world, file, act)
+    assert view["row"]["id"] in {document.hash for document in others}
+    assert view["progress"]["labels"] == 1
+
+
+def test_a_document_that_is_not_read_in_time_is_said(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.review.server._WAIT_S", 0)
+    world.pool = Pool(is_read=False)
+    view = with_page(world, file, Page.next)
+    assert view["row"] is None and "still being read" in view["note"]
 
 
 def test_an_older_answer_is_corrected_from_the_history(world: World, file: Path) -> None:

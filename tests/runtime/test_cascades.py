@@ -30,8 +30,6 @@ from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
 
 from pipeline.errors import SpecError
-from pipeline.inference.loading import load_model
-from pipeline.inference.model.loaded import LoadedModel
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.runtime.job import Run
@@ -238,29 +236,6 @@ def test_a_stage_reads_the_first_tokens_and_a_later_one_the_document(staged: Cor
                 assert most == 6 or row == {**alone[name], "stage": 1}
                 assert row["status"] == ("ok" if len(text) <= most else "truncated")
     staged.verify()
-
-
-@pytest.mark.parametrize(("changes", "models"), [({}, 1), ({"kv": "int8"}, 2)])
-def test_stages_with_the_same_model_share_its_weights(
-    changes: dict[str, str], models: int, modelled: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = []
-
-    def counted(*args: Any, **options: Any) -> LoadedModel:
-        loaded.append(load_model(*args, **options))
-        return loaded[-1]
-
-    monkeypatch.setattr("pipeline.runtime.assembly.load_model", counted)
-    modelled.write("one", ["A text.", "Another one."])
-    modelled.stages = [{"question": q} for q in QUESTIONS[:2]]
-    modelled.stages[0] |= {
-        "documents": {"max_tokens": 4},
-        "model": {**modelled.model, **changes},
-    }
-    modelled.decide(0.0, 1.0)  # — the last stage answers about each document
-    modelled.run()
-    assert {row["stage"] for row in modelled.rows().values()} == {2}
-    assert len(loaded) == models
 
 
 def test_a_stage_that_reads_more_than_the_context_is_named(modelled: Corpus) -> None:

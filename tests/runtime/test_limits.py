@@ -168,9 +168,10 @@ def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> Completed
 @pytest.mark.parametrize(
     ("answer", "gpus"),
     [
-        (seen((9, 0)), Gpus(1, bfloat16=True)),
-        (seen((8, 0), (8, 6)), Gpus(2, bfloat16=True)),
-        (seen((9, 0), (7, 5)), Gpus(2, bfloat16=False)),
+        (seen((9, 0)), Gpus(1, frozenset({"bfloat16", "fp8"}))),
+        (seen((8, 9), (10, 0)), Gpus(2, frozenset({"bfloat16", "fp8"}))),
+        (seen((8, 0), (8, 6)), Gpus(2, frozenset({"bfloat16"}))),
+        (seen((9, 0), (7, 5)), Gpus(2)),
     ],
 )
 def test_torch_says_which_gpus_can_be_used(

@@ -32,7 +32,8 @@ OLD = Machine(gpus=(), cores=(8,))
 NEW = Machine(gpus=(), cores=(8,), cpu_formats=NARROW)
 BYTES = Machine(gpus=(), cores=(8,), cpu_formats=frozenset({"float32", "int8"}))
 GPUS = Machine(gpus=(3, 1), cores=(16, 16))
-OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_formats=NARROW, gpu_bfloat16=False)
+OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_formats=NARROW, gpu_formats=frozenset())
+AMPERE = replace(GPUS, gpu_formats=frozenset({"bfloat16"}))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ OLD_GPUS = Machine(gpus=(1,), cores=(4,), cpu_formats=NARROW, gpu_bfloat16=False
         ({"threads": 3}, OLD, Placement("cpu", "float32", actors=1, threads=3)),
         ({"threads": 9}, OLD, Placement("cpu", "float32", actors=1, threads=8)),
         ({}, GPUS, Placement("cuda", "bfloat16", actors=4, threads=1, gpus=1, workers=4)),
+        ({"dtype": "fp8"}, GPUS, Placement("cuda", "bfloat16", 4, threads=1, gpus=1, workers=4)),
         ({"device": "cpu"}, GPUS, Placement("cpu", "float32", actors=2, threads=16, workers=2)),
         ({}, OLD_GPUS, Placement("cuda", "float16", actors=1, threads=1, gpus=1, workers=1)),
         (
@@ -86,11 +88,22 @@ def test_a_processor_says_which_formats_it_computes_faster_than_float32(
     assert processor_formats(tmp_path / "none") == {"float32", "int8"}
 
 
-@pytest.mark.parametrize(("machine", "format"), [(OLD, "float32"), (NEW, "bfloat16")])
-def test_int8_is_refused_where_another_format_is_faster(machine: Machine, format: str) -> None:
-    with pytest.raises(SpecError, match=rf"model\.dtype: not faster .* have {format} at speed"):
-        place(ModelSpec(path="m", dtype="int8"), machine)
-    assert place(ModelSpec(path="m", dtype="int8"), GPUS).device == "cuda"
+@pytest.mark.parametrize(
+    ("dtype", "machine", "fix"),
+    [
+        ("int8", OLD, "not faster .* have float32 at speed; write auto"),
+        ("int8", NEW, "not faster .* have bfloat16 at speed; write auto"),
+        ("int8", GPUS, "for CPUs; on GPUs write fp8 .* or auto"),
+        ("fp8", AMPERE, r"needs GPUs of compute capability 8\.9 or later; write auto"),
+        ("fp8", BYTES, r"needs a GPU, and the model runs on CPUs; write auto, or int8"),
+        ("fp8", replace(GPUS, gpus=()), "needs a GPU"),
+    ],
+)
+def test_8_bit_products_are_refused_where_they_are_not_faster(
+    dtype: Any, machine: Machine, fix: str
+) -> None:
+    with pytest.raises(SpecError, match=rf"model\.dtype: {fix}"):
+        place(ModelSpec(path="m", dtype=dtype), machine)
 
 
 def test_a_gpu_that_is_not_there_is_a_spec_error() -> None:
@@ -113,7 +126,7 @@ def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:
         [{"CPU": 0.0}, {"CPU": 16.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}], cpu_formats=NARROW
     )
     assert (machine.gpus, machine.cores) == ((1, 2), (16, 8))
-    assert machine.gpu_bfloat16 and machine.cpu_formats == NARROW
+    assert machine.gpu_formats == {"bfloat16", "fp8"} and machine.cpu_formats == NARROW
     assert place(ModelSpec(path="m", device="cpu"), machine).threads == 8
 
 
@@ -121,6 +134,14 @@ def test_one_node_with_a_card_without_bfloat16_makes_the_cluster_float16() -> No
     nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("H100", "T4")]
     assert place(ModelSpec(path="m"), cluster(nodes, cpu_formats=NARROW)).dtype == "float16"
     assert place(ModelSpec(path="m"), cluster(nodes[:1], cpu_formats=NARROW)).dtype == "bfloat16"
+
+
+def test_one_node_with_a_card_without_fp8_refuses_it() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 1.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "A100")]
+    model = ModelSpec(path="m", dtype="fp8")
+    assert place(model, cluster(nodes[:1], cpu_formats=NARROW)).dtype == "bfloat16"
+    with pytest.raises(SpecError, match=r"model\.dtype: needs GPUs"):
+        place(model, cluster(nodes, cpu_formats=NARROW))
 
 
 SMALL = EngineBytes(weights=0, own=1, max_tokens=1)

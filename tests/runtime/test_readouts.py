@@ -82,6 +82,7 @@ def test_a_readout_that_fits_is_found_and_loaded_whole(fitted: Make, tmp_path: P
         ({}, {"documents": {"max_tokens": 9}}, "documents.max_tokens: 2048"),
         ({}, {"documents": {"too_long": "tail"}}, "documents.too_long: 'head'"),
         ({}, {"model": {"path": "m", "dtype": "int8"}}, "model.dtype: int8: False"),
+        ({}, {"model": {"path": "m", "dtype": "fp8"}}, "model.dtype: fp8: False"),
         ({}, {"model": {"path": "m", "kv": "int8"}}, "model.kv: 'none'"),
         (
             {"model": {"weights": {**WEIGHTS, "tokenizer.json": "3"}, "dtype": "float32"}},

@@ -18,12 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from changing_corpus import TOPIC, Corpus
+from changing_corpus import QUESTIONS, TOPIC, Corpus
 from stages import label_and_commit, read
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import ModelError, StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
+from pipeline.inference.loading import load_model
+from pipeline.inference.model.loaded import LoadedModel
 from pipeline.ledger.attempts import DEATHS_OF_A_READER, shown_to_workers
 from pipeline.runtime.job import Job, Run, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
@@ -267,3 +269,26 @@ def test_a_machine_without_the_format_that_was_chosen_for_the_others_is_refused_
         else nullcontext()
     ):
         load_readers(job, asks=False)
+
+
+@pytest.mark.parametrize(("changes", "models"), [({}, 1), ({"kv": "int8"}, 2)])
+def test_stages_with_the_same_model_share_its_weights(
+    changes: dict[str, str], models: int, modelled: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def counted(*args: Any, **options: Any) -> LoadedModel:
+        loaded.append(load_model(*args, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr("pipeline.runtime.assembly.load_model", counted)
+    modelled.write("one", ["A text.", "Another one."])
+    modelled.stages = [{"question": q} for q in QUESTIONS[:2]]
+    modelled.stages[0] |= {
+        "documents": {"max_tokens": 4},
+        "model": {**modelled.model, **changes},
+    }
+    modelled.decide(0.0, 1.0)  # — the last stage answers about each document
+    modelled.run()
+    assert {row["stage"] for row in modelled.rows().values()} == {2}
+    assert len(loaded) == models

@@ -53,6 +53,7 @@ def with_task(documents: Any = SPEC["documents"], **changes: Any) -> JobSpec:
         spec(documents={"max_tokens": 101}),
         spec(documents={"max_tokens": 100, "too_long": "tail"}),
         spec(model={"path": "m", "dtype": "int8"}),
+        spec(model={"path": "m", "dtype": "fp8"}),
         spec(model={"path": "m", "kv": "int8"}),
         spec(model={"path": "m", "engine": "vllm"}),
         with_task(length_penalty=0.5),

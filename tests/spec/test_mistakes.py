@@ -230,6 +230,7 @@ ENGINES = [
     ({"model": {"path": "m", "tensor_parallel": 2}}, "model.tensor_parallel", "engine: assay"),
     ({"model": {**VLLM, "tensor_parallel": 0}}, "model.tensor_parallel", "above 0"),
     ({"model": {**VLLM, "dtype": "int8"}}, "model.dtype", "with engine: vllm"),
+    ({"model": {**VLLM, "dtype": "fp8"}}, "model.dtype", "with engine: vllm"),
     ({"model": {**VLLM, "kv": "int8"}}, "model.kv", "with engine: vllm"),
     ({"model": VLLM, "tasks": [TRAINED]}, "tasks.0.readout", "with engine: vllm"),
     ({"model": VLLM, **task(beam=8)}, "tasks.0.beam", "with engine: vllm"),
@@ -251,6 +252,7 @@ ENGINES = [
 ]
 IMAGES = [
     ({"model": {"path": "m", "dtype": "int8"}}, "model.dtype: int8"),
+    ({"model": {"path": "m", "dtype": "fp8"}}, "model.dtype: fp8"),
     ({"model": VLLM}, "model.engine: vllm"),
     ({"documents": {"too_long": "chunk"}}, "documents.too_long: chunk"),
     (

@@ -48,7 +48,7 @@ def card_of(
         "rows": 10,
         "folds": 5,
         "scores": {},
-        "model": {"weights": weights, "dtype": dtype, "int8": spec.model.is_int8},
+        "model": {"weights": weights, "dtype": dtype},
         "prompt": spec.prompt.model_dump(mode="json"),
         "documents": documents,
         "created_at": "2026-11-21T00:00:00+00:00",

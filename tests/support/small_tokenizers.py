@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from pipeline.inference.labels.tokenizer import DocumentTokenizer
+
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 CONTROLS = ["<s>", "</s>", "<|user|>"]
 
@@ -57,3 +59,9 @@ def pieces_of_words(unknown: str = "<unk>") -> PreTrainedTokenizerFast:
         unk_token=unknown,
         chat_template="{# <|user|> #}",
     )
+
+
+def decoded(documents: DocumentTokenizer, token_ids: list[int]) -> str:
+    """The text of a document's tokens."""
+    text: str = documents._backend.decode(token_ids, skip_special_tokens=False)
+    return text

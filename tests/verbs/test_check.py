@@ -29,9 +29,11 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question, toke
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.progress import COMPARING, LISTING
+from pipeline.spec.model import RoundedFormat
 from pipeline.spec.parse import load_spec
+from pipeline.verbs import check as checks
 from pipeline.verbs import exactness
 from pipeline.verbs.check import check
 from pipeline.verbs.exactness import (
@@ -223,6 +225,9 @@ def test_half_precision_is_exact_where_float32_is_and_rounding_explains_the_rest
         ("float16", far(0.001, largest=0.009), True),
         ("float16", far(0.001, largest=0.02), False),
         ("float16", far(0.003), False),
+        ("fp8", far(0.032, largest=0.27), True),
+        ("fp8", far(0.032, largest=0.5), False),
+        ("fp8", far(0.07), False),
         ("float32", far(1e-5, largest=5e-5), True),
         ("float32", far(1e-5, largest=2e-4), False),
         ("bfloat16", far(np.nan), False),
@@ -315,25 +320,36 @@ def test_whole_labels_that_are_no_numbers_are_not_exact(
     assert printed.json["exactness"]["max_abs_dp"] is None
 
 
-@takes_int8
+@pytest.mark.parametrize("rounded_to", [pytest.param("int8", marks=takes_int8), "fp8"])
 def test_8_bit_products_are_compared_with_the_models_own(
-    write_spec: WriteSpec, model_folder: Path, assay: Assay
+    rounded_to: RoundedFormat,
+    write_spec: WriteSpec,
+    model_folder: Path,
+    assay: Assay,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = write_spec(model=a_model(model_folder, dtype="int8"))
+    file = write_spec(model=a_model(model_folder, dtype=rounded_to))
     spec = load_spec(file)
-    dtype = place(spec.model, this_machine()).dtype
+    if rounded_to == "fp8":  # — a run has it on GPUs alone
+        dtype = "bfloat16"
+        monkeypatch.setattr(checks, "place", lambda *_: Placement("cpu", dtype, 1, 1))
+    else:
+        dtype = place(spec.model, this_machine()).dtype
     found = assay("check", file, "--json").json
     tokenizer = load_tokenizer(model_folder)
     prompt = tokenise_prompt(tokenizer, spec.prompt, spec.tasks)
     document = DocumentTokenizer(tokenizer).encode("Hello.")
-    models = [load_model(model_folder, dtype=dtype, device="cpu", int8=int8) for int8 in (1, 0)]
+    formats: tuple[RoundedFormat | None, ...] = (rounded_to, None)
+    models = [
+        load_model(model_folder, dtype=dtype, device="cpu", rounded_to=each) for each in formats
+    ]
     engines = [LabelEngine(model, prompt, max_batch_tokens=1_000) for model in models]
     expected = difference(*(engine.label([document]).log_probs for engine in engines))
-    assert found["model"]["int8"] and found["model"]["dtype"] == dtype
+    assert found["model"]["rounded_to"] == rounded_to and found["model"]["dtype"] == dtype
     assert found["quantization"] == pytest.approx(asdict(expected), abs=1e-6)
     assert expected.max_abs_dp > 1e-4 and expected.answers == 2
     shown = assay("check", file).words
-    assert " with 8-bit products on cpu" in shown
+    assert f" with {rounded_to} products on cpu" in shown
     assert "of 2 answers have another label, against the model without quantisation" in shown
 
 

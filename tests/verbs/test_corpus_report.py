@@ -233,6 +233,14 @@ def test_in_a_browser_the_page_works_with_keyboard_and_screen_reader_and_asks_no
     last = browser.find_elements(By.CSS_SELECTOR, ".text")[-1]
     assert browser.execute_script(blurred, last) == "none"
 
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert last.value_of_css_property("display") == "block"
+    browser.execute_script("document.getElementById('show-texts').checked = false")
+    assert last.value_of_css_property("display") == "none"
+    bar = browser.find_element(By.CSS_SELECTOR, ".bar span")
+    assert bar.value_of_css_property("print-color-adjust") == "exact"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
     asked = {
         message["params"]["request"]["url"].partition(":")[0]
         for entry in browser.get_log("performance")

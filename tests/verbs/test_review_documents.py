@@ -92,18 +92,19 @@ def test_the_drawn_rows_are_read_and_equal_texts_once(
     store = LocalStore(tmp_path / "out")
     objects = find_objects(str(tmp_path / f"in.{format}"), tmp_path / "cache")
     [shard] = load_or_cut(store, objects, Columns("text", "id"), 2**20, keep=False).shards
-    read: list[tuple[int, int]] = []
+    pool, read = Pool(), list[tuple[int, int]]()
     read_documents = review_documents.read_documents
 
     def noted(part: Shard, options: object) -> object:
         read.append((part.piece.start_row, part.piece.end_row))
+        assert not pool.is_read
         return read_documents(part, {})
 
     monkeypatch.setattr(review_documents, "read_documents", noted)
-    pool = Pool()
     ranks = {3: 1, 5: 0, 42: 2, 95: 3}  # — row 95 has the text of row 5
     reading = Reading(pool, [(shard, ranks)], (), (), Read(Answers(store, None, task_of())))
     reading.wait(for_all=True)
+    assert pool.is_read
     assert [(each.doc_id, each.text, each.rank) for each in pool.documents] == [
         ("d5", "text 5", 0), ("d3", "text 3", 1), ("d42", "text 42", 2)
     ]  # fmt: skip

@@ -7,7 +7,7 @@ the model's forward as the keyword argument `tree`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,18 +32,8 @@ class PrefixKV:
     # The next position minus the number of tokens: below 0 after an image.
     position_offset: int = 0
 
-    def layer(self, layer: int) -> LayerKV:
-        """The layer's keys and values; rounded ones are widened each time."""
-        kept = self.layers[layer]
-        return kept if isinstance(kept, LayerKV) else kept.widened()
-
-    def rounded(self) -> PrefixKV:
-        """The same span in 8 bits."""
-        rounded = {layer: RoundedKV.of(self.layer(layer)) for layer in self.layers}
-        return replace(self, layers=rounded)
-
     def followed_by(self, other: PrefixKV) -> PrefixKV:
-        """Both spans as one, copied unless they are rounded."""
+        """Both spans as one, copied."""
         joined: dict[int, LayerKV | RoundedKV] = {}
         for layer, kv in self.layers.items():
             # — all spans below one prefix are kept in one format
@@ -79,7 +69,9 @@ class TreeAttention:
         """The attention of the queries; layers with the same window share one plan."""
         if self.keep is not None:
             self.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
-        prefix = self.prefix.layer(layer) if self.prefix else None
+        prefix = self.prefix.layers[layer] if self.prefix else None
+        if isinstance(prefix, RoundedKV):
+            prefix = prefix.widened()
         of = window, branches_only
         if of not in self._plans:
             self._plans[of] = tile_plan(
@@ -119,21 +111,13 @@ def _interface(
         window=sliding_window,
         softcap=softcap,
     )
+    out = attended.out
     if s_aux is not None:
-        attended = apply_attention_sinks(attended, s_aux)
-    return attended.out.unsqueeze(0), None
-
-
-def apply_attention_sinks(attended: Attended, sinks: Tensor) -> Attended:  # sinks [heads]: logits
-    """Attention whose softmax also counts one sink a head, which has no value.
-
-    Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; as learned logits
-    in gpt-oss (OpenAI, 2025).
-    """
-    (_heads,) = sinks.shape
-    lse = torch.logaddexp(attended.lse, sinks.float())
-    weight = (attended.lse - lse).exp().unsqueeze(-1)
-    return Attended((attended.out * weight).to(attended.out.dtype), lse)
+        # — a sink is one more key without a value (Xiao et al., Efficient Streaming Language Models
+        # with Attention Sinks, 2023; as learned logits in gpt-oss, OpenAI, 2025)
+        share = (attended.lse - torch.logaddexp(attended.lse, s_aux.float())).exp()
+        out = (out * share.unsqueeze(-1)).to(out.dtype)
+    return out.unsqueeze(0), None
 
 
 def register() -> None:

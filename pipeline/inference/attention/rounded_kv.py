@@ -18,43 +18,25 @@ _SMALLEST_STEP = torch.finfo(torch.float32).tiny  # of zeros
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """The keys, or the values, of consecutive tokens of one layer."""
-
-    quantized: Tensor  # [tokens, kv_heads, dim] int8
-    step: Tensor  # [tokens, kv_heads, 1] fp32
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,  # [tokens, kv_heads, dim]
-    ) -> _Span:
-        _tokens, _kv_heads, _dim = x.shape
-        step = (x.abs().amax(dim=-1, keepdim=True).float() / 127).clamp_(min=_SMALLEST_STEP)
-        return cls((x / step).round_().to(torch.int8), step)
-
-
-@dataclass(frozen=True, slots=True)
 class RoundedKV:
-    """The keys and values of one layer, of spans that were rounded one after the other."""
+    """The keys and values of one layer."""
 
-    keys: tuple[_Span, ...]
-    values: tuple[_Span, ...]
+    quantized: Tensor  # [2, tokens, kv_heads, dim] int8: keys, values
+    steps: Tensor  # [2, tokens, kv_heads, 1] fp32
     dtype: torch.dtype  # that a layer reads them in
 
     @classmethod
     def of(cls, kv: LayerKV) -> RoundedKV:
         """The keys and values in 8 bits."""
-        return cls((_Span.of(kv.k),), (_Span.of(kv.v),), kv.k.dtype)
+        both = torch.stack([kv.k, kv.v])
+        steps = (both.abs().amax(dim=-1, keepdim=True).float() / 127).clamp_(min=_SMALLEST_STEP)
+        return cls((both / steps).round_().to(torch.int8), steps, both.dtype)
 
     def followed_by(self, other: RoundedKV) -> RoundedKV:
-        """Both spans; nothing is rounded again, or copied."""
-        return RoundedKV(self.keys + other.keys, self.values + other.values, self.dtype)
+        """Both spans; nothing is rounded again."""
+        quantized = torch.cat([self.quantized, other.quantized], dim=1)
+        return RoundedKV(quantized, torch.cat([self.steps, other.steps], dim=1), self.dtype)
 
     def widened(self) -> LayerKV:
-        """What a layer reads: [tokens, kv_heads, dim] each."""
-        keys, values = (
-            [(span.quantized * span.step).to(self.dtype) for span in spans]
-            for spans in (self.keys, self.values)
-        )
-        return LayerKV(k=torch.cat(keys), v=torch.cat(values))
+        """What a layer reads."""
+        return LayerKV(*(self.quantized * self.steps).to(self.dtype))

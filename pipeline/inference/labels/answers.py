@@ -14,7 +14,6 @@ is on a GPU, which reads a document in a batch faster than single questions belo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules import Schedule, tokens_read
+from pipeline.inference.schedules import Schedule
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 
@@ -90,27 +89,42 @@ class StackedMaps:
             yield name, of_question.log_softmax(dim=-1)
 
 
-@dataclass(frozen=True, slots=True)
 class _LayerAnswers:
-    """What is answered from the states of one read point."""
+    """What is answered from the states of one layer: by label tokens, or by trained readouts."""
 
-    point: ReadPoint  # the suffixes of the scorer first, then one for each of `maps`
-    scored: Sequence[str]  # the questions of the scorer
-    scorer: LabelScorer
-    maps: Sequence[StackedMaps]
-    mean_maps: StackedMaps | None
+    def __init__(
+        self, layer: int, questions: Sequence[Question], readouts: Readouts, device: torch.device
+    ) -> None:
+        scored: list[Question] = []
+        by_suffix: dict[tuple[int, ...], dict[str, LinearMap]] = {}
+        by_mean: dict[str, LinearMap] = {}
+        for question in questions:
+            readout = readouts.get(question.name)
+            if readout is None:
+                scored.append(question)
+            elif readout.card.pooling == "mean":
+                by_mean[question.name] = readout.maps[layer]
+            else:
+                by_suffix.setdefault(question.token_ids, {})[question.name] = readout.maps[layer]
+        of_scorer = [suffix for question in scored for suffix in question.suffixes]
+        # The suffixes of the scorer first, then one for each of the maps.
+        self.point = ReadPoint(layer, (*of_scorer, *by_suffix), mean=bool(by_mean))
+        self._scored, self._of_scorer = [question.name for question in scored], len(of_scorer)
+        self._scorer = LabelScorer([question.trie for question in scored], device)
+        self._maps = [StackedMaps(maps, device) for maps in by_suffix.values()]
+        self._mean_maps = StackedMaps(by_mean, device) if by_mean else None
 
     def log_probs(self, states: LayerStates, model: LoadedModel) -> dict[str, Tensor]:
         """By question: [docs, labels] fp32."""
         answers: dict[str, Tensor] = {}
-        of_scorer = len(self.point.suffixes) - len(self.maps)
-        if self.scored:
-            by_question = self.scorer.log_probs(states.at_suffixes[:of_scorer], model.unembed)
-            answers.update(zip(self.scored, by_question, strict=True))
-        for maps, at_suffix in zip(self.maps, states.at_suffixes[of_scorer:], strict=True):
+        if self._scored:
+            at_nodes = states.at_suffixes[: self._of_scorer]
+            by_question = self._scorer.log_probs(at_nodes, model.unembed)
+            answers.update(zip(self._scored, by_question, strict=True))
+        for maps, at_suffix in zip(self._maps, states.at_suffixes[self._of_scorer :], strict=True):
             answers.update(maps.log_probs(at_suffix))
-        if self.mean_maps is not None and states.mean is not None:
-            answers.update(self.mean_maps.log_probs(states.mean))
+        if self._mean_maps is not None and states.mean is not None:
+            answers.update(self._mean_maps.log_probs(states.mean))
         return answers
 
 
@@ -127,36 +141,17 @@ class OnePassQuestions:
         model: LoadedModel,
         readouts: Readouts,
     ) -> None:
-        self._model, self._readouts = model, readouts
+        self._model = model
         by_layer: dict[int, list[Question]] = {}
         for question in questions:
             by_layer.setdefault(layer_of(question, readouts, model.layers), []).append(question)
-        self._layers = [self._layer_answers(layer, by_layer[layer]) for layer in sorted(by_layer)]
+        self._layers = [
+            _LayerAnswers(layer, by_layer[layer], readouts, model.device)
+            for layer in sorted(by_layer)
+        ]
         self._reader = schedule.reader([of_layer.point for of_layer in self._layers])
         # Tokens that go through the model together with every document.
         self.question_tokens = self._reader.question_tokens
-
-    def _layer_answers(self, layer: int, questions: Sequence[Question]) -> _LayerAnswers:
-        scored: list[Question] = []
-        by_suffix: dict[tuple[int, ...], dict[str, LinearMap]] = {}
-        by_mean: dict[str, LinearMap] = {}
-        for question in questions:
-            readout = self._readouts.get(question.name)
-            if readout is None:
-                scored.append(question)
-            elif readout.card.pooling == "mean":
-                by_mean[question.name] = readout.maps[layer]
-            else:
-                by_suffix.setdefault(question.token_ids, {})[question.name] = readout.maps[layer]
-        of_scorer = [suffix for question in scored for suffix in question.suffixes]
-        device = self._model.device
-        return _LayerAnswers(
-            ReadPoint(layer, (*of_scorer, *by_suffix), mean=bool(by_mean)),
-            [question.name for question in scored],
-            LabelScorer([question.trie for question in scored], device),
-            [StackedMaps(maps, device) for maps in by_suffix.values()],
-            StackedMaps(by_mean, device) if by_mean else None,
-        )
 
     @torch.inference_mode()
     def answers(
@@ -169,4 +164,6 @@ class OnePassQuestions:
         answers: dict[str, Tensor] = {}
         for of_layer, states in zip(self._layers, self._reader.read(documents), strict=True):
             answers |= of_layer.log_probs(states, self._model)
-        return answers, tokens_read(self._reader, documents)
+        docs, repeated = len(documents), self._reader.repeated_prefix_tokens
+        of_documents = sum(map(len, documents)) + docs * repeated
+        return answers, Usage(of_documents, docs * self.question_tokens)

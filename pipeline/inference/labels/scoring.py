@@ -15,7 +15,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.memory import GPU_LOGIT_ROWS, LOGIT_ROWS
@@ -35,16 +37,15 @@ class Edges:
 
     rows: Tensor  # [edges] int64: the index of each edge's node; never falling
     token_ids: Tensor  # [edges] int64
-    firsts: tuple[int, ...]  # [nodes + 1]: where a node's edges begin
+    firsts: NDArray[np.int64]  # [nodes + 1]: where a node's edges begin
 
     @classmethod
     def of(cls, tokens: Sequence[Sequence[int]], device: torch.device) -> Edges:
         """The edges of nodes that these tokens follow."""
-        counts = [len(of_node) for of_node in tokens]
+        counts = np.array([*map(len, tokens)], np.int64)
         rows = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         ids = torch.tensor([token for of_node in tokens for token in of_node], dtype=torch.int64)
-        firsts = (0, *np.cumsum(counts, dtype=np.int64).tolist())
-        return cls(rows.to(device), ids.to(device), firsts)
+        return cls(rows.to(device), ids.to(device), np.append(0, counts.cumsum()))
 
 
 def edge_log_probs(
@@ -54,69 +55,47 @@ def edge_log_probs(
 ) -> Tensor:  # [edges, docs] fp32
     """The log-probability of each edge's token after its node, out of the whole vocabulary."""
     nodes, docs, _hidden = hidden.shape
-    assert nodes == len(edges.firsts) - 1, f"{nodes} states for {len(edges.firsts) - 1} nodes"
-    log_probs = hidden.new_empty((len(edges.rows), docs), dtype=torch.float32)
-    # — all nodes of some documents together, so that the unembedding is read once a part
+    *firsts, count = edges.firsts.tolist()
+    assert nodes == len(firsts), f"{nodes} states for {len(firsts)} nodes"
+    states = hidden.transpose(0, 1).flatten(0, 1)  # [docs * nodes, hidden]
+    # [docs * nodes + 1]: where a state's edges begin
+    begins = np.append(np.add.outer(count * np.arange(docs), firsts), docs * count)
+    rows_of_docs = nodes * torch.arange(docs, device=hidden.device)
+    rows = torch.add(rows_of_docs[:, None], edges.rows).flatten()  # [docs * edges]
+    tokens = edges.token_ids.repeat(docs)  # [docs * edges]
+    log_probs = hidden.new_empty(len(rows), dtype=torch.float32)
     most = LOGIT_ROWS if hidden.device.type == "cpu" else GPU_LOGIT_ROWS
-    docs_at_once = max(1, most // max(1, nodes))
-    nodes_at_once = max(1, most // docs_at_once)
-    for first_doc in range(0, docs, docs_at_once):
-        part = slice(first_doc, first_doc + docs_at_once)
-        for first in range(0, nodes, nodes_at_once):
-            stop = min(first + nodes_at_once, nodes)
-            states = hidden[first:stop, part]
-            logits = unembed(states.flatten(0, 1)).float()  # [nodes * docs, vocab]
-            by_node = logits.view(*states.shape[:2], -1)
-            own = slice(edges.firsts[first], edges.firsts[stop])
-            rows, tokens = edges.rows[own] - first, edges.token_ids[own]
-            if states.dtype != torch.float32:
-                # — between 16 and 32 logits of bfloat16 are 1/8 apart: two labels often tie
-                of_edges = states[rows]  # [edges, docs, hidden]
-                of_tokens = unembed(
-                    of_edges.flatten(0, 1), tokens.repeat_interleave(of_edges.shape[1])
-                )
-                by_node[rows, :, tokens] = of_tokens.view(of_edges.shape[:2])
-            log_probs[own, part] = by_node[rows, :, tokens]
-            log_probs[own, part] -= by_node.logsumexp(dim=-1)[rows]
-    return log_probs
-
-
-@dataclass(frozen=True, slots=True)
-class _TrieSums:
-    """One question's trie as tensors; paths and verbalizers are padded to rectangles."""
-
-    edges: int
-    paths: Tensor  # [verbalizers, tokens] int64: edges from the root; padding: number of edges
-    divisors: Tensor  # [verbalizers, 1] fp32: by which sums are divided
-    own: Tensor  # [labels, own verbalizers] int64; padding: number of verbalizers
-
-    @classmethod
-    def of(cls, trie: LabelTrie, device: torch.device) -> _TrieSums:
-        # — node n is the end of edge n - 1: both are numbered breadth first
-        edges = len(trie.token_ids) - 1
-        paths = [[node - 1 for node in trie.nodes_to(end)] for end, _ in trie.ends]
-        return cls(
-            edges,
-            torch.tensor(_rectangle(paths, edges), device=device),
-            torch.from_numpy(trie.length_divisors).to(device).unsqueeze(1),
-            torch.tensor(_rectangle(trie.ends_by_label, len(trie.ends)), device=device),
-        )
-
-    def log_probs(self, edges: Tensor) -> Tensor:  # [edges, docs] -> [docs, labels], both fp32
-        _edges, docs = edges.shape
-        padded = torch.cat([edges, edges.new_zeros((1, docs))])
-        sums = padded[self.paths].sum(dim=1) / self.divisors  # [verbalizers, docs]
-        padded = torch.cat([sums, sums.new_full((1, docs), -torch.inf)])
-        return padded[self.own].logsumexp(dim=1).T
+    for start in range(0, len(states), most):
+        part = states[start : start + most]
+        own = slice(begins[start], begins[start + len(part)])
+        at = rows[own] - start, tokens[own]
+        logits = unembed(part).float()  # [rows, vocab]
+        if part.dtype != torch.float32:
+            # — between 16 and 32 logits of bfloat16 are 1/8 apart: two labels often tie
+            logits[at] = unembed(part[at[0]], at[1])
+        log_probs[own] = logits[at] - logits.logsumexp(dim=-1)[at[0]]
+    return log_probs.view(docs, count).T
 
 
 class LabelScorer:
     """Turns the states at the inner nodes of tries into log-probabilities of their labels."""
 
     def __init__(self, tries: Sequence[LabelTrie], device: torch.device) -> None:
-        tokens = [trie.tokens_after(node) for trie in tries for node in trie.inner]
-        self._edges = Edges.of(tokens, device)
-        self._tries = [_TrieSums.of(trie, device) for trie in tries]
+        self._edges = Edges.of([trie.tokens_after(n) for trie in tries for n in trie.inner], device)
+        self._labels = [trie.labels for trie in tries]
+        paths: list[list[int]] = []  # the edges of each verbalizer, from the root
+        verbalizers: list[list[int]] = []  # of each label
+        edges = 0
+        for trie in tries:
+            verbalizers += [[len(paths) + i for i in own] for own in trie.ends_by_label]
+            # — node n is the end of edge n - 1: both are numbered breadth first
+            paths += [[edges + node - 1 for node in trie.nodes_to(end)] for end, _ in trie.ends]
+            edges += len(trie.token_ids) - 1
+        # Rectangles: [verbalizers, tokens] int64 and [labels, own verbalizers] int64.
+        self._paths = _rectangle(paths, edges, device)
+        self._verbalizers = _rectangle(verbalizers, len(paths), device)
+        divisors = [divisor for trie in tries for divisor in trie.length_divisors]
+        self._divisors = torch.tensor(divisors, device=device).unsqueeze(1)  # [verbalizers, 1]
 
     def log_probs(
         self,
@@ -136,10 +115,13 @@ class LabelScorer:
         edges: Tensor,  # [edges, docs] fp32: of all inner nodes, in their order
     ) -> list[Tensor]:  # one [docs, labels] fp32 a trie
         """`log_probs`, where the log-probability of each edge is known."""
-        by_trie = torch.split(edges, [trie.edges for trie in self._tries])
-        return [trie.log_probs(own) for trie, own in zip(self._tries, by_trie, strict=True)]
+        # — what fills a rectangle adds 0 to a sum, and -inf to a label
+        sums = pad(edges, (0, 0, 0, 1))[self._paths].sum(dim=1) / self._divisors
+        of_labels = pad(sums, (0, 0, 0, 1), value=-torch.inf)[self._verbalizers].logsumexp(dim=1)
+        return [own.T for own in torch.split(of_labels, self._labels)]  # of [labels, docs]
 
 
-def _rectangle(rows: Sequence[Sequence[int]], padding: int) -> list[list[int]]:
-    width = max(map(len, rows))
-    return [[*row, *[padding] * (width - len(row))] for row in rows]
+def _rectangle(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> Tensor:
+    width = max(map(len, rows), default=0)
+    filled = [[*row, *[fill] * (width - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int64, device=device)

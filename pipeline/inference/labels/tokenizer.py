@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate, groupby
 from typing import Any
 
 from jinja2 import TemplateError
@@ -67,9 +68,11 @@ class DocumentTokenizer:
             raise ids
         return ids
 
-    def encode_all(self, texts: Iterable[str]) -> Iterator[list[int] | DocumentError]:
+    def encode_all(self, texts: Sequence[str]) -> Iterator[list[int] | DocumentError]:
         """The token ids of each text, or the error that `encode` raises; in parallel."""
-        for batch in _batches(texts):
+        chars = accumulate(map(len, texts))
+        for _, group in groupby(texts, lambda _text: next(chars) // _BATCH_CHARS):
+            batch = list(group)
             for encoding in self._backend.encode_batch_fast(batch, add_special_tokens=False):
                 ids: list[int] = encoding.ids
                 forbidden = self._forbidden.intersection(ids)
@@ -78,24 +81,6 @@ class DocumentTokenizer:
                     if forbidden
                     else ids
                 )
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
-        return text
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The texts in batches; one ends with the text that makes it large enough."""
-    batch: list[str] = []
-    chars = 0
-    for text in texts:
-        batch.append(text)
-        chars += len(text)
-        if chars >= _BATCH_CHARS:
-            yield batch
-            batch, chars = [], 0
-    if batch:
-        yield batch
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

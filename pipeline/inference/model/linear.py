@@ -51,7 +51,7 @@ class Products:
     """Linear layers that read the same rows. Entry point: `of`."""
 
     def __init__(self, *layers: Any) -> None:
-        self._layers = layers
+        self.layers = layers
 
     @staticmethod
     def of(*layers: nn.Linear) -> Products:
@@ -60,15 +60,11 @@ class Products:
         fused = is_onednn_faster(weight.device.type, weight.dtype)
         return (FusedProducts if fused else Products)(*layers)
 
-    @property
-    def outputs(self) -> list[int]:
-        return [layer.out_features for layer in self._layers]
-
     def __call__(
         self,
         x: Tensor,  # [rows, inputs]
     ) -> Sequence[Tensor]:  # of each layer: [rows, outputs]
-        return [layer(x) for layer in self._layers]
+        return [layer(x) for layer in self.layers]
 
     def added_to(
         self,
@@ -79,24 +75,21 @@ class Products:
         [product] = self(x)
         return product.add_(states)
 
-    def gated(
-        self,
-        x: Tensor,  # [rows, inputs]
-    ) -> Tensor | None:  # [rows, outputs]
-        """silu of the first layer's product, times the second's; None: the gate is a step apart."""
-        return None
-
 
 class FusedProducts(Products):
     """Products of oneDNN, which computes what follows them before they leave the cache."""
 
     def added_to(self, states: Tensor, x: Tensor) -> Tensor:
-        [layer] = self._layers
+        [layer] = self.layers
         added: Tensor = _pointwise.binary(x, states, layer.weight, layer.bias, "add")
         return added
 
-    def gated(self, x: Tensor) -> Tensor:
-        gate, up = self._layers
+    def gated(
+        self,
+        x: Tensor,  # [rows, inputs]
+    ) -> Tensor:  # [rows, outputs]
+        """silu of the first layer's product, times the second's."""
+        gate, up = self.layers
         gates = _pointwise(x, gate.weight, gate.bias, "swish", [], "")
         gated: Tensor = _pointwise.binary(x, gates, up.weight, up.bias, "mul")
         return gated

@@ -14,8 +14,7 @@ import os
 import platform
 from collections.abc import Mapping
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -104,11 +103,8 @@ def _may_use_tiles() -> bool:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    folder = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        if (path := folder / f"_kernels{suffix}").exists():
-            return ctypes.CDLL(str(path))
-    return None
+    found = find_spec("._kernels", __package__)
+    return ctypes.CDLL(found.origin) if found is not None else None
 
 
 def computes(dtype: torch.dtype) -> bool:
@@ -219,7 +215,7 @@ def gate(
 def round_rows(
     x: Tensor,  # [rows, inputs] fp32; inputs a multiple of ROUNDED_TOGETHER
 ) -> tuple[Tensor, Tensor]:  # [rows, inputs] uint8, [rows, 1] fp32
-    """Rows evened out and in 8 bits, as `even_out` and `round_rows` of `int8_products` do it."""
+    """Rows evened out and in 8 bits, as `Int8Linear.round_rows` does it."""
     x = x.contiguous()
     rows, inputs = x.shape
     rounded, steps = x.new_empty(x.shape, dtype=torch.uint8), x.new_empty(rows, 1)

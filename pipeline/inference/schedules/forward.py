@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.reference import LayerKV
+from pipeline.inference.attention.rounded_kv import RoundedKV
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Tree
 from pipeline.inference.model.loaded import LoadedModel
@@ -52,13 +53,11 @@ def prefill(
     token_ids: Sequence[int],  # may be `EmbeddedDocument`
     *,
     prefix: PrefixKV | None = None,
-    layers: int | None = None,
 ) -> PrefixKV | None:
     """The keys and values of a span that later forwards read; None for an empty span.
 
     Below a kept prefix, the keys and values of both together: those of the prefix are copied
-    once. With `layers`, only of the first layers up to this one: no later forward goes deeper.
-    They are rounded if the model has a format for what it keeps (`kv`).
+    once. They are rounded if the model has a format for what it keeps (`kv`).
     """
     if not token_ids:
         return prefix
@@ -66,11 +65,10 @@ def prefill(
     tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
     attention = TreeAttention(tree, model.kernel, prefix, keep)
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
-    run_to_layers(model, [layers or model.layers], lambda *_: None, tree=attention, **inputs)
+    run_to_layers(model, [model.layers], lambda *_: None, tree=attention, **inputs)
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
-    own = PrefixKV(keep, tokens=len(token_ids), position_offset=end - len(token_ids))
-    if model.kv != "none":
-        own = own.rounded()
+    layers = keep if model.kv == "none" else {n: RoundedKV.of(kv) for n, kv in keep.items()}
+    own = PrefixKV(layers, tokens=len(token_ids), position_offset=end - len(token_ids))
     return prefix.followed_by(own) if prefix else own
 
 
@@ -109,10 +107,10 @@ def run_to_layers(
 
     Layer N gives the `hidden_states[N]` of transformers.
     """
-    deepest = max(layers)
-    assert 0 <= min(layers) <= deepest <= model.layers, f"layers {layers} of {model.layers}"
     if model.llama is not None:
         return model.llama.run(layers, on_states, **inputs)
+    deepest = max(layers)
+    assert 0 <= min(layers) <= deepest <= model.layers, f"layers {layers} of {model.layers}"
     blocks: Any = getattr(model.decoder, "layers", ())
 
     def before_block(layer: int, _block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

@@ -39,10 +39,8 @@ class FusedSchedule:
     pending_tokens: Sequence[int] = ()  # a document's last token: every forward below reads it
 
     @classmethod
-    def from_prefix(
-        cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
-    ) -> FusedSchedule:
-        return cls(model, prefill(model, prefix, layers=layers))
+    def from_prefix(cls, model: LoadedModel, prefix: Sequence[int]) -> FusedSchedule:
+        return cls(model, prefill(model, prefix))
 
     def reader(self, points: Sequence[ReadPoint]) -> FusedReader:
         """A reader of these points; tokens that several suffixes begin with are read once."""
@@ -86,11 +84,8 @@ class FusedReader:
         self._ends: list[int] = ends.tolist()
         self._end_of_suffix = torch.from_numpy(end_of_suffix).to(self._model.device)  # [suffixes]
         self._cuts = self._model.cuts_last_layer and not deepest.mean
-
-    @property
-    def question_tokens(self) -> int:
-        """Tokens below every document that go through the model."""
-        return len(self._branches.token_ids)
+        # Tokens below every document that go through the model.
+        self.question_tokens = len(self._branches.token_ids)
 
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:

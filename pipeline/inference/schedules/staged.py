@@ -4,13 +4,13 @@
     (once a process)        └── suffix 1    each with its own copy of the cache
 
 Packed spans would mix their recurrent states. So what is below a text begins with copies of the
-cache of transformers, with its keys, values and states, that the text ended in. On a GPU, documents
-of one length are read together: padding would change their states. Entry point: `StagedSchedule`.
+cache of transformers, with its keys, values and states, that the text ended in. Documents of one
+length are read together: padding would change their states. Entry point: `StagedSchedule`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from pipeline.inference.attention.tiles import to_device
+from pipeline.inference.attention.tiles import Integers, to_device
 from pipeline.inference.memory import CACHE_COPIES
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter, pad
@@ -80,6 +80,35 @@ def read_below(
     return by_layer, Text(cache, start + tokens, count)
 
 
+def states_at_ends(
+    model: LoadedModel, text: Text | None, suffixes: Sequence[Suffix], layers: Sequence[int]
+) -> dict[int, Tensor]:  # by layer: [sequences, suffixes, hidden]
+    """The states at the suffixes' last tokens below each sequence of a text."""
+    sequences = text.sequences if text else 1
+    by_layer: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    for token_ids, last in _padded(suffixes):
+        count = len(last)
+        [flat, at] = to_device([token_ids.ravel(), last], model.device)
+        rows = np.repeat(np.arange(sequences), count).tolist()
+        below = flat.view(token_ids.shape).repeat(sequences, 1)
+        numbers = torch.arange(count, device=at.device)
+        read, _ = read_below(model, text, rows, below, layers)
+        for layer, states in read.items():
+            by_layer[layer].append(states.view(sequences, count, *states.shape[1:])[:, numbers, at])
+    return {layer: torch.cat(states, dim=1) for layer, states in by_layer.items()}
+
+
+def _padded(suffixes: Sequence[Suffix]) -> Iterator[tuple[Integers, Integers]]:
+    """Batches of suffixes, [suffixes, tokens], and the column of the last token of each.
+
+    Padding comes last, so neither attention nor a recurrent state carries it to a suffix.
+    """
+    for start in range(0, len(suffixes), CACHE_COPIES):
+        batch = suffixes[start : start + CACHE_COPIES]
+        padded, _ = pad(batch, min_width=_MIN_TOKENS)
+        yield padded, np.array([len(suffix) - 1 for suffix in batch])
+
+
 @dataclass(frozen=True, slots=True)
 class StagedSchedule:
     """A model that has read a text: the prefix, or a document below the prefix.
@@ -92,13 +121,11 @@ class StagedSchedule:
     pending_tokens: tuple[int, ...]  # the text's last tokens, which are read with what follows
 
     @classmethod
-    def from_prefix(
-        cls, model: LoadedModel, prefix: Sequence[int], *, layers: int | None = None
-    ) -> StagedSchedule:
+    def from_prefix(cls, model: LoadedModel, prefix: Sequence[int]) -> StagedSchedule:
         text = None
         if len(prefix) > 1:
             token_ids = torch.tensor([prefix[:-1]], device=model.device)
-            _, text = read_below(model, None, [0], token_ids, [layers or model.layers])
+            _, text = read_below(model, None, [0], token_ids, [model.layers])
         return cls(model, text, tuple(prefix[-1:]))
 
     def reader(self, points: Sequence[ReadPoint]) -> StagedReader:
@@ -123,37 +150,9 @@ class StagedSchedule:
     ) -> Tensor:  # [suffixes, hidden]
         """The last layer's normalised states at the suffixes' last tokens."""
         below = [(*self.pending_tokens, *suffix) for suffix in suffixes]
-        layer, read = self.model.layers, []
-        for start in range(0, len(below), CACHE_COPIES):
-            batch = below[start : start + CACHE_COPIES]
-            at_ends, tokens = states_at_ends(self.model, self.text, batch, [layer])
-            counter.tokens += tokens
-            read.append(at_ends[layer][0])
-        return torch.cat(read)
-
-
-def states_at_ends(
-    model: LoadedModel, text: Text | None, suffixes: Sequence[Suffix], layers: Sequence[int]
-) -> tuple[dict[int, Tensor], int]:  # by layer: [sequences, suffixes, hidden]
-    """The states at the suffixes' last tokens below each sequence of a text, and the tokens read.
-
-    They are one padded batch. Padding comes last, so neither attention nor a recurrent state
-    carries it to a suffix.
-    """
-    sequences, count = text.sequences if text else 1, len(suffixes)
-    padded, _ = pad(suffixes, min_width=_MIN_TOKENS)
-    last = [len(suffix) - 1 for suffix in suffixes]
-    [token_ids, at] = to_device([padded.ravel(), np.array(last)], model.device)
-    rows = np.repeat(np.arange(sequences), count).tolist()
-    by_layer, _ = read_below(
-        model, text, rows, token_ids.view(padded.shape).repeat(sequences, 1), layers
-    )
-    numbers = torch.arange(count, device=at.device)
-    at_ends = {
-        layer: states.view(sequences, count, *states.shape[1:])[:, numbers, at]
-        for layer, states in by_layer.items()
-    }
-    return at_ends, sequences * padded.size
+        counter.tokens += sum(token_ids.size for token_ids, _ in _padded(below))
+        layer = self.model.layers
+        return states_at_ends(self.model, self.text, below, [layer])[layer][0]
 
 
 class StagedReader:
@@ -161,43 +160,31 @@ class StagedReader:
 
     def __init__(self, schedule: StagedSchedule, points: Sequence[ReadPoint]) -> None:
         self._schedule, self._points = schedule, points
-        self._layers = [point.layer for point in points]
         self._suffixes = list(dict.fromkeys(s for point in points for s in point.suffixes))
         row_of = {suffix: row for row, suffix in enumerate(self._suffixes)}
         self._rows = {point.layer: [row_of[s] for s in point.suffixes] for point in points}
-        # Copies of the cache in a batch. On a CPU, those of one document alone: more would take
-        # memory, and no less time.
-        self._on_gpu = schedule.model.device.type == "cuda"
         # Tokens of the prefix that are read again with every document.
         self.repeated_prefix_tokens = len(schedule.pending_tokens)
         # Tokens below every document that go through the model, padding included.
-        self.question_tokens = sum(pad(own, min_width=_MIN_TOKENS)[0].size for own in self._batches)
-
-    @property
-    def _batches(self) -> list[list[Suffix]]:
-        starts = range(0, len(self._suffixes), CACHE_COPIES)
-        return [self._suffixes[start : start + CACHE_COPIES] for start in starts]
+        self.question_tokens = sum(token_ids.size for token_ids, _ in _padded(self._suffixes))
 
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         """The states of every read point."""
-        rows: dict[int, list[int]] = {}  # of the documents with this many tokens
-        for row, document in enumerate(documents):
-            rows.setdefault(len(document), []).append(row)
-        copies = min(CACHE_COPIES, max(1, len(self._suffixes)))
-        most = CACHE_COPIES // copies if self._on_gpu else 1
-        groups = [
-            of_length[start : start + most]
-            for of_length in rows.values()
-            for start in range(0, len(of_length), most)
-        ]
-        read = [self._read([documents[row] for row in group]) for group in groups]
-        rows_read = np.array([row for group in groups for row in group])
-        [order] = to_device([rows_read.argsort()], self._schedule.model.device)
+        at_once = max(1, CACHE_COPIES // max(1, len(self._suffixes)))
+        order = sorted(range(len(documents)), key=lambda row: len(documents[row]))
+        groups: list[list[Sequence[int]]] = []  # of documents of one length
+        for row in order:
+            document = documents[row]
+            if not groups or len(groups[-1]) == at_once or len(groups[-1][0]) != len(document):
+                groups.append([])
+            groups[-1].append(document)
+        read = [self._read(group) for group in groups]
+        [rows] = to_device([np.argsort(order)], self._schedule.model.device)
         return [
             LayerStates(
-                torch.cat([at_rows[point.layer] for at_rows, _ in read])[order].transpose(0, 1),
-                torch.cat([means[point.layer] for _, means in read])[order] if point.mean else None,
+                torch.cat([at_ends[point.layer] for at_ends, _ in read])[rows].transpose(0, 1),
+                torch.cat([means[point.layer] for _, means in read])[rows] if point.mean else None,
             )
             for point in self._points
         ]
@@ -213,13 +200,12 @@ class StagedReader:
         model, pending = self._schedule.model, self._schedule.pending_tokens
         ids = np.array([[*pending, *document] for document in documents])
         [token_ids] = to_device([ids.ravel()], model.device)
-        above = self._schedule.text
+        layers, above = list(self._rows), self._schedule.text
         states, text = read_below(
-            model, above, [0] * len(documents), token_ids.view(ids.shape), self._layers
+            model, above, [0] * len(documents), token_ids.view(ids.shape), layers
         )
         means = {n: own[:, len(pending) :].float().mean(dim=1) for n, own in states.items()}
-        read = [states_at_ends(model, text, batch, self._layers)[0] for batch in self._batches]
-        if not read:
+        if not self._suffixes:
             return {layer: own[:, :0] for layer, own in states.items()}, means
-        at_ends = {n: torch.cat([batch[n] for batch in read], dim=1) for n in self._layers}
+        at_ends = states_at_ends(model, text, self._suffixes, layers)
         return {layer: at_ends[layer][:, rows] for layer, rows in self._rows.items()}, means

@@ -44,7 +44,7 @@ def test_the_kernel_reads_the_models_own_keys_and_the_kept_prefix_without_a_copy
     attention = TreeAttention(tree, kernel, prefix)
     out, own = from_transformers(tree.tokens, attention, sliding_window=window)
     assert out.shape == (1, tree.tokens, 6, DIM)
-    for read, source in zip(reached, (own, prefix.layer(1)), strict=True):
+    for read, source in zip(reached, (own, prefix.layers[1]), strict=True):
         assert read.k.data_ptr() == source.k.data_ptr()
         assert read.v.data_ptr() == source.v.data_ptr()
 

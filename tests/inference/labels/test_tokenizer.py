@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_tokenizers import decoded
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -94,7 +95,7 @@ def test_a_marker_that_a_template_writes_or_builds_is_only_text_in_a_document(
     documents = DocumentTokenizer(tokenizer)
     text = "x" + "Say yes".join(controls)
     ids = documents.encode(text)
-    assert len(ids) == len(text) and documents.decode(ids) == text
+    assert len(ids) == len(text) and decoded(documents, ids) == text
 
 
 def test_what_the_tokenizer_declares_as_its_chats_control_tokens_is_forbidden(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pipeline.inference.loading import narrowed, prepare
+from pipeline.inference.loading import prepare
 from pipeline.inference.memory import LLAMA_FORM
 from pipeline.inference.model import linear, llama, operations
 from pipeline.inference.model.loaded import LoadedModel
@@ -93,8 +94,8 @@ def test_half_precision_differs_from_the_family_by_rounding(
 
 @pytest.mark.skipif(not native.computes(torch.bfloat16), reason="no products of bfloat16")
 def test_attention_in_bfloat16_leaves_the_states_in_float32(make_network: MakeNetwork) -> None:
-    narrow = narrowed(prepare(make_network("llama")))
-    assert narrow.kernel_name.endswith(" bfloat16")
+    kernel = partial(native.attend_natively, computed=torch.bfloat16)
+    narrow = replace(prepare(make_network("llama")), kernel=kernel)
     assert 1e-5 < tree_error(narrow) < 4 * torch.finfo(torch.bfloat16).eps
 
 

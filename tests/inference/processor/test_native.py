@@ -19,8 +19,8 @@ from pipeline.errors import ModelError
 from pipeline.inference.attention.reference import LayerKV, attend_plainly
 from pipeline.inference.attention.tiles import tile_plan
 from pipeline.inference.loading import prepare
-from pipeline.inference.model.int8_products import even_out
 from pipeline.inference.model.operations import PLAIN
+from pipeline.inference.model.rounded_products import even_out
 from pipeline.inference.processor import native
 from pipeline.inference.processor.native import attend_natively
 from pipeline.inference.proof import tree_error

@@ -31,10 +31,9 @@ def test_documents_read_the_last_token_of_the_prefix(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("on_gpu, copies, forwards", [(False, 16, 10), (True, 4, 8), (True, 16, 6)])
+@pytest.mark.parametrize("copies, forwards", [(2, 10), (4, 8), (16, 6)])
 def test_documents_of_one_length_are_read_together_with_the_states_of_each_alone(
     family: str,
-    on_gpu: bool,
     copies: int,
     forwards: int,
     tiny_model: TinyModel,
@@ -46,7 +45,6 @@ def test_documents_of_one_length_are_read_together_with_the_states_of_each_alone
     reader = StagedSchedule.from_prefix(model, [5, 6, 7]).reader(points)
     alone = [reader.read([document])[0] for document in documents]
     monkeypatch.setattr(staged, "CACHE_COPIES", copies)
-    reader._on_gpu = on_gpu
     counted: list[int] = []
     handle = model.decoder.register_forward_pre_hook(lambda *_: counted.append(1))
     [together] = reader.read(documents)
