@@ -276,13 +276,13 @@ class _Cascade:
         }
         if proof.rule < 0:
             careful = ", ".join(f"{name} {own.proved:.3f}" for name, own in shares.items())
-            nothing = self._nothing(f"its most careful rule proves {careful} alone")
+            nothing = self._nothing(f"the most careful rule proves {careful} alone", fps)
             return replace(nothing, documents=len(whole), shares=shares)
         decided = float(answers[proof.rule][0].mean())
         cost = taught.cost if taught else 0.0
         if decided - cost < LEAST_SAVED:
             saved = f"it would decide {decided:.0%} and cost {cost:.0%} of a whole reading"
-            return replace(self._nothing(saved), documents=len(whole), shares=shares)
+            return replace(self._nothing(saved, fps), documents=len(whole), shares=shares)
         return Certificate(
             task=self.task.name,
             promise=self.task.cascade.promise,
@@ -300,9 +300,12 @@ class _Cascade:
             shares=shares,
         )
 
-    def _nothing(self, reason: str) -> Certificate:
-        """The certificate of a cascade whose last stage answers everything."""
-        fps = (self.whole.fps[self.task.name],)
+    def _nothing(self, reason: str, cheap: Sequence[str] = ()) -> Certificate:
+        """The certificate of a cascade whose last stage answers everything.
+
+        `cheap` are the stages that it was tried with: others may save something.
+        """
+        fps = (*(() if self.task.cascade.is_auto else cheap), self.whole.fps[self.task.name])
         return Certificate(
             task=self.task.name,
             promise=self.task.cascade.promise,

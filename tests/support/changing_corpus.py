@@ -62,6 +62,7 @@ class Corpus:
     broken: set[tuple[str, str]] = field(default_factory=set)
     task: dict[str, Any] = field(default_factory=TOXIC.copy)
     stages: list[dict[str, Any]] = field(default_factory=list)  # of this task, if several
+    promise: dict[str, Any] = field(default_factory=dict)  # of these stages
     before: list[dict[str, Any]] = field(default_factory=list)  # tasks before it
     others: list[dict[str, Any]] = field(default_factory=list)  # and after it
     settings: dict[str, Any] = field(default_factory=dict)  # more keys of the spec
@@ -79,7 +80,7 @@ class Corpus:
         """The tasks of the spec."""
         task = self.task
         if self.stages:
-            cascade = {"stages": self.stages}
+            cascade = {**self.promise, "stages": self.stages}
             task = {"name": "toxic", "labels": LABELS, "cascade": cascade}
         return [*self.before, task, *self.others]
 

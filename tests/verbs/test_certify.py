@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import fake_engine
 import numpy as np
 import pytest
-from changing_corpus import Corpus
+from changing_corpus import Corpus, Killed
 
 from pipeline.fitted.certificate import Certificate
+from pipeline.integrity.certified import wrong_certificates
 from pipeline.ledger.certificates import read_certificates
+from pipeline.ledger.snapshots import contents
+from pipeline.stores.local import LocalStore
 from pipeline.verbs.run import RunResult, judged_run
 
-DOCUMENTS = 6_000
+DOCUMENTS = 2_000
 STAGES = [{"question": "near whole"}, {"question": "whole"}]
+AGREE = {"agree": 0.9}  # needs 29 documents
 
 
 def p_near(question: str, text: str, exact: Callable[[str, str], float]) -> float:
@@ -30,9 +37,8 @@ def p_near(question: str, text: str, exact: Callable[[str, str], float]) -> floa
 def corpus(plain: Corpus, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     exact = fake_engine.p_of
     monkeypatch.setattr(fake_engine, "p_of", lambda q, text: p_near(q, text, exact))
-    plain.shard_bytes = 60_000
+    plain.shard_bytes, plain.stages, plain.promise = 20_000, STAGES, AGREE
     plain.write("one", [f"text {n}" for n in range(DOCUMENTS)])
-    plain.stages = STAGES
     return plain
 
 
@@ -45,13 +51,27 @@ def certificate(corpus: Corpus) -> Certificate:
     return next(read_certificates(corpus.store, "toxic"))
 
 
-def agreement(corpus: Corpus) -> float:
-    """The share of documents with the whole model's label."""
-    same = [
-        (row["p"]["toxic"] > 0.5) == (fake_engine.p_of("whole", corpus.texts[name]) > 0.5)
+def is_positive(p: float) -> bool:
+    return p > 0.5
+
+
+def compared(corpus: Corpus) -> list[tuple[bool, bool]]:
+    """Of each document, whether it is called toxic, and whether it is by the whole model."""
+    return [
+        (
+            is_positive(row["p"]["toxic"]),
+            is_positive(fake_engine.p_of("whole", corpus.texts[name])),
+        )
         for name, row in corpus.rows().items()
     ]
-    return float(np.mean(same))
+
+
+def agreement(corpus: Corpus) -> float:
+    return float(np.mean([called == truth for called, truth in compared(corpus)]))
+
+
+def asked(corpus: Corpus, question: str) -> set[str]:
+    return {text for own, text in corpus.asked if own == question}
 
 
 def test_a_run_proves_its_promise_and_asks_nothing_twice(corpus: Corpus) -> None:
@@ -59,14 +79,110 @@ def test_a_run_proves_its_promise_and_asks_nothing_twice(corpus: Corpus) -> None
     proved = certificate(corpus)
     assert proved.thresholds is not None and not proved.reason
     share = proved.shares["agree"]
-    assert share.promised == 0.98 <= share.proved <= 1 - share.errors / share.trials
-    assert agreement(corpus) >= 0.98
+    assert share.promised == 0.9 <= share.proved <= 1 - share.errors / share.trials
+    assert agreement(corpus) >= 0.9
     assert max(corpus.asked.values()) == 1
-    whole = sum(question == "whole" for question, _ in corpus.asked)
-    decided = result.decided_by_stage["toxic"]
-    # — the sample has the whole model's answers, and the cheap ones, too
+    decided, whole = result.decided_by_stage["toxic"], len(asked(corpus, "whole"))
+    # — the sample has the answers of both
     assert decided["2"] <= whole < decided["2"] + 0.1 * DOCUMENTS < 0.8 * DOCUMENTS
-    assert decided["1"] / DOCUMENTS == pytest.approx(proved.decided, abs=0.06)
+    assert decided["1"] / DOCUMENTS == pytest.approx(proved.decided, abs=0.12)
+    assert result.certificates == {"toxic": proved}
+    corpus.verify()
     again = labelled(corpus)
     assert not corpus.asked and again.snapshot == result.snapshot
+    assert contents(corpus.store).certificates == {"toxic": proved}
+
+
+def test_recall_and_precision_of_a_label(corpus: Corpus) -> None:
+    corpus.promise = {"recall": 0.85, "precision": 0.85, "label": "toxic"}
+    labelled(corpus)
+    proved = certificate(corpus)
+    assert proved.thresholds is not None and {*proved.shares} == {"recall", "precision"}
+    pairs = compared(corpus)
+    right = sum(called and truth for called, truth in pairs)
+    assert right / sum(truth for _, truth in pairs) >= 0.85
+    assert right / sum(called for called, _ in pairs) >= 0.85
+    corpus.verify()
+
+
+@pytest.mark.parametrize("promise", [{"agree": 0.8}, {"agree": 0.995}])
+def test_another_promise_is_proved_by_the_stored_answers(
+    corpus: Corpus, promise: dict[str, Any]
+) -> None:
+    labelled(corpus)
+    before = asked(corpus, "whole")
+    corpus.promise = promise
+    labelled(corpus)
+    assert not asked(corpus, "near whole") and not asked(corpus, "whole") & before
+    # — a hundred documents prove no share of .995
+    is_proved = promise == {"agree": 0.8}
+    assert (certificate(corpus).thresholds is not None) == is_proved
+    assert is_proved or "needs 598 documents" in certificate(corpus).reason
+    assert len(before) < len(asked(corpus, "whole") | before) or is_proved
+
+
+def test_new_files_are_sampled_too_and_the_promise_is_proved_again(corpus: Corpus) -> None:
+    labelled(corpus)
+    first = certificate(corpus)
+    corpus.write("two", [f"another text {n}" for n in range(DOCUMENTS // 2)])
+    labelled(corpus)
+    second = certificate(corpus)
+    assert (second.thresholds, second.draw) == (first.thresholds, first.draw)
+    assert second.shards != first.shards and second.documents > first.documents
+    assert all(text.startswith("another") for _, text in corpus.asked)
+    assert agreement(corpus) >= 0.9
+    corpus.verify()
+    corpus.delete("two")
+    labelled(corpus)
+    assert not corpus.asked
+
+
+def test_a_small_corpus_is_answered_by_the_whole_model_and_says_why(corpus: Corpus) -> None:
+    corpus.write("one", [f"text {n}" for n in range(20)])
+    result = labelled(corpus)
+    assert "agree 0.9 needs 29 documents" in result.certificates["toxic"].words
+    assert agreement(corpus) == 1 and not asked(corpus, "near whole")
+    assert len(asked(corpus, "whole")) == 20 and max(corpus.asked.values()) == 1
+
+
+def test_a_cheap_stage_that_knows_nothing_decides_nothing(corpus: Corpus) -> None:
+    corpus.stages, corpus.promise = [{"question": "other"}, STAGES[1]], {"agree": 0.97}
+    result = labelled(corpus)
+    assert result.certificates["toxic"].thresholds is None
+    assert agreement(corpus) == 1 and len(asked(corpus, "other")) < 0.15 * DOCUMENTS
+
+
+def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
+    labelled(corpus)
+    snapshot, own = contents(corpus.store), certificate(corpus)
+    assert not [*wrong_certificates(corpus.store, snapshot)]
+    share = replace(own.shares["agree"], errors=own.shares["agree"].errors + 1)
+    wrong = replace(snapshot, certificates={"toxic": replace(own, shares={"agree": share})})
+    [(task, what)] = wrong_certificates(corpus.store, wrong)
+    assert task == "toxic" and "the stored answers say" in what
+
+
+@pytest.mark.parametrize("after", [1, 7, 14, 20, 27, 35, 45])
+def test_a_run_killed_in_any_phase_ends_with_the_same_certificate(
+    corpus: Corpus, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled(corpus)
+    expected, rows = certificate(corpus), corpus.rows()
+    shutil.rmtree(corpus.folder / "out")
+    create, left = LocalStore.create, after
+
+    def dies(store: LocalStore, key: str, data: bytes) -> str | None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        return create(store, key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", dies)
+        with pytest.raises(Killed):
+            labelled(corpus)
+    labelled(corpus)
+    assert certificate(corpus) == expected and corpus.rows() == rows
+    assert [*read_certificates(corpus.store, "toxic")] == [expected]
     corpus.verify()
