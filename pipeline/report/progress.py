@@ -20,6 +20,7 @@ from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from pipeline.report.console import console_on, escape_controls, is_notebook
+from pipeline.runtime.conditions import DRAW
 
 if TYPE_CHECKING:
     from pipeline.runtime.plan import Plan
@@ -321,7 +322,9 @@ def work_line(planned: Plan) -> str:
         f"{planned.missing_shards:,} of {len(planned.shards):,} shards"
     )
     if planned.limit is not None:
-        line += f"; only those with {planned.limit} are labelled"
+        drawn = planned.limit.startswith(DRAW)  # — for a cascade, by `certify`
+        only = "a random sample of them, for a cascade," if drawn else f"those with {planned.limit}"
+        line += f"; only {only} are labelled"
     if not planned.rows_for_model:
         return f"{line}; the model reads none of them"
     if planned.reuses:

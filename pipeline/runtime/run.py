@@ -73,14 +73,16 @@ def run(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
+    began: float | None = None,
 ) -> Outcome:
     """The outcome of a run, which labels what is missing and publishes a snapshot.
 
+    `began` is when the time of the run began, in seconds since the epoch; by default it is now.
     It does not judge: see `verbs.run` for a spec with `publish`.
     """
     cache = cache_dir or default_cache_dir()
     with label(
-        spec, cache_dir=cache, address=address, options=options, announce=announce
+        spec, cache_dir=cache, address=address, options=options, announce=announce, began=began
     ) as labelled:
         if labelled.complete or options.publish_partial:
             Display("the progress")(announce, Progress(PUBLISHING))
@@ -99,6 +101,7 @@ def label(
     options: RunOptions = RunOptions(),
     limit: str | None = None,
     announce: Callable[[Progress], None],
+    began: float | None = None,
 ) -> Iterator[Outcome]:
     """Label every missing cell, as `run` does, and publish nothing unless an error ends it.
 
@@ -110,7 +113,8 @@ def label(
     check_create_only(store)
     with in_use(store):
         limit = limit or limit_of(options.sample, options.where)
-        yield _labelled(spec, store, cache_dir, address, options, limit, announce)
+        began = began or time.time()
+        yield _labelled(spec, store, cache_dir, address, options, limit, announce, began)
 
 
 def _labelled(
@@ -121,10 +125,11 @@ def _labelled(
     options: RunOptions,
     limit: str | None,
     announce: Callable[[Progress], None],
+    began: float,
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
     started = time.monotonic()
-    ends = None if options.max_hours is None else time.time() + options.max_hours * 3600
+    ends = None if options.max_hours is None else began + options.max_hours * 3600
     failpoint("probed")
     with Watch(announce) as watch:
         if address is not None:

@@ -15,6 +15,7 @@ All answers are cells of the output, so nothing is asked twice, also after a run
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.errors import StorageError
+from pipeline.errors import UnavailableError
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
 from pipeline.evaluation.promises import prove
 from pipeline.fitted.certificate import Certificate, Share, Thresholds
@@ -74,12 +75,13 @@ class _Run:
     address: str | None
     options: RunOptions
     announce: Announce
+    began: float  # seconds since the epoch
     shards: Mapping[str, Shard]  # of the input, by id
 
     def sample(self, tasks: Mapping[str, TaskSpec], share: float) -> _Sample:
         """The documents of the sample, with the answers of these tasks in the place of the spec's.
 
-        StorageError if some are missing.
+        UnavailableError if some are missing.
         """
         own = (tasks.get(task.name, task) for task in self.spec.tasks)
         plain = tuple(task.whole if isinstance(task, CascadeTask) else task for task in own)
@@ -87,12 +89,13 @@ class _Run:
             self.spec.model_copy(update={"tasks": plain}),
             cache_dir=self.cache_dir,
             address=self.address,
-            options=self.options,
+            options=replace(self.options, publish_partial=False),
             limit=drawn_below(share),
             announce=self.announce,
+            began=self.began,
         ) as labelled:
             if not labelled.complete:
-                raise StorageError(f"the sample of a cascade is not complete; {labelled.left}")
+                raise UnavailableError(f"the sample of a cascade is not complete; {labelled.left}")
             fps = {name: labelled.job.fingerprints[name].raw.id for name in tasks}
             return _Sample(_drawn(labelled, sorted(tasks), share), fps, labelled.job)
 
@@ -129,7 +132,7 @@ def certify(
     """Writes a certificate for each cascade that has none of the current input.
 
     A run with a condition of its own proves nothing: it uses the certificates that there are.
-    StorageError if a document of the sample could not be labelled; run again.
+    UnavailableError if a shard of the sample could not be labelled; run again.
     """
     if not spec.cascades or options.sample or options.where:
         return
@@ -146,7 +149,7 @@ def certify(
     if not waiting or not planned.rows:
         return
     by_id = {shard.id: shard for shard in planned.shards}
-    run = _Run(spec, cache_dir, address, options, announce, by_id)
+    run = _Run(spec, cache_dir, address, options, announce, time.time(), by_id)
     most = max(task.cascade.sample for task in waiting.values())
     # — the share of an earlier sample stays, so that new files give it their part
     drawn = [known[name].draw for name in waiting if name in known]

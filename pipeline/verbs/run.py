@@ -5,6 +5,7 @@ Entry point: `judged_run`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,11 +185,17 @@ def judged_run(
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
+    began = time.time()
     certify(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
     if spec.publish == PublishSpec():
         return RunResult.of(
             run_without_judging(
-                spec, cache_dir=cache_dir, address=address, options=options, announce=announce
+                spec,
+                cache_dir=cache_dir,
+                address=address,
+                options=options,
+                announce=announce,
+                began=began,
             )
         )
     if options.publish_partial:
@@ -208,7 +215,7 @@ def judged_run(
         return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
 
     with label(
-        spec, cache_dir=cache_dir, address=address, options=options, announce=announce
+        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, began=began
     ) as labelled:
         return judge(labelled, decide if gates else None, spec.publish)
 
