@@ -33,6 +33,7 @@ _FIXES = {
     "greater_than": "write a number above {gt}",
     "greater_than_equal": "write a number of at least {ge}",
     "less_than_equal": "write a number of at most {le}",
+    "less_than": "write a number below {lt}",
     "literal_error": "write {expected}",
     "union_tag_invalid": "a stage has no cascade of its own; remove it",
 }

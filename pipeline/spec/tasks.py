@@ -370,15 +370,17 @@ class CascadeTask(_UnaskedTask):
     def _has_a_last_stage(cls, content: Any) -> Any:
         """Without stages, the task's own question is the last one, which `teacher` answers."""
         cascade = content.get("cascade") if isinstance(content, Mapping) else None
-        if cascade == "auto":
-            cascade = {}
-        if not isinstance(cascade, Mapping) or cascade.get("stages") is not None:
+        if cascade is None or (isinstance(cascade, Mapping) and cascade.get("stages")):
             return content
         own = ("question", "readout", "length_penalty", "beam")
+        rest = {key: value for key, value in content.items() if key not in own}
+        if cascade == "auto":
+            cascade = {}
+        if not isinstance(cascade, Mapping):
+            return rest
         last = {key: content[key] for key in own if content.get(key) is not None}
         if cascade.get("teacher") is not None:
             last["model"] = cascade["teacher"]
-        rest = {key: value for key, value in content.items() if key not in own}
         return {**rest, "cascade": {**cascade, "stages": [last]}}
 
     @field_validator("cascade", mode="before")

@@ -149,7 +149,6 @@ OTHERS = [
     (task(explain={"tokens": 4}), "tasks.0.explain", "not stored any more; remove it"),
 ]
 STAGES = [
-    (stages(ASKED), "stages", "at least 2"),
     (stages({"cascade": {}}, ASKED), "stages.0", "a stage has no cascade of its own"),
     (stages(ASKED, {}), "stages.1.question", "other tasks ask the same model"),
     (
@@ -191,7 +190,12 @@ OF_CASCADES = [
     (stages(ASKED, ASKED, beam=8), "tasks.0.beam", "a cascade takes no beam"),
     (stages(ASKED, ASKED, question="Why?"), "tasks.0.question", "a cascade takes no question"),
     (stages(ASKED, ASKED, top_k=2), "tasks.0.top_k", "remove the task's top_k"),
-    (stages(ASKED, ASKED, labels=["a", "b", "c"]), "tasks.0.labels", "the task has 3"),
+    (task(cascade={"label": "none"}), "tasks.0.cascade", "label 'none' is not one of"),
+    (task(cascade={"agree": 0.9, "recall": 0.9}), "tasks.0.cascade.agree", "is of all labels"),
+    (task(cascade={"agree": 1}), "tasks.0.cascade.agree", "write a number below 1"),
+    (task(cascade={"file": "f"}), "tasks.0.cascade.file", "no such key"),
+    (task(cascade="yes"), "tasks.0.cascade", "write a mapping"),
+    (multi(cascade={"recall": 0.9}), "tasks.0.cascade", "are of one label; add label"),
 ]
 REMOVED = [
     ({"model": {"path": "m", "kind": "encoder"}}, "model.kind", "remove it"),

@@ -207,3 +207,32 @@ def test_stages_of_one_model_are_answered_together_and_the_first_with_the_other_
         ("m", 2048, shared | second),
         ("own", 2048, shared | {"model": stage(3, 2) + ".model", "c": stage(3, 2)}),
     ]
+
+
+JOB = {"name": "job", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
+
+
+@pytest.mark.parametrize(
+    ("cascade", "promise"),
+    [
+        ("auto", {"agree": 0.98}),
+        ({"agree": 0.9}, {"agree": 0.9}),
+        ({"label": "x", "recall": 0.9, "threshold": 0.7}, {"recall": 0.9, "label": "x"}),
+    ],
+)
+def test_a_cascade_without_stages_has_the_question_as_its_last_one(
+    cascade: Any, promise: dict[str, Any]
+) -> None:
+    task = {"name": "a", "labels": ["x", "y"], "question": "q", "cascade": cascade}
+    spec = spec_of({**JOB, "tasks": [task]})
+    [own] = spec.cascades
+    assert own.cascade.is_auto and promise.items() <= own.cascade.promise.items()
+    assert own.whole.question == "q" and own.whole.when is None
+    assert spec_of(spec.model_dump(mode="json", exclude_defaults=True)) == spec
+
+
+def test_a_teacher_answers_the_last_stage() -> None:
+    teacher = {"path": "large"}
+    task = {"name": "a", "labels": ["x", "y"], "question": "q", "cascade": {"teacher": teacher}}
+    [own] = spec_of({**JOB, "tasks": [task]}).cascades
+    assert own.whole.model == own.cascade.teacher and own.whole.model.path == "large"
