@@ -38,7 +38,7 @@ OUTPUTS = {
     "status": ("verbs.status.Status", "verbs.status.Snapshots"),
     "review": ("verbs.review.Reviewed",),
     "eval": ("verbs.evaluate.Evaluation",),
-    "fit": ("verbs.fit.Fit", "verbs.cascade.ChosenThresholds"),
+    "fit": ("verbs.fit.Fit",),
     "export": ("verbs.export.ExportResult", "verbs.export.Examples"),
     "filter": ("filters.result.FilterResult",),
     "report": ("verbs.corpus_report.CorpusReport",),
