@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,25 @@ def older_answers(
     """
     if not contents.shards:
         return
-    models: dict[str, dict[str, Any]] = {name: {} for name in contents.tasks}
-    with suppress(StorageError):  # who reads the file names it
-        for name in contents.tasks:
-            models[name] = what_answered(store, contents, name).get("models", {})
-    hashes = {name: of_model for of_task in models.values() for name, of_model in of_task.items()}
+
+    @cache  # — label files are read where they are needed
+    def models(task: str) -> dict[str, Any]:
+        """The hashes of the models that answered a task, by name."""
+        with suppress(StorageError):  # who reads the file names it
+            return dict(what_answered(store, contents, task).get("models", {}))
+        return {}
+
+    def located(model: ModelSpec, cache_dir: Path) -> ModelFiles:
+        """The files of a local model; of another one those with which it answered, if it did."""
+        if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
+            return locate(model, cache_dir)
+        hashes: dict[str, str] = next(
+            (of[model.name] for of in map(models, contents.tasks) if model.name in of), {}
+        )
+        return ModelFiles("none", model.path, model.revision, hashes, 0)
+
     try:
-        job = job_of_output(spec, store, cache_dir, locate=partial(_located, hashes=hashes))
+        job = job_of_output(spec, store, cache_dir, locate=located)
     except AssayError as error:
         yield f"the answers cannot be compared with the current spec: {one_line(error)}"
         return
@@ -73,17 +85,8 @@ def older_answers(
         if job.fp[task] in (own.fp, stored.of_all.id):
             continue
         changed = job.fingerprints[task].changes(stored)
-        by = f" of {', '.join(models[task])}" if models[task] else ""
+        by = f" of {', '.join(models(task))}" if models(task) else ""
         yield (
             f"{task}: these are answers{by} to an older wording of the spec, which differs in "
             f"{', '.join(changed)}. A run (assay run) publishes answers to the current spec"
         )
-
-
-def _located(
-    model: ModelSpec, cache_dir: Path, *, hashes: Mapping[str, Mapping[str, str]]
-) -> ModelFiles:
-    """The files of a local model; of another one those with which it answered, if it did."""
-    if model == NO_MODEL or os.path.exists(os.path.expanduser(model.path)):
-        return locate(model, cache_dir)
-    return ModelFiles("none", model.path, model.revision, hashes.get(model.name, {}), 0)
