@@ -1,4 +1,7 @@
-"""What answered a snapshot, and what the spec has changed since. Entry point: `older_answers`."""
+"""What answered a snapshot, and what the spec has changed since.
+
+Entry points: `older_answers`, and `changed_since` for a job that is made already.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from pipeline.hashes import parse_json
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.label_files import METADATA_PREFIX
 from pipeline.ledger.snapshots import Contents
-from pipeline.runtime.job import job_of_output
+from pipeline.runtime.job import Job, job_of_output
 from pipeline.runtime.weights import ModelFiles, locate
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
@@ -57,27 +60,37 @@ def older_answers(
     """
     if not contents.shards:
         return
-    models: dict[str, dict[str, Any]] = {name: {} for name in contents.tasks}
-    with suppress(StorageError):  # who reads the file names it
-        for name in contents.tasks:
-            models[name] = what_answered(store, contents, name).get("models", {})
-    hashes = {name: of_model for of_task in models.values() for name, of_model in of_task.items()}
+    of_tasks = [_models(store, contents, task) for task in contents.tasks]
+    hashes = {name: of_model for of_task in of_tasks for name, of_model in of_task.items()}
     try:
         job = job_of_output(spec, store, cache_dir, locate=partial(_located, hashes=hashes))
     except AssayError as error:
         yield f"the answers cannot be compared with the current spec: {one_line(error)}"
         return
+    yield from changed_since(job, store, contents)
+
+
+def changed_since(job: Job, store: Store, contents: Contents) -> Iterator[str]:
+    """A line for each task whose answers are not those of the job; it reads a label file of it."""
     in_spec = {task: own for task, own in contents.tasks.items() if task in job.fp}
     for task, own in in_spec.items():
         stored = stored_version(store, task, own.fp)
         if job.fp[task] in (own.fp, stored.of_all.id):
             continue
-        changed = job.fingerprints[task].changes(stored)
-        by = f" of {', '.join(models[task])}" if models[task] else ""
+        models = _models(store, contents, task)
+        by = f" of {', '.join(models)}" if models else ""
         yield (
             f"{task}: these are answers{by} to an older wording of the spec, which differs in "
-            f"{', '.join(changed)}. A run (assay run) publishes answers to the current spec"
+            f"{', '.join(job.fingerprints[task].changes(stored))}. A run (assay run) publishes "
+            "answers to the current spec"
         )
+
+
+def _models(store: Store, contents: Contents, task: str) -> dict[str, Any]:
+    """The hashes of the models that answered a task, by name."""
+    with suppress(StorageError):  # — whoever reads the answers names the file
+        return dict(what_answered(store, contents, task).get("models", {}))
+    return {}
 
 
 def _located(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +77,11 @@ class ShardAnswers:
         row_of = np.repeat(np.arange(len(unread)), unread)  # [chunks]
         cost = np.array([_CHUNK_TOKENS + len(chunk) for chunk in chunks])
         labels = sum(len(task.labels) for task in self.tasks)
-        # — a call ends with the row whose chunks make it large enough
-        call_of = edges[:-1] // max(1, MAX_LOG_PROBS // max(1, labels))  # [rows], never falling
-        for rows in np.split(np.arange(len(unread)), np.flatnonzero(np.diff(call_of)) + 1):
-            first, last = edges[rows[0]], edges[rows[-1] + 1]
+        most, begins = MAX_LOG_PROBS // max(1, labels), [0]  # chunks; rows that a call begins with
+        for row, end in enumerate(edges[1:]):
+            if end - edges[begins[-1]] > most and edges[row] > edges[begins[-1]]:
+                begins.append(row)
+        for first, last in pairwise([*edges[begins], len(chunks)]):
 
             def count(batch: Sequence[int], first: int = first) -> None:
                 of_batch = first + np.array(batch)

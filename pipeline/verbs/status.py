@@ -2,12 +2,13 @@
 
 Entry points: `status`, and `published_snapshots` for what changed. Neither starts Ray, loads a
 model or writes anything, so they may be called from any machine while a run goes on. `status` reads
-the plan, LISTs of the output, the log of counts, the spec's last snapshot, and the label files that
-these do not count.
+the plan, LISTs of the output, the log of counts, the spec's last snapshot, the label files that
+these do not count, and one of each task that was reworded.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.filters.older_answers import warn_of_older_answers
+from pipeline.filters.older_answers import changed_since
 from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions, stored_version
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
@@ -36,6 +37,8 @@ from pipeline.runtime.plan import Plan
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
+
+logger = logging.getLogger(__name__)
 
 # The rate is of this time. A shard takes about a minute of one worker, so it has several commits.
 WINDOW_S = 900.0
@@ -142,7 +145,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     files = counted(store, label_files(store, job, planned), known_counts(store, published))
     shown = set() if published is None else {*published["sid"].unique().to_pylist()}
     if last:
-        warn_of_older_answers(spec, store, last, cache_dir)
+        for line in changed_since(job, store, last):
+            logger.warning("warning: %s", line)
     rate = docs_per_s(_commits(store, planned, job.fp), time.time())
     missing = planned.missing_rows
     return Status(

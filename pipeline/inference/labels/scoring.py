@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pipeline.inference.labels.trie import LabelTrie
 from pipeline.inference.memory import GPU_LOGIT_ROWS, LOGIT_ROWS
@@ -77,25 +76,41 @@ def edge_log_probs(
     return log_probs.view(docs, count).T
 
 
+@dataclass(frozen=True, slots=True)
+class _TrieSums:
+    """One question's trie as tensors; paths and verbalizers are padded to rectangles."""
+
+    edges: int
+    paths: Tensor  # [verbalizers, tokens] int64: edges from the root; padding: number of edges
+    divisors: Tensor  # [verbalizers, 1] fp32: by which sums are divided
+    own: Tensor  # [labels, own verbalizers] int64; padding: number of verbalizers
+
+    @classmethod
+    def of(cls, trie: LabelTrie, device: torch.device) -> _TrieSums:
+        # — node n is the end of edge n - 1: both are numbered breadth first
+        edges = len(trie.token_ids) - 1
+        paths = [[node - 1 for node in trie.nodes_to(end)] for end, _ in trie.ends]
+        return cls(
+            edges,
+            torch.tensor(_rectangle(paths, edges), device=device),
+            torch.from_numpy(trie.length_divisors).to(device).unsqueeze(1),
+            torch.tensor(_rectangle(trie.ends_by_label, len(trie.ends)), device=device),
+        )
+
+    def log_probs(self, edges: Tensor) -> Tensor:  # [edges, docs] -> [docs, labels], both fp32
+        _edges, docs = edges.shape
+        padded = torch.cat([edges, edges.new_zeros((1, docs))])
+        sums = padded[self.paths].sum(dim=1) / self.divisors  # [verbalizers, docs]
+        padded = torch.cat([sums, sums.new_full((1, docs), -torch.inf)])
+        return padded[self.own].logsumexp(dim=1).T
+
+
 class LabelScorer:
     """Turns the states at the inner nodes of tries into log-probabilities of their labels."""
 
     def __init__(self, tries: Sequence[LabelTrie], device: torch.device) -> None:
         self._edges = Edges.of([trie.tokens_after(n) for trie in tries for n in trie.inner], device)
-        self._labels = [trie.labels for trie in tries]
-        paths: list[list[int]] = []  # the edges of each verbalizer, from the root
-        verbalizers: list[list[int]] = []  # of each label
-        edges = 0
-        for trie in tries:
-            verbalizers += [[len(paths) + i for i in own] for own in trie.ends_by_label]
-            # — node n is the end of edge n - 1: both are numbered breadth first
-            paths += [[edges + node - 1 for node in trie.nodes_to(end)] for end, _ in trie.ends]
-            edges += len(trie.token_ids) - 1
-        # Rectangles: [verbalizers, tokens] int64 and [labels, own verbalizers] int64.
-        self._paths = _rectangle(paths, edges, device)
-        self._verbalizers = _rectangle(verbalizers, len(paths), device)
-        divisors = [divisor for trie in tries for divisor in trie.length_divisors]
-        self._divisors = torch.tensor(divisors, device=device).unsqueeze(1)  # [verbalizers, 1]
+        self._tries = [_TrieSums.of(trie, device) for trie in tries]
 
     def log_probs(
         self,
@@ -115,13 +130,10 @@ class LabelScorer:
         edges: Tensor,  # [edges, docs] fp32: of all inner nodes, in their order
     ) -> list[Tensor]:  # one [docs, labels] fp32 a trie
         """`log_probs`, where the log-probability of each edge is known."""
-        # — what fills a rectangle adds 0 to a sum, and -inf to a label
-        sums = pad(edges, (0, 0, 0, 1))[self._paths].sum(dim=1) / self._divisors
-        of_labels = pad(sums, (0, 0, 0, 1), value=-torch.inf)[self._verbalizers].logsumexp(dim=1)
-        return [own.T for own in torch.split(of_labels, self._labels)]  # of [labels, docs]
+        by_trie = torch.split(edges, [trie.edges for trie in self._tries])
+        return [trie.log_probs(own) for trie, own in zip(self._tries, by_trie, strict=True)]
 
 
-def _rectangle(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> Tensor:
-    width = max(map(len, rows), default=0)
-    filled = [[*row, *[fill] * (width - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.int64, device=device)
+def _rectangle(rows: Sequence[Sequence[int]], padding: int) -> list[list[int]]:
+    width = max(map(len, rows))
+    return [[*row, *[padding] * (width - len(row))] for row in rows]

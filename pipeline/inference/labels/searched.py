@@ -95,7 +95,7 @@ def search(
 
     At each branching the search follows the `beam` likeliest nodes that have children; None
     follows all and is exact. Every label that ends at a child of a followed node has its score.
-    Paths of about `max_tokens` tokens go through the model at once.
+    Paths of up to `max_tokens` tokens go through the model at once.
     """
     scores = np.full(len(trie.token_ids), -np.inf)  # [nodes]
     scores[0] = 0.0
@@ -103,9 +103,7 @@ def search(
     while followed:
         read = [node for start in followed for node in trie.chain(start)]
         parts = []  # [edges] fp32: the log-probabilities of all children
-        # — with every path the question's last token is read; a group ends above a limit
-        ends = np.cumsum([trie.depths[node] + 1 for node in read])
-        for group in np.split(read, np.flatnonzero(np.diff(ends // max_tokens)) + 1):
+        for group in _groups(trie, read, max_tokens):
             hidden = states([trie.path(node) for node in group]).unsqueeze(1)  # [nodes, 1, hidden]
             below = Edges.of([trie.tokens_after(node) for node in group], hidden.device)
             parts.append(edge_log_probs(hidden, below, unembed)[:, 0])
@@ -120,3 +118,17 @@ def search(
     sums = scores[[end for end, _ in trie.ends]] / trie.length_divisors  # [verbalizers]
     by_label = [np.logaddexp.reduce(sums[own]) for own in trie.ends_by_label]
     return np.array(by_label, dtype=np.float32)
+
+
+def _groups(trie: LabelTrie, nodes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """The nodes in groups whose paths have at most `max_tokens`; a longer path is a group alone."""
+    group: list[int] = []
+    tokens = 0
+    for node in nodes:
+        path_tokens = trie.depths[node] + 1  # 1: the question's last token, read with every path
+        if group and tokens + path_tokens > max_tokens:
+            yield group
+            group, tokens = [], 0
+        group.append(node)
+        tokens += path_tokens
+    yield group

@@ -144,6 +144,8 @@ class Fp8Linear(RoundedLinear):
         self.register_buffer("scale", rows.scale.t())
         try:
             self(linear.weight[:1])
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             layer = f"a layer of {self.in_features:,} x {self.out_features:,} weights"
             fix = f"has no fp8 product here: {one_line(error)}; write dtype: auto"

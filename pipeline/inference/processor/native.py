@@ -103,8 +103,8 @@ def _may_use_tiles() -> bool:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    found = find_spec("._kernels", __package__)
-    return ctypes.CDLL(found.origin) if found is not None else None
+    library = find_spec("._kernels", __package__)
+    return ctypes.CDLL(library.origin) if library is not None else None
 
 
 def computes(dtype: torch.dtype) -> bool:

@@ -247,23 +247,20 @@ def test_a_number_is_rounded_to_the_nearest_of_its_rows_in_fp8(
     assert bool((moved <= torch.maximum(x.abs() * (2**-4 + 2**-8), scale * 2**-10 * 1.01)).all())
 
 
+ON_A_GPU = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_A_GPU])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 300])
 @torch.inference_mode()
-def test_a_layer_equals_the_product_of_its_fp8_numbers(rows: int, bias: bool) -> None:
-    fp8_layer_is_exact(rows, bias, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 5, 300])
-@torch.inference_mode()
-def test_a_gpus_layer_equals_the_product_of_its_fp8_numbers(rows: int, bias: bool) -> None:
-    fp8_layer_is_exact(rows, bias, "cuda")
-
-
-def fp8_layer_is_exact(rows: int, bias: bool, device: str) -> None:
+def test_a_layer_equals_the_product_of_its_fp8_numbers(rows: int, bias: bool, device: str) -> None:
     torch.manual_seed(rows)
     linear = nn.Linear(640, 32, bias=bias).bfloat16().to(device)
     layer, x = Fp8Linear(linear), torch.randn(rows, 640).bfloat16().to(device)
