@@ -81,6 +81,13 @@ class Certificate:
         assert self.thresholds is not None, self.task
         return {"stages": list(self.stages), **asdict(self.thresholds)}
 
+    def proved_of(self, promise: Mapping[str, Any]) -> dict[str, float]:
+        """The proved shares that are about the same as those of another promise."""
+        same = all(self.promise.get(key) == promise.get(key) for key in ("label", "threshold"))
+        if not same or self.promise["confidence"] < promise["confidence"]:
+            return {}
+        return {name: own.proved for name, own in self.shares.items()}
+
     @property
     def words(self) -> str:
         """What was proved, in a sentence."""

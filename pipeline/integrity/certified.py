@@ -24,7 +24,7 @@ from pipeline.stores.store import Store
 def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[tuple[str, str]]:
     """By task, what a certificate of the snapshot says and the stored answers do not."""
     for task, certificate in snapshot.certificates.items():
-        if not certificate.shares:
+        if certificate.thresholds is None:
             continue
         try:
             found = _computed(store, snapshot, certificate)
@@ -73,6 +73,8 @@ def _answers(
     for shard in snapshot.shards:
         of_shard = draws(shard.sid, shard.rows)
         second = (of_shard < certificate.draw) & (of_shard >= certificate.draw / 2)
+        if not second.any():
+            continue
         table = _first_file(store, [label_key(task, fp, shard.sid) for fp in own])
         rows = structs(table).take(pa.array(np.flatnonzero(second)))
         parts.append(probabilities(rows, labels))

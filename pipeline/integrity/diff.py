@@ -94,7 +94,7 @@ class Comparison:
     tasks: Mapping[str, TaskChange]
     only_before: tuple[str, ...]  # tasks
     only_after: tuple[str, ...]
-    # By task with a cascade, a promise that the later snapshot proves no more, or less of.
+    # By task with a cascade, the promise of the earlier snapshot that the later one does not keep.
     weaker: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -174,13 +174,22 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
 
 
 def _weaker(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
+    """By task of both, which promise of a cascade the later certificate does not keep."""
     for task, earlier in before.certificates.items():
-        later = after.certificates.get(task)
-        for name, share in earlier.shares.items() if earlier.thresholds else ():
-            now = later.shares.get(name) if later and later.thresholds else None
-            if later is None or (later.thresholds and (now is None or now.proved < share.proved)):
-                proved = "no such promise" if now is None else f"{now.proved:.4f}"
-                yield task, f"{name} of {share.proved:.4f} was proved, and now {proved}"
+        if earlier.thresholds is None or task not in after.tasks:
+            continue
+        later, whole = after.certificates.get(task), after.tasks[task].fp == earlier.stages[-1]
+        if whole or (later is not None and later.thresholds is None):
+            continue  # — the whole model answers everything
+        proved = {} if later is None else later.proved_of(earlier.promise)
+        lost = [
+            f"{name} of {share.promised:g} was promised, and "
+            + (f"{proved[name]:.4f} is proved now" if name in proved else "now it is not")
+            for name, share in earlier.shares.items()
+            if proved.get(name, 0) < share.promised
+        ]
+        if lost:
+            yield task, "; ".join(lost)
 
 
 def _rows(connection: Connection, query: str) -> list[tuple[Any, ...]]:
@@ -319,7 +328,8 @@ def jensen_shannon(before: Counts, after: Counts) -> float:
 
 def exceeded(comparison: Comparison, limits: PublishSpec) -> tuple[str, ...]:
     """A reason for each limit that a task exceeds; only tasks of both snapshots are compared."""
-    reasons = []
+    weaker = comparison.weaker.items() if limits.keep_promises else ()
+    reasons = [f"the answers of {name} are less certain: {why}" for name, why in weaker]
     for name, change in comparison.tasks.items():
         failing = change.newly_failing / max(1, comparison.rows["after"])
         if limits.max_psi is not None and change.psi > limits.max_psi:

@@ -41,7 +41,7 @@ def limit_of(sample: str | None, where: str | None) -> str | None:
         >>> limit_of("0.50%", "year > 2000")
         'sample < 0.005 AND (year > 2000)'
     """
-    if where is not None and not where.strip():
+    if where is not None and (not where.strip() or DRAW in where):
         fix = "write a condition on the input's columns, such as \"date >= '2026-11-01'\""
         raise option_error("where", fix, where)
     condition = None if where is None else one_line(where.strip(), place=WHERE)
@@ -118,6 +118,18 @@ def inside(
 def drawn_below(share: float) -> str:
     """The condition of a run that asks about a uniform sample of documents; see `draws`."""
     return f"{DRAW} < {share:.9f}"
+
+
+def drawn_from(limit: str, shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    """The shards of which the condition of a run may accept a document; one shard at least.
+
+    A sample of a large corpus has no document of most shards, whose texts nobody needs to read.
+    """
+    name, _, share = limit.partition(" < ")
+    if name != DRAW:
+        return tuple(shards)
+    drawn = [s for s in shards if (draws(s.id, s.rows) < float(share)).any()]
+    return tuple(drawn or shards[:1])
 
 
 def draws(sid: str, rows: int) -> NDArray[np.float64]:

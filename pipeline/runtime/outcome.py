@@ -193,12 +193,9 @@ class Outcome:
     @property
     def contents(self) -> Contents:
         """The contents of the snapshot of a complete output."""
-        return contents_of(
-            self.job.spec.name,
-            self.job.snapshot_tasks,
-            self.plan.shards,
-            self.plan.done,
-        )
+        job = self.job
+        own = contents_of(job.spec.name, job.snapshot_tasks, self.plan.shards, self.plan.done)
+        return replace(own, certificates=job.certificates)
 
     def published(self, *, partial: bool) -> Outcome:
         """Publishes the complete output, or with `partial` its complete shards, if there are any.

@@ -18,7 +18,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.ledger.cells import Committed, WorkItem, committed, remaining, unfinished
 from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
 from pipeline.ledger.snapshots import counted_files
-from pipeline.runtime.conditions import WHERE, check
+from pipeline.runtime.conditions import WHERE, check, drawn_from
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import shard_bytes
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
@@ -132,6 +132,7 @@ def plan(
             check(task.when, shards, of_input, place=f"tasks.{number}.when", before=before)
     if job.run.limit is not None:
         check(job.run.limit, shards, of_input, place=WHERE)
+        cuts = replace(cuts, shards=drawn_from(job.run.limit, shards))
     planned = list_missing(job, store, cuts)
     if not retry_failed:
         return planned

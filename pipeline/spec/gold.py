@@ -140,3 +140,6 @@ class PublishSpec(Frozen):
     """Largest share of the texts of both snapshots whose answer changed."""
     max_failing: _Share | None = None
     """Largest share of all rows that had an answer and have none now."""
+    keep_promises: bool = False
+    """Whether a cascade must prove what the last snapshot promised, or be answered by its last
+    stage alone."""

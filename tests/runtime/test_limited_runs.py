@@ -71,6 +71,11 @@ def test_what_is_no_share_is_refused(text: str) -> None:
         limit_of(text, None)
 
 
+def test_a_condition_names_no_draw() -> None:
+    with pytest.raises(SpecError, match="where: write a condition on the input's columns"):
+        limit_of(None, "__draw < 0.1")
+
+
 def test_a_sample_is_published_until_a_more_complete_snapshot_is_current(
     plain: Corpus,
 ) -> None:

@@ -89,7 +89,13 @@ DEFAULTS: dict[str, Any] = {
         "values": {},
         "scores": {},
     },
-    "publish": {"gates": [], "max_psi": None, "max_flip_rate": None, "max_failing": None},
+    "publish": {
+        "gates": [],
+        "max_psi": None,
+        "max_flip_rate": None,
+        "max_failing": None,
+        "keep_promises": False,
+    },
 }
 ABSENT = ["when", "model", "documents", "readout", "beam", "top_k", "separator", "guide"]
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}

@@ -14,9 +14,12 @@ from changing_corpus import Corpus, Killed
 
 from pipeline.fitted.certificate import Certificate
 from pipeline.integrity.certified import wrong_certificates
+from pipeline.integrity.diff import compare
 from pipeline.ledger.certificates import read_certificates
+from pipeline.ledger.keys import parse_key
 from pipeline.ledger.snapshots import contents
 from pipeline.stores.local import LocalStore
+from pipeline.verbs.certify import certify
 from pipeline.verbs.run import RunResult, judged_run
 
 DOCUMENTS = 2_000
@@ -93,6 +96,16 @@ def test_a_run_proves_its_promise_and_asks_nothing_twice(corpus: Corpus) -> None
     assert contents(corpus.store).certificates == {"toxic": proved}
 
 
+def test_a_shard_without_a_drawn_document_is_not_read_for_the_sample(corpus: Corpus) -> None:
+    corpus.shard_bytes = 150
+    certify(corpus.spec, cache_dir=corpus.cache)
+    read = {parse_key(item.key) for item in corpus.store.list("documents/")}
+    assert certificate(corpus).thresholds is not None
+    result = labelled(corpus)
+    assert 0 < len(read) < 0.6 * result.shards and result.documents == DOCUMENTS
+    corpus.verify()
+
+
 def test_recall_and_precision_of_a_label(corpus: Corpus) -> None:
     corpus.promise = {"recall": 0.85, "precision": 0.85, "label": "toxic"}
     labelled(corpus)
@@ -150,6 +163,25 @@ def test_a_cheap_stage_that_knows_nothing_decides_nothing(corpus: Corpus) -> Non
     result = labelled(corpus)
     assert result.certificates["toxic"].thresholds is None
     assert agreement(corpus) == 1 and len(asked(corpus, "other")) < 0.15 * DOCUMENTS
+    corpus.verify()
+
+
+def test_a_run_that_proves_less_than_was_promised_is_rejected(corpus: Corpus) -> None:
+    corpus.settings = {"publish": {"keep_promises": True}}
+    assert labelled(corpus).published
+    corpus.write("two", [f"another text {n}" for n in range(100)])
+    same = labelled(corpus)
+    assert same.published and same.diff is not None and not same.diff.weaker
+    corpus.promise = {"agree": 0.8}
+    weaker = labelled(corpus)
+    assert not weaker.published and "agree of 0.9 was promised, and 0.8" in weaker.reasons[0]
+    corpus.settings = {}
+    assert labelled(corpus).published
+    compared = compare(corpus.store, contents(corpus.store, 2), contents(corpus.store, 3))
+    assert {*compared.weaker} == {"toxic"}
+    corpus.settings = {"publish": {"keep_promises": True}}
+    corpus.promise = {"agree": 0.995}  # which nothing proves: the whole model answers
+    assert labelled(corpus).published
 
 
 def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
