@@ -98,12 +98,12 @@ def test_a_run_proves_its_promise_and_asks_nothing_twice(corpus: Corpus) -> None
 
 
 def test_a_shard_without_a_drawn_document_is_not_read_for_the_sample(corpus: Corpus) -> None:
-    corpus.write("one", [f"text {n}" for n in range(400)])
-    corpus.shard_bytes, corpus.promise = 500, {"agree": 0.5, "sample": 40}
+    corpus.write("one", [f"text {n}" for n in range(240)])
+    corpus.shard_bytes, corpus.promise = 500, {"agree": 0.5, "sample": 12}
     certify(corpus.spec, cache_dir=corpus.cache)
     read = {parse_key(item.key) for item in corpus.store.list("documents/")}
     result = labelled(corpus)
-    assert 0 < len(read) < result.shards and result.documents == 400
+    assert 0 < len(read) < result.shards and result.documents == 240
     corpus.verify()
 
 
