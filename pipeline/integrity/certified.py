@@ -24,7 +24,7 @@ from pipeline.stores.store import Store
 def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[tuple[str, str]]:
     """By task, what a certificate of the snapshot says and the stored answers do not."""
     for task, certificate in snapshot.certificates.items():
-        if certificate.thresholds is None:
+        if certificate.thresholds is None or not certificate.shares:
             continue
         try:
             found = _computed(store, snapshot, certificate)
