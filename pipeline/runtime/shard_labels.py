@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import LoadError
+from pipeline.inference.images import IMAGES_AT_ONCE
 from pipeline.ledger.attempts import Attempts, Turn
 from pipeline.ledger.columns import (
     STAGE,
@@ -132,22 +133,30 @@ class ShardLabels:
         self, reader: LoadedReader, steps: Sequence[tuple[Step, Bools]], progress: LabelProgress
     ) -> None:
         """Adds what a reader's model answers about [docs], by step."""
-        by_model = {step.task: asked for step, asked in steps}
         loaded(reader.load_tokenizer)
-        started = time.perf_counter()
-        chunks, status = reader.tokenise(self._documents, np.any([*by_model.values()], axis=0))
-        if any(map(len, chunks)):
-            loaded(reader.load)
-        by_task, read, usage = reader.label(
-            self._documents, chunks, status, by_model, progress.advance
-        )
-        for step, _ in steps:
-            self._add(step.version, by_task[step.task])
-        number = str(self._readers.index(reader))
+        started, number = time.perf_counter(), str(self._readers.index(reader))
+        rows = np.flatnonzero(np.any([asked for _, asked in steps], axis=0))
+        # — the pixels of an image are kept until it is read, which bounds how many are tokenised
+        most = IMAGES_AT_ONCE if "image" in self._documents.column_names else len(rows)
+        for first in range(0, len(rows), most):
+            part = np.isin(np.arange(self._rows), rows[first : first + most])
+            chunks, status = reader.tokenise(self._documents, part)
+            if any(map(len, chunks)):
+                loaded(reader.load)
+            by_task, read, usage = reader.label(
+                self._documents,
+                chunks,
+                status,
+                {step.task: asked & part for step, asked in steps},
+                partial(progress.advance, of_shard=part.sum() / len(rows)),
+            )
+            for step, _ in steps:
+                if step.task in by_task:
+                    self._add(step.version, by_task[step.task])
+            self._counts["asked", number] += read
+            self._counts["prefix_tokens", number] += usage.prefix_tokens_computed
+            self._counts["question_tokens", number] += usage.question_tokens_computed
         self._counts["label_ms", number] += round(1_000 * (time.perf_counter() - started))
-        self._counts["asked", number] += read
-        self._counts["prefix_tokens", number] += usage.prefix_tokens_computed
-        self._counts["question_tokens", number] += usage.question_tokens_computed
 
     def _add(self, version: str, answers: pa.StructArray) -> None:
         known = self._answers.get(version)
