@@ -194,8 +194,8 @@ def _asked(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> A
 def next_rounds(text: Iterator[int], tokens: int, documents: int, rounds: int) -> list[Documents]:
     """Documents of equal length: the next pieces of one endless text.
 
-    No two documents of a process begin alike, in other workloads neither: engines with a prefix
-    cache would know them.
+    A later workload goes on where the one before ended: engines with a prefix cache would know a
+    document that they have read.
     """
     return [[list(islice(text, tokens)) for _ in range(documents)] for _ in range(rounds)]
 
