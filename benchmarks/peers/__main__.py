@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,6 @@ from benchmarks.bench import (
     STANDARD,
     Workload,
     as_questions,
-    equally_long,
     shaped,
 )
 from benchmarks.peers.environments import PeerError, Worker, Workers
@@ -126,13 +126,14 @@ def main(
         }
         print(*(f"{key}: {value}" for key, value in machine.items()), sep="\n")
         print(f"{'workload':14}{'peer':20}{'s/document':>10}  x assay [interval]  largest |dp|")
+        text = cycle(stream)
         for name in workloads or standard:
             failed_rows = [Row(name, peer, failure=reason) for peer, reason in failed.items()]
             workload = standard[name]
             asked = _asked(prompt, workload, stream)
             count = documents or workload.documents
             count += -count % processes  # as many for each process
-            of_rounds = _rounds(stream, workload.tokens, count, rounds + 1)
+            of_rounds = next_rounds(text, workload.tokens, count, rounds + 1)
             measured = measure(started, name, asked, of_rounds)
             print(*measured, *failed_rows, sep="\n", flush=True)
             rows += [*measured, *failed_rows]
@@ -190,11 +191,13 @@ def _asked(prompt: PromptTokens, workload: Workload, stream: Sequence[int]) -> A
     return Asked(list(made.prefix), [list(q.token_ids) for q in made.questions], tokens)
 
 
-def _rounds(stream: Sequence[int], tokens: int, documents: int, rounds: int) -> list[Documents]:
-    """Documents of equal length: pieces of one long text, so that no two of them begin alike."""
-    [text] = equally_long(stream, tokens * documents * rounds, 1)
-    pieces = [text[i : i + tokens] for i in range(0, len(text), tokens)]
-    return [pieces[i : i + documents] for i in range(0, len(pieces), documents)]
+def next_rounds(text: Iterator[int], tokens: int, documents: int, rounds: int) -> list[Documents]:
+    """Documents of equal length: the next pieces of one endless text.
+
+    A later workload goes on where the one before ended: engines with a prefix cache would know a
+    document that they have read.
+    """
+    return [[list(islice(text, tokens)) for _ in range(documents)] for _ in range(rounds)]
 
 
 if __name__ == "__main__":

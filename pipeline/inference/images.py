@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,6 +20,8 @@ from pipeline.errors import DocumentError, ModelError
 from pipeline.inference.decoding import decode_image
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+# Images that are tokenised, and then read, together: 16 of 1,024 patches are rows enough for a GPU.
+IMAGES_AT_ONCE = 16
 # A private-use character, which no template writes.
 _MARK = "\ue0d3"
 
@@ -51,10 +53,17 @@ def as_document(token_ids: Sequence[int], image: bytes | None) -> Sequence[int]:
 
 
 class ImageReader:
-    """A model's image processor: what the model reads of an image."""
+    """A model's image processor: what the model reads of an image. Entry point: `of`."""
+
+    @staticmethod
+    @lru_cache(maxsize=2)
+    def of(folder: Path) -> ImageReader:
+        """The folder's, one for all that read its images. ModelError if it has none."""
+        return ImageReader(folder)
 
     def __init__(self, folder: Path) -> None:
-        """ModelError if the folder has no processor for images."""
+        # — one shard is tokenised while another is read; an image has up to 50 MB of pixels
+        self.inputs = lru_cache(maxsize=2 * IMAGES_AT_ONCE)(self._inputs)
         try:
             config = AutoConfig.from_pretrained(folder, **_LOCAL)
             self._processor = _processor(folder, config)
@@ -68,7 +77,7 @@ class ImageReader:
         """The token ids of the image; DocumentError if it cannot be decoded."""
         return tuple(self.inputs(data)["input_ids"][0].tolist())
 
-    def inputs(self, data: bytes) -> BatchFeature:
+    def _inputs(self, data: bytes) -> BatchFeature:
         """What the whole model reads of the image: `input_ids` [1, tokens], and its pixels."""
         picture = decode_image(data)
         try:

@@ -198,7 +198,7 @@ def load_model(
     network = read_network(folder, kind, config_of, dtype=dtype, fix="copy the whole folder again")
     nn.Module.to(network, device)
     # — proved before it is rounded: rounding turns differences of the last bit into whole steps
-    model = prepare(network, images=ImageReader(folder) if sees_images else None)
+    model = prepare(network, images=ImageReader.of(folder) if sees_images else None)
     if rounded_to is not None:
         model = rounded(model, rounded_to)
         torch.cuda.empty_cache()  # — the weights before they were rounded
@@ -319,6 +319,11 @@ def prepare(network: PreTrainedModel, *, images: ImageReader | None = None) -> L
     )
     if images is not None and staged:
         raise ModelError(f"{_family(network.config)} has recurrent layers, and {_NO_IMAGES}")
+    if staged and network.device.type == "cuda":
+        logger.warning(
+            "of a model with recurrent layers, a GPU reads together only documents of one length; "
+            "`engine: vllm` in the spec's model reads those of all lengths together"
+        )
     reason: ModelError | None = None
     for model in _variants(whole):
         try:

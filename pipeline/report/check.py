@@ -93,10 +93,10 @@ def _memory(memory: MemoryPlan | None) -> str:
 
 def _readout(facts: ReadoutFacts) -> str:
     read = "mean of" if facts.pooling == "mean" else f"last of {facts.kind}, of"
-    layers = ", ".join(map(str, facts.layers))
+    others = ", ".join(str(layer) for layer in facts.layers if layer != facts.layer)
     return (
         f"{', '.join(facts.labels)} by the readout {facts.path} ({facts.sha256[:12]}), "
-        f"{read} layer {facts.layer} of {layers}"
+        f"{read} layer {facts.layer}{f'; its file also has {others}' if others else ''}"
     )
 
 

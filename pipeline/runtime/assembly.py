@@ -233,7 +233,7 @@ class DocumentReader:
 
     @classmethod
     def of(cls, reader: Reader, folder: Path, tokenizer: PreTrainedTokenizerBase) -> DocumentReader:
-        images = ImageReader(folder) if reader.spec.input.image is not None else None
+        images = ImageReader.of(folder) if reader.spec.input.image is not None else None
         return cls(DocumentTokenizer(tokenizer), reader.spec.documents, images)
 
     def chunks(

@@ -102,12 +102,15 @@ class LabelProgress:
         self._report = work_report(LABELLING, work)
         self._send(self._report)
 
-    def advance(self, answered: int, share: float) -> None:
-        """Reports one more batch: the last of `answered` rows, and a share of the shard's cost."""
+    def advance(self, answered: int, share: float, of_shard: float = 1.0) -> None:
+        """Reports one more batch: the last of `answered` rows, and a share of the cost.
+
+        The cost is that of the shard, or of a part which has this share of its rows.
+        """
         self._report = replace(
             self._report,
             answered=self._report.answered + answered,
-            work_done=self._report.work_done + share * self._rows,
+            work_done=self._report.work_done + share * of_shard * self._rows,
             batches=self._report.batches + 1,
         )
         self._send(self._report)

@@ -6,14 +6,16 @@ Entry point: `ShardLabels`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.errors import LoadError
+from pipeline.inference.images import IMAGES_AT_ONCE
 from pipeline.ledger.attempts import Attempts, Turn
 from pipeline.ledger.columns import (
     STAGE,
@@ -28,6 +30,7 @@ from pipeline.ledger.counts import Counts
 from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows
+from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.conditions import accepted_by, input_names
 from pipeline.runtime.job import Job, Step
 from pipeline.runtime.progress import LabelProgress, Send
@@ -132,22 +135,39 @@ class ShardLabels:
         self, reader: LoadedReader, steps: Sequence[tuple[Step, Bools]], progress: LabelProgress
     ) -> None:
         """Adds what a reader's model answers about [docs], by step."""
-        by_model = {step.task: asked for step, asked in steps}
         loaded(reader.load_tokenizer)
-        started = time.perf_counter()
-        chunks, status = reader.tokenise(self._documents, np.any([*by_model.values()], axis=0))
-        if any(map(len, chunks)):
-            loaded(reader.load)
-        by_task, read, usage = reader.label(
-            self._documents, chunks, status, by_model, progress.advance
-        )
-        for step, _ in steps:
-            self._add(step.version, by_task[step.task])
-        number = str(self._readers.index(reader))
+        started, number = time.perf_counter(), str(self._readers.index(reader))
+        rows = np.flatnonzero(np.any([asked for _, asked in steps], axis=0))
+        for part in self._together(rows):
+            chunks, status = reader.tokenise(self._documents, part)
+            if any(map(len, chunks)):
+                loaded(reader.load)
+            by_task, read, usage = reader.label(
+                self._documents,
+                chunks,
+                status,
+                {step.task: asked & part for step, asked in steps},
+                partial(progress.advance, of_shard=part.sum() / len(rows)),
+            )
+            for step, _ in steps:
+                if step.task in by_task:
+                    self._add(step.version, by_task[step.task])
+            self._counts["asked", number] += read
+            self._counts["prefix_tokens", number] += usage.prefix_tokens_computed
+            self._counts["question_tokens", number] += usage.question_tokens_computed
         self._counts["label_ms", number] += round(1_000 * (time.perf_counter() - started))
-        self._counts["asked", number] += read
-        self._counts["prefix_tokens", number] += usage.prefix_tokens_computed
-        self._counts["question_tokens", number] += usage.question_tokens_computed
+
+    def _together(self, rows: NDArray[np.int64]) -> Iterator[Bools]:
+        """[docs], a group after the other: those of the rows that are tokenised, and then read.
+
+        The pixels of an image are kept until it is read, so a group has few different images.
+        """
+        group_of = np.zeros(len(rows), np.int64)
+        if "image" in self._documents.column_names:
+            texts = text_identities(self._documents.take(pa.array(rows)))
+            group_of = texts.dictionary_encode().indices.to_numpy() // IMAGES_AT_ONCE
+        for group in np.unique(group_of):
+            yield np.isin(np.arange(self._rows), rows[group_of == group])
 
     def _add(self, version: str, answers: pa.StructArray) -> None:
         known = self._answers.get(version)

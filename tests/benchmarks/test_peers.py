@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
+from itertools import cycle
 from math import log
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.peers.__main__ import next_rounds
 from benchmarks.peers.assay import Engine
 from benchmarks.peers.environments import PeerError, Worker, Workers
 from benchmarks.peers.serve import Answers, Asked, Documents, Setup, serve
@@ -57,6 +59,18 @@ def test_peers_take_turns_and_their_ratios_are_of_the_same_round() -> None:
     assert (reference.seconds, row.seconds) == ((2, 3, 4), (6, 9, 12))
     assert (reference.ratios, row.ratios) == ((1, 1, 1), (3, 3, 3))
     assert str(row).split() == ["1x2", "toy:float32", "9.000", "3.00", "[3.00,", "3.00]", "0"]
+
+
+def test_no_document_of_a_later_workload_begins_as_one_that_a_cache_knows() -> None:
+    text = cycle(range(100))
+    rounds = [
+        *next_rounds(text, 10, 2, 2),
+        *next_rounds(text, 10, 1, 3),
+        *next_rounds(text, 3, 1, 1),
+    ]
+    documents = [document for of_round in rounds for document in of_round]
+    assert [len(document) for document in documents] == [10] * 7 + [3]
+    assert len({document[0] for document in documents}) == len(documents)
 
 
 @pytest.mark.parametrize("returns", [[], [13]], ids=["asked tokens", "its own token"])

@@ -160,7 +160,7 @@ def test_images_of_one_shape_go_through_the_tower_together(
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(type(network), "forward", counted)
-    monkeypatch.setattr(vision, "_TOGETHER", 2)
+    monkeypatch.setattr(vision, "IMAGES_AT_ONCE", 2)
     together = model.with_images([(1, 2), *documents, (3,)])
     assert rows == ([2, 2, 1] if same_shape(model, documents) else [2, 1, 2])
     assert [together[0], together[-1]] == [(1, 2), (3,)]

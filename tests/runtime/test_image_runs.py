@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from vision import encoded_picture, save_vision_model
 from pipeline.cli import main
 from pipeline.errors import SpecError
 from pipeline.inference.alternatives import answers_alone
+from pipeline.inference.decoding import decode_image
 from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.loading import load_model, load_tokenizer
@@ -166,6 +168,22 @@ def test_a_readout_of_the_image_itself_is_fitted_and_run(pictures: Corpus) -> No
     words = ["--gold", str(gold), "--task", "parity", "--to", str(readout)]
     assert main(["fit", str(pictures.spec_file), *words]) == 0
     assert pictures.run().tally.n.asked == 40
+
+
+def test_a_run_decodes_each_image_once(pictures: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [encoded_picture(32, 32, seed) for seed in range(20)]  # — more than are read together
+    columns = {"id": [f"{n}" for n in range(40)], "image": pa.array(images * 2, pa.binary())}
+    table = pa.table({**columns, "caption": ["."] * 40})
+    pq.write_table(table, pictures.input / "a.parquet")
+    decoded = Counter[bytes]()
+
+    def counted(data: bytes) -> Image.Image:
+        decoded[data] += 1
+        return decode_image(data)
+
+    monkeypatch.setattr("pipeline.inference.images.decode_image", counted)
+    assert pictures.run().tally.n.asked == 20
+    assert [decoded[image] for image in images] == [1] * 20
 
 
 def test_a_model_without_a_vision_tower_is_named_before_anything_is_written(

@@ -146,4 +146,4 @@ def test_check_says_so_where_a_readout_is_read_wrongly(
     assert main(["check", str(trained.spec_file)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith("differs: ")
-    assert "x, y by the readout" in shown and "mean of layer 2 of 1, 2" in shown
+    assert "x, y by the readout" in shown and "mean of layer 2; its file also has 1" in shown

@@ -18,10 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from pipeline.errors import ModelError
-
-# Images that a tower reads at once: 16 of 1,024 patches are rows enough for a GPU, and take some
-# hundred MB in float32.
-_TOGETHER = 16
+from pipeline.inference.images import IMAGES_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +97,8 @@ def read_images(
         by_shape.setdefault(shapes, []).append(number)
     read: dict[int, EmbeddedDocument] = {}
     for of_shape in by_shape.values():
-        for start in range(0, len(of_shape), _TOGETHER):
-            numbers = of_shape[start : start + _TOGETHER]
+        for start in range(0, len(of_shape), IMAGES_AT_ONCE):
+            numbers = of_shape[start : start + IMAGES_AT_ONCE]
             documents = _read_together(network, decoder, [images[number] for number in numbers])
             read.update(zip(numbers, documents, strict=True))
     return [read[number] for number in range(len(images))]
