@@ -63,6 +63,9 @@ class RunOptions(WorkOptions):
     """Publish what is labelled, even if documents are missing or the current snapshot has more."""
     max_hours: float | None = None
     """End the run, with exit code 3, when it has taken this many hours."""
+    save: bool = False
+    """Read the whole model only where a cheaper answer is not sure: as if each task with a question
+    had `cascade: auto`."""
 
     def __post_init__(self) -> None:
         require_positive(self, "max_hours")

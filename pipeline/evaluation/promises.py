@@ -8,8 +8,8 @@ the other half is looked at. They are tested one after the other, the most caref
 one is not proved. A broken promise is proved only if the test of the first rule that breaks it
 fails, so each test may have the whole risk: fixed-sequence testing, as of Angelopoulos et al.,
 "Learn then Test" (2021), section 3. Each test is the exact bound of Clopper and Pearson (1934).
-A promise of recall and of precision is broken if one of the two is, and proved only if both are:
-an intersection-union test (Berger, 1982), so each of the two may have the whole risk, too.
+A promise of recall and of precision, or of several groups, is broken if one part is, and proved
+only if all are: an intersection-union test (Berger, 1982), so each part may have the whole risk.
 
 Assumption: each half is drawn uniformly at random from the documents that the promise is about,
 and no text of the first half influences the second but through the rules.
@@ -27,9 +27,12 @@ from scipy.optimize import minimize
 from scipy.special import expit, logit
 from scipy.stats import beta
 
+from pipeline.fitted.certificate import Share
+
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
+Groups = NDArray[np.str_]
 RULES = 100  # of a path: each decides a hundredth of the first half more
 _CLIP = 1e-6, 1 - 1e-6  # of probabilities whose logit is taken
 _LEAST_SLOPE, _NEVER = 1e-3, -40.0  # of a class without documents: it is decided last
@@ -59,22 +62,13 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
-    """How many trials of a share were errors, and the share that they prove."""
-
-    trials: int
-    errors: int
-    proved: float
-
-
-@dataclass(frozen=True, slots=True)
 class Proof:
-    """The cheapest rule that is proved, by its index, and its tests; without one -1, and those of
-    the most careful rule.
+    """The cheapest rule that is proved, by its index, and what it proves; without one -1, and what
+    the most careful rule proves.
     """
 
     rule: int
-    tests: Mapping[str, Test]  # by share
+    shares: Mapping[str, Share]  # by name; of groups, `NAME (GROUP)`
 
 
 def proved_share(errors: int, trials: int, confidence: float) -> float:
@@ -136,26 +130,35 @@ def prove(
     wrong: Iterable[Bools],  # of each rule: [docs] whether it gives a wrong answer itself
     promise: Promise,
     positive: Bools | None = None,  # [docs]: by the whole model; for recall and precision
+    groups: Groups | None = None,  # [docs]: the promise is about each group; None: about all
 ) -> Proof:
     """The cheapest rule whose promise these documents prove."""
     proof: Proof | None = None
     for number, of_rule in enumerate(wrong):
-        tests = dict(_tests(of_rule, promise, positive))
-        if any(test.proved < promise.shares[name] for name, test in tests.items()):
-            return proof or Proof(-1, tests)
-        proof = Proof(number, tests)
+        shares = dict(_shares(of_rule, promise, positive, groups))
+        if any(share.proved < share.promised for share in shares.values()):
+            return proof or Proof(-1, shares)
+        proof = Proof(number, shares)
     assert proof is not None, "no rules"
     return proof
 
 
-def _tests(wrong: Bools, promise: Promise, positive: Bools | None) -> Iterator[tuple[str, Test]]:
+def _shares(
+    wrong: Bools, promise: Promise, positive: Bools | None, groups: Groups | None
+) -> Iterator[tuple[str, Share]]:
     """The test of each share that is promised, by its name."""
+    for group in np.unique(groups) if groups is not None else ():
+        own = groups == group
+        of_group = _shares(wrong[own], promise, None if positive is None else positive[own], None)
+        yield from ((f"{name} ({group})", share) for name, share in of_group)
+    if groups is not None:
+        return
     trials, errors = {"agree": len(wrong)}, {"agree": int(wrong.sum())}
     if positive is not None:
         missed, false = int((wrong & positive).sum()), int((wrong & ~positive).sum())
         of_all = int(positive.sum())
         trials |= {"recall": of_all, "precision": of_all - missed + false}
         errors |= {"recall": missed, "precision": false}
-    for name in promise.shares:
+    for name, promised in promise.shares.items():
         proved = proved_share(errors[name], trials[name], promise.confidence)
-        yield name, Test(trials[name], errors[name], proved)
+        yield name, Share(promised, trials[name], errors[name], proved)

@@ -73,7 +73,8 @@ class Certificate:
     shards: str  # the hash of the shards that it is about
     documents: int  # of the sample's second half with an answer of every stage
     decided: float  # share of these that a stage before the last decides
-    shares: Mapping[str, Share]  # by the name of what is promised
+    shares: Mapping[str, Share]  # by the name of what is promised; of groups, `NAME (GROUP)`
+    groups: tuple[str, ...] = ()  # of each of these documents, if the promise is about groups
 
     @property
     def content(self) -> dict[str, Any]:
@@ -83,7 +84,9 @@ class Certificate:
 
     def proved_of(self, promise: Mapping[str, Any]) -> dict[str, float]:
         """The proved shares that are about the same as those of another promise."""
-        same = all(self.promise.get(key) == promise.get(key) for key in ("label", "threshold"))
+        same = all(
+            self.promise.get(key) == promise.get(key) for key in ("label", "threshold", "by")
+        )
         if not same or self.promise["confidence"] < promise["confidence"]:
             return {}
         return {name: own.proved for name, own in self.shares.items()}

@@ -48,8 +48,9 @@ def _computed(
     cheap, whole = p[:-1], p[-1]
     assert certificate.thresholds is not None, certificate.task
     [(_, wrong)] = wrong_by_rule([certificate.thresholds], judged, cheap, whole)
-    tests = prove([wrong], judged.promise, judged.positive(whole)).tests
-    return {name: (test.trials, test.errors) for name, test in tests.items()}
+    groups = np.array(certificate.groups) if certificate.groups else None
+    shares = prove([wrong], judged.promise, judged.positive(whole), groups).shares
+    return {name: (share.trials, share.errors) for name, share in shares.items()}
 
 
 def _kind(snapshot: Contents, task: str) -> str:

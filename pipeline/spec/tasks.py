@@ -305,6 +305,8 @@ class CascadeSpec(Frozen):
     """The positive label of `recall` and `precision`. Default: the first one."""
     threshold: Share = 0.5
     """The probability of this label from which a document is positive, as in `filter.keep`."""
+    by: Text | None = None
+    """Column of the input: what is promised holds of each of its values in the sample."""
     confidence: Share = 0.95
     """The probability that no sample proves what is not true."""
     sample: PositiveInt = 2_000

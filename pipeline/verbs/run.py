@@ -31,7 +31,7 @@ from pipeline.runtime.run import run as run_without_judging
 from pipeline.spec.gold import PublishSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs import ForPeople
-from pipeline.verbs.certify import certify
+from pipeline.verbs.certify import certify, with_cascades
 from pipeline.verbs.doubts import label_doubts
 from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
 
@@ -186,6 +186,7 @@ def judged_run(
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
     began = time.time()
+    spec = with_cascades(spec) if options.save else spec
     certify(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
     if spec.publish == PublishSpec():
         return RunResult.of(

@@ -8,18 +8,17 @@ of the same rows would prove.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import prove
+from pipeline.evaluation.promises import Bools, prove
 from pipeline.evaluation.readout_fitting import (
     STRENGTHS,
     Choice,
@@ -36,9 +35,10 @@ from pipeline.runtime.job import Job, in_format, make_job
 from pipeline.runtime.placement import place, this_machine
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
+from pipeline.sources.streams import Options
 from pipeline.spec.labels import part_file
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, QuestionTask
+from pipeline.spec.tasks import CascadeTask, QuestionTask, TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.fit import FORMAT, read_as
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
@@ -61,6 +61,52 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """What readouts are fitted to. The states are read once, for all tasks."""
+
+    spec: JobSpec
+    texts: tuple[str, ...]
+    tokens: NDArray[Any]  # [texts], that the whole model reads
+    dtype: str
+    cache_dir: Path
+    _read: dict[int | None, ReadGold] = field(default_factory=dict)  # by `max_tokens`
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """How many tokens of a document a readout may read; None: as many as the spec says."""
+        return (None, FIRST_TOKENS) if np.median(self.tokens) >= LONG else (None,)
+
+    def job(self, max_tokens: int | None) -> Job:
+        """A job that reads the documents alone."""
+        documents = self.spec.documents
+        if max_tokens is not None:
+            documents = documents.model_copy(update={"max_tokens": max_tokens})
+        asks = QuestionTask(name="states", labels={"a": ("a",), "b": ("b",)}, question="?")
+        own = self.spec.model_copy(update={"tasks": (asks,), "documents": documents})
+        where = replace(place(own.model, this_machine()), dtype=self.dtype)
+        job = make_job(in_format(own, self.dtype), where, self.cache_dir)
+        bare = (asks.model_copy(update={"question": None}),)
+        return replace(job, spec=job.spec.model_copy(update={"tasks": bare}))
+
+    def states(self, max_tokens: int | None) -> ReadGold:
+        """The states of the documents at `LAYERS`; its kinds are `POOLINGS`."""
+        if max_tokens not in self._read:
+            rows = len(self.texts)
+            counts = GoldCounts("the sample", "content_hash", rows)
+            any_label = GoldTask(("a", "b"), np.zeros(rows, np.int64))
+            gold = Gold(counts, tuple(map(str, range(rows))), {"states": any_label}, self.texts)
+            self._read[max_tokens] = read_gold_states(
+                self.job(max_tokens),
+                gold,
+                ["states"],
+                layers=None,
+                shares=LAYERS,
+                announce=lambda _documents: lambda _done: None,
+            )
+        return self._read[max_tokens]
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """One place of the states, and what is saved by a readout there."""
 
@@ -73,32 +119,10 @@ class _Place:
     best: Mapping[str, tuple[int, Choice]]  # by part: pooling and choice
 
 
-def teach(
-    spec: JobSpec,
-    task: CascadeTask,
-    shards: Mapping[str, Shard],
-    rows: pa.Table,  # sid, row, and the task's answers
-    whole: Floats,  # [docs, labels]: these answers
-    judged: Judged,
-    *,
-    dtype: str,
-    cache_dir: Path,
-) -> Taught | None:
-    """Fits readouts and writes the best one to the output; None if none saves anything."""
-    texts = _texts(spec, shards, rows)
-    tokens = pc.struct_field(rows[task.name].combine_chunks(), "n_tokens").to_numpy()
-    lengths = (None, FIRST_TOKENS) if np.median(tokens) >= LONG else (None,)
-    places = [
-        each
-        for most in lengths
-        for each in _places(spec, task, texts, whole, judged, most, tokens, dtype, cache_dir)
-    ]
-    best = max(places, key=lambda own: own.saved)
-    return None if best.saved <= 0 else _written(spec, task, best, dtype, cache_dir)
-
-
-def _texts(spec: JobSpec, shards: Mapping[str, Shard], rows: pa.Table) -> list[str]:
-    """The texts of these rows."""
+def texts_of(
+    shards: Mapping[str, Shard], storage_options: Options, rows: pa.Table
+) -> tuple[str, ...]:
+    """The texts of these rows, which have the shard `sid` and the `row` in it."""
     texts: dict[tuple[str, int], str] = {}
     wanted: dict[str, set[int]] = {}
     pairs = [*zip(rows["sid"].to_pylist(), rows["row"].to_pylist(), strict=True)]
@@ -106,31 +130,34 @@ def _texts(spec: JobSpec, shards: Mapping[str, Shard], rows: pa.Table) -> list[s
         wanted.setdefault(sid, set()).add(row)
     for sid, of_shard in wanted.items():
         start = 0
-        for documents in read_documents(shards[sid], spec.input.storage_options):
+        for documents in read_documents(shards[sid], storage_options):
             for row in of_shard & {*range(start, start + documents.num_rows)}:
                 texts[sid, row] = documents["text"][row - start].as_py() or ""
             start += documents.num_rows
-    return [texts[pair] for pair in pairs]
+            if start > max(of_shard):
+                break
+    return tuple(texts[pair] for pair in pairs)
 
 
-def _job(
-    spec: JobSpec, task: CascadeTask, max_tokens: int | None, dtype: str, cache_dir: Path
-) -> Job:
-    """A job that asks the spec's model for the states of documents."""
-    parts = _bare(task, "?").parts
-    documents = spec.documents
-    if max_tokens is not None:
-        documents = documents.model_copy(update={"max_tokens": max_tokens})
-    own = spec.model_copy(update={"tasks": parts, "documents": documents})
-    where = replace(place(spec.model, this_machine()), dtype=dtype)
-    job = make_job(in_format(own, dtype), where, cache_dir)
-    bare = tuple(part.model_copy(update={"question": None}) for part in job.spec.tasks)
-    return replace(job, spec=job.spec.model_copy(update={"tasks": bare}))
+def teach(texts: Texts, task: CascadeTask, whole: Floats, judged: Judged) -> Taught | None:
+    """Fits readouts and writes the best one to the output; None if none saves anything.
+
+    `whole` has the answers to imitate, [texts, labels]: NaN without one.
+    """
+    answered: Bools = np.asarray(~np.isnan(whole).any(axis=1), np.bool_)
+    places = [
+        each
+        for most in texts.lengths
+        for each in _places(texts, task, whole, answered, judged, most)
+    ]
+    best = max(places, key=lambda own: own.saved)
+    return None if best.saved <= 0 else _written(texts, task, best)
 
 
-def _bare(task: CascadeTask, question: str | None) -> QuestionTask:
+def _parts(task: CascadeTask) -> tuple[TaskSpec, ...]:
+    """The tasks that a readout each is fitted for: one, or one of each label that may apply."""
     labels = {label: (label,) for label in task.labels}
-    return QuestionTask(name=task.name, kind=task.kind, labels=labels, question=question)
+    return QuestionTask(name=task.name, kind=task.kind, labels=labels, question="?").parts
 
 
 def _targets(task: CascadeTask, whole: Floats) -> Iterator[tuple[str, Floats]]:
@@ -138,51 +165,30 @@ def _targets(task: CascadeTask, whole: Floats) -> Iterator[tuple[str, Floats]]:
     if task.kind != "multi":
         yield task.name, whole
         return
-    for part, p in zip(_bare(task, "?").parts, whole.T, strict=True):
+    for part, p in zip(_parts(task), whole.T, strict=True):
         yield part.name, np.stack([p, 1 - p], axis=1)
 
 
 def _places(
-    spec: JobSpec,
+    texts: Texts,
     task: CascadeTask,
-    texts: list[str],
     whole: Floats,
+    answered: Bools,
     judged: Judged,
     max_tokens: int | None,
-    tokens: NDArray[Any],
-    dtype: str,
-    cache_dir: Path,
 ) -> Iterator[_Place]:
     """The layers at which the states of the documents were read."""
-    job = _job(spec, task, max_tokens, dtype, cache_dir)
-    targets = dict(_targets(task, whole))
-    gold = Gold(
-        GoldCounts("the sample", "content_hash", len(texts)),
-        tuple(map(str, range(len(texts)))),
-        {
-            part.name: GoldTask(
-                tuple(part.labels), targets[part.name].argmax(axis=1), targets[part.name]
-            )
-            for part in job.spec.tasks
-        },
-        tuple(texts),
-    )
-    read = read_gold_states(
-        job,
-        gold,
-        [*targets],
-        layers=None,
-        shares=LAYERS,
-        announce=lambda _documents: lambda _done: None,
-    )
-    own = whole[read.rows]
-    read_tokens = tokens if max_tokens is None else np.minimum(tokens, max_tokens)
+    read = texts.states(max_tokens)
+    usable = np.flatnonzero(answered[read.rows])  # of what was read
+    own = whole[read.rows[usable]]
     states = {
-        name: GoldStates(read.states[:, :, slice(*_kinds(read, name))], of[read.rows], read.groups)
-        for name, of in targets.items()
+        name: GoldStates(read.states, targets, read.groups[usable], usable)
+        for name, targets in _targets(task, own)
     }
     with threadpool_limits(1, user_api="blas"):
         choices = {name: choose(of, STRENGTHS) for name, of in states.items()}
+    tokens = texts.tokens[answered]
+    share = 1.0 if max_tokens is None else np.minimum(tokens, max_tokens).sum() / tokens.sum()
     for number, layer in enumerate(read.layers):
         best = {
             name: min(enumerate(of[number]), key=lambda each: each[1].loss)
@@ -193,23 +199,17 @@ def _places(
         rules = judged.rules(p, own)
         answers = [*wrong_by_rule(rules, judged, p[None], own)]
         proof = prove([wrong for _, wrong in answers], judged.promise, judged.positive(own))
-        cost = layer / read.all_layers * float(read_tokens.sum() / tokens.sum())
+        cost = layer / read.all_layers * float(share)
         decided = float(answers[proof.rule][0].mean()) if proof.rule >= 0 else 0.0
         yield _Place(read, max_tokens, number, cost, decided - cost, states, best)
 
 
-def _kinds(read: ReadGold, name: str) -> tuple[int, int]:
-    """Where the states of the document are among the kinds: at its last token, and their mean."""
-    last, mean = read.positions[name]["document"]
-    return last, mean + 1
-
-
-def _written(spec: JobSpec, task: CascadeTask, best: _Place, dtype: str, cache_dir: Path) -> Taught:
+def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
     """Fits at the best place to all rows, and writes the files, whose names are their hash."""
-    job = _job(spec, task, best.max_tokens, dtype, cache_dir)
+    job, spec = texts.job(best.max_tokens), texts.spec
     layer = best.read.layers[best.layer]
     files: dict[str, bytes] = {}
-    for part in job.spec.tasks:
+    for part in _parts(task):
         pooling, choice = best.best[part.name]
         fitted: LinearMap = refit(best.rows[part.name], best.layer, pooling, choice)
         card = {
