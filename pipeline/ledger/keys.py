@@ -76,7 +76,7 @@ def parse_key(key: str) -> Key | None:
         return None
     parts: dict[str, Any] = match.groupdict("")
     parts.pop("first", None)
-    return Key(folder, **{**parts, "number": int(parts.get("number", 0))})
+    return Key(folder, **{**parts, "number": int(parts.get("number") or 0)})
 
 
 def spec_key(task: str, fp: str) -> str:

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from pipeline.ledger.keys import (
     Key,
+    certificate_key,
     cuts_key,
     documents_key,
+    fitted_key,
     label_folders,
     label_key,
     manifest_key,
@@ -52,6 +54,9 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)
     assert parse_key(snapshot_key(number)) == Key("snapshots/", number=number)
     assert parse_key(manifest_key(number)) == Key("snapshots/", number=number)
+    assert parse_key(certificate_key(task, number)) == Key("cascades/", task, number=number)
+    for readout in (fitted_key(task, fp), fitted_key(task, fp, "a label")):
+        assert parse_key(readout) == Key("cascades/", task, fp)
 
 
 def test_the_probe_of_conditional_create_is_below_attempts() -> None:

@@ -1,0 +1,123 @@
+"""Readouts that a run fits to the whole model's answers, on models with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from changing_corpus import Corpus, read_in_float32
+from fitted import card_of, write_readout
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.errors import SpecError
+from pipeline.fitted.readout import parse_readout
+from pipeline.options import RunOptions
+from pipeline.runtime.weights import locate
+from pipeline.spec.tasks import QuestionTask
+from pipeline.verbs.run import RunResult, judged_run
+
+WORDS = ("river", "stone", "anger", "market", "quiet", "engine", "winter", "letter", "yellow")
+FORM: dict[str, Any] = {"name": "form", "question": None, "labels": ["x", "y"]}
+TOPICS: dict[str, Any] = {"name": "topics", "kind": "multi", "labels": ["art", "law"]}
+AGREE = {"agree": 0.85, "sample": 100}  # needs 19 documents
+
+
+@pytest.fixture
+def corpus(modelled: Corpus) -> Corpus:
+    """Eight hundred texts of random words, and a task whose readout reads the last layer."""
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS, 8)) for _ in range(800)]
+    modelled.write("d", texts, source=[("a", "b")[n % 2] for n in range(800)])
+    modelled.shard_bytes = 40_000
+    path = modelled.folder / "form"
+    modelled.task = {**FORM, "readout": str(path)}
+    spec = modelled.spec
+    weights = dict(locate(spec.model, modelled.cache).hashes)
+    card = card_of(spec, spec.tasks[0], weights=weights, dtype="float32", pooling="mean", layer=2)
+    write_readout(path, card, hidden=48, layers=[2], seed=0)
+    return modelled
+
+
+def run(corpus: Corpus, **options: Any) -> RunResult:
+    return judged_run(corpus.spec, cache_dir=corpus.cache, options=RunOptions(**options))
+
+
+def labels_of(corpus: Corpus, task: str) -> list[Any]:
+    rows = corpus.rows(task).values()
+    return [row["labels" if "labels" in row else "label"] for row in rows]
+
+
+def whole_labels(corpus: Corpus, task: dict[str, Any], model: dict[str, Any]) -> list[Any]:
+    """What the model answers about every document."""
+    folder = corpus.folder / f"whole-{task['name']}"
+    folder.mkdir()
+    whole = Corpus(folder, model, task=task, name="whole")
+    whole.input = corpus.input
+    whole.run()
+    return labels_of(whole, task["name"])
+
+
+def agreement(found: list[Any], whole: list[Any]) -> float:
+    return float(np.mean([a == b for a, b in zip(found, whole, strict=True)]))
+
+
+def test_a_run_teaches_readouts_of_an_early_layer(corpus: Corpus) -> None:
+    whole, plain = dict(corpus.task), {**TOPICS, "question": "About it?"}
+    corpus.task = {**whole, "cascade": AGREE}
+    corpus.others = [{**plain, "cascade": {**AGREE, "agree": 0.7}}]
+    result = run(corpus)
+    for task, own in (("form", whole), ("topics", plain)):
+        proved = result.certificates[task]
+        assert proved.thresholds is not None, proved.words
+        assert (proved.layer, proved.cost, proved.max_tokens) == (1, 0.5, None)
+        assert result.decided_by_stage[task]["1"] > 400
+        found = labels_of(corpus, task)
+        assert agreement(found, whole_labels(corpus, own, corpus.model)) >= proved.promise["agree"]
+    readout = parse_readout(corpus.store.read(result.certificates["form"].readout))
+    assert (readout.card.layer, readout.card.task) == (1, "form")
+    corpus.verify()
+    again = run(corpus)
+    assert again.snapshot == result.snapshot and not again.documents_read_by_model
+
+
+def test_a_teacher_answers_the_sample_and_what_is_not_sure(
+    corpus: Corpus,
+    make_network: Callable[..., Any],
+    byte_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+) -> None:
+    make_network("mistral").save_pretrained(tmp_path / "teacher")
+    byte_tokenizer.save_pretrained(tmp_path / "teacher")
+    teacher = read_in_float32(tmp_path / "teacher")
+    asked = {**FORM, "question": "Which?"}
+    corpus.task = {**asked, "cascade": {**AGREE, "teacher": teacher}}
+    result = run(corpus)
+    proved = result.certificates["form"]
+    assert proved.thresholds is not None and proved.layer == 1, proved.words
+    found = labels_of(corpus, "form")
+    assert agreement(found, whole_labels(corpus, asked, teacher)) >= 0.85
+    corpus.verify()
+
+
+def test_a_promise_of_each_source(corpus: Corpus) -> None:
+    whole = dict(corpus.task)
+    corpus.task = {**whole, "cascade": {**AGREE, "by": "sourse"}}
+    with pytest.raises(SpecError, match=r"tasks\.0\.cascade\.by: .* no value in sourse"):
+        run(corpus)
+    corpus.task = {**whole, "cascade": {**AGREE, "by": "source"}}
+    proved = run(corpus).certificates["form"]
+    assert {*proved.shares} == {"agree (a)", "agree (b)"}
+    assert sum(share.trials for share in proved.shares.values()) == proved.documents
+    corpus.verify()
+
+
+def test_run_save_gives_each_question_a_cascade(corpus: Corpus) -> None:
+    corpus.task = {**FORM, "question": "Which?"}
+    result = run(corpus, save=True)
+    [task] = result.outcome.job.spec.tasks
+    assert {*result.certificates} == {"form"}
+    needed = result.certificates["form"].reason
+    assert "agree 0.98 needs 149 documents" in needed and isinstance(task, QuestionTask)
