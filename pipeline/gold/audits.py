@@ -13,7 +13,8 @@ from pipeline.gold.labels import GoldCounts
 from pipeline.gold.people import Drawn, Label, current_lines, is_audit, majority
 from pipeline.spec.labels import NO, YES
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 # What people are asked in place of a task of the spec.
 DROP: TaskSpec = QuestionTask(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import DocumentError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.spec.tasks import DocumentsSpec
+from pipeline.spec.stages import DocumentsSpec
 
 TooLong = Literal["head", "tail", "middle", "chunk"]
 Combine = Literal["max", "mean"]

@@ -54,7 +54,8 @@ from pipeline.runtime.progress import (
 from pipeline.runtime.weights import ModelFiles, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.model import KeptFormat, ModelSpec
-from pipeline.spec.tasks import DocumentsSpec, TaskSpec
+from pipeline.spec.stages import DocumentsSpec
+from pipeline.spec.tasks import TaskSpec
 
 CUDA_BATCH_TOKENS = 65_536
 

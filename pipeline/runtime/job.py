@@ -24,9 +24,9 @@ from pipeline.fitted.certificate import Certificate, Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import stored_fps, stored_version, version_name
-from pipeline.ledger.certificates import read_certificates
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask, last_published
+from pipeline.runtime.cascades import certified
 from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_classifiers, find_readouts
 from pipeline.runtime.placement import Placement, place, this_machine
@@ -34,8 +34,9 @@ from pipeline.runtime.weights import ModelFiles, locate, model_config
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, EncoderTask, QuestionTask, StageSpec, TaskSpec
-from pipeline.stores.store import Store, open_store
+from pipeline.spec.stages import EncoderTask, StageSpec
+from pipeline.spec.tasks import TaskSpec
+from pipeline.stores.store import Store
 
 Locate = Callable[[ModelSpec, Path], ModelFiles]  # as `weights.locate`
 _LOCATE_KNOWN = partial(locate, downloads=False)
@@ -181,7 +182,9 @@ def make_job(
     """
     certificates: dict[str, Certificate] = {}
     if spec.cascades:
-        spec, certificates = _certified(spec, placement, cache_dir, locate)
+        _, raw = _readers(spec, placement, cache_dir, locate)
+        stages = {name: tuple(step.fingerprint.id for step in own) for name, own in raw.items()}
+        spec, certificates = certified(spec, stages)
     readers, raw = _readers(spec, placement, cache_dir, locate)
     versions: dict[str, Fingerprint] = {}
     steps: list[Step] = []
@@ -216,59 +219,6 @@ def _readers(
             before.append(Step(task.name, len(before), len(readers), task, content, None))
         readers.append(reader)
     return tuple(readers), raw
-
-
-def _certified(
-    spec: JobSpec, placement: Placement, cache_dir: Path, locate: Locate
-) -> tuple[JobSpec, dict[str, Certificate]]:
-    """The spec with the stages that decide, and by task the newest certificate.
-
-    A certificate is of one promise and of one version of all stages, except a fitted one.
-    """
-    store = open_store(spec.output, spec.storage_options)
-    _, raw = _readers(spec, placement, cache_dir, locate)
-    tasks: list[TaskSpec] = []
-    certificates: dict[str, Certificate] = {}
-    for task in spec.tasks:
-        if isinstance(task, CascadeTask):
-            stages = tuple(step.fingerprint.id for step in raw[task.name])
-            for found in read_certificates(store, task.name):
-                known = found.stages[-len(stages) :]
-                if found.promise == task.cascade.promise and known in (stages, stages[-1:]):
-                    certificates[task.name] = found
-                    break
-            task = _decided_by(task, spec, certificates.get(task.name))
-        tasks.append(task)
-    return spec.model_copy(update={"tasks": tuple(tasks)}), certificates
-
-
-def _decided_by(task: CascadeTask, spec: JobSpec, found: Certificate | None) -> TaskSpec:
-    """The task with a certificate's fitted stage before its own, or its last stage alone."""
-    if found is None or found.thresholds is None:
-        return task.whole
-    if not found.readout:
-        return task
-    stage = fitted_stage(task, spec, found.readout, found.max_tokens)
-    cascade = task.cascade.model_copy(update={"stages": (stage, *task.stages)})
-    return task.model_copy(update={"cascade": cascade})
-
-
-def fitted_stage(
-    task: CascadeTask, spec: JobSpec, readout: str, max_tokens: int | None
-) -> QuestionTask:
-    """A readout of the output as a stage, which reads at most these tokens of a document.
-
-    `readout` is its key.
-    """
-    documents = spec.documents.model_copy(update={"max_tokens": max_tokens})
-    return QuestionTask(
-        name=task.name,
-        kind=task.kind,
-        labels=task.labels,
-        chunks=task.chunks,
-        readout=f"{spec.output.rstrip('/')}/{readout}",
-        documents=None if max_tokens is None else documents,
-    )
 
 
 def _condition(

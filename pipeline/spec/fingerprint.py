@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.hashes import canonical_json, parse_json, sha256_hex
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, ClassifierTask, EncoderTask, QuestionTask, TaskSpec
+from pipeline.spec.stages import ClassifierTask, EncoderTask, QuestionTask
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 
 # Increased when this program answers the same spec differently, or writes answers differently.
 SCHEMA_VERSION = 1

@@ -25,15 +25,8 @@ from pipeline.spec.model import (
     ModelSpec,
     mistakes_error,
 )
-from pipeline.spec.tasks import (
-    TASK_NAME,
-    CascadeTask,
-    DocumentsSpec,
-    EncoderTask,
-    QuestionTask,
-    StageSpec,
-    TaskSpec,
-)
+from pipeline.spec.stages import TASK_NAME, DocumentsSpec, EncoderTask, QuestionTask, StageSpec
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 
 Place = tuple[int | str, ...]
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"

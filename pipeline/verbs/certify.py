@@ -31,15 +31,16 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UnavailableError
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Groups, prove
+from pipeline.evaluation.promises import Groups, Promise, prove
 from pipeline.fitted.certificate import Certificate, Thresholds
 from pipeline.hashes import short_hash
 from pipeline.ledger.certificates import write_certificate
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import RunOptions
+from pipeline.runtime.cascades import fitted_stage
 from pipeline.runtime.conditions import check, drawn_below, draws
-from pipeline.runtime.job import Job, fitted_stage, job_of_output
+from pipeline.runtime.job import Job, job_of_output
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import Progress, ignore
@@ -48,13 +49,14 @@ from pipeline.sources.condition import input_columns
 from pipeline.sources.shards import Shard
 from pipeline.spec.parse import spec_of
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, StageSpec, TaskSpec
+from pipeline.spec.stages import StageSpec
+from pipeline.spec.tasks import CascadeSpec, CascadeTask, TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.teach import Taught, Texts, teach, texts_of
 
 logger = logging.getLogger(__name__)
 
-LARGEST_SHARE = 0.1  # of the documents
+SAMPLE, LARGEST_SHARE = 2_000, 0.1  # documents, and a share of all
 LEAST_SAVED = 0.05  # of a whole run; less does not pay for the sample
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -195,7 +197,7 @@ def certify(
             check(f"{named} IS NULL", planned.shards, spec.input.storage_options, place=place)
     by_id = {shard.id: shard for shard in planned.shards}
     run = _Run(spec, cache_dir, address, options, announce, time.time(), by_id)
-    most = max(task.cascade.sample for task in waiting.values())
+    most = max(_to_draw(task.cascade) for task in waiting.values())
     # — the share of an earlier sample stays, so that new files give it their part
     drawn = [known[name].draw for name in waiting if name in known]
     share = max(drawn, default=round(min(LARGEST_SHARE, most / planned.rows), 9))
@@ -208,6 +210,15 @@ def certify(
     for name, certificate in (found | dict(_tried(run, cascades, trials))).items():
         write_certificate(store, replace(certificate, shards=shards))
         logger.info("%s: %s", name, certificate.words)
+
+
+def _to_draw(cascade: CascadeSpec) -> int:
+    """The documents of a sample."""
+    promised = {name: cascade.promise.get(name) for name in ("agree", "recall", "precision")}
+    promise = Promise(**promised, confidence=cascade.confidence)
+    # — two halves, of which the second one may have some errors
+    needed = 4 * max(map(promise.trials_needed, promise.shares))
+    return cascade.sample or max(SAMPLE, needed)
 
 
 def hash_of(shards: Sequence[Shard]) -> str:

@@ -40,7 +40,7 @@ from pipeline.spec.labels import YES, part_file, task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.named_files import new_file, open_target
-from pipeline.verbs.gold_states import POOLINGS, Position, ReadGold, read_gold_states
+from pipeline.verbs.gold_states import POOLINGS, Position, ReadGold, read_as, read_gold_states
 
 SUFFIX = ".safetensors"
 FORMAT = 1
@@ -383,22 +383,6 @@ class _Reading:
                 **{name: version(name) for name in packages},
             },
         }
-
-
-def read_as(job: Job) -> dict[str, Any]:
-    """What a card says of how the documents of its fit were read."""
-    spec = job.spec
-    return {
-        "model": {
-            "weights": dict(job.readers[0].files.hashes),
-            "dtype": job.placement.dtype,
-            "int8": spec.model.dtype == "int8",
-            "fp8": spec.model.dtype == "fp8",
-            "kv": spec.model.kv,
-        },
-        "prompt": spec.prompt.model_dump(mode="json"),
-        "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),
-    }
 
 
 def _agreement(gold: GoldStates, fitted: Fitted) -> Agreement:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -241,6 +241,22 @@ def _corpus_texts(job: Job, keys: set[str], by: str) -> dict[str, _Content]:
                     )
                     texts[key] = text or "", status, image, content_hash
     return texts
+
+
+def read_as(job: Job) -> dict[str, Any]:
+    """What a card says of how the documents of its fit were read."""
+    spec = job.spec
+    return {
+        "model": {
+            "weights": dict(job.readers[0].files.hashes),
+            "dtype": job.placement.dtype,
+            "int8": spec.model.dtype == "int8",
+            "fp8": spec.model.dtype == "fp8",
+            "kv": spec.model.kv,
+        },
+        "prompt": spec.prompt.model_dump(mode="json"),
+        "documents": spec.documents.model_dump(mode="json", include={"max_tokens", "too_long"}),
+    }
 
 
 def _in_file(folder: Path, shape: tuple[int, int, int, int]) -> NDArray[np.float32]:

@@ -38,10 +38,11 @@ from pipeline.sources.source import read_documents
 from pipeline.sources.streams import Options
 from pipeline.spec.labels import part_file
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 from pipeline.stores.store import open_store
-from pipeline.verbs.fit import FORMAT, read_as
-from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_gold_states
+from pipeline.verbs.fit import FORMAT
+from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_as, read_gold_states
 
 LAYERS = (1 / 8, 1 / 4, 1 / 2)  # of the decoder's depth
 FIRST_TOKENS = 256

@@ -17,7 +17,7 @@ from pipeline.inference.attention.tree import Branches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import prepare
 from pipeline.inference.model.rounded_products import round_linear
-from pipeline.spec.tasks import QuestionTask
+from pipeline.spec.stages import QuestionTask
 
 PROMPT = PromptTokens((1, 2), tuple(Question(n, (5, 6, 7), {"a": [(1,)]}) for n in "xy"))
 STREAM = [10, 11, 12]

@@ -18,7 +18,7 @@ from benchmarks.peers.environments import Worker
 from benchmarks.peers.serve import Asked, Documents, Writing, Written, serve
 from benchmarks.properties import answers, description, differences, parsed, schema
 from pipeline.inference.labels.prompt_tokens import Question
-from pipeline.spec.tasks import QuestionTask
+from pipeline.spec.stages import QuestionTask
 
 ASKED = "About what? Answer yes or no.{answer}{label}:"
 TASKS = [

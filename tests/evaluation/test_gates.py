@@ -8,7 +8,7 @@ import pytest
 from pipeline.errors import SpecError
 from pipeline.evaluation.gates import decide, parse_gate
 from pipeline.evaluation.metrics import score
-from pipeline.spec.tasks import QuestionTask
+from pipeline.spec.stages import QuestionTask
 
 LABELS = ("toxic", "not so.bad >= 1")
 TASKS = {

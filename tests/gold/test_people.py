@@ -21,7 +21,8 @@ from pipeline.errors import AssayError, SpecError, StorageError
 from pipeline.gold.labels import read_gold
 from pipeline.gold.people import GoldFile, GoldLine, Shown
 from pipeline.spec.parse import load_spec
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 WriteSpec = Callable[..., Path]
 

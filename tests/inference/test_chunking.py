@@ -28,7 +28,7 @@ from pipeline.inference.chunking import (
     combine,
 )
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
-from pipeline.spec.tasks import DocumentsSpec
+from pipeline.spec.stages import DocumentsSpec
 
 PLACES: list[TooLong] = ["head", "tail", "middle", "chunk"]
 # One rounding to float32 of log-probabilities below 16 in size, and of the sum they came from.

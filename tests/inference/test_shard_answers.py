@@ -8,7 +8,8 @@ import pytest
 from pipeline.inference.engine import Labelled
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers, TaskAnswers, level_names
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 LABELS = ["a/x/1", "a/x/2", "a/y", "b/x", "b/y/1", "c"]
 

@@ -21,7 +21,8 @@ from pipeline.inference.loading import convert_gguf, load_model, load_tokenizer
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 # fp32 sums of a few thousand terms in another order, for each of a label's tokens.
 TOLERANCE = 1e-4

@@ -39,7 +39,7 @@ from pipeline.ledger.label_files import sealed_hash
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, aligned_batches, read_shard
 from pipeline.ledger.snapshots import contents
 from pipeline.spec.parse import parse_spec
-from pipeline.spec.tasks import DOCUMENT_COLUMNS
+from pipeline.spec.stages import DOCUMENT_COLUMNS
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import open_store
 

@@ -28,7 +28,8 @@ from pipeline.ledger.label_rows import (
 from pipeline.ledger.reuse import StoredAnswers
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.local import LocalStore
 
 LABELS = ["a/x", "a/y", "b/x", "b/y", "c"]

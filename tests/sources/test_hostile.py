@@ -45,7 +45,7 @@ chunked = None
 if len(sys.argv) > 2:
     from transformers import PreTrainedTokenizerFast
     from pipeline.inference.chunking import chunk_text
-    from pipeline.spec.tasks import DocumentsSpec
+    from pipeline.spec.stages import DocumentsSpec
     from pipeline.inference.labels.tokenizer import DocumentTokenizer
     encoder = DocumentTokenizer(PreTrainedTokenizerFast.from_pretrained(sys.argv[2]))
     def chunked(text):

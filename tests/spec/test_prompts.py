@@ -9,7 +9,8 @@ import pytest
 from pipeline.errors import ModelError
 from pipeline.spec.prompts import Message, PromptText, Render, prompt_text
 from pipeline.spec.schema import Example, PromptSpec
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 EXAMPLES = (
     Example(document="It rains.", question="Wet?", answer="Yes"),

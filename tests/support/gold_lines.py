@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.gold.people import Drawn, GoldFile, GoldLine, Shown
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 TOPIC = QuestionTask(name="topic", question="Which?", labels=["art", "law"])
 THEMES = QuestionTask(name="themes", kind="multi", question="Of {label}?", labels=["art", "law"])

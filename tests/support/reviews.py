@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from pipeline.gold.people import GoldFile, Label
 from pipeline.review.session import Document, Pool, Rules, Session
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 LABELS = {"choice": ["toxic", "clean"], "multi": ["law", "art"], "score": ["0", "1", "2"]}
 WORDS = ("court judge crime", "paint colour brush", "goal ball match", "rain wind cloud")

@@ -16,7 +16,7 @@ from pipeline.errors import SpecError
 from pipeline.fitted.readout import parse_readout
 from pipeline.options import RunOptions
 from pipeline.runtime.weights import locate
-from pipeline.spec.tasks import QuestionTask
+from pipeline.spec.stages import QuestionTask
 from pipeline.verbs.run import RunResult, judged_run
 
 WORDS = ("river", "stone", "anger", "market", "quiet", "engine", "winter", "letter", "yellow")

@@ -12,7 +12,8 @@ from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 TinyModel = Callable[[str], LoadedModel]
 # fp32 sums of a few thousand terms in another order, as for first tokens, a token.

@@ -16,7 +16,8 @@ from pipeline.errors import ModelError, SpecError
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import QuestionTask, TaskSpec
+from pipeline.spec.stages import QuestionTask
+from pipeline.spec.tasks import TaskSpec
 
 
 def task(

@@ -16,7 +16,7 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer, chat_template, control_ids
 from pipeline.inference.loading import load_tokenizer
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.tasks import QuestionTask
+from pipeline.spec.stages import QuestionTask
 
 YES_NO = QuestionTask(name="t", question="Q?", labels={"yes": ("Yes",), "no": ("No",)})
 
