@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    ConfigDict,
     Discriminator,
     Field,
     PositiveInt,
@@ -34,6 +35,7 @@ from pipeline.spec.stages import (
 )
 
 _OF_THE_TASK = ("name", "kind", "labels", "chunks")  # what a stage has of its task
+_OF_THE_STAGE = ("question", "readout", "length_penalty", "beam")  # of the only stage, in the task
 
 
 class CascadeSpec(Frozen):
@@ -60,7 +62,7 @@ class CascadeSpec(Frozen):
     teacher: ModelSpec | None = None
     """A model that answers in place of the spec's where the readout is not sure, and in the sample.
     Default: the spec's model."""
-    stages: tuple[StageSpec, ...] = Field(min_length=1)
+    stages: tuple[StageSpec, ...] = Field(default=(), min_length=1)
     """The stages, the cheapest first: each has a question, a readout, a classifier, or a `model` of
     its own, and maybe `labels`, with the texts or classes that mean the task's labels there, and
     `documents`, with how much of a document it reads: `{max_tokens: 256}` is its first part. A
@@ -95,10 +97,22 @@ class CascadeSpec(Frozen):
         )
 
 
+def _or_auto(schema: dict[str, Any]) -> None:
+    """A cascade in the JSON schema of a spec."""
+    schema["anyOf"] = [{"const": "auto"}, {"$ref": schema.pop("$ref")}]
+
+
+def _with_its_stage(schema: dict[str, Any]) -> None:
+    """A task with a cascade in the JSON schema of a spec."""
+    of_question = QuestionTask.model_json_schema()["properties"]
+    schema["properties"] |= {key: of_question[key] for key in _OF_THE_STAGE}
+
+
 class CascadeTask(UnaskedTask):
     """Stages answer one after the other: each only what those before it did not decide."""
 
-    cascade: CascadeSpec
+    model_config = ConfigDict(json_schema_extra=_with_its_stage)
+    cascade: CascadeSpec = Field(json_schema_extra=_or_auto)
     """`auto`, or what the answers promise: see `cascade` below."""
     classifier: ClassVar[None] = None
 
@@ -120,13 +134,12 @@ class CascadeTask(UnaskedTask):
         cascade = content.get("cascade") if isinstance(content, Mapping) else None
         if cascade is None or (isinstance(cascade, Mapping) and cascade.get("stages")):
             return content
-        own = ("question", "readout", "length_penalty", "beam")
-        rest = {key: value for key, value in content.items() if key not in own}
+        rest = {key: value for key, value in content.items() if key not in _OF_THE_STAGE}
         if cascade == "auto":
             cascade = {}
         if not isinstance(cascade, Mapping):
             return rest
-        last = {key: content[key] for key in own if content.get(key) is not None}
+        last = {key: content[key] for key in _OF_THE_STAGE if content.get(key) is not None}
         if cascade.get("teacher") is not None:
             last["model"] = cascade["teacher"]
         return {**rest, "cascade": {**cascade, "stages": [last]}}
