@@ -70,7 +70,7 @@ def test_the_lowest_layer_and_the_pooling_with_the_strongest_signal_are_chosen()
 
 
 def choice(loss: float, standard_error: float) -> Choice:
-    return Choice(loss, standard_error, 0.1, 1.0, np.zeros(2))
+    return Choice(loss, standard_error, 0.1, 1.0, np.zeros(2), np.zeros((0, 2)))
 
 
 @pytest.mark.parametrize(
