@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.ledger.columns import Bools, answer_columns, answers_type
+from pipeline.ledger.columns import STAGE, Bools, answer_columns, answers_type
 from pipeline.ledger.text_index import leading_bits
 from pipeline.sources.condition import accepted, check_values, first_values, input_columns
 from pipeline.sources.rule import Rule, fields_in, names_in, one_line
@@ -221,5 +221,13 @@ def _of_input(values: pa.Table | None, rows: int, *, bare: bool = False) -> dict
 
 
 def _types(tasks: Sequence[TaskSpec]) -> dict[str, pa.StructType]:
-    """By task, the type of its answers in the scope of a condition."""
-    return {task.name: answers_type(answer_columns(task), list(task.labels)) for task in tasks}
+    """By task, the type of its answers in the scope of a condition.
+
+    `stage` is null without a cascade, and where the last stage of one answers everything.
+    """
+    return {
+        task.name: answers_type(
+            list(dict.fromkeys([*answer_columns(task), STAGE])), list(task.labels)
+        )
+        for task in tasks
+    }
