@@ -37,6 +37,7 @@ def task(name: str, statuses: dict[str, int], **changes: Any) -> TaskReport:
         statuses,
         {},
         None,
+        None,
         "choice",
         100,
         None,
