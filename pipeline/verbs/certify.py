@@ -116,12 +116,12 @@ class _Run:
 
     def values(self, sample: _Sample, column: str) -> Groups:  # [docs]
         """The value of a column of the input, of each document of the sample, as a text."""
-        options, found = self.spec.input.storage_options, list[str]()
+        options, texts = self.spec.input.storage_options, list[str]()
         pairs = zip(sample.rows["sid"].to_pylist(), sample.rows["row"].to_pylist(), strict=True)
         for sid, of_shard in groupby(pairs, itemgetter(0)):
             values = input_columns(self.shards[sid], [column], options).to_pydict().get(column, [])
-            found += [str(values[row]) if row < len(values) else "" for _, row in of_shard]
-        return np.array(found, np.str_)
+            texts += [str(values[row]) if row < len(values) else "" for _, row in of_shard]
+        return np.array(texts, np.str_)
 
     def texts(self, sample: _Sample, rows: Bools) -> Texts:
         """These rows of the sample, as texts to fit readouts to."""
@@ -174,7 +174,9 @@ def certify(
 ) -> None:
     """Writes a certificate for each cascade that has none of the current input.
 
-    A run with a condition of its own proves nothing: it uses the certificates that there are.
+    Where the rule of an earlier certificate is not proved again, a new rule is tested with the same
+    documents: each of the two tests has the risk that the promise states. A run with a condition of
+    its own proves nothing: it uses the certificates that there are.
     UnavailableError if a shard of the sample could not be labelled; run again.
     """
     if not spec.cascades or options.sample or options.where:
@@ -214,8 +216,7 @@ def certify(
 
 def _to_draw(cascade: CascadeSpec) -> int:
     """The documents of a sample."""
-    promised = {name: cascade.promise.get(name) for name in ("agree", "recall", "precision")}
-    promise = Promise(**promised, confidence=cascade.confidence)
+    promise = Promise(cascade.agree, cascade.recall, cascade.precision, cascade.confidence)
     # — two halves, of which the second one may have some errors
     needed = 4 * max(map(promise.trials_needed, promise.shares))
     return cascade.sample or max(SAMPLE, needed)
