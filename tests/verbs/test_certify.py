@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import fake_engine
@@ -19,7 +18,6 @@ from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.certificates import read_certificates
 from pipeline.ledger.keys import parse_key
 from pipeline.ledger.snapshots import contents
-from pipeline.sources.shards import Shard
 from pipeline.spec.gold import PublishSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.certify import certify
@@ -40,12 +38,9 @@ def p_near(question: str, text: str, exact: Callable[[str, str], float]) -> floa
 
 
 @pytest.fixture
-def corpus(plain: Corpus, monkeypatch: pytest.MonkeyPatch) -> Corpus:
-    exact, identity = fake_engine.p_of, Shard._identity.fget
+def corpus(plain: Corpus, same_draws: None, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    exact = fake_engine.p_of
     monkeypatch.setattr(fake_engine, "p_of", lambda q, text: p_near(q, text, exact))
-    # — the same documents are drawn in every folder of a test
-    by_name = property(lambda shard: {**identity(shard), "path": Path(shard.path).name})
-    monkeypatch.setattr(Shard, "_identity", by_name)
     plain.shard_bytes, plain.stages, plain.promise = 20_000, STAGES, AGREE
     plain.write("one", [f"text {n}" for n in range(DOCUMENTS)])
     return plain
