@@ -20,7 +20,12 @@ import pipeline
 from pipeline.cli import app, main
 from pipeline.cli.app import _RayReports
 from pipeline.cli.parameters import flag_of
-from pipeline.options import EvalOptions
+from pipeline.options import EvalOptions, WorkOptions
+from pipeline.runtime.dry_run import dry_run
+from pipeline.runtime.plan import Plan
+from pipeline.spec.schema import JobSpec
+from pipeline.spec.tasks import CascadeTask, TaskSpec
+from pipeline.verbs import forecast
 
 COMMANDS = [name for name in app if not name.startswith("-")]
 FLAGS = {
@@ -229,6 +234,20 @@ def test_a_dry_run_counts_and_labels_nothing(
     known = {**dict.fromkeys([*ones, "documents_for_model"], 1), "missing_cells": 2}
     assert {name: value for name, value in planned.items() if value is not None} == known
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_with_save_plans_cascades(
+    write_spec: WriteSpec, assay: Assay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[TaskSpec] = []
+
+    def noted(spec: JobSpec, options: WorkOptions, **others: Any) -> Plan:
+        tasks.extend(spec.tasks)
+        return dry_run(spec, options, **others)
+
+    monkeypatch.setattr(forecast, "dry_run", noted)
+    assay("run", write_spec(), "--dry-run", "--save")
+    assert len(tasks) == 2 and all(isinstance(task, CascadeTask) for task in tasks)
 
 
 def test_ray_s_reports_of_workers_that_the_run_ended_are_dropped() -> None:

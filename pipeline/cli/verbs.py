@@ -114,9 +114,11 @@ def run(
 
 def _dry_run(spec_file: str, options: RunOptions, price: float | None, *, as_json: bool) -> int:
     from pipeline.report.run import show_forecast
+    from pipeline.spec.parse import with_cascades
     from pipeline.verbs.forecast import forecast
 
     with spec_in(spec_file) as spec:
+        spec = with_cascades(spec) if options.save else spec
         result = forecast(spec, options, price=price, cache_dir=cache_dir())
     bounds = [word for word in words_of(options) if word.startswith("--max-hours")]
     show = partial(show_forecast, spec_file=spec_file, bounds=bounds)

@@ -6,7 +6,7 @@ Entry points: `Certificate`, and `parse_certificate`, which reads the object of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,17 +63,18 @@ class Certificate:
     task: str
     promise: Mapping[str, Any]  # as the spec has it
     stages: tuple[str, ...]  # raw fingerprints; the last one is the whole model's
-    thresholds: Thresholds | None  # None: the last stage answers everything
-    reason: str  # why nothing is decided without it; ""
-    readout: str  # the key of the fitted readout in the output; "": the spec has the stages
-    max_tokens: int | None  # of a document, that the readout reads; None: as the spec says
-    layer: int | None  # after which it is read
-    cost: float  # of the stages before the last, as a share of the whole model's; 0: not known
     draw: float  # documents with a draw below are the sample; its second half proves
-    shards: str  # the hash of the shards that it is about
-    documents: int  # of the sample's second half with an answer of every stage
-    decided: float  # share of these that a stage before the last decides
-    shares: Mapping[str, Share]  # by the name of what is promised; of groups, `NAME (GROUP)`
+    thresholds: Thresholds | None = None  # None: the last stage answers everything
+    reason: str = ""  # why nothing is decided without it
+    readout: str = ""  # the key of the fitted readout in the output; "": the spec has the stages
+    max_tokens: int | None = None  # of a document, that the readout reads; None: as the spec says
+    layer: int | None = None  # after which it is read
+    cost: float = 0.0  # of the stages before the last, as a share of the whole model's
+    shards: str = ""  # the hash of the shards that it is about
+    documents: int = 0  # of the sample's second half with an answer of every stage
+    decided: float = 0.0  # share of these that a stage before the last decides
+    # By the name of what is promised; of groups, `NAME (GROUP)`.
+    shares: Mapping[str, Share] = field(default_factory=dict)
     groups: tuple[str, ...] = ()  # of each of these documents, if the promise is about groups
 
     @property

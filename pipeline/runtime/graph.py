@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import ray
@@ -40,9 +40,6 @@ from pipeline.runtime.left_out import end_worker, left_out, where_able
 from pipeline.runtime.mailbox import Post, sender
 from pipeline.runtime.progress import READING, WAITING, WorkerReport, ignore, work_report
 from pipeline.runtime.reading import commit_documents, output_of
-from pipeline.sources.shards import Shard
-from pipeline.sources.source import InputObject, cut
-from pipeline.spec.schema import Columns
 
 # Longer plans run in windows, because Ray keeps an entry for every block of a running graph: 10 KB
 # a shard in the driver, 4 KB in its GCS. A window loads the models again, so it has many shards for
@@ -54,6 +51,7 @@ START_DEATHS = 3
 WAITING_SHARDS = 2
 # The columns of the graph's rows, with pickled values.
 WORK, COUNTS = "work", "counts"
+Result = TypeVar("Result")
 _ONE_ROW: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
 
 # Work items -> a row of counts for each.
@@ -134,14 +132,16 @@ def _last_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
 
 
-def cut_on_a_node(
-    source: InputObject, columns: Columns, target_bytes: int, *, lacking: bool = False
-) -> list[Shard]:
-    """What `source.cut` does, as a task of Ray, which reads the file where a processor is free."""
-    task: Any = ray.remote(num_cpus=1)(cut)
+def on_a_node(call: Callable[[], Result], **processors: float) -> Result:
+    """The result of a call, as a task of Ray on a node where these processors are free."""
+    task: Any = ray.remote(**processors)(_called)
     with _errors_of_ray():
-        shards: list[Shard] = ray.get(task.remote(source, columns, target_bytes, lacking=lacking))
-    return shards
+        result: Result = ray.get(task.remote(call))
+    return result
+
+
+def _called(call: Callable[[], Result]) -> Result:
+    return call()
 
 
 class Checked:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.session import cluster_machine, local_ray, remote_ray
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Shard
+from pipeline.sources.source import cut
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, check_create_only, open_store
@@ -190,9 +192,9 @@ def _job_of(
 
 def _cut_by_nodes(*of_object: Any, **options: Any) -> list[Shard]:
     """What `source.cut` does, on a node of the cluster."""
-    from pipeline.runtime.graph import cut_on_a_node  # — imports Ray Data
+    from pipeline.runtime.graph import on_a_node  # — imports Ray Data
 
-    return cut_on_a_node(*of_object, **options)
+    return on_a_node(partial(cut, *of_object, **options), num_cpus=1)
 
 
 def _check_classifiers(job: Job, store: Store) -> None:

@@ -228,3 +228,12 @@ def spec_of(content: Mapping[str, Any], *, folder: str = "") -> JobSpec:
         return JobSpec.model_validate(dict(content), context={"folder": folder})
     except ValidationError as error:
         raise SpecError(problems_of(error, content)) from error
+
+
+def with_cascades(spec: JobSpec) -> JobSpec:
+    """The spec with `cascade: auto` in each task with a question; SpecError where none can be."""
+    content = spec.model_dump(exclude_unset=True)
+    for task in content["tasks"]:
+        if task.get("question") is not None:
+            task["cascade"] = "auto"
+    return spec_of(content)

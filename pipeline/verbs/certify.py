@@ -20,148 +20,35 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from pipeline.errors import UnavailableError
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Groups, Promise, prove
+from pipeline.evaluation.promises import Bools, Groups, Promise, prove
 from pipeline.fitted.certificate import Certificate, Thresholds
 from pipeline.hashes import short_hash
 from pipeline.ledger.certificates import write_certificate
-from pipeline.ledger.columns import probabilities
-from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import RunOptions
 from pipeline.runtime.cascades import fitted_stage
-from pipeline.runtime.conditions import check, drawn_below, draws
-from pipeline.runtime.job import Job, job_of_output
-from pipeline.runtime.outcome import Outcome
+from pipeline.runtime.conditions import check
+from pipeline.runtime.job import job_of_output
 from pipeline.runtime.plan import plan
-from pipeline.runtime.progress import Progress, ignore
-from pipeline.runtime.run import label
-from pipeline.sources.condition import input_columns
+from pipeline.runtime.progress import ignore
 from pipeline.sources.shards import Shard
-from pipeline.spec.parse import spec_of
+from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import StageSpec
-from pipeline.spec.tasks import CascadeSpec, CascadeTask, TaskSpec
+from pipeline.spec.tasks import CascadeSpec, CascadeTask
 from pipeline.stores.store import open_store
-from pipeline.verbs.teach import Taught, Texts, teach, texts_of
+from pipeline.verbs.teach import Taught, Texts, teach
+from pipeline.verbs.uniform_sample import Announce, Floats, Sample, Sampling
 
 logger = logging.getLogger(__name__)
 
 SAMPLE, LARGEST_SHARE = 2_000, 0.1  # documents, and a share of all
 LEAST_SAVED = 0.05  # of a whole run; less does not pay for the sample
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Announce = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """Documents that were drawn, with answers: the same rows in the same order, whoever answers."""
-
-    rows: pa.Table  # sid, row in the shard, draw, content_hash, and a struct for each task
-    share: float  # of all documents; a document with a draw below it is one of them
-    fps: Mapping[str, str]  # by task, the raw fingerprint
-    job: Job
-
-    @property
-    def first_half(self) -> Bools:  # [docs], to which everything is fitted
-        drawn: Floats = self.rows["draw"].to_numpy()
-        return np.asarray(drawn < self.share / 2, np.bool_)
-
-    def p(self, task: TaskSpec) -> Floats:  # [docs, labels]; NaN without an answer
-        return probabilities(self.rows[task.name].combine_chunks(), list(task.labels))
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """How a run reads: what its parts have in common."""
-
-    spec: JobSpec
-    cache_dir: Path
-    address: str | None
-    options: RunOptions
-    announce: Announce
-    began: float  # seconds since the epoch
-    shards: Mapping[str, Shard]  # of the input, by id
-
-    def sample(self, tasks: Mapping[str, TaskSpec], share: float) -> _Sample:
-        """The documents of the sample, with the answers of these tasks in the place of the spec's.
-
-        UnavailableError if some are missing.
-        """
-        own = (tasks.get(task.name, task) for task in self.spec.tasks)
-        plain = tuple(task.whole if isinstance(task, CascadeTask) else task for task in own)
-        with label(
-            self.spec.model_copy(update={"tasks": plain}),
-            cache_dir=self.cache_dir,
-            address=self.address,
-            options=replace(self.options, publish_partial=False),
-            limit=drawn_below(share),
-            announce=self.announce,
-            began=self.began,
-        ) as labelled:
-            if not labelled.complete:
-                raise UnavailableError(f"the sample of a cascade is not complete; {labelled.left}")
-            fps = {name: labelled.job.fingerprints[name].raw.id for name in tasks}
-            return _Sample(_drawn(labelled, sorted(tasks), share), share, fps, labelled.job)
-
-    def values(self, sample: _Sample, column: str) -> Groups:  # [docs]
-        """The value of a column of the input, of each document of the sample, as a text."""
-        options, texts = self.spec.input.storage_options, list[str]()
-        pairs = zip(sample.rows["sid"].to_pylist(), sample.rows["row"].to_pylist(), strict=True)
-        for sid, of_shard in groupby(pairs, itemgetter(0)):
-            values = input_columns(self.shards[sid], [column], options).to_pydict().get(column, [])
-            texts += [str(values[row]) if row < len(values) else "" for _, row in of_shard]
-        return np.array(texts, np.str_)
-
-    def texts(self, sample: _Sample, rows: Bools) -> Texts:
-        """These rows of the sample, as texts to fit readouts to."""
-        own = sample.rows.take(pa.array(np.flatnonzero(rows)))
-        tokens = np.zeros(own.num_rows, np.int64)
-        for name in sample.fps:
-            read = pc.struct_field(own[name].combine_chunks(), "n_tokens")
-            tokens = np.maximum(tokens, pc.fill_null(read, 0).to_numpy(zero_copy_only=False))
-        texts = texts_of(self.shards, self.spec.input.storage_options, own)
-        return Texts(self.spec, texts, tokens, sample.job.placement.dtype, self.cache_dir)
-
-
-def _drawn(labelled: Outcome, tasks: Sequence[str], share: float) -> pa.Table:
-    """The rows of the sample; see `_Sample`."""
-    wide = wide_schema(labelled.contents, tasks)
-    schema = pa.schema([wide.field(name) for name in ("content_hash", *tasks)])
-    tables = []
-    batches = aligned_batches(labelled.store, labelled.contents, schema)
-    for shard, batch in zip(labelled.contents.shards, batches, strict=True):
-        of_shard = draws(shard.sid, shard.rows)
-        rows = np.flatnonzero(of_shard < share)
-        places = {
-            "sid": pa.repeat(shard.sid, len(rows)),
-            "row": pa.array(rows),
-            "draw": pa.array(of_shard[rows]),
-        }
-        own = pa.Table.from_batches([batch.take(pa.array(rows))])
-        for name, values in places.items():
-            own = own.append_column(name, values)
-        tables.append(own)
-    return pa.concat_tables(tables)
-
-
-def with_cascades(spec: JobSpec) -> JobSpec:
-    """The spec with `cascade: auto` in each task with a question; SpecError where none can be."""
-    content = spec.model_dump(exclude_unset=True)
-    for task in content["tasks"]:
-        if task.get("question") is not None:
-            task["cascade"] = "auto"
-    return spec_of(content)
 
 
 def certify(
@@ -181,6 +68,7 @@ def certify(
     """
     if not spec.cascades or options.sample or options.where:
         return
+    spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
     planned = plan(job, store, keep=False)
@@ -197,19 +85,27 @@ def certify(
         if task.cascade.by is not None:
             place, named = f"tasks.{spec.tasks.index(task)}.cascade.by", f'doc."{task.cascade.by}"'
             check(f"{named} IS NULL", planned.shards, spec.input.storage_options, place=place)
-    by_id = {shard.id: shard for shard in planned.shards}
-    run = _Run(spec, cache_dir, address, options, announce, time.time(), by_id)
     most = max(_to_draw(task.cascade) for task in waiting.values())
     # — the share of an earlier sample stays, so that new files give it their part
     drawn = [known[name].draw for name in waiting if name in known]
     share = max(drawn, default=round(min(LARGEST_SHARE, most / planned.rows), 9))
-    whole = run.sample({name: task.whole for name, task in waiting.items()}, share)
-    cascades = {name: _Cascade.of(run, task, whole) for name, task in waiting.items()}
+    by_id = {shard.id: shard for shard in planned.shards}
+    sampling = Sampling(spec, cache_dir, address, options, announce, time.time(), by_id, share)
+    whole = sampling.answered({name: task.whole for name, task in waiting.items()})
+    cascades = {name: _Cascade.of(sampling, task, whole) for name, task in waiting.items()}
     again = {name: own.trial_of(known[name]) for name, own in cascades.items() if name in known}
-    found = {name: own for name, own in _tried(run, cascades, again) if own.thresholds is not None}
-    texts = cache(partial(run.texts, whole, whole.first_half))
+    proved = dict(_tried(sampling, cascades, again))
+    found = {name: own for name, own in proved.items() if own.thresholds is not None}
+
+    @cache
+    def texts() -> Texts:
+        rows = whole.rows.take(pa.array(np.flatnonzero(whole.first_half)))
+        placement, tokens = whole.job.placement, whole.tokens[whole.first_half]
+        on_engine = partial(sampling.where_engines_run, placement=placement)
+        return Texts(spec, sampling.texts(rows), tokens, placement.dtype, cache_dir, on_engine)
+
     trials = {name: own.trial(texts) for name, own in cascades.items() if name not in found}
-    for name, certificate in (found | dict(_tried(run, cascades, trials))).items():
+    for name, certificate in (found | dict(_tried(sampling, cascades, trials))).items():
         write_certificate(store, replace(certificate, shards=shards))
         logger.info("%s: %s", name, certificate.words)
 
@@ -238,7 +134,7 @@ class _Trial:
 
 
 def _tried(
-    run: _Run, cascades: Mapping[str, _Cascade], trials: Mapping[str, _Trial]
+    sampling: Sampling, cascades: Mapping[str, _Cascade], trials: Mapping[str, _Trial]
 ) -> Iterator[tuple[str, Certificate]]:
     """By cascade, what a trial proves. Stages of all cascades answer in the same readings."""
     answers = defaultdict[str, list[Floats]](list)
@@ -249,7 +145,7 @@ def _tried(
             for name, trial in trials.items()
             if len(trial.stages) > number
         }
-        sample = run.sample(stages, next(iter(cascades.values())).whole.share)
+        sample = sampling.answered(stages)
         for name in stages:
             answers[name].append(sample.p(cascades[name].task))
             fps[name].append(sample.fps[name])
@@ -267,16 +163,16 @@ class _Cascade:
 
     spec: JobSpec
     task: CascadeTask
-    whole: _Sample
+    whole: Sample
     judged: Judged
     p: Floats  # [docs, labels] of the last stage; NaN without an answer
     groups: Groups | None  # [docs], of which each keeps the promise; None: all documents do
 
     @classmethod
-    def of(cls, run: _Run, task: CascadeTask, whole: _Sample) -> _Cascade:
+    def of(cls, sampling: Sampling, task: CascadeTask, whole: Sample) -> _Cascade:
         judged = Judged.of(list(task.labels), task.kind, task.cascade.promise)
-        groups = None if task.cascade.by is None else run.values(whole, task.cascade.by)
-        return cls(run.spec, task, whole, judged, whole.p(task), groups)
+        groups = None if task.cascade.by is None else sampling.values(whole, task.cascade.by)
+        return cls(sampling.spec, task, whole, judged, whole.p(task), groups)
 
     def trial(self, texts: Callable[[], Texts]) -> _Trial:
         """What is tried first: the stages of the spec, or a readout that is fitted now."""
@@ -358,14 +254,12 @@ class _Cascade:
             task=self.task.name,
             promise=self.task.cascade.promise,
             stages=(*fps, self.whole.fps[self.task.name]),
+            draw=self.whole.share,
             thresholds=rules[proof.rule],
-            reason="",
             readout=taught.readout if taught else "",
             max_tokens=taught.max_tokens if taught else None,
             layer=taught.layer if taught else None,
             cost=cost,
-            draw=self.whole.share,
-            shards="",
             documents=len(whole),
             decided=decided,
             shares=shares,
@@ -382,15 +276,6 @@ class _Cascade:
             task=self.task.name,
             promise=self.task.cascade.promise,
             stages=fps,
-            thresholds=None,
-            reason=reason,
-            readout="",
-            max_tokens=None,
-            layer=None,
-            cost=0.0,
             draw=self.whole.share,
-            shards="",
-            documents=0,
-            decided=0.0,
-            shares={},
+            reason=reason,
         )

@@ -29,9 +29,10 @@ from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
 from pipeline.runtime.run import run as run_without_judging
 from pipeline.spec.gold import PublishSpec
+from pipeline.spec.parse import with_cascades
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs import ForPeople
-from pipeline.verbs.certify import certify, with_cascades
+from pipeline.verbs.certify import certify
 from pipeline.verbs.doubts import label_doubts
 from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
 

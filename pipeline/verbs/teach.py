@@ -7,13 +7,14 @@ of the same rows would prove.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -33,9 +34,6 @@ from pipeline.hashes import sha256_hex
 from pipeline.ledger.keys import fitted_key
 from pipeline.runtime.job import Job, in_format, make_job
 from pipeline.runtime.placement import place, this_machine
-from pipeline.sources.shards import Shard
-from pipeline.sources.source import read_documents
-from pipeline.sources.streams import Options
 from pipeline.spec.labels import part_file
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import QuestionTask
@@ -43,6 +41,8 @@ from pipeline.spec.tasks import CascadeTask, TaskSpec
 from pipeline.stores.store import open_store
 from pipeline.verbs.fit import FORMAT
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_as, read_gold_states
+
+logger = logging.getLogger(__name__)
 
 LAYERS = (1 / 8, 1 / 4, 1 / 2)  # of the decoder's depth
 FIRST_TOKENS = 256
@@ -70,6 +70,8 @@ class Texts:
     tokens: NDArray[Any]  # [texts], that the whole model reads
     dtype: str
     cache_dir: Path
+    # The result of a call in a process with the processors of an engine.
+    on_engine: Callable[[Callable[[], ReadGold]], ReadGold]
     _read: dict[int | None, ReadGold] = field(default_factory=dict)  # by `max_tokens`
 
     @property
@@ -77,34 +79,43 @@ class Texts:
         """How many tokens of a document a readout may read; None: as many as the spec says."""
         return (None, FIRST_TOKENS) if np.median(self.tokens) >= LONG else (None,)
 
-    def job(self, max_tokens: int | None) -> Job:
-        """A job that reads the documents alone."""
-        documents = self.spec.documents
-        if max_tokens is not None:
-            documents = documents.model_copy(update={"max_tokens": max_tokens})
-        asks = QuestionTask(name="states", labels={"a": ("a",), "b": ("b",)}, question="?")
-        own = self.spec.model_copy(update={"tasks": (asks,), "documents": documents})
-        where = replace(place(own.model, this_machine()), dtype=self.dtype)
-        job = make_job(in_format(own, self.dtype), where, self.cache_dir)
-        bare = (asks.model_copy(update={"question": None}),)
-        return replace(job, spec=job.spec.model_copy(update={"tasks": bare}))
-
     def states(self, max_tokens: int | None) -> ReadGold:
         """The states of the documents at `LAYERS`; its kinds are `POOLINGS`."""
         if max_tokens not in self._read:
-            rows = len(self.texts)
-            counts = GoldCounts("the sample", "content_hash", rows)
-            any_label = GoldTask(("a", "b"), np.zeros(rows, np.int64))
-            gold = Gold(counts, tuple(map(str, range(rows))), {"states": any_label}, self.texts)
-            self._read[max_tokens] = read_gold_states(
-                self.job(max_tokens),
-                gold,
-                ["states"],
-                layers=None,
-                shares=LAYERS,
-                announce=lambda _documents: lambda _done: None,
-            )
+            documents = f"{len(self.texts):,} documents"
+            part = "" if max_tokens is None else f", the first {max_tokens} tokens"
+            logger.info("reading %s of the sample at early layers%s", documents, part)
+            job = partial(_job, self.spec, self.dtype, self.cache_dir, max_tokens)
+            self._read[max_tokens] = self.on_engine(partial(_states, job, self.texts))
         return self._read[max_tokens]
+
+
+def _job(spec: JobSpec, dtype: str, cache_dir: Path, max_tokens: int | None) -> Job:
+    """A job of this machine that reads the documents alone."""
+    documents = spec.documents
+    if max_tokens is not None:
+        documents = documents.model_copy(update={"max_tokens": max_tokens})
+    asks = QuestionTask(name="states", labels={"a": ("a",), "b": ("b",)}, question="?")
+    own = spec.model_copy(update={"tasks": (asks,), "documents": documents})
+    where = replace(place(own.model, this_machine()), dtype=dtype)
+    job = make_job(in_format(own, dtype), where, cache_dir)
+    bare = (asks.model_copy(update={"question": None}),)
+    return replace(job, spec=job.spec.model_copy(update={"tasks": bare}))
+
+
+def _states(job: Callable[[], Job], texts: tuple[str, ...]) -> ReadGold:
+    """The states of the texts at `LAYERS`; its kinds are `POOLINGS`."""
+    rows = len(texts)
+    counts = GoldCounts("the sample", "content_hash", rows)
+    any_label = GoldTask(("a", "b"), np.zeros(rows, np.int64))
+    return read_gold_states(
+        job(),
+        Gold(counts, tuple(map(str, range(rows))), {"states": any_label}, texts),
+        ["states"],
+        layers=None,
+        shares=LAYERS,
+        announce=lambda _documents: lambda _done: None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +129,6 @@ class _Place:
     saved: float
     rows: Mapping[str, GoldStates]  # by part
     best: Mapping[str, tuple[int, Choice]]  # by part: pooling and choice
-
-
-def texts_of(
-    shards: Mapping[str, Shard], storage_options: Options, rows: pa.Table
-) -> tuple[str, ...]:
-    """The texts of these rows, which have the shard `sid` and the `row` in it."""
-    texts: dict[tuple[str, int], str] = {}
-    wanted: dict[str, set[int]] = {}
-    pairs = [*zip(rows["sid"].to_pylist(), rows["row"].to_pylist(), strict=True)]
-    for sid, row in pairs:
-        wanted.setdefault(sid, set()).add(row)
-    for sid, of_shard in wanted.items():
-        start = 0
-        for documents in read_documents(shards[sid], storage_options):
-            for row in of_shard & {*range(start, start + documents.num_rows)}:
-                texts[sid, row] = documents["text"][row - start].as_py() or ""
-            start += documents.num_rows
-            if start > max(of_shard):
-                break
-    return tuple(texts[pair] for pair in pairs)
 
 
 def teach(texts: Texts, task: CascadeTask, whole: Floats, judged: Judged) -> Taught | None:
@@ -207,7 +198,8 @@ def _places(
 
 def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
     """Fits at the best place to all rows, and writes the files, whose names are their hash."""
-    job, spec = texts.job(best.max_tokens), texts.spec
+    spec = texts.spec
+    job = _job(spec, texts.dtype, texts.cache_dir, best.max_tokens)
     layer = best.read.layers[best.layer]
     files: dict[str, bytes] = {}
     for part in _parts(task):

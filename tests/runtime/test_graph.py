@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from pipeline.errors import (
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime import graph, left_out
-from pipeline.runtime.graph import Places, ShardWorker, cut_on_a_node
+from pipeline.runtime.graph import Places, ShardWorker, on_a_node
 from pipeline.runtime.mailbox import Post
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import InputObject, cut
@@ -212,17 +213,19 @@ def test_a_node_cuts_a_file_as_this_process_does_and_says_why_it_cannot(
     (torn := tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines)[:-9])
     columns = Columns("text", None)
     source = InputObject(str(whole), len(lines), "x", "jsonl")
-    assert cut_on_a_node(source, columns, 100) == cut(source, columns, 100)
+
+    def on_node(*of: Any, **options: Any) -> list[Shard]:
+        return on_a_node(partial(cut, *of, **options), num_cpus=1)
+
+    assert on_node(source, columns, 100) == cut(source, columns, 100)
     with pytest.raises(UnreadableError, match=f"{torn}: cannot be read"):
-        cut_on_a_node(InputObject(str(torn), 1, "x", "jsonl.gz"), columns, 100)
+        on_node(InputObject(str(torn), 1, "x", "jsonl.gz"), columns, 100)
     with pytest.raises(MissingColumnsError, match=f"{whole} has no such column"):
-        cut_on_a_node(source, Columns("text", "id"), 100)
-    assert cut_on_a_node(source, Columns("text", "id"), 100, lacking=True)
+        on_node(source, Columns("text", "id"), 100)
+    assert on_node(source, Columns("text", "id"), 100, lacking=True)
 
 
-def test_a_file_that_no_node_could_cut_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_no_node_could_end_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one whose nodes are lost each time that Ray tries it: exit code 3."""
 
     def lost(*_: object) -> None:
@@ -231,6 +234,5 @@ def test_a_file_that_no_node_could_cut_is_one_line(
     task = SimpleNamespace(remote=lambda *_of, **_how: None)
     monkeypatch.setattr("ray.remote", lambda **_how: lambda _function: task)
     monkeypatch.setattr("ray.get", lost)
-    source = InputObject(str(tmp_path / "a.jsonl"), 1, "x", "jsonl")
     with pytest.raises(UnavailableError, match=r"Ray cannot go on: .*; run again: finished shards"):
-        cut_on_a_node(source, Columns("text", None), 100)
+        on_a_node(list, num_cpus=1)

@@ -329,17 +329,9 @@ def write_thresholds(
         task=task,
         promise=next(own.cascade.promise for own in spec.cascades if own.name == task),
         stages=tuple(versions[task].id for versions in raw if task in versions),
-        thresholds=Thresholds(at, each=True),
-        reason="",
-        readout="",
-        max_tokens=None,
-        layer=None,
-        cost=0.0,
         draw=0.1,
+        thresholds=Thresholds(at, each=True),
         shards=hash_of(plan(job_of_output(spec, store, cache), store, keep=False).shards),
-        documents=0,
-        decided=0.0,
-        shares={},
     )
     write_certificate(store, certificate)
 

@@ -29,8 +29,8 @@ AGREE = {"agree": 0.9}  # needs 29 documents
 
 
 def p_near(question: str, text: str, exact: Callable[[str, str], float]) -> float:
-    """A question `near X` has the answer to X with noise, where that is not sure of itself."""
-    if not question.startswith("near "):
+    """A question `near X` has the answer to X with noise, and to an odd text any answer."""
+    if not question.startswith("near ") or "odd" in text:
         return exact(question, text)
     noise = exact(question, text) - 0.5
     p = exact(question.removeprefix("near "), text) + 0.6 * noise
@@ -41,7 +41,7 @@ def p_near(question: str, text: str, exact: Callable[[str, str], float]) -> floa
 def corpus(plain: Corpus, same_draws: None, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     exact = fake_engine.p_of
     monkeypatch.setattr(fake_engine, "p_of", lambda q, text: p_near(q, text, exact))
-    plain.shard_bytes, plain.stages, plain.promise = 20_000, STAGES, AGREE
+    plain.shard_bytes, plain.stages, plain.promise = 100_000, STAGES, AGREE
     plain.write("one", [f"text {n}" for n in range(DOCUMENTS)])
     return plain
 
@@ -59,19 +59,21 @@ def is_positive(p: float) -> bool:
     return p > 0.5
 
 
-def compared(corpus: Corpus) -> list[tuple[bool, bool]]:
-    """Of each document, whether it is called toxic, and whether it is by the whole model."""
+def compared(corpus: Corpus, of: str = "") -> list[tuple[bool, bool]]:
+    """Of each document with this word, whether it is called toxic, and is by the whole model."""
+    texts = corpus.texts
     return [
         (
             is_positive(row["p"]["toxic"]),
-            is_positive(fake_engine.p_of("whole", corpus.texts[name])),
+            is_positive(fake_engine.p_of("whole", texts[name])),
         )
         for name, row in corpus.rows().items()
+        if of in texts[name]
     ]
 
 
-def agreement(corpus: Corpus) -> float:
-    return float(np.mean([called == truth for called, truth in compared(corpus)]))
+def agreement(corpus: Corpus, of: str = "") -> float:
+    return float(np.mean([called == truth for called, truth in compared(corpus, of)]))
 
 
 def asked(corpus: Corpus, question: str) -> set[str]:
@@ -116,6 +118,23 @@ def test_recall_and_precision_of_a_label(corpus: Corpus) -> None:
     right = sum(called and truth for called, truth in pairs)
     assert right / sum(truth for _, truth in pairs) >= 0.85
     assert right / sum(called for called, _ in pairs) >= 0.85
+    corpus.verify()
+
+
+def test_a_promise_of_each_source_holds_where_the_cheap_stage_is_bad(corpus: Corpus) -> None:
+    kinds = ["odd" if number % 4 == 0 else "usual" for number in range(DOCUMENTS)]
+    texts = [f"{kind} text {number}" for number, kind in enumerate(kinds)]
+    corpus.write("one", texts, source=kinds)
+    corpus.promise = {"agree": 0.8}
+    labelled(corpus)
+    of_all = certificate(corpus)
+    assert of_all.thresholds is not None
+    assert agreement(corpus) >= 0.8 > agreement(corpus, "odd")
+    corpus.promise = {"agree": 0.8, "by": "source"}
+    labelled(corpus)
+    of_each = certificate(corpus)
+    assert {*of_each.shares} == {"agree (odd)", "agree (usual)"}
+    assert of_each.decided < of_all.decided / 2 and agreement(corpus, "odd") >= 0.8
     corpus.verify()
 
 

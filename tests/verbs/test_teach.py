@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,13 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import SpecError
 from pipeline.fitted.readout import parse_readout
 from pipeline.options import RunOptions
+from pipeline.runtime.placement import Placement
+from pipeline.runtime.progress import ignore
 from pipeline.runtime.weights import locate
 from pipeline.spec.stages import QuestionTask
 from pipeline.verbs.run import RunResult, judged_run
+from pipeline.verbs.teach import Texts
+from pipeline.verbs.uniform_sample import Sampling
 
 WORDS = ("river", "stone", "anger", "market", "quiet", "engine", "winter", "letter", "yellow")
 FORM: dict[str, Any] = {"name": "form", "question": None, "labels": ["x", "y"]}
@@ -122,3 +129,19 @@ def test_run_save_gives_each_question_a_cascade(corpus: Corpus) -> None:
     assert {*result.certificates} == {"form"}
     needed = result.certificates["form"].reason
     assert "agree 0.98 needs 149 documents" in needed and isinstance(task, QuestionTask)
+
+
+@pytest.mark.xdist_group("ray")
+def test_states_are_read_in_a_process_of_the_cluster_that_a_run_uses(
+    corpus: Corpus, shared_ray: None
+) -> None:
+    sampling = Sampling(corpus.spec, corpus.cache, None, RunOptions(), ignore, 0.0, {}, 0.1)
+    placement = Placement("cpu", "float32", actors=2, threads=1)
+    there = partial(sampling.where_engines_run, placement=placement)
+    assert there(os.getpid) != os.getpid()
+    few = tuple(corpus.texts.values())[:20]
+    tokens = np.full(len(few), 9)
+    own = Texts(corpus.spec, few, tokens, "float32", corpus.cache, on_engine=lambda call: call())
+    expected, read = own.states(None), replace(own, on_engine=there, _read={}).states(None)
+    np.testing.assert_array_equal(read.states, expected.states)
+    assert read.layers == expected.layers
