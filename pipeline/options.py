@@ -18,6 +18,7 @@ from pipeline.errors import (
     require_share,
 )
 
+PresetName = Literal["edu", "toxicity", "language", "web"]
 OnError = Literal["fail", "keep", "drop"]
 
 FOLDS = 5  # of a cross-validation
@@ -34,8 +35,11 @@ class InitOptions:
     """Column with the text (default: that with a usual name, or the longest texts)."""
     id: str | None = None
     """Column with the id (default: that with a usual name and different values)."""
-    model: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    """Model: a name on the Hugging Face Hub, a folder or a .gguf file."""
+    preset: PresetName | None = None
+    """Tasks that published classifiers answer (default: one task as an example)."""
+    model: str | None = None
+    """Model: a name on the Hugging Face Hub, a folder or a .gguf file (default: that of the preset,
+    else HuggingFaceTB/SmolLM2-135M-Instruct)."""
     overwrite: bool = False
     """Replace an existing file (default: refuse)."""
 

@@ -53,7 +53,7 @@ def init(data: str, /, *, options: InitOptions = InitOptions(), as_json: AsJson 
     """Look at your files, and write a first spec: the file that says what to label.
 
     The columns with the text and the id are proposed from the first rows. The task in the spec is
-    an example to edit.
+    an example to edit, or that of a published classifier with --preset.
     """
     from pipeline.report.init import show_proposal
     from pipeline.verbs.init import init

@@ -26,16 +26,17 @@ from pipeline.inference.labels.tokenizer import encode
 from pipeline.inference.loading import read_config, read_network
 from pipeline.inference.model.linear import use_onednn
 from pipeline.inference.schedules.batching import Usage, pad
-
-# Before the name of a class, in a head whose classes do not exclude each other: its opposite.
-NOT = "not "
+from pipeline.spec.labels import NOT, task_of
 
 
 class EncoderEngine:
-    """An encoder with its head, which gives each of its classes a probability.
+    """An encoder with its head, which gives each of its classes a probability, or a score.
 
     A head of the kind `multi_label_classification` has two classes for each of its outputs: its
-    name, and `not ` before it. ModelError if the head lacks a class of a label.
+    name, and `not ` before it. A head with one output has no classes: its value is a score. The
+    probabilities of the two labels beside it have it as their mean; a value beyond the labels is
+    the first or the last. ModelError if the head lacks a class of a label, or has another form than
+    a task.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class EncoderEngine:
         network: PreTrainedModel,  # on its device
         tokenizer: PreTrainedTokenizerBase,
         labels: Mapping[str, Mapping[str, Sequence[str]]],  # by task, the classes of each label
+        scores: Mapping[str, Sequence[float]] = {},  # by task of kind score, the rising labels
         *,
         max_batch_tokens: int,  # with those that fill a batch's shorter documents
     ) -> None:
@@ -55,17 +57,18 @@ class EncoderEngine:
         self._excludes = config.problem_type != "multi_label_classification"
         names = [str(config.id2label[number]) for number in range(config.num_labels)]
         self.classes = tuple(names) if self._excludes else (*names, *(NOT + name for name in names))
-        if len(names) < 2 and self._excludes:
-            raise ModelError(
-                "its head has one output: a score, and no probability of a class; use a head with "
-                "two classes or more, or of the kind multi_label_classification"
-            )
+        self._scores = scores if len(names) == 1 and self._excludes else None
+        if config.problem_type == "regression" and len(names) > 1:
+            raise ModelError(f"its head has {len(names)} scores; use one with a single output")
         nothing = np.zeros((1, len(self.classes)), np.float32)
-        for task, of_task in labels.items():
+        for task in labels:
             try:
-                label_log_probs(nothing, self.classes, of_task)
+                self._log_probs(task, nothing)
             except ModelError as error:
-                raise ModelError(f"task {task!r}: its head {error}") from error
+                needs = ""
+                if self._excludes and task_of(task) != task:
+                    needs = "; kind: multi needs a head of the kind multi_label_classification"
+                raise ModelError(f"task {task!r}: its head {error}{needs}") from error
 
     def label(
         self,
@@ -76,13 +79,13 @@ class EncoderEngine:
     ) -> Labelled:
         """As `LabelEngine.label`: [docs, labels] log-probabilities for each task."""
         names = [name for name in self._labels if tasks is None or name in tasks]
-        p = np.full((len(documents), len(self.classes)), np.nan, np.float32)
+        outputs = np.full((len(documents), len(self.classes)), np.nan, np.float32)
         too_large: set[int] = set()
         around = len(self._before) + len(self._after)
         lengths = [len(document) + around for document in documents]
 
         def read(batch: Sequence[int], _max_tokens: int) -> NDArray[np.float32]:  # [docs, classes]
-            return self._probabilities([documents[i] for i in batch])
+            return self._outputs([documents[i] for i in batch])
 
         for batch, answers in read_in_batches(
             lengths, read, max_tokens=self._max_batch_tokens, padded=True
@@ -90,15 +93,24 @@ class EncoderEngine:
             if answers is None:
                 too_large.update(batch)
             else:
-                p[batch] = answers
+                outputs[batch] = answers
                 on_batch(batch)
-        by_task = (label_log_probs(p, self.classes, self._labels[name]) for name in names)
-        return Labelled(tuple(by_task), Usage(sum(lengths)), frozenset(too_large))
+        by_task = tuple(self._log_probs(name, outputs) for name in names)
+        return Labelled(by_task, Usage(sum(lengths)), frozenset(too_large))
+
+    def _log_probs(
+        self,
+        task: str,
+        outputs: NDArray[np.float32],  # [docs, classes]
+    ) -> NDArray[np.float32]:  # [docs, labels]
+        if self._scores is None:
+            return label_log_probs(outputs, self.classes, self._labels[task])
+        if task not in self._scores:
+            raise ModelError("has one output, a score; write kind: score and its numbers as labels")
+        return score_log_probs(outputs[:, 0], self._scores[task])
 
     @torch.inference_mode()
-    def _probabilities(
-        self, documents: Sequence[DocumentIds]
-    ) -> NDArray[np.float32]:  # [docs, classes]
+    def _outputs(self, documents: Sequence[DocumentIds]) -> NDArray[np.float32]:  # [docs, classes]
         whole = [[*self._before, *document, *self._after] for document in documents]
         ids, mask = pad(whole, fill=self._fill)
         device = self._network.device
@@ -107,12 +119,22 @@ class EncoderEngine:
             attention_mask=torch.from_numpy(mask).to(device),
         )
         logits = output.logits.float()
-        if self._excludes:
-            p = logits.softmax(dim=1)
-        else:
-            p = torch.cat([logits.sigmoid(), (-logits).sigmoid()], dim=1)
-        answers: NDArray[np.float32] = p.numpy(force=True)
+        if not self._excludes:
+            logits = torch.cat([logits.sigmoid(), (-logits).sigmoid()], dim=1)
+        elif self._scores is None:
+            logits = logits.softmax(dim=1)
+        answers: NDArray[np.float32] = logits.numpy(force=True)
         return answers
+
+
+def score_log_probs(
+    scores: NDArray[np.float32],  # [docs]; NaN of one that was not read
+    labels: Sequence[float],  # rising
+) -> NDArray[np.float32]:  # [docs, labels]
+    """Log-probabilities of the two labels beside a score, whose mean is the score."""
+    shares = [np.interp(scores, labels, of_label) for of_label in np.eye(len(labels))]
+    with np.errstate(divide="ignore"):  # — all other labels have none
+        return np.log(np.stack(shares, axis=1)).astype(np.float32)
 
 
 def load_encoder(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:

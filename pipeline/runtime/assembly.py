@@ -179,10 +179,12 @@ def _encoder_engine(reader: Reader, send: Send) -> EncoderEngine:
     send(WorkerReport(LOADING))
     torch.set_num_threads(min(reader.placement.threads, usable_cores()))
     network = load_encoder(folder, dtype=reader.placement.dtype, device=reader.placement.device)
-    labels = {task.name: task.labels for task in reader.spec.model_tasks}
+    parts = reader.spec.model_parts
+    labels = {part.name: part.labels for part in parts}
+    scores = {part.name: part.values for part in parts if part.values}
     on_gpu = reader.placement.device == "cuda"
     most_tokens = CUDA_BATCH_TOKENS if on_gpu else ENCODER_BATCH_TOKENS
-    return EncoderEngine(network, tokenizer, labels, max_batch_tokens=most_tokens)
+    return EncoderEngine(network, tokenizer, labels, scores, max_batch_tokens=most_tokens)
 
 
 def reader_prompt(

@@ -19,6 +19,8 @@ MOST_COLUMNS = 1_000
 # What the parts of a task of kind `multi` answer, and the texts of each.
 YES, NO = "yes", "no"
 YES_OR_NO = {YES: ("Yes", "yes"), NO: ("No", "no")}
+# Before the name of a class, in a head whose classes do not exclude each other: its opposite.
+NOT = "not "
 SLOT = "{label}"  # in the question of a task of kind `multi`
 ANSWER = "{answer}"  # in a question: what follows it begins the answer
 # The classes of lid.176.ftz (Joulin et al., 2016).

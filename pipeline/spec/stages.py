@@ -22,7 +22,10 @@ from pipeline.spec.labels import (
     ANSWER,
     LANGUAGES,
     MOST_COLUMNS,
+    NO,
+    NOT,
     SLOT,
+    YES,
     YES_OR_NO,
     Labels,
     equal_in_sql,
@@ -174,8 +177,9 @@ class Task(Frozen):
         for key in ("top_k", "separator") if self.kind in of_kind else ():
             if getattr(self, key) is not None:
                 yield key, of_kind[self.kind]
-        if self.kind == "multi" and isinstance(self, ClassifierTask | EncoderTask):
-            yield "kind", "takes a question or a readout; write one, or a task for each label"
+        if self.kind == "multi" and isinstance(self, ClassifierTask):
+            fix = "takes a question, a readout or the head of an encoder; write one of them, or a "
+            yield "kind", f"{fix}task for each label"
 
 
 class QuestionTask(Task):
@@ -266,13 +270,31 @@ class ClassifierTask(UnaskedTask):
 
 class EncoderTask(UnaskedTask):
     """Labels alone: classes of the head of a sequence classifier, such as BERT, DeBERTa, XLM-R or
-    ModernBERT."""
+    ModernBERT. Of kind `multi`, each label is an output of a head whose classes do not exclude each
+    other. Of kind `score`, a head with one output gives the score."""
 
     model: ModelSpec | None = None
     """Model of a stage of a cascade. Default: the spec's."""
     documents: DocumentsSpec | None = None
     """How much of a document a stage of a cascade reads. Default: as in the spec."""
     classifier: ClassVar[None] = None
+
+    @property
+    def parts(self) -> tuple[TaskSpec, ...]:
+        """A task of yes or no for each label of the kind `multi`, or the task itself."""
+        if self.kind != "multi":
+            return super().parts
+        return tuple(self._part(label, texts[0]) for label, texts in self.labels.items())
+
+    def _part(self, label: str, output: str) -> TaskSpec:
+        labels = {YES: (output,), NO: (NOT + output,)}
+        own = {"name": f"{self.name}.{label}", "kind": "choice", "labels": labels}
+        return self.model_copy(update=own)
+
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        yield from super()._contradictions()
+        if self.kind == "multi" and any(len(texts) > 1 for texts in self.labels.values()):
+            yield "labels", "each is one output of the head; write one class for each label"
 
 
 def reader_of(content: Any) -> str:

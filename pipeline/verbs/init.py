@@ -15,7 +15,7 @@ import yaml
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import Option, listed, option_error
-from pipeline.options import InitOptions
+from pipeline.options import InitOptions, PresetName
 from pipeline.sources.delimited import wrong_delimiter
 from pipeline.sources.documents import TooLong
 from pipeline.sources.formats import foreign_content, format_of
@@ -24,6 +24,7 @@ from pipeline.sources.source import find_files, first_rows
 from pipeline.sources.text_files import file_path
 from pipeline.spec.parse import parse_spec
 from pipeline.stores.named_files import new_file
+from pipeline.verbs.presets import PRESETS, Preset
 
 # Usual names of text columns and of id columns, the most likely first.
 TEXT_NAMES = (
@@ -42,10 +43,7 @@ _SPEC = """\
 # docs/reference/keys.md of a checkout describes every key.
 name: {name}
 
-# A name on the Hugging Face Hub, a folder, or a .gguf file. A small model is for trained readouts:
-# label about 100 documents on a page (`assay review`), and fit to them (`assay fit`).
-model: {{path: {model}}}
-
+{model}
 input:
   path: {path}
   text: {text}{text_comment}
@@ -54,20 +52,6 @@ input:
 # Where answers are kept: a folder, or an s3:// or gs:// URL. A later run adds what is missing.
 output: {output}
 
-# A longer document is cut after max_tokens tokens. `too_long: chunk` reads all of it.
-documents: {{max_tokens: 2048, too_long: head}}
-
-# Each task is answered for every document; more tasks cost little.
-# This task is an example: write your own name and labels.
-tasks:
-  - name: toxic
-    labels: [toxic, clean]
-    question: null  # the readout is of the document itself
-    readout: readouts/toxic.safetensors  # a file that `assay fit {file}` writes
-# A model of 7 billion parameters or more can be asked. In place of the last three keys:
-#   question: "Does this text contain insults, threats or slurs? Answer yes or no."
-#   labels: {{toxic: ["Yes", "yes"], clean: ["No", "no"]}}
-#   cascade: auto  # where it is sure, half of the layers or fewer answer; 98 % keep their label
 """
 
 
@@ -95,7 +79,8 @@ class Proposal:
     columns: tuple[Column, ...]
     text: str
     id: str | None  # None: the hash of the text
-    model: str
+    preset: PresetName | None
+    model: str | None  # None: the tasks need none
     output: str
 
 
@@ -107,6 +92,10 @@ def init(data: str, options: InitOptions) -> Proposal:
             that the caller names.
         StorageError: The files cannot be read, or the spec cannot be written.
     """
+    preset = PRESETS[options.preset]
+    model = options.model or preset.model
+    if model is not None and preset.model is None:
+        raise option_error("model", f"preset {options.preset} needs no model; leave it out", model)
     target = new_file(options.to, {}, overwrite=options.overwrite)
     file_system, place, listed = find_files(data, key=Option("data"))
     infos = [info for info in listed if is_file(file_system, info)]
@@ -130,10 +119,11 @@ def init(data: str, options: InitOptions) -> Proposal:
         columns=columns,
         text=text,
         id=_named(columns, options.id, "id") or _id_column(columns, text),
-        model=_relative(options.model, folder) if os.path.exists(options.model) else options.model,
+        preset=options.preset,
+        model=_relative(model, folder) if model and os.path.exists(model) else model,
         output=_output(name, data, folder) if is_local else f"out/{name}",
     )
-    content = _spec(proposal, name)
+    content = _spec(proposal, name, preset)
     parse_spec(content, place=options.to)
     target.write(content.encode())
     return proposal
@@ -244,17 +234,18 @@ def _output(name: str, data: str, spec_folder: str) -> str:
     return os.path.relpath(output, spec_folder or ".")
 
 
-def _spec(proposal: Proposal, name: str) -> str:
+def _spec(proposal: Proposal, name: str, preset: Preset) -> str:
     id = "  # No column has the name of an id: the id of a document is the hash of its text."
     if proposal.id is not None:
         id = f"  id: {_yaml(proposal.id)}"
     others = [_yaml(each.name) for each in proposal.columns if each.name != proposal.text]
     more = ", ..." if len(others) > SHOWN_COLUMNS else ""
     comment = f"  # other columns: {', '.join(others[:SHOWN_COLUMNS])}{more}" if others else ""
-    return _SPEC.format(
+    model = "" if proposal.model is None else f"\nmodel: {{path: {_yaml(proposal.model)}}}\n"
+    return (_SPEC + preset.tasks).format(
         file=shlex.quote(proposal.file),
         name=_yaml(name),
-        model=_yaml(proposal.model),
+        model=preset.about + model,
         path=_yaml(proposal.path),
         text=_yaml(proposal.text),
         text_comment=comment,

@@ -78,6 +78,24 @@ def test_each_output_of_a_head_that_excludes_nothing_is_a_class_with_an_opposite
     assert np.exp(log_probs[0, 0]) == pytest.approx(float(logits[2].sigmoid()), abs=1e-5)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_with_one_output_gives_the_mean_of_a_score(family: str, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, family, num_labels=1, id2label=None, label2id=None)
+    network = load_encoder(folder, dtype="float32", device="cpu")
+    numbers = (-2.0, 0.0, 0.5, 3.0)
+    labels = {"edu": {str(number): [str(number)] for number in numbers}}
+    engine = EncoderEngine(
+        network, load_tokenizer(folder), labels, {"edu": numbers}, max_batch_tokens=512
+    )
+    documents = random_documents(30)
+    p = np.exp(engine.label(documents).log_probs[0])
+    with torch.inference_mode():
+        scores = [float(network(torch.tensor([[2, *each, 3]])).logits) for each in documents]
+    np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(p @ numbers, np.clip(scores, -2, 3), atol=1e-5)
+    assert ((p > 0).sum(axis=1) <= 2).all() and np.ptp(scores) > 0.1
+
+
 def test_where_memory_is_short_batches_are_halved_and_a_document_alone_has_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +157,9 @@ def test_a_class_that_the_head_lacks_and_a_head_with_one_output_are_named(tmp_pa
     names: dict[str, Any] = {"id2label": {0: "score"}, "label2id": {"score": 0}}
     folder = write_encoder(tmp_path / "one", **names)
     network = load_encoder(folder, dtype="float32", device="cpu")
-    with pytest.raises(ModelError, match="its head has one output"):
-        EncoderEngine(network, tokenizer, {}, max_batch_tokens=9)
+    with pytest.raises(ModelError, match="task 'a': its head has one output, a score; write kind"):
+        EncoderEngine(network, tokenizer, LABELS, max_batch_tokens=9)
     assert json.loads((folder / "config.json").read_text())["id2label"] == {"0": "score"}
+    network.config.problem_type, network.config.num_labels = "regression", 2
+    with pytest.raises(ModelError, match="its head has 2 scores; use one with a single output"):
+        EncoderEngine(network, tokenizer, LABELS, max_batch_tokens=9)

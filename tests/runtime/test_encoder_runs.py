@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from changing_corpus import Corpus
 from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
@@ -66,6 +67,40 @@ def test_a_run_has_the_probabilities_of_the_head_and_resumes(
             assert row["p"]["good"] == pytest.approx(np.exp(log_probs[0, 0]), abs=1e-5)
             assert row["mass"] == pytest.approx(1, abs=1e-5)
     assert {"ok", "truncated", "empty"} == {row["status"] for row in rows.values()}
+
+
+def test_outputs_that_exclude_nothing_are_the_labels_of_a_task_of_kind_multi(
+    encoded: Corpus, tmp_path: Path
+) -> None:
+    encoded.task = {"name": "tone", "kind": "multi", "labels": ["bad", "ugly"]}
+    with pytest.raises(ModelError, match=r"'tone\.bad': its head has no class 'not bad'.* needs a"):
+        Labeller(encoded.spec_file, cache_dir=encoded.cache)
+    folder = write_encoder(tmp_path / "many", problem_type="multi_label_classification")
+    encoded.model["path"] = str(folder)
+    encoded.run()
+    network = load_encoder(folder, dtype="float32", device="cpu")
+    row, ids = encoded.rows()["a-1"], [2, 24, 3]
+    with torch.inference_mode():
+        expected = network(torch.tensor([ids])).logits[0].sigmoid()[1:].tolist()
+    assert [row["p"][label] for label in ("bad", "ugly")] == pytest.approx(expected, abs=1e-5)
+    labels = [name for name, p in zip(("bad", "ugly"), expected, strict=True) if p >= 0.5]
+    assert row["labels"] == labels
+
+
+def test_a_head_with_one_output_answers_a_task_of_kind_score(
+    encoded: Corpus, tmp_path: Path
+) -> None:
+    encoded.task = {"name": "edu", "kind": "score", "labels": [0, 1, 2, 3, 4, 5]}
+    own: dict[str, Any] = {"num_labels": 1, "id2label": None, "label2id": None}
+    folder = write_encoder(tmp_path / "one", problem_type="regression", **own)
+    encoded.model["path"] = str(folder)
+    network = load_encoder(folder, dtype="float32", device="cpu")
+    encoded.run()
+    with torch.inference_mode():
+        score = float(network(torch.tensor([[2, 24, 3]])).logits)
+    row = encoded.rows("edu")["a-1"]
+    assert row["score"] == pytest.approx(min(5, max(0, score)), abs=1e-5)
+    encoded.verify()
 
 
 def test_the_fingerprint_has_the_weights_and_not_the_prompt(

@@ -145,7 +145,16 @@ OTHERS = [
         "remove path",
     ),
     ({"model": {"path": "m", "kv": "int8"}, "tasks": [ALONE]}, "model.kv", "sequence classifier"),
-    ({"tasks": [{**ALONE, "kind": "multi"}]}, "tasks.0.kind", "takes a question or a readout"),
+    (
+        task(classifier=ONNX, question=None, kind="multi"),
+        "tasks.0.kind",
+        "takes a question, a readout or the head of an encoder",
+    ),
+    (
+        {"tasks": [{"name": "a", "kind": "multi", "labels": {"x": ["x", "z"], "y": ["y"]}}]},
+        "tasks.0.labels",
+        "write one class for each label",
+    ),
     (task(explain={"tokens": 4}), "tasks.0.explain", "not stored any more; remove it"),
 ]
 STAGES = [

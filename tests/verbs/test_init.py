@@ -7,17 +7,21 @@ import logging
 import os
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from calls import Assay
+from encoders import write_encoder
 from hypothesis import given
 from hypothesis import strategies as st
+from stages import run_without_ray
 
 from pipeline.errors import SpecError
-from pipeline.options import InitOptions
+from pipeline.filters.run import preview
+from pipeline.options import FilterOptions, InitOptions, PresetName
+from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.verbs.init import _yaml, init
 
@@ -99,9 +103,52 @@ def test_the_caller_names_columns_and_model() -> None:
     assert (spec.input.text, spec.input.id, spec.model.path) == ("b", "c", "org/model: 2")
 
 
+KINDS_OF_TOXICITY = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
+# The forms of the published classifiers, which are not at hand: random ones have the same.
+HEADS: dict[str, dict[str, Any]] = {
+    "edu": {"num_labels": 1, "id2label": None, "label2id": None, "problem_type": "regression"},
+    "toxicity": {
+        "id2label": dict(
+            enumerate(("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate"))
+        ),
+        "label2id": None,
+        "problem_type": "multi_label_classification",
+    },
+}
+HEADS["web"] = HEADS["edu"]
+
+
+@pytest.mark.parametrize("preset", get_args(PresetName))
+def test_a_preset_is_a_spec_that_runs_with_a_head_of_its_form(
+    preset: PresetName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, model = table("data.parquet", text=PROSE), None
+    if preset in HEADS:
+        model = str(write_encoder(tmp_path / "head", max_position_embeddings=512, **HEADS[preset]))
+    init(data, InitOptions(preset=preset, model=model))
+    spec = load_spec("spec.yaml")
+    run_without_ray(monkeypatch)
+    assert run(spec, cache_dir=tmp_path / "cache").complete
+    judged = preview(spec, FilterOptions(), cache_dir=tmp_path / "cache")
+    assert judged.documents == len(PROSE) and not judged.failed
+    init(data, InitOptions(preset=preset, to="published.yaml"))
+    published = load_spec("published.yaml").model.path
+    assert (published == "") == (model is None)
+    above = Path("published.yaml").read_text().split("input:")[0]
+    licences = {"edu": ["Apache"], "toxicity": ["Apache"], "language": ["CC BY-SA"]}
+    for name in licences.get(preset, ["Apache", "CC BY-SA"]):
+        assert name in above
+    assert published in above
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        ("data.parquet --preset all", "--preset: "),
+        (
+            "data.parquet --preset language --model m",
+            "--model: preset language needs no model; leave",
+        ),
         ("data.parquet --to old.yaml", "--to: exists; write another name, or add --overwrite"),
         ("data.parquet --text body", "--text: no such column; the columns are: text"),
         ("data.parquet --id key", "--id: no such column; the columns are: text"),
