@@ -159,7 +159,13 @@ def decided(
         for number, rows in enumerate(chain([nothing], shards), start=-1):
             shard = pa.array([number] * rows.num_rows, pa.int32())
             numbered = pa.Table.from_batches([rows]).append_column("_shard", shard)
-            table.add("answers", numbered, columns)
+            if rule.side is None:
+                table.add("answers", numbered, columns)
+            else:
+                table.add("labelled", numbered)
+        if rule.side is not None:
+            query = rule.side.join(table.connection, "labelled", columns)
+            table.connection.execute(f"create table answers as {query}; drop table labelled")
         top = rule.filter.drop_top
         thresholds = None if top is None else _thresholds(table, top)
         table.rows(_decisions_view(rule, on_error, thresholds))

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.errors import Option, Problem, SpecError
 from pipeline.filters.inputs import INPUT
 from pipeline.filters.labelled import LabelledRows
+from pipeline.filters.side_table import JOINED, SideTable
 from pipeline.ledger.snapshots import SnapshotTask
 from pipeline.sources.rule import (
     Expression,
@@ -73,16 +74,25 @@ class FilterRule:
     group: Group | None  # of `drop_top`
     schema: pa.Schema
     tasks: tuple[str, ...]  # that it reads
+    side: SideTable | None = None  # whose columns it reads
 
     @classmethod
-    def of(cls, spec: FilterSpec, tasks: Collection[str], schema: pa.Schema) -> FilterRule:
+    def of(
+        cls,
+        spec: FilterSpec,
+        tasks: Collection[str],
+        schema: pa.Schema,
+        side: SideTable | None = None,
+    ) -> FilterRule:
         """The rule, bound to rows of this schema; SpecError if it does not suit them.
 
         Args:
             spec: As of `in_sql`.
             tasks: The columns with answers.
             schema: Of the rows; `doc` is a struct of the columns of `inputs_of`.
+            side: The table of `join`, with the columns that the rule or its groups read.
         """
+        rows, schema = schema, with_side(schema, side)
         bound: list[Expression] = []
         conditions: dict[str, Rule] = {}
         if spec.keep:
@@ -96,7 +106,7 @@ class FilterRule:
         bound += [expression for expression in (score, group) if expression]
         read = {column for expression in bound for column in expression.columns}
         own = tuple(name for name in tasks if name in read)
-        return cls(spec, conditions, score, group, schema, own)
+        return cls(spec, conditions, score, group, rows, own, side)
 
     @property
     def probabilities(self) -> set[tuple[str, str]]:
@@ -132,9 +142,21 @@ class SnapshotRule:
         read = [name for sql in groups for name in fields_in(sql, INPUT, place=place)]
         inputs = dict.fromkeys(columns, Option("columns")) | dict.fromkeys(read, place)
         labelled = replace(labelled, inputs=inputs | dict.fromkeys(inputs_of(filter), "filter"))
-        rule = FilterRule.of(filter, tasks, labelled.schema)
-        bound = tuple(Group(sql, labelled.schema, place=place) for sql in groups)
-        return cls(labelled, rule, bound)
+        side = None
+        if filter.join is not None:
+            texts = [*_texts(filter), *((sql, place) for sql in groups)]
+            named = (fields_in(text, JOINED, place=of_text) for text, of_text in texts)
+            own_columns = dict.fromkeys(name for names in named for name in names)
+            if own_columns:
+                side = SideTable.of(filter.join, spec.input.storage_options, own_columns)
+        rule = FilterRule.of(filter, tasks, labelled.schema, side)
+        schema = with_side(labelled.schema, side)
+        return cls(labelled, rule, tuple(Group(sql, schema, place=place) for sql in groups))
+
+
+def with_side(schema: pa.Schema, side: SideTable | None) -> pa.Schema:
+    """The columns of rows beside the side table."""
+    return schema if side is None else schema.append(side.field)
 
 
 def in_sql(spec: FilterSpec, tasks: Mapping[str, SnapshotTask]) -> FilterSpec:

@@ -140,11 +140,13 @@ def _filter_id(rule: SnapshotRule, on_error: OnError) -> str:
 
     The thresholds of a share follow from these: each filter with this id computes the same.
     """
+    side = rule.rule.side
     content = {
         "format": FORMAT,
         **rule.rule.filter.model_dump(include={"keep", "drop_top"}),
         "on_error": on_error,
         **identity_of(rule.labelled.contents),
+        **({} if side is None else {"join": side.version, "on": side.on}),
     }
     return sha256_hex(canonical_json(content), 16)
 

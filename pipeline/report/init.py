@@ -44,8 +44,8 @@ def show_proposal(proposal: Proposal) -> Iterator[Part]:
     file = shlex.quote(proposal.file)
     if preset is not None:
         yield f"Next: read in {file} what its classifier was made for, then"
-        yield f"  assay run {file}         label the documents"
-        yield f"  assay filter {file}      keep those of the rule"
+        yield f"  assay run {file}                 label the documents"
+        yield f"  assay filter {file} --to kept    keep those of the rule"
         return
     yield f"Next: edit the task in {file}, then"
     yield f"  assay review {file} --task toxic --to gold.jsonl    label about 100 documents"

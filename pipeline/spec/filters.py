@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from pipeline.spec.locations import StorageOptions
+from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import Frozen
 
 Score = Annotated[str, Field(min_length=1)]
@@ -28,6 +28,16 @@ class DropTopSpec(Frozen):
     """A group with fewer documents has the threshold of all documents."""
 
 
+class JoinSpec(Frozen):
+    """A table beside the answers, such as duplicates or flags that another tool has found. A rule
+    names its columns as `joined.COLUMN`, which are null for a document without a row there."""
+
+    path: Location
+    """File, folder or glob of Parquet, CSV or JSON lines, opened with `input.storage_options`."""
+    on: Literal["doc_id", "content_hash"] = "doc_id"
+    """Column of the table that says which document a row is about; each value occurs once."""
+
+
 class FilterSpec(Frozen):
     """Which documents `assay filter` keeps."""
 
@@ -37,6 +47,8 @@ class FilterSpec(Frozen):
     kept, unless `drop_top` drops them."""
     drop_top: DropTopSpec | None = None
     """Drops the documents with the highest scores. Default: none."""
+    join: JoinSpec | None = None
+    """A table whose columns the rule may name. Default: none."""
     on_error: Literal["fail", "keep", "drop"] = "fail"
     """What happens to documents without an answer: the filter fails, keeps them or drops them."""
     storage_options: StorageOptions | None = None

@@ -1,0 +1,103 @@
+"""The table that a filter's rule joins: what another tool says about the documents.
+
+Entry point: `SideTable`. DuckDB joins it with the labelled rows; it may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+from pipeline.errors import Problem, SpecError, StorageError, listed, one_line
+from pipeline.sources.listing import remote_etag
+from pipeline.sources.rule import ALIAS
+from pipeline.sources.source import find_files
+from pipeline.sources.streams import Options
+from pipeline.sources.text_files import file_path
+from pipeline.spec.filters import JoinSpec
+
+JOINED = "joined"  # the column of its columns, in a rule
+PLACE = "filter.join"
+# By the ending of a name, the formats that Arrow reads without holding a file in memory.
+_FORMATS = {"parquet": "parquet", "csv": "csv", "jsonl": "json", "ndjson": "json"}
+_KEY = "_key"
+
+
+@dataclass(frozen=True, slots=True)
+class SideTable:
+    """The columns of a side table that a rule reads."""
+
+    on: str  # the column that both tables have
+    field: pa.Field  # the struct of its columns
+    version: tuple[tuple[str, str], ...]  # its files, each with an etag
+    dataset: ds.Dataset
+
+    @classmethod
+    def of(cls, spec: JoinSpec, options: Options, columns: Collection[str]) -> SideTable:
+        """The table with these columns; SpecError if it has no such files or columns."""
+        file_system, _, infos = find_files(spec.path, options, key=f"{PLACE}.path")
+        names = sorted(str(info["name"]) for info in infos)
+        endings = {name.lower().removesuffix(".gz").rpartition(".")[2] for name in names}
+        if len(endings) > 1 or not endings <= _FORMATS.keys():
+            fix = f"has {listed(sorted(endings))} files; name files of one of {listed(_FORMATS)}"
+            raise SpecError([Problem(f"{PLACE}.path", fix, spec.path)])
+        files = PyFileSystem(FSSpecHandler(file_system))
+        with _reading(spec.path):
+            table = ds.dataset(names, filesystem=files, format=_FORMATS[endings.pop()])
+        version = ((file_path(file_system, info["name"]), info) for info in infos)
+        etags = tuple(sorted((path, remote_etag(path, info)) for path, info in version))
+        kinds = {column.name: column.type for column in table.schema}
+        has = f"{spec.path} has: {listed(kinds)}"
+        for name in (spec.on, *columns):
+            if name not in kinds:
+                place = f"{PLACE}.on" if name == spec.on else PLACE
+                raise SpecError([Problem(place, f"there is no such column; {has}", name)])
+        if not _may_be_key(kinds[spec.on]):
+            fix = f"is {kinds[spec.on]} there; name a column of strings or whole numbers"
+            raise SpecError([Problem(f"{PLACE}.on", fix, spec.on)])
+        own = pa.struct([(name, kinds[name]) for name in columns])
+        return cls(spec.on, pa.field(JOINED, own), etags, table)
+
+    def join(self, connection: duckdb.DuckDBPyConnection, rows: str, columns: str) -> str:
+        """A query: these columns of a table of rows, each beside what this table says of it.
+
+        A row without a match has null there. SpecError if two rows of this table have one key.
+        """
+        names = [column.name for column in self.field.type]
+        with _reading(PLACE):
+            reader = self.dataset.scanner(dict.fromkeys([self.on, *names])).to_reader()
+            connection.register("outside", reader)
+            struct = ", ".join(f"{_sql(name)} := {_sql(name)}" for name in names)
+            connection.execute(
+                f"create table side as select {_sql(self.on)}::VARCHAR as {_KEY}, "
+                f"struct_pack({struct}) as {JOINED} from outside where {_sql(self.on)} is not null"
+            )
+        twins = f"select {_KEY} from side group by {_KEY} having count(*) > 1 order by 1 limit 1"
+        if twin := connection.execute(twins).fetchone():
+            fix = f"has several rows with this {self.on}; keep one row for each"
+            raise SpecError([Problem(f"{PLACE}.path", fix, twin[0])])
+        both = f"select {rows}.*, {JOINED} from {rows} left join side on {rows}.{self.on} = {_KEY}"
+        return f"select {columns} from ({both}) as {ALIAS}"
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """StorageError in one line for what Arrow, or DuckDB through it, cannot read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, duckdb.InvalidInputException) as error:
+        raise StorageError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _may_be_key(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)
+
+
+def _sql(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
