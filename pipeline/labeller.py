@@ -109,5 +109,6 @@ class Labeller:
             own = answers.get(task.name)
             if task.classifier is not None:
                 own = self._reader.classify(task, documents, asked)
-            table = table.append_column(task.name, overlaid(own, unanswered_rows(status, task)))
+            rows = unanswered_rows(status, task, self.spec.documents)
+            table = table.append_column(task.name, overlaid(own, rows))
         return table

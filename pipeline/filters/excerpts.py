@@ -1,4 +1,4 @@
-"""The start of the texts of some labelled documents, and their images. Entry point: `excerpts`."""
+"""Parts of the texts of some labelled documents, and their images. Entry point: `excerpts`."""
 
 from __future__ import annotations
 
@@ -29,34 +29,37 @@ PICTURE_PIXELS = 240  # of its longer side
 class Excerpt:
     """What a reader sees of a document."""
 
-    text: str | None  # its start
+    text: str | None  # a part of it
     image: bytes | None  # the file
 
 
 def excerpts(
     store: Store, contents: Contents, rows: pa.RecordBatch, options: Options, *, chars: int | None
 ) -> list[Excerpt]:  # [rows]
-    """The first characters of each row's text, and its image.
+    """Some characters of each row's text, and its image.
 
     Args:
         store: Of the output.
         contents: The snapshot that the rows are of.
-        rows: With the columns path and row.
+        rows: With the columns path and row, and maybe start: where an excerpt begins.
         options: Of the input's file system.
         chars: How many characters of a text, which may be very long; None: all.
 
     Raises:
         StorageError: A text is no longer what was labelled.
     """
-    places = list(zip(rows.column("path").to_pylist(), rows.column("row").to_pylist(), strict=True))
-    unread: dict[str, set[int]] = {}  # by path, the rows of the file
-    for path, row in places:
-        unread.setdefault(path, set()).add(row)
+    starts = rows.column("start").to_pylist() if "start" in rows.schema.names else [0] * len(rows)
+    columns = (rows.column("path").to_pylist(), rows.column("row").to_pylist(), starts)
+    places = list(zip(*columns, strict=True))
+    unread: dict[str, set[tuple[int, int]]] = {}  # by path, the rows of the file, with the start
+    for path, row, start in places:
+        unread.setdefault(path, set()).add((row, start))
     shards = {shard.id: shard for cut in CutLog(store).cuts.values() for shard in cut}
-    excerpts_at: dict[tuple[str, int], Excerpt] = {}
+    excerpts_at: dict[tuple[str, int, int], Excerpt] = {}
     for named in contents.shards:
         first, end = named.start_row, named.end_row
-        inside = [row for row in unread.get(named.path, ()) if first <= row < end]
+        own = unread.get(named.path, ())
+        inside = sorted((row - first, start) for row, start in own if first <= row < end)
         if not inside:
             continue
         if named.sid not in shards:
@@ -65,28 +68,30 @@ def excerpts(
                 "restore it"
             )
         hashes = read_documents_file(store, named)["content_hash"].combine_chunks()
-        chosen = sorted(row - first for row in inside)
-        for index, excerpt in _starts(shards[named.sid], options, hashes, chosen, chars):
-            excerpts_at[named.path, first + index] = excerpt
+        for place, excerpt in _parts(shards[named.sid], options, hashes, inside, chars):
+            index, start = place
+            excerpts_at[named.path, first + index, start] = excerpt
     return [excerpts_at[place] for place in places]
 
 
-def _starts(
+def _parts(
     shard: Shard,
     options: Options,
     hashes: pa.Array,  # [docs of the shard]
-    chosen: Sequence[int],  # docs of the shard, ascending
+    chosen: Sequence[tuple[int, int]],  # docs of the shard, ascending, each with the start
     chars: int | None,
-) -> Iterator[tuple[int, Excerpt]]:
-    """The start of each chosen document; the shard is read up to the last one."""
+) -> Iterator[tuple[tuple[int, int], Excerpt]]:
+    """The part of each chosen document; the shard is read up to the last one."""
     left, first = deque(chosen), 0
     for documents in labelled_documents(shard, options, hashes):
-        while left and left[0] < first + len(documents):
-            row = left.popleft()
-            [start] = pc.utf8_slice_codeunits(documents["text"].slice(row - first, 1), 0, chars)
+        while left and left[0][0] < first + len(documents):
+            row, start = place = left.popleft()
+            end = None if chars is None else start + chars
+            text = documents["text"].slice(row - first, 1)
+            [part] = pc.utf8_slice_codeunits(text, start, end)
             has_image = IMAGE_FIELD.name in documents.column_names
             image = documents[IMAGE_FIELD.name][row - first].as_py() if has_image else None
-            yield row, Excerpt(start.as_py(), image)
+            yield place, Excerpt(part.as_py(), image)
         first += len(documents)
         if not left:
             return

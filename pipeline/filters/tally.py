@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.filters.decisions import Decisions
 from pipeline.filters.rule import named, quoted
+from pipeline.ledger.columns import CHUNK
 from pipeline.ledger.snapshots import SnapshotTask
 
 BARS = 50  # of a histogram
@@ -47,6 +48,7 @@ class ShownDocument:
     row: int
     margin: float | None  # between the two likeliest labels, or those of the answer
     reason: str  # why the filter drops it, in words; "" where it is kept
+    start: int = 0  # of the chunk whose answer it is, in characters
 
 
 def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -> list[Label]:
@@ -81,7 +83,8 @@ def examples(
     Of kind `multi`, the label is the least sure of those that are `scored`.
     """
     for kind, condition in ((KEPT, "not _dropped"), (DROPPED, "_dropped")):
-        for doc_id, path, row, _, reason, _ in _first(table, f"status = 'ok' and {condition}", "0"):
+        shown = _first(table, f"status = 'ok' and {condition}", "0")
+        for doc_id, path, row, _, reason, _, _ in shown:
             yield ShownDocument(kind, None, None, doc_id, path, row, None, reason)
     for task, published in tasks.items():
         label, margin = named(task, "label"), named(task, "margin")
@@ -93,21 +96,27 @@ def examples(
             own = ", ".join(f"abs(2 * {named(task, 'p', name)} - 1)" for name in of_task)
             margin = f"list_min([{own}])"
             label = f"[{names}][list_position([{own}], {margin})]"
-        for shown in _first(table, f"isfinite({margin})", margin, label):
-            doc_id, path, row, least, reason, named_label = shown
-            yield ShownDocument(LEAST_SURE, task, named_label, doc_id, path, row, least, reason)
+        start = named(task, CHUNK, "start") if CHUNK in published.columns else "0"
+        for shown in _first(table, f"isfinite({margin})", margin, label, f"coalesce({start}, 0)"):
+            doc_id, path, row, least, reason, name, begins = shown
+            yield ShownDocument(LEAST_SURE, task, name, doc_id, path, row, least, reason, begins)
 
 
-def _first(table: Decisions, where: str, order: str, label: str = "''") -> list[tuple[Any, ...]]:
-    """The first documents in an order, of different texts: id, path, row, place, reason, label."""
-    chosen = f"select *, {order} as _place, {label} as _named from documents where {where}"
+def _first(
+    table: Decisions, where: str, order: str, label: str = "''", start: str = "0"
+) -> list[tuple[Any, ...]]:
+    """The first documents in an order, of different texts: id, path, row, place, reason, label,
+    and where the text begins that is shown.
+    """
+    columns = f"*, {order} as _place, {label} as _named, {start} as _start"
+    chosen = f"select {columns} from documents where {where}"
     return table.rows(
         f"""
         with texts as (
             select content_hash, min(_place) as _place from ({chosen}) group by content_hash
             order by _place, content_hash limit {EXAMPLES}
         )
-        select doc_id, path, row, _place, _why, _named
+        select doc_id, path, row, _place, _why, _named, _start
         from ({chosen}) join texts using (content_hash, _place)
         qualify row_number() over (partition by content_hash order by path, row) = 1
         order by _place, content_hash

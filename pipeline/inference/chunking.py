@@ -1,6 +1,6 @@
 """Cut a document to what the model may read, and combine its chunks' answers again.
 
-Entry points: `chunk_texts` before the model, `combine` after it.
+Entry points: `chunk_texts` before the model, `combine` after it, and `chunk_spans` of the text.
 """
 
 from __future__ import annotations
@@ -99,11 +99,30 @@ def chunk_tokens(
         return Chunks((ids,), truncated=False)
     if too_long != "chunk":
         return Chunks((_window(ids, max_tokens, too_long),), truncated=True)
-    last = len(ids) - max_tokens
-    starts = [*range(0, last, max_tokens - overlap_tokens), last]
+    starts = chunk_starts(len(ids), max_tokens=max_tokens, overlap_tokens=overlap_tokens)
     if len(starts) > MAX_CHUNKS:
         raise DocumentError(f"more than {MAX_CHUNKS:,} chunks")
     return Chunks(tuple(ids[start : start + max_tokens] for start in starts), truncated=False)
+
+
+def chunk_starts(tokens: int, *, max_tokens: int, overlap_tokens: int) -> list[int]:
+    """The first token of each chunk of a document that is longer than one."""
+    last = tokens - max_tokens
+    return [*range(0, last, max_tokens - overlap_tokens), last]
+
+
+def chunk_spans(
+    tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec
+) -> list[tuple[int, int]]:
+    """Where each of several chunks begins and ends in the text, in characters.
+
+    Neighbours overlap as their tokens do. The chunks together are the whole text.
+    """
+    places = tokenizer.offsets(text)
+    most, overlap = rules.max_tokens, rules.overlap_tokens
+    starts = chunk_starts(len(places), max_tokens=most, overlap_tokens=overlap)
+    spans = [(places[start][0], places[start + most - 1][1]) for start in starts]
+    return [(0, spans[0][1]), *spans[1:-1], (spans[-1][0], len(text))]
 
 
 def _window(
@@ -115,19 +134,23 @@ def _window(
     return whole[start : start + size]
 
 
+def deciding(log_probs: NDArray[np.float32]) -> int:  # [chunks, labels]
+    """The chunk whose first label has the largest share among the labels."""
+    return int((log_probs[:, 0] - np.logaddexp.reduce(log_probs, axis=1)).argmax())
+
+
 def combine(
     log_probs: NDArray[np.float32],  # [chunks, labels]
     how: Combine,
 ) -> NDArray[np.float32]:  # [labels]
     """One answer from a document's chunks.
 
-    `max`: the answer of the chunk whose first label has the largest share among the labels.
+    `max`: the answer of the chunk that is `deciding`.
     `mean`: the mean probability of each label.
     """
     chunks, _labels = log_probs.shape
     if how == "max":
-        share = log_probs[:, 0] - np.logaddexp.reduce(log_probs, axis=1)
-        answer: NDArray[np.float32] = log_probs[int(share.argmax())]
+        answer: NDArray[np.float32] = log_probs[deciding(log_probs)]
         return answer
     mean = np.logaddexp.reduce(log_probs, axis=0) - np.log(chunks)
     return np.asarray(mean, dtype=np.float32)

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.inference.chunking import combine
+from pipeline.inference.chunking import combine, deciding
 from pipeline.inference.engine import Engine
 from pipeline.inference.schedules.batching import Usage
 from pipeline.spec.tasks import TaskSpec
@@ -99,7 +99,8 @@ class ShardAnswers:
                 answers.add_rows(read, log_probs, edges[read] - first, edges[read + 1] - first)
         repeats, firsts = list(self._first_of), list(self._first_of.values())
         for own in self.by_task:
-            for values in (own.log_probs, own.log_mass, own.labels, own.levels, own.failed):
+            kept = (own.log_probs, own.log_mass, own.labels, own.levels, own.failed, own.deciding)
+            for values in kept:
                 if values is not None:
                     values[repeats] = values[firsts]
 
@@ -115,6 +116,7 @@ class TaskAnswers:
     levels: Floats | None  # [rows, levels]: log-probability along the best path; NaN after its end
     level_ids: NDArray[np.int32] | None  # [labels, levels]: equal for labels below the same node
     failed: NDArray[np.object_]  # [rows]: the status of a row that failed; None in other rows
+    deciding: Integers  # [rows]: of several chunks, the one whose answer this is; -1: of no one
 
     @classmethod
     def of(cls, task: TaskSpec, rows: int) -> TaskAnswers:
@@ -131,6 +133,7 @@ class TaskAnswers:
             levels=None if ids is None else np.full((rows, ids.shape[1]), np.nan, np.float32),
             level_ids=ids,
             failed=np.full(rows, None),
+            deciding=np.full(rows, -1),
         )
 
     def add_rows(
@@ -150,6 +153,8 @@ class TaskAnswers:
         for number in np.flatnonzero(stops - starts > 1):
             chunks = log_probs[starts[number] : stops[number]]
             answers[number] = combine(chunks, self.task.chunks)
+            if self.task.chunks == "max":
+                self.deciding[rows[number]] = deciding(chunks)
         self.log_mass[rows] = np.logaddexp.reduce(answers, axis=1)
         if self.labels is None:
             self.log_probs[rows] = answers

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.spec.stages import DocumentsSpec
 from pipeline.spec.tasks import TaskSpec
 
 Bools = NDArray[np.bool_]
@@ -19,20 +20,31 @@ Bools = NDArray[np.bool_]
 DOCUMENTS_FILE_COLUMNS = ("doc_id", "content_hash", "n_chars", "status")  # of a documents file
 # Of a task with the probabilities of all labels in a struct.
 ANSWER_COLUMNS = ("label", "p", "mass", "margin", "n_tokens", "n_chunks", "status")
+# Of a document in several chunks, the one whose answer it is: where it begins and ends in the text,
+# in characters. Only of tasks with `chunks: max` where documents are read in chunks.
+CHUNK = "chunk"
+CHUNK_TYPE = pa.struct([("start", pa.int32()), ("end", pa.int32())])
 STAGE = "stage"  # the number of the stage that decided, from 1; only of tasks with a cascade
 # An ordered list of labels with their probabilities.
 RANKED = pa.list_(pa.field("element", pa.struct([("label", pa.string()), ("p", pa.float32())])))
 LABELS_TYPE = pa.list_(pa.field("element", pa.string()))
 
 
-def answer_columns(task: TaskSpec) -> tuple[str, ...]:
+def has_chunk(task: TaskSpec, documents: DocumentsSpec | None) -> bool:
+    """Whether the answers of a task to documents that are read so say which chunk decided."""
+    is_chunked = documents is not None and documents.too_long == "chunk"
+    return is_chunked and task.chunks == "max" and task.classifier is None
+
+
+def answer_columns(task: TaskSpec, documents: DocumentsSpec | None = None) -> tuple[str, ...]:
     """The columns of the task's label files after `doc_id`."""
     label, p, *others = ANSWER_COLUMNS
     path = ("levels",) if task.separator is not None else ()
     stage = (STAGE,) if task.stages else ()
     score = ("score",) if task.kind == "score" else ()
     first = "labels" if task.kind == "multi" else label
-    return (first, p if task.top_k is None else "top", *score, *path, *others, *stage)
+    chunk = (CHUNK,) if has_chunk(task, documents) else ()
+    return (first, p if task.top_k is None else "top", *score, *path, *others, *chunk, *stage)
 
 
 def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType:
@@ -46,6 +58,7 @@ def answers_type(columns: Sequence[str], labels: Sequence[str]) -> pa.StructType
         "n_tokens": pa.int32(),
         "n_chunks": pa.int16(),
         "status": pa.string(),
+        CHUNK: CHUNK_TYPE,
         STAGE: pa.int8(),
         "top": RANKED,
         "levels": RANKED,
@@ -84,9 +97,18 @@ def overlaid(answers: pa.StructArray | None, below: pa.StructArray) -> pa.Struct
     """[docs] the answers, and the rows below where there is none; with the columns of these."""
     if answers is None:
         return below
-    columns = [pc.struct_field(answers, field.name) for field in below.type]
-    aligned = pa.StructArray.from_arrays(columns, fields=list(below.type), mask=answers.is_null())
-    return pc.coalesce(aligned, below)
+    return pc.coalesce(cast_rows(answers, below.type), below)
+
+
+def cast_rows(answers: pa.StructArray, kind: pa.StructType) -> pa.StructArray:
+    """[docs] the answers with these columns; one that they lack is null."""
+    columns = [
+        pc.struct_field(answers, field.name).cast(field.type)
+        if answers.type.get_field_index(field.name) >= 0
+        else pa.nulls(len(answers), field.type)
+        for field in kind
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=answers.is_null())
 
 
 def probabilities(

@@ -6,7 +6,7 @@ A task of kind `multi` has a row, too: the answers to its parts are put together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,13 +14,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.ledger.columns import (
+    CHUNK,
+    CHUNK_TYPE,
     LABELS_TYPE,
     RANKED,
     STAGE,
     answer_columns,
     answers_type,
+    has_chunk,
 )
 from pipeline.sources.documents import is_failed_status
+from pipeline.spec.stages import DocumentsSpec
 from pipeline.spec.tasks import TaskSpec
 
 if TYPE_CHECKING:
@@ -32,10 +36,17 @@ P_SUM_TOLERANCE = 1e-3
 SMALLEST_MASS = np.finfo(np.float32).smallest_subnormal
 
 
-def answer_rows(answers: ShardAnswers, task: TaskSpec, as_read: Sequence[str]) -> pa.StructArray:
+def answer_rows(
+    answers: ShardAnswers,
+    task: TaskSpec,
+    as_read: Sequence[str],
+    documents: DocumentsSpec | None = None,
+    spans: Callable[[int], Sequence[tuple[int, int]]] = lambda _row: (),
+) -> pa.StructArray:
     """[docs] the rows of the task's label file, without what is added to the answers.
 
-    `as_read` is the status of each document before it was asked about.
+    `as_read` is the status of each document before it was asked about, `documents` how it was read,
+    and `spans` where the chunks of a document begin and end.
     """
     by_name = {own.task.name: own for own in answers.by_task}
     scores = [by_name[part.name] for part in task.parts]
@@ -50,7 +61,9 @@ def answer_rows(answers: ShardAnswers, task: TaskSpec, as_read: Sequence[str]) -
     n_tokens = np.array([sum(map(len, chunks)) for chunks in answers.chunks], np.int32)
     n_chunks = np.array([*map(len, answers.chunks)], np.int16)
     columns |= reading_columns(mass, n_tokens, n_chunks, status)
-    names = [name for name in answer_columns(task) if name != STAGE]
+    if has_chunk(task, documents):
+        columns[CHUNK] = _deciding_chunks(scores, spans)
+    names = [name for name in answer_columns(task, documents) if name != STAGE]
     return pa.StructArray.from_arrays([columns[name] for name in names], names=names)
 
 
@@ -74,9 +87,23 @@ def _of_parts(scores: Sequence[TaskAnswers], task: TaskSpec) -> dict[str, pa.Arr
     return value_columns(np.stack(p, axis=1), task)
 
 
-def unanswered_rows(status: Sequence[str], task: TaskSpec) -> pa.StructArray:
+def _deciding_chunks(
+    scores: Sequence[TaskAnswers], spans: Callable[[int], Sequence[tuple[int, int]]]
+) -> pa.StructArray:
+    """[docs] the chunk whose answer it is; of several labels, that of the most probable one."""
+    p = np.stack([own.log_probs[:, 0] - own.log_mass for own in scores])  # [parts, docs]
+    best = np.nan_to_num(p, nan=-np.inf).argmax(axis=0)  # [docs]
+    number = np.stack([own.deciding for own in scores])[best, np.arange(p.shape[1])]
+    places = [spans(row)[n] if n >= 0 else (0, 0) for row, n in enumerate(number)]
+    columns = [pa.array(side, pa.int32()) for side in np.array(places, np.int32).reshape(-1, 2).T]
+    return pa.StructArray.from_arrays(columns, fields=list(CHUNK_TYPE), mask=pa.array(number < 0))
+
+
+def unanswered_rows(
+    status: Sequence[str], task: TaskSpec, documents: DocumentsSpec | None = None
+) -> pa.StructArray:
     """[docs] the same without any answer."""
-    names = [name for name in answer_columns(task) if name != STAGE]
+    names = [name for name in answer_columns(task, documents) if name != STAGE]
     kind, none = answers_type(names, list(task.labels)), np.zeros(len(status), np.int32)
     columns = {field.name: pa.nulls(len(status), field.type) for field in kind}
     columns |= reading_columns(np.full(len(status), np.nan, np.float32), none, none, status)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, option_error
-from pipeline.ledger.columns import STAGE, Bools, answer_columns, answers_type
+from pipeline.ledger.columns import STAGE, Bools, answer_columns, answers_type, cast_rows
 from pipeline.ledger.text_index import leading_bits
 from pipeline.sources.condition import accepted, check_values, first_values, input_columns
 from pipeline.sources.rule import Rule, fields_in, names_in, one_line
@@ -190,7 +190,7 @@ def accepted_by(
     assert task.when is not None, task.name
     place = spec.tasks.index(task)
     types = _types(spec.tasks[:place])
-    known = {name: rows.cast(types[name]) for name, rows in answers.items()}
+    known = {name: cast_rows(rows, types[name]) for name, rows in answers.items()}
     columns = _of_documents(documents) | _of_input(values, documents.num_rows) | known
     return accepted(task.when, columns, place=f"tasks.{place}.when")
 

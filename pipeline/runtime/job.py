@@ -166,7 +166,9 @@ class Job:
     @property
     def snapshot_tasks(self) -> dict[str, SnapshotTask]:
         return {
-            task.name: SnapshotTask(self.fp[task.name], tuple(task.labels), answer_columns(task))
+            task.name: SnapshotTask(
+                self.fp[task.name], tuple(task.labels), answer_columns(task, self.spec.documents)
+            )
             for task in self.spec.tasks
         }
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.hashes import canonical_json
+from pipeline.inference.chunking import chunk_spans
 from pipeline.inference.classifiers import Classifier, label_log_probs
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
@@ -172,6 +173,11 @@ class LoadedReader:
         """
         tasks = [task for task in self.reader.spec.tasks if task.name in asked]
         identities = text_identities(documents).to_pylist()
+        rules, texts = self.reader.spec.documents, documents.column("text")
+
+        def spans(row: int) -> list[tuple[int, int]]:
+            return chunk_spans(self.document_reader.tokenizer, texts[row].as_py(), rules)
+
         answers: dict[str, list[pa.StructArray]] = {task.name: [] for task in tasks}
         read, usage = 0, Usage()
         masks = np.stack([asked[task.name] for task in tasks])  # [tasks, docs]
@@ -190,5 +196,6 @@ class LoadedReader:
                     shard.label_rows(self._engine, on_rows)
             read, usage = read + shard.asked_rows, usage + shard.usage
             for task in own:
-                answers[task.name].append(only(answer_rows(shard, task, status), rows))
+                found = answer_rows(shard, task, status, rules, spans)
+                answers[task.name].append(only(found, rows))
         return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage

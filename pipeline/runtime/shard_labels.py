@@ -223,7 +223,7 @@ class ShardLabels:
             return self._shard.known[name]
         task = next(task for task in self._tasks if task.name == name)
         steps, accepted = self._steps_of(name), self._accepted(task)
-        rows = unanswered_rows(self._status_of(accepted), task)
+        rows = unanswered_rows(self._status_of(accepted), task, self._job.spec.documents)
         answers = [self._answers.get(step.version) for step in steps]
         answers = [None if a is None else only(a, accepted) for a in answers]
         if task.stages:
@@ -250,7 +250,8 @@ class ShardLabels:
     def _stage_file(self, step: Step) -> LabelFile:
         """The answers of a stage, for later choices of thresholds."""
         asked = self._asked(step)
-        rows = unanswered_rows(self._status_of(asked), step.asked)
+        documents = self._readers[step.reader].reader.spec.documents
+        rows = unanswered_rows(self._status_of(asked), step.asked, documents)
         if (answers := self._answers.get(step.version)) is not None:
             rows = overlaid(only(answers, asked), rows)
         fingerprint, sid, retry = step.fingerprint, self._work.shard.id, self._work.retry

@@ -257,12 +257,17 @@ def _with_texts(
         {
             "path": pa.array([example.path for example in examples], pa.string()),
             "row": pa.array([example.row for example in examples], pa.int64()),
+            "start": pa.array([example.start for example in examples], pa.int64()),
         }
     )
     options = labelled.spec.input.storage_options
     shown = excerpts(labelled.store, labelled.contents, places, options, chars=TEXT_CHARS)
     return tuple(
-        ShownExample(example, excerpt.text, small_png(excerpt.image))
+        ShownExample(
+            example,
+            f"… {excerpt.text}" if example.start else excerpt.text,
+            small_png(excerpt.image),
+        )
         for example, excerpt in zip(examples, shown, strict=True)
     )
 

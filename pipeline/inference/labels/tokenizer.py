@@ -82,6 +82,11 @@ class DocumentTokenizer:
                     else ids
                 )
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of the text begins and ends, in characters."""
+        places: list[tuple[int, int]] = self._backend.encode(text, add_special_tokens=False).offsets
+        return places
+
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Special tokens, and added tokens that the chat template writes or the tokenizer declares.
