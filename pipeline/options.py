@@ -19,6 +19,7 @@ from pipeline.errors import (
 )
 
 PresetName = Literal["edu", "toxicity", "language", "web"]
+Layout = Literal["datatrove", "dolma"]
 OnError = Literal["fail", "keep", "drop"]
 
 FOLDS = 5  # of a cross-validation
@@ -169,6 +170,8 @@ class ExportOptions:
     """Column of the input to add, such as source. Repeatable."""
     with_text: bool = False
     """Read the input again, and add a column with the text (default: labels only)."""
+    layout: Layout | None = None
+    """Write the folder as this tool reads it, with the texts, as .jsonl.gz (default: Parquet)."""
     overwrite: bool = False
     """Replace an existing file, or the files of another export in the folder (default: refuse)."""
 
@@ -180,6 +183,8 @@ class ExportOptions:
             raise SpecError([Problem(Option("to", "head"), fix)])
         if self.where is not None and self.head is None:
             raise option_error("where", "is for example rows; add --head N", self.where)
+        if self.layout is not None and self.head is not None:
+            raise option_error("layout", "is for a folder; write --to FOLDER/", self.layout)
         if self.why and self.head is None:
             raise option_error("why", "is for example rows; add --head N")
         return self.to is not None

@@ -52,6 +52,7 @@ from pipeline.sources.rule import Rule, fields_in
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, new_file, open_target
+from pipeline.verbs.export_layouts import FIRST, SUFFIX, TableFile, layout_files
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
 # The manifest of a folder. Readers of tables skip names that begin with an underscore.
@@ -153,6 +154,10 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     """
     assert options.to is not None, options
     format = format_of_file(options.to)
+    if options.layout is not None:
+        if format is not None:
+            raise option_error("layout", "is for a folder; write --to FOLDER/", options.layout)
+        options = replace(options, with_text=True)
     refuse_own_places(spec, options.to)
     labelled = LabelledRows.of(spec, dict.fromkeys(options.columns, Option("columns")))
     contents = labelled.contents
@@ -165,20 +170,24 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     reads_input = options.with_text or options.columns
     shards, new_files = labelled.shards(cache_dir) if reads_input else ({}, 0)
     job = _Export(labelled, options, columns, target, shards)
+    files = 1
     if format is None:
-        created = _write_folder(job)
+        files, created = _write_folder(job)
     else:
         pairs = zip(contents.shards, labelled.batches(shards), strict=True)
         rows = (flat for named, batch in pairs for flat in job.flat(batch, named))
         write_table(target, format, flat_schema(columns), rows)
         created = 1
+    glob = "" if format else "/**/*.parquet"
+    if options.layout is not None:
+        glob, format = f"/{FIRST[options.layout]}/**/*{SUFFIX}", "jsonl"
     return ExportResult(
         to=target.url,
-        glob=escape(target.url.rstrip("/")) + "/**/*.parquet" * (format is None),
+        glob=escape(target.url.rstrip("/")) + glob,
         format=format or "parquet",
         snapshot=contents.number,
         rows=contents.asked,
-        files=len(contents.shards) if format is None else 1,
+        files=files,
         created=created,
         columns=columns,
         missing_rows=contents.missing_rows,
@@ -203,9 +212,16 @@ def format_of_file(to: str) -> TableFormat | None:
 
 
 def write_table(
-    target: Target, format: TableFormat, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    target: Target,
+    format: TableFormat,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    query: str = "from exported",
 ) -> None:
-    """Writes a file of these rows in one step; an error of `batches` is raised as it is."""
+    """Writes a file of these rows, or of a query of them, in one step.
+
+    An error of `batches` is raised as it is.
+    """
     stopped: list[BaseException] = []
     prepared = _PREPARED[format]
     written = prepared(pa.RecordBatch.from_pylist([], schema)).schema
@@ -220,14 +236,12 @@ def write_table(
     texts = [named(f.name) for f in written if f.type in (pa.string(), pa.large_string())]
     options = {
         "parquet": f"format parquet, compression zstd, row_group_size {_ROW_GROUP}",
-        "jsonl": "format json",
+        "jsonl": f"format json, compression {'gzip' if target.url.endswith('.gz') else 'none'}",
         "csv": f"format csv, header true, force_quote ({', '.join(texts)})",
     }
     with target.replaced() as path, duckdb.connect(config={"threads": 1}) as connection:
         connection.register("exported", pa.RecordBatchReader.from_batches(written, rows()))
-        copy = (
-            f"copy (from exported) to {quoted(str(path))} (use_tmp_file false, {options[format]})"
-        )
+        copy = f"copy ({query}) to {quoted(str(path))} (use_tmp_file false, {options[format]})"
         try:
             connection.execute(copy)
         except duckdb.Error as error:
@@ -236,13 +250,22 @@ def write_table(
             raise StorageError(f"{target.url}: cannot be written: {error}") from error
 
 
-def _write_folder(job: _Export) -> int:
-    """Writes the folder's missing files, and returns their number."""
+def _write_folder(job: _Export) -> tuple[int, int]:
+    """Writes the folder's missing files; the numbers of all and of these."""
     labelled, shards = job.labelled, job.labelled.contents.shards
     source, schema = labelled.spec.input, flat_schema(job.columns)
     relative = relative_paths(source.path, {s.path for s in shards}, source.storage_options)
-    names = {shard.sid: shard_file(relative[shard.path], shard, "parquet") for shard in shards}
+    layout = job.options.layout
+    files: dict[str, tuple[TableFile, ...]] = {}
+    for shard in shards:
+        name = shard_file(relative[shard.path], shard, "parquet")
+        files[shard.sid] = (TableFile(name),)
+        if layout is not None:
+            stem = name.removesuffix(".parquet")
+            files[shard.sid] = layout_files(layout, stem, job.columns, labelled.spec.name)
+    names = [file.name for of_shard in files.values() for file in of_shard]
     asked = {"with_text": job.options.with_text, "inputs": list(job.options.columns)}
+    asked |= {} if layout is None else {"layout": layout}
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "id": sha256_hex(canonical_json([FORMAT, asked, identity_of(labelled.contents)]), 16),
@@ -250,25 +273,30 @@ def _write_folder(job: _Export) -> int:
         "output": labelled.store.url,
         "snapshot": labelled.contents.number,
         **asked,
-        "files": [*names.values()],
+        "files": names,
         "finished": True,
     }
     existing = _existing_files(job, manifest["id"])
-    todo = [shard for shard in shards if names[shard.sid] not in existing]
+    todo = [s for s in shards if not existing.issuperset(each.name for each in files[s.sid])]
     file = job.target.below(MANIFEST)
     if todo or MANIFEST not in existing:
         file.write(canonical_json({**manifest, "finished": False}))
 
     def write_one(shard: NamedShard) -> None:
         rows = job.flat(labelled.read(shard, job.shards), shard)
-        write_table(job.target.below(names[shard.sid]), "parquet", schema, rows)
+        if layout is None:
+            write_table(job.target.below(files[shard.sid][0].name), "parquet", schema, rows)
+            return
+        batches = [*rows]  # — of one shard, for several files
+        for each in files[shard.sid]:
+            write_table(job.target.below(each.name), "jsonl", schema, batches, each.query)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="export") as pool:
         for _ in pool.map(write_one, todo):
             pass
     if file.read() != canonical_json(manifest):
         file.write(canonical_json(manifest))
-    return len(todo)
+    return len(names), sum(len(files[shard.sid]) for shard in todo)
 
 
 def _existing_files(job: _Export, id: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from dataclasses import replace
@@ -299,3 +300,68 @@ def test_the_glob_of_a_name_with_wildcards_matches_the_written_files_alone(
     result = run(folder, to)
     (rows,) = duckdb.sql(f"select count(*) from '{result.glob}'").fetchall()
     assert rows == (90,) and result.rows == 90
+
+
+def test_datatrove_reads_what_is_written_in_its_layout(folder: Path) -> None:
+    readers = pytest.importorskip("datatrove.pipeline.readers")
+    result = run(folder, "trove/", layout="datatrove")
+    assert result.glob == f"{folder}/trove/data/**/*.jsonl.gz" and result.created == 9
+    read = {d.id: d for d in readers.JsonlReader(f"{folder}/trove/data", recursive=True).run()}
+    expected = {row[0]: row for row in joined(folder, with_text=True) if row[6]}
+    assert {name: document.text for name, document in read.items()} == {
+        name: row[6] for name, row in expected.items()
+    }
+    plain = duckdb.sql(f"select * from '{run(folder, 'all.parquet').to}'").to_arrow_table()
+    for row in plain.to_pylist():
+        if row["doc_id"] in read:
+            metadata = read[row.pop("doc_id")].metadata
+            metadata.pop("file_path")
+            assert metadata == {
+                name: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+                for name, value in row.items()
+            }
+    again = run(folder, "trove/", layout="datatrove")
+    assert again == replace(result, created=0)
+
+
+def test_documents_and_attributes_of_dolma_are_in_files_of_the_same_rows(folder: Path) -> None:
+    result = run(folder, "dolma/", layout="dolma")
+    assert (result.files, result.created) == (18, 18)
+    places = [Path(result.to, kind) for kind in ("documents", "attributes/job")]
+    names = [sorted(str(f.relative_to(place)) for f in place.rglob("*.gz")) for place in places]
+    assert names[0] == names[1] and len(names[0]) == 9
+    scores = {
+        row["doc_id"]: row
+        for row in duckdb.sql(f"select * from '{run(folder, 'all.parquet').to}'")
+        .to_arrow_table()
+        .to_pylist()
+    }
+    for name in names[0]:
+        documents, attributes = (
+            [json.loads(line) for line in gzip.decompress((place / name).read_bytes()).splitlines()]
+            for place in places
+        )
+        for document, of_document in zip(documents, attributes, strict=True):
+            assert document["id"] == of_document["id"] and document["source"] == "job"
+            row = scores[document["id"]]
+            for task, labels in LABELS.items():
+                for label in labels:
+                    spans = of_document["attributes"][f"job__{task}__{label}"]
+                    p = row[f"{task}_p_{label}"]
+                    expected = [] if p is None else [[0, row["n_chars"], pytest.approx(p)]]
+                    assert spans == expected
+                    assert all(isinstance(place, int) for span in spans for place in span[:2])
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({"to": "out.jsonl", "layout": "dolma"}, "--layout: is for a folder; write --to FOLDER/"),
+        ({"head": 3, "layout": "dolma"}, "--layout: is for a folder; write --to FOLDER/"),
+    ],
+)
+def test_a_layout_is_that_of_a_folder(folder: Path, options: dict[str, Any], fix: str) -> None:
+    with pytest.raises(SpecError, match=fix):
+        chosen = ExportOptions(**options)
+        chosen.writes()
+        export(spec_of(folder), chosen, cache_dir=folder / "cache")
