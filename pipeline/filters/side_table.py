@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import duckdb
 import pyarrow as pa
@@ -67,22 +68,28 @@ class SideTable:
     def join(self, connection: duckdb.DuckDBPyConnection, rows: str, columns: str) -> str:
         """A query: these columns of a table of rows, each beside what this table says of it.
 
-        A row without a match has null there. SpecError if two rows of this table have one key.
+        A row without a match has null there. SpecError if two different rows have one key.
         """
         names = [column.name for column in self.field.type]
+        struct = ", ".join(f"{_sql(name)} := {_sql(name)}" for name in names)
+        query = (
+            f"select {_sql(self.on)}::VARCHAR as {_KEY}, struct_pack({struct}) as {JOINED} "
+            f"from outside where {_sql(self.on)} is not null"
+        )
+        nothing = pa.RecordBatch.from_pylist([], self.dataset.schema)
         with _reading(PLACE):
-            reader = self.dataset.scanner(dict.fromkeys([self.on, *names])).to_reader()
-            connection.register("outside", reader)
-            struct = ", ".join(f"{_sql(name)} := {_sql(name)}" for name in names)
-            connection.execute(
-                f"create table side as select {_sql(self.on)}::VARCHAR as {_KEY}, "
-                f"struct_pack({struct}) as {JOINED} from outside where {_sql(self.on)} is not null"
-            )
-        twins = f"select {_KEY} from side group by {_KEY} having count(*) > 1 order by 1 limit 1"
+            # — one at a time: DuckDB would call Python's file systems from its own threads
+            batches = self.dataset.to_batches(columns=[*dict.fromkeys([self.on, *names])])
+            for number, batch in enumerate(chain([nothing], batches)):
+                connection.register("outside", pa.Table.from_batches([batch]))
+                begin = "insert into side" if number else "create table side as"
+                connection.execute(f"{begin} {query}")
+        connection.execute("create view sides as select distinct * from side")
+        twins = f"select {_KEY} from sides group by {_KEY} having count(*) > 1 order by 1 limit 1"
         if twin := connection.execute(twins).fetchone():
-            fix = f"has several rows with this {self.on}; keep one row for each"
+            fix = f"says several things about this {self.on}; keep one row for each"
             raise SpecError([Problem(f"{PLACE}.path", fix, twin[0])])
-        both = f"select {rows}.*, {JOINED} from {rows} left join side on {rows}.{self.on} = {_KEY}"
+        both = f"select {rows}.*, {JOINED} from {rows} left join sides on {rows}.{self.on} = {_KEY}"
         return f"select {columns} from ({both}) as {ALIAS}"
 
 

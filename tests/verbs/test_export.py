@@ -356,8 +356,8 @@ def test_documents_and_attributes_of_dolma_are_in_files_of_the_same_rows(folder:
 @pytest.mark.parametrize(
     ("options", "fix"),
     [
-        ({"to": "out.jsonl", "layout": "dolma"}, "--layout: is for a folder; write --to FOLDER/"),
-        ({"head": 3, "layout": "dolma"}, "--layout: is for a folder; write --to FOLDER/"),
+        ({"to": "out.jsonl", "layout": "dolma"}, "layout: is for a folder; write --to FOLDER/"),
+        ({"head": 3, "layout": "dolma"}, "layout: is for a folder; write --to FOLDER/"),
     ],
 )
 def test_a_layout_is_that_of_a_folder(folder: Path, options: dict[str, Any], fix: str) -> None:
