@@ -103,7 +103,8 @@ def _reading(path: str) -> Iterator[None]:
 
 
 def _may_be_key(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _sql(name: str) -> str:

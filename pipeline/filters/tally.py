@@ -83,8 +83,8 @@ def examples(
     Of kind `multi`, the label is the least sure of those that are `scored`.
     """
     for kind, condition in ((KEPT, "not _dropped"), (DROPPED, "_dropped")):
-        shown = _first(table, f"status = 'ok' and {condition}", "0")
-        for doc_id, path, row, _, reason, _, _ in shown:
+        by_hash = _first(table, f"status = 'ok' and {condition}", "0")
+        for doc_id, path, row, _, reason, _, _ in by_hash:
             yield ShownDocument(kind, None, None, doc_id, path, row, None, reason)
     for task, published in tasks.items():
         label, margin = named(task, "label"), named(task, "margin")

@@ -152,21 +152,22 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
     SpecError if the target exists and `overwrite` is not set, or its name has no format.
     StorageError if columns or texts of the input are wanted and it changed after it was labelled.
     """
-    assert options.to is not None, options
-    format = format_of_file(options.to)
+    to = options.to
+    assert to is not None, options
+    format = format_of_file(to)
     if options.layout is not None:
         if format is not None:
             raise option_error("layout", "is for a folder; write --to FOLDER/", options.layout)
         options = replace(options, with_text=True)
-    refuse_own_places(spec, options.to)
+    refuse_own_places(spec, to)
     labelled = LabelledRows.of(spec, dict.fromkeys(options.columns, Option("columns")))
     contents = labelled.contents
     warn_of_older_answers(spec, labelled.store, contents, cache_dir)
     schema = labelled.schema
     columns = flat_columns(with_text_schema(schema) if options.with_text else schema)
-    target = open_target(options.to, spec.storage_options)
+    target = open_target(to, spec.storage_options)
     if format is not None:
-        new_file(options.to, spec.storage_options, overwrite=options.overwrite)
+        new_file(to, spec.storage_options, overwrite=options.overwrite)
     reads_input = options.with_text or options.columns
     shards, new_files = labelled.shards(cache_dir) if reads_input else ({}, 0)
     job = _Export(labelled, options, columns, target, shards)
