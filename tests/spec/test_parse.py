@@ -225,8 +225,8 @@ def test_a_misspelt_key_offers_the_nearest_and_names_the_line_and_the_task(tmp_p
 def test_a_key_that_resembles_none_lists_those_that_exist() -> None:
     (line,) = lines_of(SMALLEST + "filter: {keep: a, zzz: 1}\n")
     assert line == (
-        "filter.zzz: no such key; remove it or correct its spelling: the keys are keep, drop_top, join, "
-        "on_error, storage_options (got 1) in spec, line 8"
+        "filter.zzz: no such key; remove it or correct its spelling: the keys are keep, drop_top, "
+        "join, on_error, storage_options (got 1) in spec, line 8"
     )
 
 
