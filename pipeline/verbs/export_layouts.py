@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import option_error
+from pipeline.filters.inputs import INPUT
 from pipeline.filters.rule import named, quoted
 from pipeline.ledger.columns import CHUNK
 from pipeline.ledger.flat import FlatColumn
@@ -58,7 +59,8 @@ def layout_files(
 
 def _spans(columns: Sequence[FlatColumn]) -> Iterator[tuple[str, str, str]]:
     """Each task and label, or `score`, with the SQL of its spans; none where there is no answer."""
-    by_source = {column.source: named(column.name) for column in columns}
+    own = (column for column in columns if column.source[0] != INPUT)
+    by_source = {column.source: named(column.name) for column in own}
     if top := [source[0] for source in by_source if source[1:] == ("top",)]:
         fix = f"has no place for the answers of task {top[0]}, which has top_k; write datatrove"
         raise option_error("layout", fix, "dolma")
