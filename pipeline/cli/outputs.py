@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 from cyclopts import Group
 
@@ -24,6 +26,7 @@ from pipeline.options import (
     ReportOptions,
 )
 
+HUB = "hf://"  # of places that are written in one commit
 USE = Group("Use and maintain an output", sort_key=3)
 
 
@@ -50,7 +53,12 @@ def export(
             with shown_by(phase_lines) if options.why else nullcontext(ignore) as announce:
                 rows = head(spec, options, cache_dir=cache_dir(), announce=announce)
             return print_result(rows, show_examples, as_json=as_json)
-        exported = export(spec, options, cache_dir=cache_dir())
+        work: Any = export
+        if (options.to or "").startswith(HUB):
+            from pipeline.verbs.hub_dataset import export_to_hub
+
+            work = partial(export_to_hub, command=f"assay export {spec_file} --to {options.to}")
+        exported = work(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE
     return print_result(exported, show_exported, as_json=as_json, code=code)
 
@@ -70,7 +78,11 @@ def filter_corpus(
     from pipeline.report.filters import show_filter
 
     with spec_in(spec_file) as spec:
-        work = preview if options.dry_run else filter_corpus
+        work: Any = preview if options.dry_run else filter_corpus
+        if not options.dry_run and options.folder().startswith(HUB):
+            from pipeline.verbs.hub_dataset import filter_to_hub
+
+            work = partial(filter_to_hub, command=f"assay filter {spec_file} --to {options.to}")
         result = work(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
     code = EXIT_FAILED if result.stops else code

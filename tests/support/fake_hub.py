@@ -1,11 +1,13 @@
-"""A small Hugging Face Hub on this machine: the routes that huggingface_hub uses to read.
+"""A small Hugging Face Hub on this machine: the routes that huggingface_hub uses.
 
 It stands in for the real one, which no test may reach: repositories with commits and branches,
-files by range, and the errors of a repository that is missing, private or gated.
+files by range, commits of small files, and the errors of a repository that is missing, private,
+gated, closed to a token, or changed by others meanwhile.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -23,7 +25,7 @@ from huggingface_hub.utils import close_session
 from servers import serving
 
 _API = re.compile(
-    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?"
+    r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info|preupload|commit)/([^/]+)/?(.*))?"
 )
 _FILE = re.compile(r"(/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 Files = Mapping[str, bytes]
@@ -38,6 +40,9 @@ class FakeHub:
     branches: dict[str, dict[str, str]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)  # to writers
+    conflicts: int = 0  # commits that are refused, because others committed
+    private: set[str] = field(default_factory=set)  # made so
 
     def push(self, repo: str, files: Files, branch: str = "main") -> str:
         """The new commit of the branch, which holds these files."""
@@ -81,7 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
-        if found := _API.fullmatch(path):
+        if path == "/api/validate-yaml":
+            self._send(200, b'{"errors": [], "warnings": []}')
+        elif path == "/api/repos/create":
+            self._create(json.loads(body))
+        elif found := _API.fullmatch(path):
             kind, name, what, revision, below = found.groups()
             self._api(f"{kind}/{name}", what, revision or "main", below or "", body)
         elif found := _FILE.fullmatch(path):
@@ -106,6 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
         if (found := self._found(repo, revision)) is None:
             return
         commit, files = found
+        if what in ("preupload", "commit"):
+            self._write(repo, what, revision, files, body)
+            return
         if what == "tree":
             inside = {p: d for p, d in files.items() if not below or p.startswith(f"{below}/")}
             if below and not inside:
@@ -127,6 +139,48 @@ class _Handler(BaseHTTPRequestHandler):
             siblings = [_sibling(p, d) for p, d in files.items()]
             value = {"id": repo.partition("/")[2], "sha": commit, "siblings": siblings, "tags": []}
         self._send(200, json.dumps(value).encode())
+
+    def _create(self, asked: Mapping[str, Any]) -> None:
+        repo = f"datasets/{asked['organization']}/{asked['name']}"
+        is_new = repo not in self.hub.commits
+        if is_new:
+            self.hub.push(repo, {})
+            if asked.get("private") or asked.get("visibility") == "private":
+                self.hub.private.add(repo)
+        self._send(200 if is_new else 409, json.dumps({"url": f"{self.hub.url}/{repo}"}).encode())
+
+    def _write(self, repo: str, what: str, branch: str, files: Files, body: bytes) -> None:
+        if repo in self.hub.closed:
+            self._send(403, b'{"error": "you may not write"}')
+            return
+        if what == "preupload":
+            named = [file["path"] for file in json.loads(body)["files"]]
+            answers = [
+                {
+                    "path": path,
+                    "uploadMode": "regular",
+                    "shouldIgnore": False,
+                    "oid": _git_hash(files[path]) if path in files else None,
+                }
+                for path in named
+            ]
+            self._send(200, json.dumps({"files": answers}).encode())
+            return
+        if self.hub.conflicts:
+            self.hub.conflicts -= 1
+            self._send(412, b'{"error": "a commit has happened since"}')
+            return
+        after = dict(files)
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                after[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "deletedFile":
+                del after[value["path"]]
+        commit = self.hub.push(repo, after, branch)
+        url = f"{self.hub.url}/{repo}/commit/{commit}"
+        answer = {"success": True, "commitOid": commit, "commitUrl": url, "hookOutput": ""}
+        self._send(200, json.dumps(answer).encode())
 
     def _file(self, repo: str, revision: str, path: str) -> None:
         if (found := self._found(repo, revision)) is None:
@@ -156,6 +210,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
+
+
+def _git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def _one_level(below: str, files: Files) -> list[dict[str, Any]]:

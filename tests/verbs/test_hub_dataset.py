@@ -1,0 +1,117 @@
+"""Datasets of the Hub, on a server that has its routes: one commit, a card, and the errors."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from fake_hub import FakeHub
+from filtered import SCORE, command_of, filtered_with, kept, labelled, spec_of
+from fsspec.utils import glob_translate
+
+from pipeline.cli import main
+from pipeline.errors import SpecError, UnavailableError
+from pipeline.options import ExportOptions, FilterOptions
+from pipeline.verbs.export import ExportResult, export
+from pipeline.verbs.hub_dataset import export_to_hub, filter_to_hub
+
+URL, REPO = "hf://datasets/org/labels", "datasets/org/labels"
+KEEP = f"{SCORE} < 0.6"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return labelled(tmp_path / "corpus", ("en", "de"))
+
+
+def exported(folder: Path, url: str = URL, **options: Any) -> ExportResult:
+    spec, chosen = spec_of(folder, keep=KEEP), ExportOptions(url, **options)
+    command = f"assay export my.yaml --to {url}"
+    return export_to_hub(spec, chosen, cache_dir=folder / "cache", command=command)
+
+
+def filtered(folder: Path, keep: str) -> Any:
+    spec, options = spec_of(folder, keep=keep), FilterOptions(URL)
+    return filter_to_hub(spec, options, cache_dir=folder / "cache", command="assay filter my.yaml")
+
+
+def split_of(files: Mapping[str, bytes], config: str = "default") -> list[str]:
+    """The files of the split of a configuration, as the card says."""
+    header = yaml.safe_load(files["README.md"].decode().split("---")[1])
+    [own] = [each for each in header["configs"] if each["config_name"] == config]
+    [split] = own["data_files"]
+    assert split["split"] == "train"
+    globs = [re.compile(glob_translate(glob)) for glob in split["path"]]  # as the Hub reads them
+    return sorted(path for path in files if any(glob.fullmatch(path) for glob in globs))
+
+
+def test_an_export_is_one_commit_with_a_card(folder: Path, hub: FakeHub, tmp_path: Path) -> None:
+    result = exported(folder)
+    assert len(hub.commits[REPO]) == 2 and REPO in hub.private  # the first one is empty
+    _, files = hub.files(REPO, "main")
+    assert {*files} == {"README.md", *split_of(files)} and result.to == URL
+    read = pa.concat_tables(pq.read_table(io.BytesIO(files[path])) for path in split_of(files))
+    to = ExportOptions(str(tmp_path / "plain.parquet"))
+    export(spec_of(folder, keep=KEEP), to, cache_dir=folder / "cache")
+    plain = pq.read_table(tmp_path / "plain.parquet")
+    assert read.sort_by("doc_id").equals(plain.sort_by("doc_id"))
+    card = files["README.md"].decode()
+    assert "90 documents, snapshot 1 of `job`" in card and "- `toxic` (toxic, clean)" in card
+    assert f"assay export my.yaml --to {URL}" in card
+    exported(folder)
+    assert len(hub.commits[REPO]) == 2  # nothing has changed
+    exported(folder, layout="dolma")
+    assert {path.split("/")[0] for path in hub.files(REPO, "main")[1]} == {
+        "README.md",
+        "documents",
+        "attributes",
+    }
+
+
+def test_a_filter_has_what_is_kept_and_another_one_takes_its_place(
+    folder: Path, hub: FakeHub
+) -> None:
+    result = filtered(folder, KEEP)
+    _, files = hub.files(REPO, "main")
+    lines = [line for path in split_of(files) for line in files[path].splitlines()]
+    expected = filtered_with(folder, keep=KEEP)
+    assert len(lines) == len(kept(expected)) == result.documents - result.dropped
+    dropped = [pq.read_table(io.BytesIO(files[p])) for p in split_of(files, "dropped")]
+    assert sum(table.num_rows for table in dropped) == result.dropped
+    assert {*files} == {"README.md", *split_of(files), *split_of(files, "dropped")}
+    card = files["README.md"].decode()
+    assert f"keep is false: {KEEP}" in card and str(folder) not in card
+    filtered(folder, f"{SCORE} < 0.5")
+    after = hub.files(REPO, "main")[1]
+    assert len(hub.commits[REPO]) == 3 and not {*split_of(files)} & {*after}
+
+
+@pytest.mark.parametrize("url", ["hf://org/model", "hf://datasets/org", f"{URL}/data/x.parquet"])
+def test_another_place_of_the_hub_is_refused(folder: Path, hub: FakeHub, url: str) -> None:
+    with pytest.raises(SpecError, match=r"to: write hf://datasets/ORG/NAME"):
+        exported(folder, url)
+    assert not hub.requests
+
+
+def test_who_may_not_write_and_who_is_too_late(
+    folder: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.conflicts = 1
+    exported(folder)
+    assert len(hub.commits[REPO]) == 2
+    hub.conflicts = 99
+    with pytest.raises(UnavailableError, match="others keep committing to it; run again"):
+        exported(folder, with_text=True)
+    hub.closed.add(REPO)
+    words = ["export", command_of(folder, keep=KEEP)[1], "--to", URL, "--with-text"]
+    assert main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("--to: the token may not write to org/labels; set HF_TOKEN")
+    assert len(hub.commits[REPO]) == 2
