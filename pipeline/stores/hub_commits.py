@@ -32,8 +32,8 @@ def upload(
     """Commits files of a folder, and returns the commit's URL; equal files make no commit.
 
     They are `README.md` and those that match `replaces`; others of the dataset that match it are
-    deleted by the same commit. A dataset that does not exist is made, and is private. SpecError if the token may not write,
-    UnavailableError if the Hub does not answer, or others keep committing.
+    deleted by the same commit. A dataset that does not exist is made, and is private. SpecError if
+    the token may not write, UnavailableError if the Hub does not answer, or others keep committing.
     """
     repo, branch = dataset_of(url)
     api = hub.HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
