@@ -123,7 +123,7 @@ class FilterOptions:
 
     to: str | None = None
     """Folder or URL for the kept and the dropped documents; required without --dry-run.
-    hf://datasets/ORG/NAME is one commit, with a card."""
+    hf://datasets/ORG/NAME gets one commit and a card."""
     on_error: OnError | None = None
     """What happens to documents without an answer; fail stops the filter, and writes nothing
     (default: the spec's filter.on_error)."""
@@ -159,7 +159,7 @@ class ExportOptions:
 
     to: str | None = None
     """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with a Parquet
-    file for each shard. A local path or a URL; hf://datasets/ORG/NAME is one commit, with a card."""
+    file for each shard. A local path or a URL; hf://datasets/ORG/NAME gets one commit and a card."""
     head: int | None = None
     """Print this number of example rows, and write nothing. Use either --to or --head."""
     where: str | None = None
