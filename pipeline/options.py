@@ -159,7 +159,7 @@ class ExportOptions:
 
     to: str | None = None
     """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with a Parquet
-    file for each shard. A local path or a URL; hf://datasets/ORG/NAME gets one commit and a card."""
+    file for each shard. A local path or a URL; hf://datasets/ORG/NAME gets a commit and a card."""
     head: int | None = None
     """Print this number of example rows, and write nothing. Use either --to or --head."""
     where: str | None = None

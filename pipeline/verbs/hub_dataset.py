@@ -77,12 +77,12 @@ def filter_to_hub(
         (folder / "README.md").write_text(card)
         message = f"Filter of snapshot {result.snapshot} of {spec.name}"
         upload(folder, url, spec.storage_options, message=message, replaces=_REPLACES)
-    at = {
-        which: replace(files, globs=tuple(f"{url.rstrip('/')}/{glob}" for glob in files.globs))
-        for which, files in (("kept", kept), ("dropped", dropped))
-    }
-    written = replace(result.written, **at, current=url, manifest=url)
-    return replace(result, written=written)
+
+    def on_hub(files: Files) -> Files:
+        return replace(files, globs=tuple(f"{url.rstrip('/')}/{glob}" for glob in files.globs))
+
+    written = replace(result.written, kept=on_hub(kept), dropped=on_hub(dropped))
+    return replace(result, written=replace(written, current=url, manifest=url))
 
 
 def _card(
