@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +168,10 @@ def filter(
         >>> filter("my.yaml", options=FilterOptions(dry_run=True)).documents
         10
     """
-    from pipeline.filters.run import filter_corpus, preview
+    from pipeline.filters.run import preview
+    from pipeline.verbs.hub_dataset import write_filter
 
-    work = preview if options.dry_run else filter_corpus
+    work = preview if options.dry_run else partial(write_filter, command="pipeline.filter")
     with _opened(spec) as job:
         return work(job, options, cache_dir=cache_dir or default_cache_dir())
 

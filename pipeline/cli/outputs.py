@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 from cyclopts import Group
 
@@ -26,7 +25,6 @@ from pipeline.options import (
     ReportOptions,
 )
 
-HUB = "hf://"  # of places that are written in one commit
 USE = Group("Use and maintain an output", sort_key=3)
 
 
@@ -46,19 +44,16 @@ def export(
     from pipeline.report.progress import phase_lines
     from pipeline.report.rows import show_examples, show_exported
     from pipeline.runtime.progress import ignore
-    from pipeline.verbs.export import export, head
+    from pipeline.verbs.export import head
+    from pipeline.verbs.hub_dataset import write_export
 
     with spec_in(spec_file) as spec:
         if not is_written:
             with shown_by(phase_lines) if options.why else nullcontext(ignore) as announce:
                 rows = head(spec, options, cache_dir=cache_dir(), announce=announce)
             return print_result(rows, show_examples, as_json=as_json)
-        work: Any = export
-        if (options.to or "").startswith(HUB):
-            from pipeline.verbs.hub_dataset import export_to_hub
-
-            work = partial(export_to_hub, command=f"assay export {spec_file} --to {options.to}")
-        exported = work(spec, options, cache_dir=cache_dir())
+        command = f"assay export {spec_file} --to {options.to}"
+        exported = write_export(spec, options, cache_dir=cache_dir(), command=command)
     code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE
     return print_result(exported, show_exported, as_json=as_json, code=code)
 
@@ -74,15 +69,13 @@ def filter_corpus(
     """
     if not options.dry_run:
         options.folder()  # — an error before the spec is read
-    from pipeline.filters.run import filter_corpus, preview
+    from pipeline.filters.run import preview
     from pipeline.report.filters import show_filter
+    from pipeline.verbs.hub_dataset import write_filter
 
     with spec_in(spec_file) as spec:
-        work: Any = preview if options.dry_run else filter_corpus
-        if not options.dry_run and options.folder().startswith(HUB):
-            from pipeline.verbs.hub_dataset import filter_to_hub
-
-            work = partial(filter_to_hub, command=f"assay filter {spec_file} --to {options.to}")
+        command = f"assay filter {spec_file} --to {options.to}"
+        work = preview if options.dry_run else partial(write_filter, command=command)
         result = work(spec, options, cache_dir=cache_dir())
     code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
     code = EXIT_FAILED if result.stops else code

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from pipeline.errors import Problem, SpecError, StorageError
 from pipeline.filters.inputs import INPUT
-from pipeline.filters.rule import ALL, OF, FilterRule, Group, named, quoted
+from pipeline.filters.rule import ALL, OF, FilterRule, Group
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
-from pipeline.sources.rule import ALIAS, SEALED
+from pipeline.sources.rule import ALIAS, SEALED, named, quoted
 from pipeline.spec.filters import DropTopSpec
 
 OTHERS = "others"

@@ -19,9 +19,10 @@ from pipeline.filters.decisions import (
     number,
     sizes_where,
 )
-from pipeline.filters.rule import ALL, FilterRule, SnapshotRule, named, quoted
+from pipeline.filters.rule import ALL, FilterRule, SnapshotRule
 from pipeline.options import OnError
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
+from pipeline.sources.rule import named, quoted
 
 # The shares of the documents for which a dry run counts what they would drop.
 SHARES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)

@@ -21,6 +21,7 @@ from pipeline.sources.rule import (
     fields_in,
     one_line,
     parsed,
+    quoted,
     references,
     sql_of,
     whole,
@@ -206,13 +207,3 @@ def probabilities_in(text: str, *, place: str) -> list[tuple[str, str]]:
     """The probabilities that an expression names, by task and label; SpecError as of `Rule`."""
     named = references(parsed(text, place))
     return [(names[0], names[2]) for names in named if len(names) == 3 and names[1] == "p"]
-
-
-def quoted(text: str) -> str:
-    """The text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def named(*parts: str) -> str:
-    """A column, or a field of one, as SQL."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)

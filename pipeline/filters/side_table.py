@@ -17,7 +17,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from pipeline.errors import Problem, SpecError, StorageError, listed, one_line
 from pipeline.sources.listing import remote_etag
-from pipeline.sources.rule import ALIAS
+from pipeline.sources.rule import ALIAS, named
 from pipeline.sources.source import find_files
 from pipeline.sources.streams import Options
 from pipeline.sources.text_files import file_path
@@ -71,10 +71,10 @@ class SideTable:
         A row without a match has null there. SpecError if two different rows have one key.
         """
         names = [column.name for column in self.field.type]
-        struct = ", ".join(f"{_sql(name)} := {_sql(name)}" for name in names)
+        struct = ", ".join(f"{named(name)} := {named(name)}" for name in names)
         query = (
-            f"select {_sql(self.on)}::VARCHAR as {_KEY}, struct_pack({struct}) as {JOINED} "
-            f"from outside where {_sql(self.on)} is not null"
+            f"select {named(self.on)}::VARCHAR as {_KEY}, struct_pack({struct}) as {JOINED} "
+            f"from outside where {named(self.on)} is not null"
         )
         nothing = pa.RecordBatch.from_pylist([], self.dataset.schema)
         with _reading(PLACE):
@@ -87,7 +87,7 @@ class SideTable:
         connection.execute("create view sides as select distinct * from side")
         twins = f"select {_KEY} from sides group by {_KEY} having count(*) > 1 order by 1 limit 1"
         if twin := connection.execute(twins).fetchone():
-            fix = f"says several things about this {self.on}; keep one row for each"
+            fix = f"has different rows with this {self.on}; keep one of them"
             raise SpecError([Problem(f"{PLACE}.path", fix, twin[0])])
         both = f"select {rows}.*, {JOINED} from {rows} left join sides on {rows}.{self.on} = {_KEY}"
         return f"select {columns} from ({both}) as {ALIAS}"
@@ -105,7 +105,3 @@ def _reading(path: str) -> Iterator[None]:
 def _may_be_key(kind: pa.DataType) -> bool:
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
     return any(is_kind(kind) for is_kind in kinds)
-
-
-def _sql(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.filters.decisions import Decisions
-from pipeline.filters.rule import named, quoted
 from pipeline.ledger.columns import CHUNK
 from pipeline.ledger.snapshots import SnapshotTask
+from pipeline.sources.rule import named, quoted
 
 BARS = 50  # of a histogram
 LENGTHS = (200, 1_000, 5_000, 20_000)  # characters: the upper ends of groups of documents

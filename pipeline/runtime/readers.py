@@ -196,6 +196,6 @@ class LoadedReader:
                     shard.label_rows(self._engine, on_rows)
             read, usage = read + shard.asked_rows, usage + shard.usage
             for task in own:
-                found = answer_rows(shard, task, status, rules, spans)
-                answers[task.name].append(only(found, rows))
+                own_rows = answer_rows(shard, task, status, rules, spans)
+                answers[task.name].append(only(own_rows, rows))
         return {task: pc.coalesce(*parts) for task, parts in answers.items() if parts}, read, usage

@@ -221,3 +221,13 @@ def _reason(error: duckdb.Error) -> str:
     """DuckDB's first line, and its second line where that lists the valid names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2] if len(lines) > 1 and "andidate" in lines[1] else lines[:1])
+
+
+def quoted(text: str) -> str:
+    """The text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def named(*parts: str) -> str:
+    """A column, or a field of one, as SQL."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)

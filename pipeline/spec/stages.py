@@ -138,7 +138,16 @@ class Task(Frozen):
         """What is asked for its answer: a task of yes or no for each label of the kind `multi`, in
         their order, named `TASK.LABEL`; of another kind the task itself.
         """
-        return (cast("TaskSpec", self),)
+        labels = self._asked_of_labels() if self.kind == "multi" else ()
+        parts = tuple(
+            self.model_copy(update={"name": f"{self.name}.{label}", "kind": "choice", **own})
+            for label, own in labels
+        )
+        return cast("tuple[TaskSpec, ...]", parts or (self,))
+
+    def _asked_of_labels(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Of each label of the kind `multi`, the keys of its part; of a cascade none."""
+        yield from ()
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
@@ -207,22 +216,11 @@ class QuestionTask(Task):
     tokens are then scored. Default: score every label exactly."""
     classifier: ClassVar[None] = None
 
-    @property
-    def parts(self) -> tuple[TaskSpec, ...]:
-        """A task of yes or no for each label of the kind `multi`, or the task itself."""
-        if self.kind != "multi":
-            return super().parts
-        return tuple(self._part(label, texts[0]) for label, texts in self.labels.items())
-
-    def _part(self, label: str, text: str) -> TaskSpec:
-        own: dict[str, Any] = {
-            "name": f"{self.name}.{label}",
-            "kind": "choice",
-            "labels": YES_OR_NO,
-            "question": self.question and with_slot(self.question).replace(SLOT, text),
-            "readout": self.readout and part_file(self.readout, label),
-        }
-        return self.model_copy(update=own)
+    def _asked_of_labels(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for label, (text, *_) in self.labels.items():
+            question = self.question and with_slot(self.question).replace(SLOT, text)
+            readout = self.readout and part_file(self.readout, label)
+            yield label, {"labels": YES_OR_NO, "question": question, "readout": readout}
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         yield from super()._contradictions()
@@ -279,17 +277,9 @@ class EncoderTask(UnaskedTask):
     """How much of a document a stage of a cascade reads. Default: as in the spec."""
     classifier: ClassVar[None] = None
 
-    @property
-    def parts(self) -> tuple[TaskSpec, ...]:
-        """A task of yes or no for each label of the kind `multi`, or the task itself."""
-        if self.kind != "multi":
-            return super().parts
-        return tuple(self._part(label, texts[0]) for label, texts in self.labels.items())
-
-    def _part(self, label: str, output: str) -> TaskSpec:
-        labels = {YES: (output,), NO: (NOT + output,)}
-        own = {"name": f"{self.name}.{label}", "kind": "choice", "labels": labels}
-        return self.model_copy(update=own)
+    def _asked_of_labels(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for label, (output, *_) in self.labels.items():
+            yield label, {"labels": {YES: (output,), NO: (NOT + output,)}}
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         yield from super()._contradictions()

@@ -20,10 +20,10 @@ _CONFLICTS = (409, 412)  # status
 
 def dataset_of(url: str) -> tuple[str, str | None]:
     """The dataset that the option `to` names, and its branch; SpecError for another place."""
-    if (found := _DATASET.fullmatch(url)) is None:
+    if (parts := _DATASET.fullmatch(url)) is None:
         fix = "write hf://datasets/ORG/NAME, or hf://datasets/ORG/NAME@BRANCH"
         raise option_error("to", fix, url)
-    return found[1], found[2]
+    return parts[1], parts[2]
 
 
 def upload(

@@ -31,7 +31,7 @@ from pipeline.filters.excerpts import excerpts
 from pipeline.filters.inputs import INPUT
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.result import kept_words
-from pipeline.filters.rule import SnapshotRule, named
+from pipeline.filters.rule import SnapshotRule
 from pipeline.gold.audits import Audit
 from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import fitted_texts
@@ -39,6 +39,7 @@ from pipeline.gold.people import Drawn
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.review.options import ReviewOptions
 from pipeline.review.session import Document
+from pipeline.sources.rule import named
 from pipeline.spec.schema import JobSpec
 
 Numbers = NDArray[np.int64]

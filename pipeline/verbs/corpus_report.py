@@ -21,7 +21,7 @@ from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import LabelledRows
 from pipeline.filters.older_answers import older_answers, what_answered
 from pipeline.filters.result import FilterResult, result_of
-from pipeline.filters.rule import FilterRule, SnapshotRule, named
+from pipeline.filters.rule import FilterRule, SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
     ScoreCounts,
@@ -34,6 +34,7 @@ from pipeline.filters.tally import (
 from pipeline.integrity.diff import Comparison, compare
 from pipeline.ledger.snapshots import Contents, contents, snapshots_of
 from pipeline.options import EvalOptions, ReportOptions
+from pipeline.sources.rule import named
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec

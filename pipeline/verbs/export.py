@@ -33,7 +33,6 @@ from pipeline.filters.labelled import (
 )
 from pipeline.filters.layout import refuse_own_places, relative_paths, shard_file
 from pipeline.filters.older_answers import warn_of_older_answers
-from pipeline.filters.rule import named, quoted
 from pipeline.filters.run import SHARDS_AT_ONCE
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.flat import (
@@ -48,7 +47,7 @@ from pipeline.ledger.flat import (
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import ExportOptions
 from pipeline.runtime.progress import Send, ignore
-from pipeline.sources.rule import Rule, fields_in
+from pipeline.sources.rule import Rule, fields_in, named, quoted
 from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, new_file, open_target

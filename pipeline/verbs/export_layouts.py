@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from pipeline.errors import option_error
 from pipeline.filters.inputs import INPUT
-from pipeline.filters.rule import named, quoted
 from pipeline.ledger.columns import CHUNK
 from pipeline.ledger.flat import FlatColumn
 from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.options import Layout
+from pipeline.sources.rule import named, quoted
 
 SUFFIX = ".jsonl.gz"
 FIRST = {"datatrove": "data", "dolma": "documents"}  # the folder with the texts

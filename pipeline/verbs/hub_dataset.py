@@ -1,7 +1,7 @@
-"""Exports and filtered corpora as datasets of the Hugging Face Hub, with a card.
+"""Exports and filtered corpora at any place; a dataset of the Hugging Face Hub also gets a card.
 
-Entry points: `export_to_hub` and `filter_to_hub`. All files are made on this machine first, in the
-folder for temporary files, and are uploaded in one commit.
+Entry points: `write_export` and `write_filter`. The files of a dataset are made on this machine
+first, in the folder for temporary files, and are uploaded in one commit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipeline.filters.result import Files, FilterResult
 from pipeline.filters.run import filter_corpus
 from pipeline.options import ExportOptions, FilterOptions
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.hub import PROTOCOL
 from pipeline.stores.hub_commits import dataset_of, upload
 from pipeline.verbs.export import MANIFEST, ExportResult, export
 
@@ -26,10 +27,27 @@ _PARTS = ("data", "documents", "attributes", "kept", "dropped")
 _REPLACES = [f"{part}/*" for part in _PARTS]
 
 
-def export_to_hub(
+def write_export(
     spec: JobSpec, options: ExportOptions, *, cache_dir: Path, command: str
 ) -> ExportResult:
-    """As `export`, to the dataset that `to` names; `command` is shown on its card."""
+    """As `export`, also to a dataset of the Hub, whose card shows the command."""
+    if not str(options.to).startswith(PROTOCOL):
+        return export(spec, options, cache_dir=cache_dir)
+    return _export_to_hub(spec, options, cache_dir=cache_dir, command=command)
+
+
+def write_filter(
+    spec: JobSpec, options: FilterOptions, *, cache_dir: Path, command: str
+) -> FilterResult:
+    """As `filter_corpus`, also to a dataset of the Hub, whose card shows the command."""
+    if not options.folder().startswith(PROTOCOL):
+        return filter_corpus(spec, options, cache_dir=cache_dir)
+    return _filter_to_hub(spec, options, cache_dir=cache_dir, command=command)
+
+
+def _export_to_hub(
+    spec: JobSpec, options: ExportOptions, *, cache_dir: Path, command: str
+) -> ExportResult:
     url = str(options.to)
     dataset_of(url)
     with tempfile.TemporaryDirectory(prefix="assay-hub-") as folder:
@@ -41,14 +59,14 @@ def export_to_hub(
         lines = [f"{written.rows:,} documents, snapshot {written.snapshot} of `{spec.name}`."]
         if not written.complete:
             lines += [f"{written.missing_rows:,} documents of the input are left out."]
-        card = _card(spec, {"train": [below]}, lines, command)
+        card = _card(spec, [below], lines, command)
         Path(folder, "README.md").write_text(card)
         message = f"Labels of snapshot {written.snapshot} of {spec.name}"
         upload(Path(folder), url, spec.storage_options, message=message, replaces=_REPLACES)
     return replace(written, to=url, glob=f"{url.rstrip('/')}/{below}")
 
 
-def filter_to_hub(
+def _filter_to_hub(
     spec: JobSpec, options: FilterOptions, *, cache_dir: Path, command: str
 ) -> FilterResult:
     """As `filter_corpus`, to the dataset that `to` names: its split is what is kept.
@@ -73,7 +91,7 @@ def filter_to_hub(
             f"The rule keeps documents where: {result.rule}",
             *(f"- {reason}: {count:,}" for reason, count in sorted(result.reasons.items())),
         ]
-        card = _card(spec, {"train": [*kept.globs]}, lines, command, dropped=[*dropped.globs])
+        card = _card(spec, kept.globs, lines, command, dropped=dropped.globs)
         (folder / "README.md").write_text(card)
         message = f"Filter of snapshot {result.snapshot} of {spec.name}"
         upload(folder, url, spec.storage_options, message=message, replaces=_REPLACES)
@@ -87,23 +105,21 @@ def filter_to_hub(
 
 def _card(
     spec: JobSpec,
-    splits: Mapping[str, Sequence[str]],
+    globs: Sequence[str],
     lines: Sequence[str],
     command: str,
     dropped: Sequence[str] = (),
 ) -> str:
-    """The README of a dataset: the files of its splits, and how it was made."""
-    configs = [{"config_name": "default", "data_files": _data_files(splits)}]
-    if dropped:
-        configs.append({"config_name": "dropped", "data_files": _data_files({"train": dropped})})
+    """The README of a dataset: its files, those of the dropped documents, and how it was made."""
+    configs = [
+        {"config_name": name, "data_files": [{"split": "train", "path": [*paths]}]}
+        for name, paths in (("default", globs), ("dropped", dropped))
+        if paths
+    ]
     header = yaml.safe_dump({"configs": configs, "tags": ["assay"]}, sort_keys=False)
     return "\n".join(
         [f"---\n{header}---\n\n# {spec.name}\n", *lines, "", *_made_by(spec, command), ""]
     )
-
-
-def _data_files(splits: Mapping[str, Sequence[str]]) -> list[dict[str, object]]:
-    return [{"split": split, "path": [*paths]} for split, paths in splits.items()]
 
 
 def _made_by(spec: JobSpec, command: str) -> Iterator[str]:

@@ -127,8 +127,8 @@ class Sampling:
             start = 0
             for documents in read_documents(shard, self.spec.input.storage_options):
                 here = [row - start for row in own if start <= row < start + documents.num_rows]
-                found = documents["text"].take(pa.array(here, pa.int64()))
-                texts += [text or "" for text in found.to_pylist()]
+                part = documents["text"].take(pa.array(here, pa.int64()))
+                texts += [text or "" for text in part.to_pylist()]
                 start += documents.num_rows
                 if start > own[-1]:
                     break

@@ -111,7 +111,7 @@ def test_a_table_that_contradicts_itself_and_a_damaged_one_are_refused(own_folde
     pq.write_table(pa.concat_tables([whole, whole.slice(0, 1)]), path)
     assert previewed(own_folder, **rule).documents == 90  # — it says the same thing twice
     pq.write_table(pa.concat_tables([whole, other]), path)
-    with pytest.raises(SpecError, match=r"filter\.join\.path: says several things about this"):
+    with pytest.raises(SpecError, match=r"filter\.join\.path: has different rows with this doc_id"):
         filtered_with(own_folder, **rule)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(StorageError, match=r"flags\.parquet: cannot be read: "):

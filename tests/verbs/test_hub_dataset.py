@@ -16,11 +16,12 @@ from fake_hub import FakeHub
 from filtered import SCORE, command_of, filtered_with, kept, labelled, spec_of
 from fsspec.utils import glob_translate
 
+import pipeline
 from pipeline.cli import main
 from pipeline.errors import SpecError, UnavailableError
 from pipeline.options import ExportOptions, FilterOptions
 from pipeline.verbs.export import ExportResult, export
-from pipeline.verbs.hub_dataset import export_to_hub, filter_to_hub
+from pipeline.verbs.hub_dataset import write_export
 
 URL, REPO = "hf://datasets/org/labels", "datasets/org/labels"
 KEEP = f"{SCORE} < 0.6"
@@ -34,12 +35,12 @@ def folder(tmp_path: Path) -> Path:
 def exported(folder: Path, url: str = URL, **options: Any) -> ExportResult:
     spec, chosen = spec_of(folder, keep=KEEP), ExportOptions(url, **options)
     command = f"assay export my.yaml --to {url}"
-    return export_to_hub(spec, chosen, cache_dir=folder / "cache", command=command)
+    return write_export(spec, chosen, cache_dir=folder / "cache", command=command)
 
 
 def filtered(folder: Path, keep: str) -> Any:
     spec, options = spec_of(folder, keep=keep), FilterOptions(URL)
-    return filter_to_hub(spec, options, cache_dir=folder / "cache", command="assay filter my.yaml")
+    return pipeline.filter(spec, options=options, cache_dir=folder / "cache")
 
 
 def split_of(files: Mapping[str, bytes], config: str = "default") -> list[str]:
