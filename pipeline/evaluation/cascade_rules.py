@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.evaluation.promises import Bools, Floats, Ints, Promise, careful_to_cheap
+from pipeline.evaluation.promises import Bools, Floats, Ints, Promise, careful_to_cheap, fit_curves
 from pipeline.fitted.certificate import Thresholds
 
 
@@ -59,11 +59,14 @@ class Judged:
         """Which documents are positive, where recall or precision is promised."""
         return None if self.promise.agree is not None else self.chosen(whole)[:, 0].astype(np.bool_)
 
-    def rules(self, p: Floats, whole: Floats) -> list[Thresholds]:
-        """Thresholds from careful to cheap, of answers [docs, labels] and those of the whole."""
+    def curves(self, p: Floats, whole: Floats) -> Floats:  # [docs, labels] each
+        """How right the answers are by their probability; see `fit_curves`."""
         classes = 2 if self.each else len(self.labels)
-        made = careful_to_cheap(self.of_chosen(p), self.chosen(p), self.right(p, whole), classes)
-        return [self._thresholds(rule) for rule in made]
+        return fit_curves(self.of_chosen(p), self.chosen(p), self.right(p, whole), classes)
+
+    def rules(self, curves: Floats) -> list[Thresholds]:
+        """Thresholds from careful to cheap."""
+        return [self._thresholds(rule) for rule in careful_to_cheap(curves)]
 
     def _thresholds(self, rule: Floats) -> Thresholds:  # [parts, classes]
         if not self.each:

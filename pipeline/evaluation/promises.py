@@ -1,13 +1,14 @@
 """What a cheap answer may decide, with a promise that a uniform sample of documents proves.
 
-Entry points: `careful_to_cheap` makes rules from one half of a sample, and `prove` takes the
-cheapest rule whose promise the other half proves.
+Entry points: `fit_curves` and `careful_to_cheap` make rules from one half of a sample, and `prove`
+takes the cheapest rule whose promise the other half proves.
 
 A document that the rule does not decide has the whole model's answer. The rules are fixed before
 the other half is looked at. They are tested one after the other, the most careful one first, until
 one is not proved. A broken promise is proved only if the test of the first rule that breaks it
-fails, so each test may have the whole risk: fixed-sequence testing, as of Angelopoulos et al.,
-"Learn then Test" (2021), section 3. Each test is the exact bound of Clopper and Pearson (1934).
+fails, so each test may have the whole risk, and whichever of the proved rules is taken keeps its
+promise: fixed-sequence testing, as of Angelopoulos et al., "Learn then Test" (2021), section 3.
+Each test is the exact bound of Clopper and Pearson (1934).
 A promise of recall and of precision, or of several groups, is broken if one part is, and proved
 only if all are: an intersection-union test (Berger, 1982), so each part may have the whole risk.
 
@@ -33,7 +34,8 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating]
 Ints = NDArray[np.integer]
 Groups = NDArray[np.str_]
-RULES = 100  # of a path: each decides a hundredth of the first half more
+# Of the rules, from careful to cheap: the logit of the least estimated probability of being right.
+LEVELS = np.linspace(14, -6, 201)
 _CLIP = 1e-6, 1 - 1e-6  # of probabilities whose logit is taken
 _LEAST_SLOPE, _NEVER = 1e-3, -40.0  # of a class without documents: it is decided last
 
@@ -76,32 +78,35 @@ def proved_share(errors: int, trials: int, confidence: float) -> float:
     return 0.0 if errors >= trials else float(1 - beta.ppf(confidence, errors + 1, trials - errors))
 
 
-def careful_to_cheap(
+def fit_curves(
     p: Floats,  # [docs, parts]: the probability of the class that the cheap answer chooses
     chosen: Ints,  # [docs, parts]: this class
     right: Bools,  # [docs, parts]: whether it is the whole model's
     classes: int,
-) -> Floats:  # [RULES, parts, classes]
-    """Rules, each of which decides all that the one before decides, and a hundredth more.
+) -> Floats:  # [parts, classes, 2]: slope and offset
+    """The estimated probability that an answer is right, by its own probability.
 
-    A document has one part, its label, or one for each label that applies or not. A rule decides
-    a class at its probability or above; a document if it decides all parts. Documents come in the
-    order of the estimated probability that their least sure part is right: for each part and class
-    a logistic regression on the logit of p, with Platt's prior (1999) for classes without an error.
+    A document has one part, its label, or one for each label that applies or not. For each part and
+    class: a logistic regression on the logit of p, with Platt's prior (1999) for classes without an
+    error.
     """
     x = logit(np.clip(p, *_CLIP))
-    parts = range(p.shape[1])
-    curves = np.array(
+    return np.array(
         [
             [_platt(x[own, n], right[own, n]) for own in _of_classes(chosen[:, n], classes)]
-            for n in parts
+            for n in range(p.shape[1])
         ]
-    )  # [parts, classes, 2]
-    slope, offset = np.moveaxis(curves[np.arange(p.shape[1]), chosen], -1, 0)
-    sure = (slope * x + offset).min(axis=1)
-    levels = np.quantile(sure, 1 - np.arange(1, RULES + 1) / RULES, method="lower")
-    at = expit((levels[:, None, None] - curves[..., 1]) / curves[..., 0])
-    return np.asarray(at, np.float64)
+    )
+
+
+def careful_to_cheap(curves: Floats) -> Floats:  # [parts, classes, 2] -> [LEVELS, parts, classes]
+    """The rules of these curves: the probability of each class from which it is decided.
+
+    A rule decides a document whose parts are all estimated to be right with the probability of its
+    level, or a higher one. So each rule decides all that the one before decides.
+    """
+    at = (LEVELS[:, None, None] - curves[..., 1]) / curves[..., 0]
+    return np.asarray(expit(at), np.float64)
 
 
 def _of_classes(chosen: Ints, classes: int) -> Iterator[Bools]:

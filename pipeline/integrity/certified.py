@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import prove
+from pipeline.evaluation.promises import Proof, prove
 from pipeline.fitted.certificate import Certificate
 from pipeline.ledger.cells import stored_fps, stored_version
 from pipeline.ledger.columns import probabilities, structs
@@ -27,19 +27,20 @@ def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[tuple[str, 
         if certificate.thresholds is None or not certificate.shares:
             continue
         try:
-            found = _computed(store, snapshot, certificate)
+            computed = _computed(store, snapshot, certificate)
         except StorageError as error:
             yield task, f"cannot be computed again: {error}"
             continue
-        said = {name: (own.trials, own.errors) for name, own in certificate.shares.items()}
-        if found != said:
-            yield task, f"says (trials, errors) {said}, and the stored answers say {found}"
+        stated = {name: (own.trials, own.errors) for name, own in certificate.shares.items()}
+        trials = {name: (own.trials, own.errors) for name, own in computed.shares.items()}
+        if computed.rule != certificate.rule:
+            yield task, "has a rule that the stored answers do not prove"
+        elif trials != stated:
+            yield task, f"says (trials, errors) {stated}, and the stored answers say {trials}"
 
 
-def _computed(
-    store: Store, snapshot: Contents, certificate: Certificate
-) -> dict[str, tuple[int, int]]:
-    """The trials and the errors of each share that is promised."""
+def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Proof:
+    """What the stored answers prove of the certificate's rule, and of the more careful ones."""
     of_task, kind = snapshot.tasks[certificate.task], _kind(snapshot, certificate.task)
     labels = list(of_task.labels)
     judged = Judged.of(labels, kind, certificate.promise)
@@ -47,10 +48,13 @@ def _computed(
     p = p[:, ~np.isnan(p).any(axis=(0, 2))]
     cheap, whole = p[:-1], p[-1]
     assert certificate.thresholds is not None, certificate.task
-    [(_, wrong)] = wrong_by_rule([certificate.thresholds], judged, cheap, whole)
+    rules = [
+        *judged.rules(np.array(certificate.curves))[: certificate.rule],
+        certificate.thresholds,
+    ]
+    wrong = (of_rule for _, of_rule in wrong_by_rule(rules, judged, cheap, whole))
     groups = np.array(certificate.groups) if certificate.groups else None
-    shares = prove([wrong], judged.promise, judged.positive(whole), groups).shares
-    return {name: (share.trials, share.errors) for name, share in shares.items()}
+    return prove(wrong, judged.promise, judged.positive(whole), groups)
 
 
 def _kind(snapshot: Contents, task: str) -> str:

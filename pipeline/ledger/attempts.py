@@ -151,9 +151,9 @@ class Attempts:
     def _markers(self) -> dict[RowRange, dict[str, str]]:
         """The remaining markers of each range: key -> id of the run."""
         markers: dict[RowRange, dict[str, str]] = {}
-        found = [stored.key for stored in self.store.list(self._folder)]
-        self._is_first = not found
-        for key in found:
+        keys = [stored.key for stored in self.store.list(self._folder)]
+        self._is_first = not keys
+        for key in keys:
             if match := _MARKER.fullmatch(key.removeprefix(self._folder)):
                 start, end, run_id = match.groups()
                 markers.setdefault((int(start), int(end)), {})[key] = run_id

@@ -136,8 +136,8 @@ def read_file(
     """
     try:
         data = store.read(key)
-        found = sealed_hash(data)
-        if found is None:
+        sealed = sealed_hash(data)
+        if sealed is None:
             raise StorageError("its content was changed after it was written")
         table = pq.read_table(pa.BufferReader(data), columns=columns, use_threads=False)
         table = table if columns is None else table.select(columns)
@@ -147,11 +147,11 @@ def read_file(
         reason = " ".join(str(error).split()).removeprefix(f"{store.url}/{key}: ")
         raise StorageError(f"{store.url}/{key}: {reason}; {remedy(key)}") from error
     written = metadata_of(table).get(KEY, key)
-    if written != key or published not in (None, found):
-        other = f"has the hash {found} and was published with {published}: it is another file"
+    if written != key or published not in (None, sealed):
+        other = f"has the hash {sealed} and was published with {published}: it is another file"
         what = other if written == key else f"is the file {written}, under another key"
         raise StorageError(f"{store.url}/{key}: {what}; {remedy(key)}")
-    hashed = {**(table.schema.metadata or {}), f"{METADATA_PREFIX}{HASH}": found}
+    hashed = {**(table.schema.metadata or {}), f"{METADATA_PREFIX}{HASH}": sealed}
     return table.replace_schema_metadata(hashed)
 
 

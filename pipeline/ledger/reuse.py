@@ -57,13 +57,13 @@ class StoredAnswers:
         """
         answers, is_open, reused = None, self._has_text.copy(), 0
         with ThreadPoolExecutor(READ_THREADS) as pool:
-            for source, found in zip(sources, pool.map(self._read, sources), strict=True):
-                if found is None:
+            for source, stored in zip(sources, pool.map(self._read, sources), strict=True):
+                if stored is None:
                     continue
-                taken = is_open & _mask(found.is_valid())
+                taken = is_open & _mask(stored.is_valid())
                 is_open &= ~taken
-                found = only(found, taken)
-                answers = found if answers is None else overlaid(answers, found)
+                stored = only(stored, taken)
+                answers = stored if answers is None else overlaid(answers, stored)
                 reused += 0 if source.sid == self._shard.id else int(taken.sum())
         return answers, reused
 

@@ -13,8 +13,8 @@ def show_reviewed(reviewed: Reviewed, *, command: str) -> Iterator[Part]:
     """Labels, who agrees with whom, and what to run next."""
     facts = [("labels", f"{reviewed.labels:,} of {reviewed.task}, in {reviewed.to}")]
     if reviewed.labels:
-        given = (f"{count:,} {name}" for name, count in reviewed.by_label.items())
-        facts.append(("by label", ", ".join(given)))
+        counts_of_labels = (f"{count:,} {name}" for name, count in reviewed.by_label.items())
+        facts.append(("by label", ", ".join(counts_of_labels)))
     yield facts
     if len(reviewed.people) > 1:
         yield ""

@@ -161,9 +161,11 @@ class Session:
         return counts
 
     def by_label(self) -> dict[str, int]:
-        """How often each label was given."""
-        given = [line.label for line in self.gold.answers.values() if line.label is not None]
-        names = (name for label in given for name in ([label] if isinstance(label, str) else label))
+        """How often each label was labels."""
+        labels = [line.label for line in self.gold.answers.values() if line.label is not None]
+        names = (
+            name for label in labels for name in ([label] if isinstance(label, str) else label)
+        )
         counts = Counter(names)
         return {name: counts[name] for name in self.task.labels}
 
@@ -267,8 +269,7 @@ class Session:
             elif row is not None and line.action != "skip":
                 by_others.add(row)
         if self.rules.second:
-            wanted = (row for row in by_others - taken if self._needs_a_label(row))
-            return sorted(wanted)
+            return sorted(row for row in by_others - taken if self._needs_a_label(row))
         return sorted({*range(len(self.pool))} - taken - by_others)
 
     def _labels_of(self, row: int) -> list[Label]:

@@ -95,8 +95,8 @@ def plan_reuse(
 
     @cache  # — work items share what they take answers from
     def sources_of(task: str, version: str, sid: str) -> tuple[Source, ...]:
-        found = (done.source(task, sid) for done in stored.by_version.get(version, ()))
-        return tuple(source for source in found if source is not None)
+        files = (done.source(task, sid) for done in stored.by_version.get(version, ()))
+        return tuple(source for source in files if source is not None)
 
     def with_sources(work: WorkItem) -> WorkItem:
         sid, rows = work.shard.id, work.asked_rows
@@ -109,7 +109,7 @@ def plan_reuse(
             if files := (*own, *chain.from_iterable(others.values())):
                 sources[step.version] = files
             if _is_asked_first(step):
-                answered = sum(texts.sources[other] for other, found in others.items() if found)
+                answered = sum(texts.sources[other] for other, files in others.items() if files)
                 left_by_own = left.get((sid, step.version), rows)
                 asked.append(min(rows, texts.texts - answered, left_by_own))
         if not sources:

@@ -31,23 +31,23 @@ def certified(
     for task in spec.tasks:
         if isinstance(task, CascadeTask):
             stages = raw[task.name]
-            for found in read_certificates(store, task.name):
-                known = found.stages[-len(stages) :]
-                if found.promise == task.cascade.promise and known in (stages, stages[-1:]):
-                    certificates[task.name] = found
+            for certificate in read_certificates(store, task.name):
+                known = certificate.stages[-len(stages) :]
+                if certificate.promise == task.cascade.promise and known in (stages, stages[-1:]):
+                    certificates[task.name] = certificate
                     break
             task = _decided_by(task, spec, certificates.get(task.name))
         tasks.append(task)
     return spec.model_copy(update={"tasks": tuple(tasks)}), certificates
 
 
-def _decided_by(task: CascadeTask, spec: JobSpec, found: Certificate | None) -> TaskSpec:
+def _decided_by(task: CascadeTask, spec: JobSpec, certificate: Certificate | None) -> TaskSpec:
     """The task with a certificate's fitted stage before its own, or its last stage alone."""
-    if found is None or found.thresholds is None:
+    if certificate is None or certificate.thresholds is None:
         return task.whole
-    if not found.readout:
+    if not certificate.readout:
         return task
-    stage = fitted_stage(task, spec, found.readout, found.max_tokens)
+    stage = fitted_stage(task, spec, certificate.readout, certificate.max_tokens)
     cascade = task.cascade.model_copy(update={"stages": (stage, *task.stages)})
     return task.model_copy(update={"cascade": cascade})
 

@@ -291,12 +291,12 @@ def _import_graph() -> None:
 
 def _processes_of_ray() -> list[psutil.Process]:
     """The processes of the Ray that this process started, and of no other program."""
-    found = []
+    running = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.name().startswith(_OF_RAY):
-                found.append(process)
-    return found
+                running.append(process)
+    return running
 
 
 def _runs(process: psutil.Process) -> bool:

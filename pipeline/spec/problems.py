@@ -62,16 +62,16 @@ _GONE = {
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
     """One problem for each mistake that pydantic reports for this content of a spec."""
-    found: dict[str, tuple[object, dict[str, None]]] = {}  # the value at a place, and the fixes
+    mistakes: dict[str, tuple[object, dict[str, None]]] = {}  # the value at a place, and the fixes
     for detail in error.errors():
         place, value = _written(detail["loc"], content)
         if not _follows(detail, value):
-            _, fixes = found.setdefault(place or "spec", (_shown(detail["loc"], value), {}))
+            _, fixes = mistakes.setdefault(place or "spec", (_shown(detail["loc"], value), {}))
             fixes[_fix(detail)] = None
     problems = [
         # — a value that may be of two types has a fix for each of them
         Problem(place, " or ".join(fixes), value)
-        for place, (value, fixes) in found.items()
+        for place, (value, fixes) in mistakes.items()
     ]
     # — a misspelt key is also missing
     meant = {

@@ -98,16 +98,16 @@ def draw_sample(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> li
             from answered where content_hash not in (from fitted) group by content_hash
             """
         )
-        found = table.table(
+        answered = table.table(
             "select unsure, dense_rank() over (order by grp) - 1 as part, dropped from texts "
             "order by number"
         )
-        if not len(found):
+        if not len(answered):
             fix = "no document has an answer that a readout was not fitted to; label more documents"
             raise SpecError([Problem("filter", fix)])
-        population = Population(*(column.to_numpy() for column in found.itercolumns()))
+        population = Population(*(column.to_numpy() for column in answered.itercolumns()))
         codes, chosen = _chosen(
-            population, min(options.documents or TEXTS, len(found)), options.seed
+            population, min(options.documents or TEXTS, len(answered)), options.seed
         )
         numbers = chosen.tolist()
         shown = table.table(
@@ -145,29 +145,29 @@ def judge_filter(spec: JobSpec, audit: Audit, source: str, *, cache_dir: Path) -
             fix = f"answers of the filter were fitted to {fitted:,} of its {len(audit.drops):,} "
             fix += "texts, so they do not show its quality; draw other documents: assay review "
             raise gold_error(source, f"{fix}--by audit")
-        found = table.rows(
+        of_texts = table.rows(
             "select content_hash, count(*), count(*) filter (_dropped) from answered "
             "where content_hash in (from audited) group by content_hash order by content_hash"
         )
-    drawn = [audit.drawn[text_hash] for text_hash, *_ in found]
+    drawn = [audit.drawn[text_hash] for text_hash, *_ in of_texts]
     sizes = {each.stratum: each.size for each in drawn}
     design = next(iter(audit.drawn.values()))
     estimates = dict.fromkeys(("precision", "recall", "prevalence"), NO_ESTIMATE)
-    if len(found) >= LABELLED * design.drawn and sum(sizes.values()) == design.texts:
+    if len(of_texts) >= LABELLED * design.drawn and sum(sizes.values()) == design.texts:
         sample = LabelledSample(
             codes=np.array([each.stratum for each in drawn], np.int64),
-            documents=np.array([documents for _, documents, _ in found], np.int64),
-            dropped=np.array([dropped for *_, dropped in found], np.int64),
-            positive=np.array([audit.drops[text_hash] for text_hash, *_ in found], np.bool_),
+            documents=np.array([documents for _, documents, _ in of_texts], np.int64),
+            dropped=np.array([dropped for *_, dropped in of_texts], np.int64),
+            positive=np.array([audit.drops[text_hash] for text_hash, *_ in of_texts], np.bool_),
             sizes=sizes,
         )
         estimates = estimate(sample, HALF_WIDTH)
     return FilterQuality(
         **estimates,
         rule=words,
-        labels=len(found),
+        labels=len(of_texts),
         drawn=design.drawn,
-        not_in_corpus=len(audit.drops) - len(found),
+        not_in_corpus=len(audit.drops) - len(of_texts),
         texts=design.texts,
         sampled_rule=design.rule,
         sampled_snapshot=design.snapshot,

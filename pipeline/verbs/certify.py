@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
 from pipeline.evaluation.promises import Bools, Groups, Promise, prove
-from pipeline.fitted.certificate import Certificate, Thresholds
+from pipeline.fitted.certificate import Certificate
 from pipeline.hashes import short_hash
 from pipeline.ledger.certificates import write_certificate
 from pipeline.options import RunOptions
@@ -61,9 +61,10 @@ def certify(
 ) -> None:
     """Writes a certificate for each cascade that has none of the current input.
 
-    Where the rule of an earlier certificate is not proved again, a new rule is tested with the same
-    documents: each of the two tests has the risk that the promise states. A run with a condition of
-    its own proves nothing: it uses the certificates that there are.
+    The rules of an earlier certificate are tested again, also with documents of new files. Where
+    none of them is proved, or saves enough, others are made and tested with the same documents:
+    each of the two tests has the risk that the promise states. A run with a condition of its own
+    proves nothing: it uses the certificates that there are.
     UnavailableError if a shard of the sample could not be labelled; run again.
     """
     if not spec.cascades or options.sample or options.where:
@@ -95,7 +96,7 @@ def certify(
     cascades = {name: _Cascade.of(sampling, task, whole) for name, task in waiting.items()}
     again = {name: own.trial_of(known[name]) for name, own in cascades.items() if name in known}
     proved = dict(_tried(sampling, cascades, again))
-    found = {name: own for name, own in proved.items() if own.thresholds is not None}
+    kept = {name: own for name, own in proved.items() if own.thresholds is not None}
 
     @cache
     def texts() -> Texts:
@@ -104,8 +105,8 @@ def certify(
         on_engine = partial(sampling.where_engines_run, placement=placement)
         return Texts(spec, sampling.texts(rows), tokens, placement.dtype, cache_dir, on_engine)
 
-    trials = {name: own.trial(texts) for name, own in cascades.items() if name not in found}
-    for name, certificate in (found | dict(_tried(sampling, cascades, trials))).items():
+    trials = {name: own.trial(texts) for name, own in cascades.items() if name not in kept}
+    for name, certificate in (kept | dict(_tried(sampling, cascades, trials))).items():
         write_certificate(store, replace(certificate, shards=shards))
         logger.info("%s: %s", name, certificate.words)
 
@@ -130,7 +131,7 @@ class _Trial:
     stages: tuple[StageSpec, ...]  # before the last; none: nothing is tried
     reason: str = ""  # why nothing is tried
     taught: Taught | None = None
-    thresholds: Thresholds | None = None  # None: they are made from the first half of the sample
+    known: Certificate | None = None  # whose rules are tested; None: the first half makes rules
 
 
 def _tried(
@@ -187,14 +188,14 @@ class _Cascade:
         return _Trial((self._fitted(taught.readout, taught.max_tokens),), taught=taught)
 
     def trial_of(self, known: Certificate) -> _Trial:
-        """The stages and the thresholds of a certificate, for the input as it is now."""
+        """The stages and the rules of a certificate, for the input as it is now."""
         if known.thresholds is None:
             return _Trial((), known.reason)
         if not known.readout:
-            return _Trial(self.task.stages[:-1], thresholds=known.thresholds)
+            return _Trial(self.task.stages[:-1], known=known)
         taught = Taught(known.readout, known.max_tokens, known.layer, known.cost)
         stage = self._fitted(known.readout, known.max_tokens)
-        return _Trial((stage,), taught=taught, thresholds=known.thresholds)
+        return _Trial((stage,), taught=taught, known=known)
 
     def _fitted(self, readout: str, max_tokens: int | None) -> StageSpec:
         return fitted_stage(self.task, self.spec, readout, max_tokens)
@@ -226,20 +227,26 @@ class _Cascade:
         p: Floats,  # [stages, docs, labels]: the answers of its stages
         fps: Sequence[str],  # and their raw fingerprints
     ) -> Certificate:
-        """Of the cheapest rule that keeps the promise, or of none."""
+        """Of the cheapest rule that keeps the promise, or of none.
+
+        A known rule stays as long as it is among the proved ones.
+        """
         usable = ~np.isnan(self.p).any(axis=1) & ~np.isnan(p).any(axis=(0, 2))
         first, second = usable & self.whole.first_half, usable & ~self.whole.first_half
-        if trial.thresholds is None:
+        if (known := trial.known) is None:
             pooled = p[:, first].reshape(-1, p.shape[-1])
-            rules = self.judged.rules(pooled, np.tile(self.p[first], (len(p), 1)))
+            curves = self.judged.curves(pooled, np.tile(self.p[first], (len(p), 1)))
         else:
-            rules = [trial.thresholds]
+            curves = np.array(known.curves)
+        rules = self.judged.rules(curves)
         p, taught = p[:, second], trial.taught
         whole = self.p[second]
         answers = [*wrong_by_rule(rules, self.judged, p, whole)]
         groups = None if self.groups is None else self.groups[second]
         wrong, positive = [of for _, of in answers], self.judged.positive(whole)
         proof = prove(wrong, self.judged.promise, positive, groups)
+        if known is not None and known.rule < proof.rule:
+            proof = prove(wrong[: known.rule + 1], self.judged.promise, positive, groups)
         shares = proof.shares
         if proof.rule < 0:
             careful = ", ".join(f"{name} {own.proved:.3f}" for name, own in shares.items())
@@ -256,6 +263,8 @@ class _Cascade:
             stages=(*fps, self.whole.fps[self.task.name]),
             draw=self.whole.share,
             thresholds=rules[proof.rule],
+            curves=tuple(tuple((float(a), float(b)) for a, b in part) for part in curves),
+            rule=proof.rule,
             readout=taught.readout if taught else "",
             max_tokens=taught.max_tokens if taught else None,
             layer=taught.layer if taught else None,

@@ -188,7 +188,7 @@ def _places(
         }
         held_out = [choice.held_out for _, choice in best.values()]
         p = held_out[0] if task.kind != "multi" else np.stack([x[:, 0] for x in held_out], axis=1)
-        rules = judged.rules(p, own)
+        rules = judged.rules(judged.curves(p, own))
         answers = [*wrong_by_rule(rules, judged, p[None], own)]
         proof = prove([wrong for _, wrong in answers], judged.promise, judged.positive(own))
         cost = layer / read.all_layers * float(share)

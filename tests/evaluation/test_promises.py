@@ -15,7 +15,7 @@ from scipy.stats import binom, binomtest
 from sklearn.linear_model import LogisticRegression
 
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Promise, prove, proved_share
+from pipeline.evaluation.promises import LEVELS, Promise, prove, proved_share
 
 Floats = NDArray[np.float64]
 DOCUMENTS, SAMPLE = 10_000, 1_000
@@ -76,8 +76,8 @@ def proved_and_broken(
         answers = make(random)
         drawn = random.choice(DOCUMENTS, SAMPLE, replace=False)
         first, second = answers.of(drawn[: SAMPLE // 2]), answers.of(drawn[SAMPLE // 2 :])
-        rules = judged.rules(*first)
-        wrong = [of for _, of in wrong_by_rule(rules, judged, second.cheap[None], second.whole)]
+        rules = judged.rules(judged.curves(*first))
+        wrong = (of for _, of in wrong_by_rule(rules, judged, second.cheap[None], second.whole))
         proof = prove(wrong, judged.promise, judged.positive(second.whole))
         if proof.rule >= 0:
             [(decided, _)] = wrong_by_rule(
@@ -123,6 +123,31 @@ def test_a_proved_promise_is_broken_in_at_most_the_stated_share_of_corpora(
     assert proved > corpora / 2 or (promised is OF_FIRST and prevalence < 0.5)
 
 
+@pytest.mark.parametrize("corpora", [60, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_rules_of_the_first_night_are_tested_again_with_the_documents_of_later_ones(
+    corpora: int,
+) -> None:
+    """Each night brings documents about which the cheap stage is better or worse than before."""
+    own, broken, kept = judged(2, AGREE), np.zeros(3, np.int64), 0
+    for number in range(corpora):
+        random = np.random.default_rng(number)
+        nights = [corpus(random, 0.5, 2).of(np.arange(3_000)) for _ in broken]
+        drawn, rules, rule = random.random(9_000), [], len(LEVELS)
+        for night in range(len(nights)):
+            answers = Answers(*map(np.concatenate, zip(*nights[: night + 1], strict=True)))
+            half = (drawn[: len(answers.whole)] * 10).astype(int)
+            first, second = (answers.of(np.flatnonzero(half == number)) for number in (0, 1))
+            rules = rules or own.rules(own.curves(*first))
+            wrong = (of for _, of in wrong_by_rule(rules, own, second.cheap[None], second.whole))
+            kept += rule <= (proved := prove(wrong, own.promise).rule)
+            if (rule := min(rule, proved)) < 0:
+                break
+            [(decided, _)] = wrong_by_rule([rules[rule]], own, answers.cheap[None], answers.whole)
+            broken[night] += not is_kept(answers, decided, own)
+    assert all(binomtest(of, corpora, 0.05, alternative="greater").pvalue > 1e-3 for of in broken)
+    assert kept > corpora / 2  # of two nights each, on which the rule may stay
+
+
 def fitted_in_second_half(random: np.random.Generator, *, leaks: bool) -> Answers:
     """Many random features, labels that do not follow from them, and a fit to the documents."""
     truth = random.random(DOCUMENTS) < 0.5
@@ -142,8 +167,8 @@ def test_documents_that_the_readout_was_fitted_to_prove_what_is_not_true(leaks: 
         answers = fitted_in_second_half(random, leaks=leaks)
         rows = np.arange(200) if leaks else random.choice(len(answers.whole), 200, replace=False)
         first, second = answers.of(rows[::2]), answers.of(rows[1::2])
-        rules = own.rules(*first)
-        wrong = [of for _, of in wrong_by_rule(rules, own, second.cheap[None], second.whole)]
+        rules = own.rules(own.curves(*first))
+        wrong = (of for _, of in wrong_by_rule(rules, own, second.cheap[None], second.whole))
         proof = prove(wrong, own.promise)
         if proof.rule >= 0:
             rule = [rules[proof.rule]]

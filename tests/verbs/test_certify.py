@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from changing_corpus import Corpus, Killed
 
+from pipeline.evaluation.cascade_rules import Judged
 from pipeline.fitted.certificate import Certificate
 from pipeline.integrity.certified import wrong_certificates
 from pipeline.integrity.diff import Comparison, compare, exceeded
@@ -160,7 +161,8 @@ def test_new_files_are_sampled_too_and_the_promise_is_proved_again(corpus: Corpu
     corpus.write("two", [f"another text {n}" for n in range(DOCUMENTS // 2)])
     labelled(corpus)
     second = certificate(corpus)
-    assert (second.thresholds, second.draw) == (first.thresholds, first.draw)
+    assert (second.thresholds, second.rule) == (first.thresholds, first.rule)
+    assert (second.curves, second.draw) == (first.curves, first.draw)
     assert second.shards != first.shards and second.documents > first.documents
     assert all(text.startswith("another") for _, text in corpus.asked)
     assert agreement(corpus) >= 0.9
@@ -168,6 +170,20 @@ def test_new_files_are_sampled_too_and_the_promise_is_proved_again(corpus: Corpu
     corpus.delete("two")
     labelled(corpus)
     assert not corpus.asked
+
+
+def test_a_rule_that_new_files_do_not_prove_gives_way_to_a_more_careful_one(
+    corpus: Corpus,
+) -> None:
+    labelled(corpus)
+    first = certificate(corpus)
+    corpus.write("two", [f"an odd text {n}" for n in range(DOCUMENTS // 4)])
+    labelled(corpus)
+    second = certificate(corpus)
+    assert 0 <= second.rule < first.rule and second.curves == first.curves
+    assert agreement(corpus) >= 0.9
+    assert all("odd" in text for text in asked(corpus, "near whole"))
+    corpus.verify()
 
 
 def test_a_small_corpus_is_answered_by_the_whole_model_and_says_why(corpus: Corpus) -> None:
@@ -214,6 +230,11 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     wrong = replace(snapshot, certificates={"toxic": replace(own, shares={"agree": share})})
     [(task, what)] = wrong_certificates(corpus.store, wrong)
     assert task == "toxic" and "the stored answers say" in what
+    [cheapest] = Judged.of(["toxic", "clean"], "choice", AGREE).rules(np.array(own.curves))[-1:]
+    wrong = replace(snapshot, certificates={"toxic": replace(own, thresholds=cheapest, rule=200)})
+    assert [*wrong_certificates(corpus.store, wrong)] == [
+        ("toxic", "has a rule that the stored answers do not prove")
+    ]
 
 
 @pytest.mark.parametrize("after", [1, 7, 14, 20, 27, 35, 45])
