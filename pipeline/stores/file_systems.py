@@ -1,4 +1,8 @@
-"""The fsspec file system of a path or a URL. Entry point: `file_system_at`."""
+"""The fsspec file system of a path or a URL.
+
+Entry points: `file_system_at`, and `native_options`
+for readers of tables, which open URLs without fsspec.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +43,32 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
         return file_system, str(place)
     local = LocalFileSystem(**options)
     return local, str(local._strip_protocol(path))
+
+
+def native_options(url: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of s3fs in the words of Rust's `object_store`; none for other file systems.
+
+    The credentials are those that botocore finds, in a profile, the environment or the machine.
+    """
+    if not url.startswith(("s3://", "s3a://")):
+        return {}
+    from botocore.session import Session  # — slow to load, and few inputs are tables in S3
+
+    client = {"endpoint_url": options.get("endpoint_url"), **options.get("client_kwargs", {})}
+    session = Session(profile=options.get("profile"))
+    endpoint = client.get("endpoint_url")
+    native = {
+        "aws_endpoint": endpoint,
+        "aws_region": client.get("region_name") or session.get_config_variable("region"),
+        "allow_http": "true" if str(endpoint).startswith("http://") else None,
+        "aws_skip_signature": "true" if options.get("anon") else None,
+    }
+    found = None if options.get("anon") else session.get_credentials()
+    if found is not None:
+        own = found.get_frozen_credentials()
+        native["aws_access_key_id"], native["aws_secret_access_key"] = (
+            own.access_key,
+            own.secret_key,
+        )
+        native["aws_session_token"] = own.token
+    return {name: str(value) for name, value in native.items() if value}

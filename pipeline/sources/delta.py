@@ -1,0 +1,103 @@
+"""The data files of a version of a Delta table, as the package `deltalake` lists them.
+
+Entry point: `delta_files`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import Problem, SpecError, StorageError, UnavailableError, one_line
+from pipeline.sources.streams import Options
+from pipeline.sources.views import DataFile, constant, deletions
+from pipeline.spec.locations import TablePath
+from pipeline.stores.file_systems import file_system_at, native_options
+
+_PHYSICAL = "delta.columnMapping.physicalName"
+
+
+def delta_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]]:
+    """The number of a version, and its data files; raises as `table_files`."""
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    except ImportError as error:
+        fix = f"a Delta table needs a package ({error}); pip install 'corpus-assay[delta]'"
+        raise SpecError([Problem("input.path", fix, table.place)]) from error
+    if table.version is not None and not table.version.isdecimal():
+        fix = "the version of a Delta table is a number; write delta+PATH@12"
+        raise SpecError([Problem("input.path", fix, table.version)])
+    root = table.place if "://" in table.place else file_system_at(table.place, {})[1]
+    wanted = None if table.version is None else int(table.version)
+    try:
+        opened = DeltaTable(root, version=wanted, storage_options=native_options(root, options))
+        return opened.version(), _data_files(opened, root)
+    except TableNotFoundError as error:
+        fix = f"there is no Delta table: {one_line(error)}"
+        raise SpecError([Problem("input.path", fix, table.place)]) from error
+    except DeltaError as error:
+        which = "the Delta table" if wanted is None else f"version {wanted} of the Delta table"
+        fix = f"{which} cannot be read: {one_line(error)}"
+        raise SpecError([Problem("input.path", fix, table.place)]) from error
+    except OSError as error:
+        line = f"{table.place}: the log of the Delta table cannot be read: {one_line(error)}"
+        if "://" in root:
+            raise UnavailableError(f"{line}; check the endpoint, or run again to go on") from error
+        raise StorageError(line) from error
+
+
+def _data_files(opened: Any, root: str) -> list[DataFile]:
+    actions = pa.table(opened.get_add_actions(flatten=True))
+    partitions = opened.metadata().partition_columns
+    names, deleted = _names(opened, partitions), _deleted(opened)
+    files = []
+    # — a path of the log is encoded as in a URL; what it says may be the encoded name of a folder
+    for row, inside in enumerate(map(unquote, actions.column("path").to_pylist())):
+        view: dict[str, Any] = {"names": names} if names else {}
+        if partitions:
+            values = {name: actions.column(f"partition.{name}")[row] for name in partitions}
+            view["values"] = {name: constant(value) for name, value in values.items()}
+        if (runs := deleted.pop(inside, None)) is not None:
+            view["deleted"] = runs
+        path = inside.removeprefix("file://") if "://" in inside else f"{root.rstrip('/')}/{inside}"
+        files.append(DataFile(path, view))
+    if deleted:
+        raise StorageError(
+            f"{min(deleted)}: the log deletes rows of this file, which the table does not have; "
+            f"repair the table"
+        )
+    return files
+
+
+def _names(opened: Any, partitions: Collection[str]) -> dict[str, str]:
+    """By the name of a column, that in the files; empty if they are the same."""
+    fields = json.loads(opened.schema().to_json())["fields"]
+    mode = opened.metadata().configuration.get("delta.columnMapping.mode", "none")
+    own = {each["name"]: each["metadata"].get(_PHYSICAL, each["name"]) for each in fields}
+    nested = [each["name"] for each in fields if not isinstance(each["type"], str)]
+    if mode == "none" or (mode == "name" and not nested and all(n == o for n, o in own.items())):
+        return {}
+    if mode != "name" or any(_PHYSICAL in json.dumps(e["type"]) for e in fields):
+        fix = f"columns are mapped by {mode}, with nested ones; write a copy without column mapping"
+        raise SpecError([Problem("input.path", fix, opened.table_uri)])
+    return {name: in_file for name, in_file in own.items() if name not in partitions}
+
+
+def _deleted(opened: Any) -> dict[str, list[int]]:
+    """By data file, relative to the table, the rows that its deletion vector names."""
+    if "deletionVectors" not in (opened.protocol().reader_features or ()):
+        return {}
+    deleted = {}
+    for batch in opened.deletion_vectors():  # of another Arrow library
+        vectors = pa.record_batch(batch)
+        for uri, kept in zip(*(vectors.column(name) for name in vectors.schema.names), strict=True):
+            path = unquote(uri.as_py()).removeprefix(unquote(opened.table_uri))
+            rows = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            deleted[path] = deletions(rows)
+    return deleted
