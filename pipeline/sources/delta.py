@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from pipeline.errors import Problem, SpecError, StorageError, UnavailableError, one_line
+from pipeline.errors import Problem, SpecError, StorageError, one_line
 from pipeline.sources.streams import Options
 from pipeline.sources.views import DataFile, constant, deletions
 from pipeline.spec.locations import TablePath
@@ -24,12 +24,9 @@ _PHYSICAL = "delta.columnMapping.physicalName"
 
 def delta_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]]:
     """The number of a version, and its data files; raises as `table_files`."""
-    try:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
-    except ImportError as error:
-        fix = f"a Delta table needs a package ({error}); pip install 'corpus-assay[delta]'"
-        raise SpecError([Problem("input.path", fix, table.place)]) from error
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
     if table.version is not None and not table.version.isdecimal():
         fix = "the version of a Delta table is a number; write delta+PATH@12"
         raise SpecError([Problem("input.path", fix, table.version)])
@@ -45,11 +42,6 @@ def delta_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]
         which = "the Delta table" if wanted is None else f"version {wanted} of the Delta table"
         fix = f"{which} cannot be read: {one_line(error)}"
         raise SpecError([Problem("input.path", fix, table.place)]) from error
-    except OSError as error:
-        line = f"{table.place}: the log of the Delta table cannot be read: {one_line(error)}"
-        if "://" in root:
-            raise UnavailableError(f"{line}; check the endpoint, or run again to go on") from error
-        raise StorageError(line) from error
 
 
 def _data_files(opened: Any, root: str) -> list[DataFile]:

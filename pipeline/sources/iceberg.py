@@ -16,10 +16,8 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Problem, SpecError, UnavailableError, one_line
 from pipeline.sources.streams import Options, opened, reading
-from pipeline.sources.text_files import file_path
 from pipeline.sources.views import DataFile, Rows, constant, deletions
 from pipeline.spec.locations import TablePath
-from pipeline.stores.file_systems import file_system_at
 
 FILES_AT_ONCE = 16
 _EQUALITY = 2  # the content of a file that names values of deleted rows
@@ -47,18 +45,14 @@ def iceberg_files(table: TablePath, options: Options) -> tuple[int, list[DataFil
 
 def _loaded(table: TablePath) -> Any:
     """The table of its catalog; SpecError if it is not there, UnavailableError without a reply."""
-    try:
-        from pyiceberg.catalog import load_catalog
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-    except ImportError as error:
-        fix = f"an Iceberg table needs a package ({error}); pip install 'corpus-assay[iceberg]'"
-        raise SpecError([Problem("input.path", fix, table.place)]) from error
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError
 
     catalog, _, name = table.place.partition("/")
     try:
         return load_catalog(catalog).load_table(name)
-    except (NoSuchTableError, NoSuchNamespaceError, ValueError, ImportError) as error:
-        # — also a catalog that pyiceberg's configuration does not have
+    except (NoSuchTableError, NoSuchNamespaceError, NotInstalledError, ValueError) as error:
+        # — ValueError of a catalog that pyiceberg's configuration does not have
         fix = f"write iceberg://CATALOG/NAMESPACE.TABLE, as pyiceberg knows it: {one_line(error)}"
         raise SpecError([Problem("input.path", fix, table.place)]) from error
     except Exception as error:  # — each kind of catalog has a client with its own classes
@@ -77,20 +71,14 @@ def _data_files(loaded: Any, snapshot_id: int, options: Options) -> list[DataFil
         fix = f"{len(odd)} data files are {odd[0].file_format.value}; write the table as Parquet"
         raise SpecError([Problem("input.path", fix, odd[0].file_path)])
     schema = scan.projection()
-    paths = [_path(task.file.file_path, options) for task in tasks]
-    names: Iterable[dict[str, str]] = ({} for _ in paths)
+    paths = [task.file.file_path for task in tasks]
+    named: list[dict[str, str]] = [{} for _ in paths]
+    deletes = {delete.file_path: delete for task in tasks for delete in task.delete_files}
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         if _has_renamed(schema, loaded.metadata.schemas):
-            names = pool.map(partial(_names, schema=schema, options=options), paths)
-        named = list(names)
-        deletes = {delete.file_path: delete for task in tasks for delete in task.delete_files}
-        positions = dict(
-            zip(
-                deletes,
-                pool.map(partial(_positions, options=options), deletes.values()),
-                strict=True,
-            )
-        )
+            named = [*pool.map(partial(_names, schema=schema, options=options), paths)]
+        read = pool.map(partial(_positions, options=options), deletes.values())
+        positions = dict(zip(deletes, read, strict=True))
     kinds = schema_to_pyarrow(schema, include_field_ids=False)
     files = []
     for task, path, own in zip(tasks, paths, named, strict=True):
@@ -109,14 +97,6 @@ def _data_files(loaded: Any, snapshot_id: int, options: Options) -> list[DataFil
             view["deleted"] = deletions(np.unique(np.concatenate(rows)))
         files.append(DataFile(path, view))
     return files
-
-
-def _path(location: str, options: Options) -> str:
-    try:
-        return file_path(*file_system_at(location, options))
-    except (ValueError, ImportError) as error:
-        fix = f"a data file of the table cannot be opened: {error}"
-        raise SpecError([Problem("input.path", fix, location)]) from error
 
 
 def _has_renamed(schema: Any, schemas: Iterable[Any]) -> bool:
@@ -155,7 +135,7 @@ def _names(path: str, *, schema: Any, options: Options) -> dict[str, str]:
 
 def _positions(delete: Any, *, options: Options) -> dict[str, Rows]:
     """By the location of a data file, the rows that a file of positions deletes."""
-    path = _path(delete.file_path, options)
+    path = delete.file_path
     with reading(path), opened(path, options) as file:
         if delete.file_format == "PUFFIN":
             from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file

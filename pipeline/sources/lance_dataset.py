@@ -1,23 +1,23 @@
 """Lance datasets: the fragments of a version, and the rows of a shard of one.
 
-Entry points: `lance_files`, `lance_unit` and `lance_table`. The path of an object is that of the
+Entry points: `lance_files` and `fragment_at`. The path of an object is that of the
 fragment's first data file. Its view has the fragment's id, the file of deleted rows, and where the
 columns are that a spec names: a fragment that has the same in another version keeps its shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.errors import Problem, SpecError, StorageError, UnavailableError, one_line
+from pipeline.errors import Problem, SpecError, one_line
 from pipeline.hashes import parse_json
 from pipeline.sources.documents import Names
-from pipeline.sources.shards import ObjectVersion, Shard, Unit
+from pipeline.sources.shards import ObjectVersion, Piece, Unit
 from pipeline.sources.streams import Options, changed
 from pipeline.sources.views import DataFile
 from pipeline.spec.locations import TablePath
@@ -50,22 +50,14 @@ def lance_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]
 def _opened(
     root: str, native: tuple[tuple[str, str], ...], version: int | str | None = None
 ) -> Any:
-    try:
-        import lance
-    except ImportError as error:
-        fix = f"a Lance dataset needs a package ({error}); pip install 'corpus-assay[lance]'"
-        raise SpecError([Problem("input.path", fix, root)]) from error
+    import lance
+
     try:
         return lance.dataset(root, version, storage_options=dict(native) or None)
     except ValueError as error:
         which = "Lance dataset" if version is None else f"Lance dataset with version {version}"
         fix = f"there is no {which}: {one_line(error)}"
         raise SpecError([Problem("input.path", fix, root)]) from error
-    except OSError as error:
-        line = f"{root}: the Lance dataset cannot be read: {one_line(error)}"
-        if "://" in root:
-            raise UnavailableError(f"{line}; check the endpoint, or run again to go on") from error
-        raise StorageError(line) from error
 
 
 def _view(dataset: Any, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -88,46 +80,36 @@ def _ids(column: Any) -> Iterator[int]:
         yield from _ids(child)
 
 
-def lance_unit(version: ObjectVersion, options: Options) -> tuple[pa.Schema, Callable[[], Unit]]:
-    """The schema of the dataset, and what measures the fragment: from a sample of its rows."""
-    fragment, schema = _fragment(version, options)
+def fragment_at(version: ObjectVersion, options: Options) -> tuple[Any, pa.Schema]:
+    """The fragment as it was when the object was cut, and the columns of its dataset.
 
-    def unit() -> Unit:
-        rows: int = fragment.count_rows()
-        read = [name for name in (version.text_column, version.image_column) if name is not None]
-        sample = fragment.scanner(columns=read, limit=SAMPLE_ROWS).to_table()
-        return Unit(rows, sample.nbytes * rows // max(1, sample.num_rows))
-
-    return schema, unit
-
-
-def lance_table(
-    shard: Shard, options: Options
-) -> tuple[pa.Schema, Callable[[Names], Iterator[pa.RecordBatch]]]:
-    """The schema of the dataset, and what reads columns (None: all) of the shard's rows."""
-    fragment, schema = _fragment(shard.version, options)
-
-    def batches(columns: Names) -> Iterator[pa.RecordBatch]:
-        scanner = fragment.scanner(
-            columns=None if columns is None else [*columns],
-            offset=shard.piece.start_row,
-            limit=shard.rows,
-            batch_size=BATCH_ROWS,
-            batch_readahead=READ_AHEAD,
-            with_row_id=columns is not None and not columns,  # — else there would be no batch
-        )
-        yield from scanner.to_batches()
-
-    return schema, batches
-
-
-def _fragment(version: ObjectVersion, options: Options) -> tuple[Any, pa.Schema]:
-    """The fragment, and the columns of its dataset, as they were when the object was cut."""
+    StorageError if no version of the dataset has it any more.
+    """
     root, folder, _ = version.path.rpartition(FOLDER)
     if version.view is None or not folder:
         fix = "is a file of a Lance dataset; name the folder of the dataset"
         raise SpecError([Problem("input.path", fix, version.path)])
     return _found(version, root, tuple(native_options(root, options).items()))
+
+
+def fragment_unit(fragment: Any, columns: Sequence[str]) -> Unit:
+    """All rows of a fragment, with the bytes of these columns that a sample of the rows has."""
+    rows: int = fragment.count_rows()
+    sample = fragment.scanner(columns=[*columns], limit=SAMPLE_ROWS).to_table()
+    return Unit(rows, sample.nbytes * rows // max(1, sample.num_rows))
+
+
+def fragment_batches(fragment: Any, piece: Piece, columns: Names) -> Iterator[pa.RecordBatch]:
+    """These columns (None: all) of some rows of a fragment."""
+    scanner = fragment.scanner(
+        columns=None if columns is None else [*columns],
+        offset=piece.start_row,
+        limit=piece.end_row - piece.start_row,
+        batch_size=BATCH_ROWS,
+        batch_readahead=READ_AHEAD,
+        with_row_id=columns is not None and not columns,  # — else there would be no batch
+    )
+    yield from scanner.to_batches()
 
 
 @lru_cache(maxsize=16)

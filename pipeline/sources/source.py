@@ -47,7 +47,7 @@ from pipeline.sources.streams import (
     reading,
     retry_transient,
 )
-from pipeline.sources.table_files import data_file_infos, lance_folder, table_files
+from pipeline.sources.table_files import lance_folder, stored_files, table_files
 from pipeline.sources.text_files import file_path, text_infos, text_names, text_state
 from pipeline.sources.views import DataFile
 from pipeline.spec.locations import table_at
@@ -125,17 +125,11 @@ def _hashed(objects: Sequence[InputObject], cache_dir: Path) -> list[InputObject
 
 def _objects_of(files: Sequence[DataFile], cache_dir: Path, options: Options) -> list[InputObject]:
     """The objects of a table's data files, sorted by path; StorageError if a file is gone."""
-    infos = data_file_infos(files, options)
-    objects = [
-        InputObject(file.path, info["size"], "", file.format, options, file=file)
-        for file, info in zip(files, infos, strict=True)
-    ]
-    local = [item for item in objects if "://" not in item.path]
-    objects = [
-        replace(item, etag=remote_etag(item.path, info))
-        for item, info in zip(objects, infos, strict=True)
-        if "://" in item.path
-    ]
+    objects, local = list[InputObject](), list[InputObject]()
+    for file, (path, info) in zip(files, stored_files(files, options), strict=True):
+        etag = remote_etag(path, info) if "://" in path else ""
+        of_kind = objects if etag else local
+        of_kind.append(InputObject(path, info["size"], etag, file.format, options, file=file))
     return sorted(objects + _hashed(local, cache_dir), key=lambda item: item.path)
 
 
@@ -154,7 +148,7 @@ def find_files(
     its commit, which is then a part of every path.
     """
     left_out = LeftOut()
-    if table_at(path_glob) is not None:
+    if (table_at(path_glob) or lance_folder(path_glob, options)) is not None:
         raise SpecError([Problem(key, "a table may be read only as input.path", path_glob)])
     if path_glob.startswith(PROTOCOL):
         with option_errors("input.storage_options", options):

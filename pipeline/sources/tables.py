@@ -18,7 +18,7 @@ from pyarrow import types
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.id_text import id_text, plain_values
-from pipeline.sources.lance_dataset import lance_table, lance_unit
+from pipeline.sources.lance_dataset import fragment_at, fragment_batches, fragment_unit
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, MAX_IDLE, Fetched, Options, continued, opened
 from pipeline.sources.views import View, view_of
@@ -59,9 +59,10 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
                 yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in read))
         return
     if version.format == "lance":
-        schema, unit = lance_unit(version, options)
+        fragment, schema = fragment_at(version, options)
         _check_types(version, schema)
-        yield unit()
+        columns = filter(None, (version.text_column, version.image_column))
+        yield fragment_unit(fragment, [*columns])
         return
     schema, footer = _footer(version, options)
     view = view_of(version)
@@ -112,7 +113,8 @@ def opened_table(shard: Shard, options: Options) -> Iterator[Table]:
             yield Table(arrow.schema, partial(_selected, arrow.between(start, end)))
         return
     if shard.version.format == "lance":
-        yield Table(*lance_table(shard, options))
+        fragment, schema = fragment_at(shard.version, options)
+        yield Table(schema, partial(fragment_batches, fragment, shard.piece))
         return
     schema, footer = _footer(shard.version, options)
     view = view_of(shard.version)
