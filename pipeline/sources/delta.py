@@ -55,14 +55,14 @@ def _data_files(opened: Any, root: str) -> list[DataFile]:
         if partitions:
             values = {name: actions.column(f"partition.{name}")[row] for name in partitions}
             view["values"] = {name: constant(value) for name, value in values.items()}
-        if (runs := deleted.pop(inside, None)) is not None:
+        if runs := deleted.pop(inside, None):
             view["deleted"] = runs
         path = inside.removeprefix("file://") if "://" in inside else f"{root.rstrip('/')}/{inside}"
         files.append(DataFile(path, view))
-    if deleted:
+    if deleted or len({file.path for file in files}) < len(files):
         raise StorageError(
-            f"{min(deleted)}: the log deletes rows of this file, which the table does not have; "
-            f"repair the table"
+            f"{root}: the log of the table has a data file twice, or deletes rows of a file that "
+            f"it does not have; repair the table"
         )
     return files
 
@@ -71,14 +71,27 @@ def _names(opened: Any, partitions: Collection[str]) -> dict[str, str]:
     """By the name of a column, that in the files; empty if they are the same."""
     fields = json.loads(opened.schema().to_json())["fields"]
     mode = opened.metadata().configuration.get("delta.columnMapping.mode", "none")
-    own = {each["name"]: each["metadata"].get(_PHYSICAL, each["name"]) for each in fields}
-    nested = [each["name"] for each in fields if not isinstance(each["type"], str)]
-    if mode == "none" or (mode == "name" and not nested and all(n == o for n, o in own.items())):
+    if mode == "none":
         return {}
-    if mode != "name" or any(_PHYSICAL in json.dumps(e["type"]) for e in fields):
-        fix = f"columns are mapped by {mode}, with nested ones; write a copy without column mapping"
+    if mode != "name" or any(_renamed_inside(each["type"]) for each in fields):
+        which = "fields inside columns are mapped" if mode == "name" else f"mapping is by {mode}"
+        fix = f"{which}; write a copy of the table without column mapping"
         raise SpecError([Problem("input.path", fix, opened.table_uri)])
-    return {name: in_file for name, in_file in own.items() if name not in partitions}
+    own = {each["name"]: each["metadata"].get(_PHYSICAL, each["name"]) for each in fields}
+    named = {name: in_file for name, in_file in own.items() if name not in partitions}
+    return {} if all(name == in_file for name, in_file in named.items()) else named
+
+
+def _renamed_inside(kind: Any) -> bool:
+    """Whether a field inside a type, which is JSON of Delta, has another name in the files."""
+    if not isinstance(kind, dict):
+        return False
+    parts = (kind.get(name) for name in ("elementType", "keyType", "valueType"))
+    return any(map(_renamed_inside, parts)) or any(
+        each["metadata"].get(_PHYSICAL, each["name"]) != each["name"]
+        or _renamed_inside(each["type"])
+        for each in kind.get("fields", ())
+    )
 
 
 def _deleted(opened: Any) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.errors import Problem, SpecError, one_line
+from pipeline.errors import ForeignContentError, Problem, SpecError, one_line
 from pipeline.hashes import parse_json
 from pipeline.sources.documents import Names
 from pipeline.sources.shards import ObjectVersion, Piece, Unit
@@ -87,8 +87,8 @@ def fragment_at(version: ObjectVersion, options: Options) -> tuple[Any, pa.Schem
     """
     root, folder, _ = version.path.rpartition(FOLDER)
     if version.view is None or not folder:
-        fix = "is a file of a Lance dataset; name the folder of the dataset"
-        raise SpecError([Problem("input.path", fix, version.path)])
+        fix = "it is a file of a Lance dataset; name the folder of the dataset"
+        raise ForeignContentError(f"{version.path}: cannot be read: {fix}")
     return _found(version, root, tuple(native_options(root, options).items()))
 
 

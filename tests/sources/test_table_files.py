@@ -24,7 +24,7 @@ from pyiceberg.utils.config import Config
 from servers import Server
 from whole_shards import all_documents
 
-from pipeline.errors import SpecError, StorageError, UnavailableError
+from pipeline.errors import ForeignContentError, SpecError, StorageError, UnavailableError
 from pipeline.filters.run import filter_corpus
 from pipeline.ledger.cuts import _cuts_in, _table_of
 from pipeline.options import FilterOptions
@@ -346,7 +346,7 @@ def test_a_lance_shard_is_read_as_it_was_cut(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="changed while the job ran: no version of the dataset"):
         documents(shards)
     file = lake.data_files()[0]
-    with pytest.raises(SpecError, match="is a file of a Lance dataset; name the folder"):
+    with pytest.raises(ForeignContentError, match="is a file of a Lance dataset; name the folder"):
         shards_of(file, tmp_path)
 
 

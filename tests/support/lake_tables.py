@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from uuid import UUID, uuid4
 
 import lance
@@ -44,6 +45,7 @@ class Delta:
         self.folder = folder / "delta table"
         self.path = f"delta+{self.folder}"
         self._gone: set[str] = set()
+        self._vectors: dict[str, dict[str, Any]] = {}  # the last one of each file
 
     def append(self, rows: Rows) -> None:
         configuration = {"delta.enableDeletionVectors": "true"}
@@ -62,10 +64,12 @@ class Delta:
                 file = {"path": action["path"], "dataChange": True}
                 added = {"partitionValues": {}, "size": action["size_bytes"], "modificationTime": 1}
                 added["stats"] = json.dumps({"numRecords": len(rows), "tightBounds": False})
-                vector = self._vector(gone)
+                before = self._vectors.get(action["path"])
+                old = {} if before is None else {"deletionVector": before}
+                new = self._vectors[action["path"]] = self._vector(gone)
                 lines += [
-                    {"remove": {**file, "deletionTimestamp": 1}},
-                    {"add": {**file, **added, "deletionVector": vector}},
+                    {"remove": {**file, **old, "deletionTimestamp": 1}},
+                    {"add": {**file, **added, "deletionVector": new}},
                 ]
         log = self.folder / "_delta_log" / f"{self.version + 1:020d}.json"
         log.write_text("\n".join(map(json.dumps, lines)))
@@ -88,7 +92,7 @@ class Delta:
         return pa.table(table.execute("select * from t").read_all()).to_pylist()
 
     def data_files(self) -> list[str]:
-        return DeltaTable(self.folder).file_uris()
+        return [*map(unquote, DeltaTable(self.folder).file_uris())]
 
 
 def _z85(name: UUID) -> str:
