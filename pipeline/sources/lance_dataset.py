@@ -7,6 +7,7 @@ columns are that a spec names: a fragment that has the same in another version k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -55,6 +56,8 @@ def _opened(
     try:
         return lance.dataset(root, version, storage_options=dict(native) or None)
     except ValueError as error:
+        if not re.search("not found|does not exist", str(error), re.IGNORECASE):
+            raise OSError(one_line(error)) from error
         which = "Lance dataset" if version is None else f"Lance dataset with version {version}"
         fix = f"there is no {which}: {one_line(error)}"
         raise SpecError([Problem("input.path", fix, root)]) from error

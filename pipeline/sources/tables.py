@@ -50,28 +50,25 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 
     The batches of Arrow are read: only they know their row counts.
     """
+    columns = [name for name in (version.text_column, version.image_column) if name is not None]
     if version.format == "arrow":
         with opened(version.path, options) as file:
             arrow = _arrow_reader(file)
             _check_types(version, arrow.schema)
             for batch in arrow.batches():
-                read = filter(None, (version.text_column, version.image_column))
-                yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in read))
+                yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in columns))
         return
     if version.format == "lance":
         fragment, schema = fragment_at(version, options)
         _check_types(version, schema)
-        columns = filter(None, (version.text_column, version.image_column))
-        yield fragment_unit(fragment, [*columns])
+        yield fragment_unit(fragment, columns)
         return
     schema, footer = _footer(version, options)
     view = view_of(version)
     _check_types(version, view.schema(schema))
     paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
-    columns = [
-        view.names.get(name, name) for name in (version.text_column, version.image_column) if name
-    ]
-    leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in columns]
+    in_file = [view.names.get(name, name) for name in columns]
+    leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in in_file]
     for index, rows in enumerate(_group_rows(footer, view)):
         group = footer.row_group(index)
         sizes = (group.column(leaf).total_uncompressed_size for leaf in leaves)

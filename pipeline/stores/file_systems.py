@@ -48,7 +48,7 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
 def native_options(url: str, options: Mapping[str, Any]) -> dict[str, str]:
     """The options of s3fs in the words of Rust's `object_store`; none for other file systems.
 
-    The credentials are those that botocore finds, in a profile, the environment or the machine.
+    Without a `key`, the credentials are those that botocore finds, as it does for s3fs.
     """
     if not url.startswith(("s3://", "s3a://")):
         return {}
@@ -63,12 +63,9 @@ def native_options(url: str, options: Mapping[str, Any]) -> dict[str, str]:
         "allow_http": "true" if str(endpoint).startswith("http://") else None,
         "aws_skip_signature": "true" if options.get("anon") else None,
     }
-    found = None if options.get("anon") else session.get_credentials()
-    if found is not None:
-        own = found.get_frozen_credentials()
-        native["aws_access_key_id"], native["aws_secret_access_key"] = (
-            own.access_key,
-            own.secret_key,
-        )
-        native["aws_session_token"] = own.token
+    login = [options.get(name) for name in ("key", "secret", "token")]
+    if login[0] is None and not options.get("anon") and (found := session.get_credentials()):
+        login = [*found.get_frozen_credentials()][:3]
+    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    native |= dict(zip(names, login, strict=True))
     return {name: str(value) for name, value in native.items() if value}

@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from changing_corpus import Corpus
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from lake_tables import LAKES, Delta, Iceberg, Lake, Lance
@@ -68,7 +69,7 @@ def iceberg_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     own = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
     down = {"uri": "http://127.0.0.1:9"}
-    content = json.dumps({"catalog": {"local": own, "down": down}})
+    content = yaml.safe_dump({"catalog": {"local": own, "down": down}})
     (folder / ".pyiceberg.yaml").write_text(content)
     monkeypatch.setenv("PYICEBERG_HOME", str(folder))
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
