@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.errors import Problem, SpecError, StorageError, one_line
 from pipeline.sources.streams import Options
-from pipeline.sources.views import DataFile, constant, deletions
+from pipeline.sources.views import DataFile, constants, deletions
 from pipeline.spec.locations import TablePath
 from pipeline.stores.file_systems import file_system_at, native_options
 
@@ -53,8 +53,8 @@ def _data_files(opened: Any, root: str) -> list[DataFile]:
     for row, inside in enumerate(map(unquote, actions.column("path").to_pylist())):
         view: dict[str, Any] = {"names": names} if names else {}
         if partitions:
-            values = {name: actions.column(f"partition.{name}")[row] for name in partitions}
-            view["values"] = {name: constant(value) for name, value in values.items()}
+            values = ((name, actions.column(f"partition.{name}")[row]) for name in partitions)
+            view["values"] = constants((name, v.as_py(), v.type) for name, v in values)
         if runs := deleted.pop(inside, None):
             view["deleted"] = runs
         path = inside.removeprefix("file://") if "://" in inside else f"{root.rstrip('/')}/{inside}"

@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import Problem, SpecError, UnavailableError, one_line
 from pipeline.sources.streams import Options, opened, reading
-from pipeline.sources.views import DataFile, Rows, constant, deletions
+from pipeline.sources.views import DataFile, Rows, constants, deletions
 from pipeline.spec.locations import TablePath
 
 FILES_AT_ONCE = 16
@@ -84,12 +83,12 @@ def _data_files(loaded: Any, snapshot_id: int, options: Options) -> list[DataFil
     for task, path, own in zip(tasks, paths, named, strict=True):
         view: dict[str, Any] = {"names": own} if own else {}
         partition = zip(loaded.specs()[task.file.spec_id].fields, task.file.partition, strict=True)
-        values = {
-            name: constant(pa.scalar(value, kinds.field(name).type))
+        values = constants(
+            (name, value, kinds.field(name).type)
             for part, value in partition
             if str(part.transform) == "identity"
             and (name := schema.find_column_name(part.source_id)) in kinds.names
-        }
+        )
         if values:
             view["values"] = values
         gone = [positions[d.file_path].get(task.file.file_path) for d in task.delete_files]

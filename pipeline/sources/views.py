@@ -1,6 +1,6 @@
 """What a version of a table says of one of its data files: its deleted rows, and its columns.
 
-Entry points: `DataFile`, `view_of`, and `deletions` and `constant` for the JSON of a view. A view
+Entry points: `DataFile`, `view_of`, and `deletions` and `constants` for the JSON of a view. A view
 is a part of the shard's identity, so it has rows and names, and no number of a version: a file of
 which another version says the same keeps its shards.
 """
@@ -139,10 +139,20 @@ def deletions(rows: Rows) -> list[int]:
     return lengths
 
 
-def constant(value: pa.Scalar) -> list[str | None]:
-    """A value as JSON: its type and itself; of a type without a name, a string."""
-    text = value.cast(pa.string()).as_py()
-    try:
-        return [str(pa.type_for_alias(str(value.type))), text]
-    except ValueError:
-        return ["string", text]
+def constants(
+    values: Iterable[tuple[str, object, pa.DataType]],
+) -> dict[str, list[str | None]]:
+    """Columns with one value each as JSON: the type, or string if it has no name, and the value.
+
+    Bytes and types that extend Arrow's are left out: they may have no text.
+    """
+    columns = {}
+    for name, value, kind in values:
+        if isinstance(kind, pa.BaseExtensionType) or "binary" in str(kind):
+            continue
+        text = pa.scalar(value, kind).cast(pa.string()).as_py()
+        try:
+            columns[name] = [str(pa.type_for_alias(str(kind))), text]
+        except ValueError:
+            columns[name] = ["string", text]
+    return columns

@@ -324,6 +324,16 @@ def test_a_table_in_a_bucket_is_read_with_the_storage_options(
     assert {*read["doc_id"].to_pylist()} == texts(lake).keys()
 
 
+def test_deletion_vectors_of_iceberg_are_read(tmp_path: Path, iceberg_catalog: None) -> None:
+    lake = Iceberg(tmp_path)
+    lake.append(rows("a"))
+    lake.append(rows("b"))
+    lake.delete_by_vector(lake.data_files()[0], [0, 7, 19])
+    lake.delete(["a-3"])
+    assert documents(shards_of(lake.path, tmp_path)) == texts(lake)
+    assert len(texts(lake)) == 36
+
+
 def test_deletes_by_value_are_refused_by_name(tmp_path: Path, iceberg_catalog: None) -> None:
     lake = Iceberg(tmp_path)
     lake.append(rows("a", 2))

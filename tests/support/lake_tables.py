@@ -75,13 +75,10 @@ class Delta:
         log.write_text("\n".join(map(json.dumps, lines)))
 
     def _vector(self, rows: Sequence[int]) -> dict[str, Any]:
-        name = uuid4()
-        body = struct.pack("<i", 1681511377) + BitMap64(rows).serialize()
-        sums = struct.pack(">I", zlib.crc32(body))
-        data = b"\x01" + struct.pack(">i", len(body)) + body + sums
-        (self.folder / f"deletion_vector_{name}.bin").write_bytes(data)
+        name, vector = uuid4(), _vector(rows)
+        (self.folder / f"deletion_vector_{name}.bin").write_bytes(b"\x01" + vector)
         place = {"storageType": "u", "pathOrInlineDv": _z85(name), "offset": 1}
-        return {**place, "sizeInBytes": len(body), "cardinality": len(rows)}
+        return {**place, "sizeInBytes": len(vector) - 8, "cardinality": len(rows)}
 
     @property
     def version(self) -> int:
@@ -93,6 +90,12 @@ class Delta:
 
     def data_files(self) -> list[str]:
         return [*map(unquote, DeltaTable(self.folder).file_uris())]
+
+
+def _vector(rows: Sequence[int]) -> bytes:
+    """A deletion vector of Delta, which is also one of Iceberg."""
+    body = struct.pack("<i", 1681511377) + BitMap64(rows).serialize()
+    return struct.pack(">i", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def _z85(name: UUID) -> str:
@@ -125,18 +128,32 @@ class Iceberg:
         kinds = pa.schema([("file_path", pa.string(), False), ("pos", pa.int64(), False)])
         self.add_deletes(pa.table([paths, places], schema=kinds), DataFileContent.POSITION_DELETES)
 
-    def add_deletes(self, deletes: pa.Table, content: DataFileContent) -> str:
-        """A snapshot with one more file of deletes; its location."""
+    def delete_by_vector(self, data_file: str, rows: Sequence[int]) -> None:
+        """The deletes of one data file as a Puffin file, as in version 3 of the format."""
+        blob, of_file = _vector(rows), {"referenced-data-file": data_file, "cardinality": "1"}
+        place = {"offset": 4, "length": len(blob), "snapshot-id": -1, "sequence-number": -1}
+        own = {"type": "deletion-vector-v1", "fields": [], **place, "properties": of_file}
+        footer = json.dumps({"blobs": [own]}).encode()
+        ends = struct.pack("<ii", len(footer), 0)
+        puffin = b"PFA1" + blob + b"PFA1" + footer + ends + b"PFA1"
+        self.add_deletes(puffin, DataFileContent.POSITION_DELETES)
+
+    def add_deletes(self, deletes: pa.Table | bytes, content: DataFileContent) -> str:
+        """A snapshot with one more file of deletes, of this content; its location."""
         table = self.table
-        location = f"{table.location()}/data/{uuid4()}-deletes.parquet"
+        is_puffin = isinstance(deletes, bytes)
+        location = f"{table.location()}/data/{uuid4()}.{'puffin' if is_puffin else 'parquet'}"
         file = Path(location.removeprefix("file://"))
-        pq.write_table(deletes, file)
+        if isinstance(deletes, bytes):
+            file.write_bytes(deletes)
+        else:
+            pq.write_table(deletes, file)
         added = DataFile.from_args(
             content=content,
             file_path=location,
-            file_format=FileFormat.PARQUET,
+            file_format=FileFormat.PUFFIN if is_puffin else FileFormat.PARQUET,
             partition=Record(),
-            record_count=len(deletes),
+            record_count=1 if is_puffin else len(deletes),
             file_size_in_bytes=file.stat().st_size,
             equality_ids=[2] if content is DataFileContent.EQUALITY_DELETES else None,
         )
