@@ -39,7 +39,9 @@ def iceberg_files(table: TablePath, options: Options) -> tuple[int, list[DataFil
     if by_value := [each["file_path"] for each in deletes if each["content"] == _EQUALITY]:
         fix = f"{len(by_value)} files delete rows by value; compact the table (rewrite_data_files)"
         raise SpecError([Problem("input.path", fix, min(by_value))])
-    return snapshot.snapshot_id, _data_files(loaded, snapshot.snapshot_id, options)
+    # — the columns are those of the table now, or of the snapshot that is named
+    scan = loaded.scan(snapshot_id=None if version is None else snapshot.snapshot_id)
+    return snapshot.snapshot_id, _data_files(loaded, scan, options)
 
 
 def _loaded(table: TablePath) -> Any:
@@ -61,10 +63,9 @@ def _loaded(table: TablePath) -> Any:
         ) from error
 
 
-def _data_files(loaded: Any, snapshot_id: int, options: Options) -> list[DataFile]:
+def _data_files(loaded: Any, scan: Any, options: Options) -> list[DataFile]:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    scan = loaded.scan(snapshot_id=snapshot_id)
     tasks = list(scan.plan_files())
     if odd := [t.file for t in tasks if t.file.file_format != "PARQUET"]:
         fix = f"{len(odd)} data files are {odd[0].file_format.value}; write the table as Parquet"
@@ -129,7 +130,8 @@ def _names(path: str, *, schema: Any, options: Options) -> dict[str, str]:
     by_id = {int(id): name for name, id in ids.items() if id is not None}
     names = {own.name: by_id[own.field_id] for own in schema.fields if own.field_id in by_id}
     hidden = ids.keys() - names.values()
-    return {} if all(n == o for n, o in names.items()) and hidden.isdisjoint(names) else names
+    same = all(name == in_file for name, in_file in names.items())
+    return {} if same and hidden.isdisjoint(own.name for own in schema.fields) else names
 
 
 def _positions(delete: Any, *, options: Options) -> dict[str, Rows]:
