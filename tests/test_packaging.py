@@ -41,7 +41,7 @@ def _imports(folder: str) -> set[str]:
     return imported - sys.stdlib_module_names - OWN
 
 
-PACKAGES = [("pipeline", {"frames", "gcs", "vllm"}), ("jobs", {"dev"})]
+PACKAGES = [("pipeline", {"delta", "frames", "gcs", "iceberg", "lance", "vllm"}), ("jobs", {"dev"})]
 
 
 @pytest.mark.parametrize("folder, extras", PACKAGES)

@@ -19,6 +19,7 @@ from pipeline.hashes import short_hash
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.sources.formats import format_of
 from pipeline.sources.streams import Options
+from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL
@@ -75,7 +76,10 @@ def shard_file(relative: str, shard: NamedShard, format: str) -> str:
 def relative_paths(path_glob: str, paths: Collection[str], options: Options) -> dict[str, str]:
     """Each path below the folder that a spec's `input.path` names; SpecError if it is no key."""
     places = {path: _place(path, options) for path in paths}
-    folder = _fixed_folder(_place(path_glob, options), list(places.values()))
+    if table_at(path_glob) is None:
+        folder = _fixed_folder(_place(path_glob, options), list(places.values()))
+    else:  # — a table's files may be anywhere
+        folder = os.path.commonpath([place.rpartition("/")[0] for place in places.values()])
     if alone := [path for path, place in places.items() if not place.startswith(f"{folder}/")]:
         raise SpecError([Problem("input.path", f"{alone[0]} does not lie below it", path_glob)])
     relative = {path: _as_key(place.removeprefix(f"{folder}/")) for path, place in places.items()}
@@ -142,6 +146,8 @@ def refuse_own_places(spec: JobSpec, to: str) -> None:
 
 def _real(path: str) -> str:
     """The path, absolute and without links; a URL with the usual name of its scheme."""
+    if (table := table_at(path)) is not None and table.kind != "iceberg":
+        return _real(table.place)
     scheme, separator, rest = path.rpartition("://")
     if scheme in ("", "file"):
         return os.path.realpath(str(LocalFileSystem._strip_protocol(path))).rstrip("/")

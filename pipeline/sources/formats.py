@@ -48,6 +48,7 @@ READERS = (
     Reader(("tsv", "tsv.gz", "tsv.zst"), 1, delimited_units, delimited_rows),
     Reader(("json", "json.gz", "json.zst"), 2, object_units, object_rows, has_images=True),
     Reader(("txt",), 3, text_units, text_rows),
+    Reader(("lance",), 4, table_units, table_rows, has_images=True),
 )
 
 

@@ -59,6 +59,7 @@ class ObjectVersion:
     id_column: str | None
     image_column: str | None = None
     quoted: bool | None = None  # of CSV and TSV, as in the spec
+    view: str | None = None  # of a table's data file: its rows and columns (`views`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,15 @@ class Shard:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots, by name.
+    """The fields of a dataclass with slots, by name; without a view that is None.
 
     `dataclasses.asdict` copies deeply, and `fields` looks at each field: too slow for millions.
     """
-    return {name: getattr(value, name) for name in value.__slots__}
+    named = {name: getattr(value, name) for name in value.__slots__}
+    # — plain files keep the identity that they had before there were views
+    if named.get("view", "") is None:
+        del named["view"]
+    return named
 
 
 def check_columns(version: ObjectVersion, names: list[str]) -> None:

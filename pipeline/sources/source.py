@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -47,7 +47,10 @@ from pipeline.sources.streams import (
     reading,
     retry_transient,
 )
+from pipeline.sources.table_files import lance_folder, stored_files, table_files
 from pipeline.sources.text_files import file_path, text_infos, text_names, text_state
+from pipeline.sources.views import DataFile
+from pipeline.spec.locations import table_at
 from pipeline.spec.schema import Columns
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL, pinned
@@ -73,21 +76,25 @@ class InputObject:
     format: str
     options: Options = field(default_factory=dict)  # to open it; not part of its identity
     is_file: bool = True  # False of a FIFO and the like
+    file: DataFile | None = None  # of a table
 
     def version(self, columns: Columns) -> ObjectVersion:
         """The version under which its shards are recorded."""
-        return ObjectVersion(self.path, self.size_bytes, self.etag, self.format, *columns)
+        view = None if self.file is None else self.file.view_of(columns)
+        return ObjectVersion(self.path, self.size_bytes, self.etag, self.format, *columns, view)
 
 
 def find_objects(
     path_glob: str, cache_dir: Path, options: Options = NO_OPTIONS, *, output: str | None = None
 ) -> list[InputObject]:
-    """The objects that a file, a glob or a folder names, sorted by path.
+    """The objects that a file, a glob, a folder or a table names, sorted by path.
 
     A local file is hashed once (`hashes.content_hash`). All text files are one object. An entry
     that is not a file, such as a FIFO, is an object that cannot be read. `output` is the path or
     the URL of an output, which is not part of a folder or a glob.
     """
+    if (table := table_at(path_glob) or lance_folder(path_glob, options)) is not None:
+        return _objects_of(table_files(table, options), cache_dir, options)
     file_system, place, infos = find_files(path_glob, options, output=output)
     objects: list[InputObject] = []
     texts: list[FileInfo] = []
@@ -103,12 +110,27 @@ def find_objects(
             etag = "" if is_local else remote_etag(path, info)
             of_kind = hashed if is_local else objects
             of_kind.append(InputObject(path, info["size"], etag, format, options))
-    etags = content_hashes([Path(item.path) for item in hashed], cache_dir)
-    objects += [replace(item, etag=etag) for item, etag in zip(hashed, etags, strict=True)]
+    objects += _hashed(hashed, cache_dir)
     if texts:
         state = text_state(file_system, texts, cache_dir)
         objects.append(InputObject(file_path(file_system, place), *state, "txt", options))
     return sorted(objects, key=lambda item: item.path)
+
+
+def _hashed(objects: Sequence[InputObject], cache_dir: Path) -> list[InputObject]:
+    """The local objects with the hashes of their contents."""
+    etags = content_hashes([Path(item.path) for item in objects], cache_dir)
+    return [replace(item, etag=etag) for item, etag in zip(objects, etags, strict=True)]
+
+
+def _objects_of(files: Sequence[DataFile], cache_dir: Path, options: Options) -> list[InputObject]:
+    """The objects of a table's data files, sorted by path; StorageError if a file is gone."""
+    objects, local = list[InputObject](), list[InputObject]()
+    for file, (path, info) in zip(files, stored_files(files, options), strict=True):
+        etag = remote_etag(path, info) if "://" in path else ""
+        of_kind = objects if etag else local
+        of_kind.append(InputObject(path, info["size"], etag, file.format, options, file=file))
+    return sorted(objects + _hashed(local, cache_dir), key=lambda item: item.path)
 
 
 def find_files(
@@ -126,6 +148,8 @@ def find_files(
     its commit, which is then a part of every path.
     """
     left_out = LeftOut()
+    if (table_at(path_glob) or lance_folder(path_glob, options)) is not None:
+        raise SpecError([Problem(key, "a table may be read only as input.path", path_glob)])
     if path_glob.startswith(PROTOCOL):
         with option_errors("input.storage_options", options):
             path_glob = pinned(path_glob, options, key)

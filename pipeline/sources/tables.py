@@ -1,11 +1,11 @@
-"""Parquet and Arrow input: its units for the cut, and the rows of a piece.
+"""Parquet, Arrow and Lance input: its units for the cut, and the rows of a piece.
 
 Entry points: `table_units`, `table_rows` and `opened_table`. Parquet is cut from its footer alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,10 +18,12 @@ from pyarrow import types
 from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.id_text import id_text, plain_values
+from pipeline.sources.lance_dataset import fragment_at, fragment_batches, fragment_unit
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, MAX_IDLE, Fetched, Options, continued, opened
+from pipeline.sources.views import View, view_of
 
-TABLES = ("parquet", "arrow")  # the formats whose rows all have the same columns
+TABLES = ("parquet", "arrow", "lance")  # the formats whose rows all have the same columns
 FILE_MAGIC = b"ARROW1"
 # Few rows at a time: while its texts are decoded, a batch is held three times.
 BATCH_ROWS = 256
@@ -48,23 +50,29 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
 
     The batches of Arrow are read: only they know their row counts.
     """
+    columns = [name for name in (version.text_column, version.image_column) if name is not None]
     if version.format == "arrow":
         with opened(version.path, options) as file:
             arrow = _arrow_reader(file)
             _check_types(version, arrow.schema)
             for batch in arrow.batches():
-                read = filter(None, (version.text_column, version.image_column))
-                yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in read))
+                yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in columns))
+        return
+    if version.format == "lance":
+        fragment, schema = fragment_at(version, options)
+        _check_types(version, schema)
+        yield fragment_unit(fragment, columns)
         return
     schema, footer = _footer(version, options)
-    _check_types(version, schema)
+    view = view_of(version)
+    _check_types(version, view.schema(schema))
     paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
-    columns = version.text_column, version.image_column
-    leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in columns]
-    for index in range(footer.num_row_groups):
+    in_file = [view.names.get(name, name) for name in columns]
+    leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in in_file]
+    for index, rows in enumerate(_group_rows(footer, view)):
         group = footer.row_group(index)
         sizes = (group.column(leaf).total_uncompressed_size for leaf in leaves)
-        yield Unit(group.num_rows, sum(sizes))
+        yield Unit(rows, sum(sizes) * rows // max(1, group.num_rows))
 
 
 def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
@@ -101,9 +109,17 @@ def opened_table(shard: Shard, options: Options) -> Iterator[Table]:
         with continued(shard.version, options, start, _arrow_reader) as arrow:
             yield Table(arrow.schema, partial(_selected, arrow.between(start, end)))
         return
+    if shard.version.format == "lance":
+        fragment, schema = fragment_at(shard.version, options)
+        yield Table(schema, partial(fragment_batches, fragment, shard.piece))
+        return
     schema, footer = _footer(shard.version, options)
+    view = view_of(shard.version)
     batches = partial(_parquet_batches, shard, options, footer)
-    yield Table(schema, batches, _codecs(footer))
+    if view.has_own_columns:
+        yield Table(schema, batches, _codecs(footer))
+    else:
+        yield Table(view.schema(schema), partial(view.batches, batches, schema))
 
 
 def _selected(batches: Iterable[pa.RecordBatch], columns: Names) -> Iterator[pa.RecordBatch]:
@@ -132,9 +148,10 @@ def _parquet_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The shard's rows in small batches."""
     start, end = shard.piece.start_row, shard.piece.end_row
-    group, first_row = _group_of(footer, start)
+    view = view_of(shard.version)
+    group, first_row = _group_of(_group_rows(footer, view), start)
     make = partial(
-        _parquet_reader, footer=footer, first=group, first_row=first_row, columns=columns
+        _parquet_reader, footer=footer, first=group, first_row=first_row, columns=columns, view=view
     )
     with continued(
         shard.version, options, start, make, columns=columns, ahead=False, first=first_row
@@ -142,17 +159,29 @@ def _parquet_batches(
         yield from reader.between(start, end)
 
 
-def _group_of(footer: pq.FileMetaData, row: int) -> tuple[int, int]:
+def _group_rows(footer: pq.FileMetaData, view: View) -> list[int]:
+    """The number of rows in each row group, without the deleted ones."""
+    sizes = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+    return view.live_rows(sizes) if len(view.deleted) else sizes
+
+
+def _group_of(group_rows: Sequence[int], row: int) -> tuple[int, int]:
     """The row group with this row, and its first row."""
     group = first_row = 0
-    while group < footer.num_row_groups and first_row + footer.row_group(group).num_rows <= row:
-        first_row += footer.row_group(group).num_rows
+    while group < len(group_rows) and first_row + group_rows[group] <= row:
+        first_row += group_rows[group]
         group += 1
     return group, first_row
 
 
 def _parquet_reader(
-    file: Fetched, *, footer: pq.FileMetaData, first: int, first_row: int, columns: Names
+    file: Fetched,
+    *,
+    footer: pq.FileMetaData,
+    first: int,
+    first_row: int,
+    columns: Names,
+    view: View,
 ) -> _BatchReader:
     """Reads from the row group `first` on. One buffer a column is held, and no group."""
     # — with `pre_buffer`, a group's whole column would be fetched before its first row
@@ -160,13 +189,16 @@ def _parquet_reader(
 
     def batches() -> Iterator[pa.RecordBatch]:
         # — one group at a time: a batch across two groups is lost when the second is broken
+        start = sum(footer.row_group(index).num_rows for index in range(first))
         for index in range(first, footer.num_row_groups):
             group = footer.row_group(index)
             rows = _batch_rows(group, columns)
             read = parquet.iter_batches(
                 rows, row_groups=[index], columns=columns, use_threads=False
             )
-            yield from _complete(read, group.num_rows)
+            complete = _complete(read, group.num_rows)
+            yield from view.live(complete, start) if len(view.deleted) else complete
+            start += group.num_rows
 
     return _BatchReader(file, parquet.schema_arrow, batches(), first_row)
 

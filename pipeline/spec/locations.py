@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
@@ -27,6 +27,24 @@ _SIGNED = re.compile(
     r"(\w*_)?(token|secret|password|key))=",
     re.IGNORECASE,
 )
+
+
+# A table, and the version of it that is read: a number of Delta or Lance, or a name.
+_TABLE = re.compile(r"(?:(delta|lance)\+|(iceberg)://)(.+?)/?(?:@([\w.-]+))?")
+
+
+class TablePath(NamedTuple):
+    """A table that a path names, as `delta+PATH@VERSION`."""
+
+    kind: str  # delta, iceberg or lance
+    place: str  # a folder, local or a URL; of Iceberg, CATALOG/NAMESPACE.TABLE
+    version: str | None  # None: the current one
+
+
+def table_at(path: str) -> TablePath | None:
+    """The table that a path names by its beginning; None of other paths."""
+    named = _TABLE.fullmatch(path)
+    return None if named is None else TablePath(named[1] or named[2], named[3], named[4])
 
 
 class Number(str):
@@ -103,6 +121,8 @@ def _masked_option(name: str, value: object) -> object:
 
 def _from_the_spec(path: str, info: ValidationInfo) -> str:
     """The path from the working folder, where the spec has it from its own folder."""
+    if prefix := re.match(r"(delta|lance)\+", path):
+        return prefix[0] + _from_the_spec(path.removeprefix(prefix[0]), info)
     folder = (info.context or {}).get("folder", "")
     if not folder or "://" in path or path.startswith("~") or os.path.isabs(path):
         return path

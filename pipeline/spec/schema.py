@@ -60,7 +60,9 @@ class InputSpec(Frozen):
     """File, folder or glob, local or at any fsspec URL, such as `s3://` or `hf://`. Formats:
     Parquet, Arrow, WET, text files (`.txt`, one document each), WebDataset (`.tar`), and JSON
     lines, CSV or TSV, each plain or as gzip or zstd. Hidden names and the output are left out below
-    a folder or a glob."""
+    a folder or a glob. Or a table: `delta+PATH`, `iceberg://CATALOG/NAMESPACE.TABLE` with a catalog
+    of pyiceberg's configuration, `lance+PATH`, or a folder `*.lance`. `@VERSION` after it names a
+    version, snapshot, branch or tag; the default is the current one."""
     storage_options: StorageOptions = Field(default={})
     """Options of the fsspec file system that opens `path`. Secrets are refused."""
     image: str | None = Field(default=None, min_length=1)

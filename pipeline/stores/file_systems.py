@@ -1,4 +1,8 @@
-"""The fsspec file system of a path or a URL. Entry point: `file_system_at`."""
+"""The fsspec file system of a path or a URL.
+
+Entry points: `file_system_at`, and `native_options`
+for readers of tables, which open URLs without fsspec.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +43,29 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
         return file_system, str(place)
     local = LocalFileSystem(**options)
     return local, str(local._strip_protocol(path))
+
+
+def native_options(url: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of s3fs in the words of Rust's `object_store`; none for other file systems.
+
+    Without a `key`, the credentials are those that botocore finds, as it does for s3fs.
+    """
+    if not url.startswith(("s3://", "s3a://")):
+        return {}
+    from botocore.session import Session  # — slow to load, and few inputs are tables in S3
+
+    client = {"endpoint_url": options.get("endpoint_url"), **options.get("client_kwargs", {})}
+    session = Session(profile=options.get("profile"))
+    endpoint = client.get("endpoint_url")
+    native = {
+        "aws_endpoint": endpoint,
+        "aws_region": client.get("region_name") or session.get_config_variable("region"),
+        "allow_http": "true" if str(endpoint).startswith("http://") else None,
+        "aws_skip_signature": "true" if options.get("anon") else None,
+    }
+    login = [options.get(name) for name in ("key", "secret", "token")]
+    if login[0] is None and not options.get("anon") and (found := session.get_credentials()):
+        login = [*found.get_frozen_credentials()][:3]
+    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    native |= dict(zip(names, login, strict=True))
+    return {name: str(value) for name, value in native.items() if value}
