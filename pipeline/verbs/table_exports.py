@@ -96,6 +96,9 @@ def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
 
     SpecError if it has others, or one of another type.
     """
+    if "doc_id" not in existing.names:
+        fix = "has no column doc_id, by which its rows are found; name another table"
+        raise option_error("to", fix, to)
     for field in existing:
         if field.name not in own.names:
             fix = f"has the column {field.name}, and the export does not; drop the column, or name "
