@@ -39,7 +39,7 @@ OUTPUTS = {
     "review": ("verbs.review.Reviewed",),
     "eval": ("verbs.evaluate.Evaluation",),
     "fit": ("verbs.fit.Fit",),
-    "export": ("verbs.export.ExportResult", "verbs.export.Examples"),
+    "export": ("verbs.label_table.ExportResult", "verbs.export.Examples"),
     "filter": ("filters.result.FilterResult",),
     "report": ("verbs.corpus_report.CorpusReport",),
     "diff": ("integrity.diff.Comparison",),

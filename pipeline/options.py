@@ -159,7 +159,9 @@ class ExportOptions:
 
     to: str | None = None
     """FILE.parquet, FILE.jsonl or FILE.csv for one file. Any other name is a folder, with a Parquet
-    file for each shard. A local path or a URL; hf://datasets/ORG/NAME gets a commit and a card."""
+    file for each shard. A local path or a URL; hf://datasets/ORG/NAME gets a commit and a card.
+    delta+PATH and iceberg://CATALOG/NAMESPACE.TABLE get the rows in place of those with their
+    doc_id, and keep others; lance+PATH gets columns. One version a snapshot."""
     head: int | None = None
     """Print this number of example rows, and write nothing. Use either --to or --head."""
     where: str | None = None

@@ -10,7 +10,8 @@ from pipeline.ledger.rows import TEXT_COLUMN
 from pipeline.report.console import Part, printed, truncate
 
 if TYPE_CHECKING:
-    from pipeline.verbs.export import Examples, ExportResult
+    from pipeline.verbs.export import Examples
+    from pipeline.verbs.label_table import ExportResult
 
 ID_CHARS, TEXT_CHARS = 80, 160  # two lines of a terminal
 SHOWN_COLUMNS = 40
@@ -68,9 +69,13 @@ def show_exported(exported: ExportResult) -> Iterator[Part]:
     names = [column.name for column in exported.columns]
     more = f", and {len(names) - SHOWN_COLUMNS:,} more" if len(names) > SHOWN_COLUMNS else ""
     files = f"{exported.files:,} {'file' if exported.files == 1 else 'files'}"
+    written = f"{exported.created:,} files" if exported.created != 1 else "1 file"
+    if exported.format in ("delta", "iceberg", "lance"):
+        files = f"a table of {exported.format}"
+        written = "a version" if exported.created else "nothing: the table has this snapshot"
     facts = {
         "rows": f"{exported.rows:,} in {files}, snapshot {exported.snapshot:08d}",
-        "written now": f"{exported.created:,} files" if exported.created != 1 else "1 file",
+        "written now": written,
         "columns": ", ".join(names[:SHOWN_COLUMNS]) + more,
     }
     if not exported.complete:

@@ -10,33 +10,26 @@ files.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import duckdb
 import pyarrow as pa
-from pydantic import InstanceOf, PlainSerializer, computed_field
+from pydantic import InstanceOf, PlainSerializer
 
 from pipeline.errors import Option, StorageError, option_error
 from pipeline.filters.excerpts import excerpts
 from pipeline.filters.inputs import INPUT
-from pipeline.filters.labelled import (
-    LabelledRows,
-    identity_of,
-    labelled_texts,
-    with_text,
-    with_text_schema,
-)
+from pipeline.filters.labelled import LabelledRows, with_text
 from pipeline.filters.layout import refuse_own_places, relative_paths, shard_file
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.run import SHARDS_AT_ONCE
-from pipeline.hashes import canonical_json, sha256_hex
+from pipeline.hashes import canonical_json
 from pipeline.ledger.flat import (
-    FlatColumn,
     csv_rows,
     flat_columns,
     flat_schema,
@@ -48,15 +41,13 @@ from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import ExportOptions
 from pipeline.runtime.progress import Send, ignore
 from pipeline.sources.rule import Rule, fields_in, named, quoted
-from pipeline.sources.shards import Shard
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.named_files import Target, new_file, open_target
 from pipeline.verbs.export_layouts import FIRST, SUFFIX, TableFile, layout_files
+from pipeline.verbs.label_table import FORMAT, ExportResult, LabelTable, TableFormat, own_errors
 
-TableFormat = Literal["parquet", "jsonl", "csv"]
 # The manifest of a folder. Readers of tables skip names that begin with an underscore.
 MANIFEST = "_export.json"
-FORMAT = 2
 TEXT_CHARS = 500  # of the text of an example row; a text may be very long
 _PREPARED: Mapping[TableFormat, Callable[[pa.RecordBatch], pa.RecordBatch]] = {
     "parquet": lambda rows: rows,
@@ -64,28 +55,6 @@ _PREPARED: Mapping[TableFormat, Callable[[pa.RecordBatch], pa.RecordBatch]] = {
     "csv": csv_rows,
 }
 _ROW_GROUP = 20_480  # rows, which may have texts
-
-
-@dataclass(frozen=True, slots=True)
-class ExportResult:
-    """What an export wrote, and where."""
-
-    to: str
-    glob: str  # of all files
-    format: TableFormat
-    snapshot: int
-    rows: int
-    files: int
-    created: int  # files; 0 if everything existed
-    columns: tuple[FlatColumn, ...]
-    missing_rows: int  # rows of the input that the snapshot does not have
-    missing_files: int
-    new_files: int  # files that the input has now and the snapshot does not know
-
-    @computed_field
-    @property
-    def complete(self) -> bool:
-        return not self.missing_rows and not self.missing_files
 
 
 def _flat_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -122,29 +91,6 @@ class Examples:
     why: tuple[tuple[Continuation, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Export:
-    """One export: the rows, their columns, and the place that they are written to."""
-
-    labelled: LabelledRows
-    options: ExportOptions
-    columns: tuple[FlatColumn, ...]
-    target: Target
-    shards: Mapping[str, Shard]  # of the input; {} where it is not read
-
-    def flat(self, rows: pa.RecordBatch, shard: NamedShard) -> Iterator[pa.RecordBatch]:
-        """The rows of a shard as flat columns, with their texts where these are wanted."""
-        if not self.options.with_text:
-            yield flatten(rows, self.columns)
-            return
-        start, options = 0, self.labelled.spec.input.storage_options
-        hashes, numbers = rows.column("content_hash"), rows.column("row")
-        for texts in labelled_texts(self.shards[shard.sid], options, hashes, numbers):
-            part = rows.slice(start, len(texts))
-            yield flatten(with_text(part, texts), self.columns)
-            start += len(texts)
-
-
 def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportResult:
     """Writes the labels of the spec's last snapshot as one file, or as a folder of files.
 
@@ -159,41 +105,21 @@ def export(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportR
             raise option_error("layout", "is for a folder; write --to FOLDER/", options.layout)
         options = replace(options, with_text=True)
     refuse_own_places(spec, to)
-    labelled = LabelledRows.of(spec, dict.fromkeys(options.columns, Option("columns")))
-    contents = labelled.contents
-    warn_of_older_answers(spec, labelled.store, contents, cache_dir)
-    schema = labelled.schema
-    columns = flat_columns(with_text_schema(schema) if options.with_text else schema)
     target = open_target(to, spec.storage_options)
     if format is not None:
         new_file(to, spec.storage_options, overwrite=options.overwrite)
-    reads_input = options.with_text or options.columns
-    shards, new_files = labelled.shards(cache_dir) if reads_input else ({}, 0)
-    job = _Export(labelled, options, columns, target, shards)
+    table = LabelTable.of(spec, options, cache_dir)
     files = 1
     if format is None:
-        files, created = _write_folder(job)
+        files, created = _write_folder(table, target)
     else:
-        pairs = zip(contents.shards, labelled.batches(shards), strict=True)
-        rows = (flat for named, batch in pairs for flat in job.flat(batch, named))
-        write_table(target, format, flat_schema(columns), rows)
+        write_table(target, format, flat_schema(table.columns), table.rows())
         created = 1
     glob = "" if format else "/**/*.parquet"
     if options.layout is not None:
         glob, format = f"/{FIRST[options.layout]}/**/*{SUFFIX}", "jsonl"
-    return ExportResult(
-        to=target.url,
-        glob=escape(target.url.rstrip("/")) + glob,
-        format=format or "parquet",
-        snapshot=contents.number,
-        rows=contents.asked,
-        files=files,
-        created=created,
-        columns=columns,
-        missing_rows=contents.missing_rows,
-        missing_files=contents.missing_files,
-        new_files=new_files,
-    )
+    glob = escape(target.url.rstrip("/")) + glob
+    return table.result(target.url, glob, format or "parquet", files, created)
 
 
 def format_of_file(to: str) -> TableFormat | None:
@@ -222,74 +148,65 @@ def write_table(
 
     An error of `batches` is raised as it is.
     """
-    stopped: list[BaseException] = []
     prepared = _PREPARED[format]
     written = prepared(pa.RecordBatch.from_pylist([], schema)).schema
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        try:
-            yield from map(prepared, batches)
-        except BaseException as error:  # — DuckDB would make its own of it
-            stopped.append(error)
-            raise
-
     texts = [named(f.name) for f in written if f.type in (pa.string(), pa.large_string())]
     options = {
         "parquet": f"format parquet, compression zstd, row_group_size {_ROW_GROUP}",
         "jsonl": f"format json, compression {'gzip' if target.url.endswith('.gz') else 'none'}",
         "csv": f"format csv, header true, force_quote ({', '.join(texts)})",
     }
-    with target.replaced() as path, duckdb.connect(config={"threads": 1}) as connection:
-        connection.register("exported", pa.RecordBatchReader.from_batches(written, rows()))
+    with (
+        own_errors(map(prepared, batches)) as rows,
+        target.replaced() as path,
+        duckdb.connect(config={"threads": 1}) as connection,
+    ):
+        connection.register("exported", pa.RecordBatchReader.from_batches(written, rows))
         copy = f"copy ({query}) to {quoted(str(path))} (use_tmp_file false, {options[format]})"
         try:
             connection.execute(copy)
         except duckdb.Error as error:
-            if stopped:
-                raise stopped[0] from error
             raise StorageError(f"{target.url}: cannot be written: {error}") from error
 
 
-def _write_folder(job: _Export) -> tuple[int, int]:
+def _write_folder(table: LabelTable, target: Target) -> tuple[int, int]:
     """Writes the folder's missing files; the numbers of all and of these."""
-    labelled, shards = job.labelled, job.labelled.contents.shards
-    source, schema = labelled.spec.input, flat_schema(job.columns)
+    labelled, shards = table.labelled, table.labelled.contents.shards
+    source, schema = labelled.spec.input, flat_schema(table.columns)
     relative = relative_paths(source.path, {s.path for s in shards}, source.storage_options)
-    layout = job.options.layout
+    layout = table.options.layout
     files: dict[str, tuple[TableFile, ...]] = {}
     for shard in shards:
         name = shard_file(relative[shard.path], shard, "parquet")
         files[shard.sid] = (TableFile(name),)
         if layout is not None:
             stem = name.removesuffix(".parquet")
-            files[shard.sid] = layout_files(layout, stem, job.columns, labelled.spec.name)
+            files[shard.sid] = layout_files(layout, stem, table.columns, labelled.spec.name)
     names = [file.name for of_shard in files.values() for file in of_shard]
-    asked = {"with_text": job.options.with_text, "inputs": list(job.options.columns)}
-    asked |= {} if layout is None else {"layout": layout}
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "id": sha256_hex(canonical_json([FORMAT, asked, identity_of(labelled.contents)]), 16),
+        "id": table.id,
         "spec": labelled.spec.name,
         "output": labelled.store.url,
         "snapshot": labelled.contents.number,
-        **asked,
+        **table.asked,
         "files": names,
         "finished": True,
     }
-    existing = _existing_files(job, manifest["id"])
+    existing = _existing_files(target, table)
     todo = [s for s in shards if not existing.issuperset(each.name for each in files[s.sid])]
-    file = job.target.below(MANIFEST)
+    file = target.below(MANIFEST)
     if todo or MANIFEST not in existing:
         file.write(canonical_json({**manifest, "finished": False}))
 
     def write_one(shard: NamedShard) -> None:
-        rows = job.flat(labelled.read(shard, job.shards), shard)
+        rows = table.flat(labelled.read(shard, table.shards), shard)
         if layout is None:
-            write_table(job.target.below(files[shard.sid][0].name), "parquet", schema, rows)
+            write_table(target.below(files[shard.sid][0].name), "parquet", schema, rows)
             return
         batches = [*rows]  # — of one shard, for several files
         for each in files[shard.sid]:
-            write_table(job.target.below(each.name), "jsonl", schema, batches, each.query)
+            write_table(target.below(each.name), "jsonl", schema, batches, each.query)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="export") as pool:
         for _ in pool.map(write_one, todo):
@@ -299,12 +216,11 @@ def _write_folder(job: _Export) -> tuple[int, int]:
     return len(names), sum(len(files[shard.sid]) for shard in todo)
 
 
-def _existing_files(job: _Export, id: str) -> set[str]:
-    """The names of the folder's files, which all belong to the export with this id.
+def _existing_files(target: Target, table: LabelTable) -> set[str]:
+    """The names of the folder's files, which all belong to the export of this table.
 
     SpecError if there are others. With `overwrite`, the files of another export are deleted.
     """
-    target = job.target
     target.drop_unfinished()
     existing = {name for name in target.files() if not name.rpartition("/")[2].startswith(".")}
     if not existing:
@@ -313,9 +229,9 @@ def _existing_files(job: _Export, id: str) -> set[str]:
         fix = f"is a folder with {len(existing):,} files of other programs; name another folder"
         raise option_error("to", fix, target.url)
     manifest = json.loads(target.below(MANIFEST).read())
-    if manifest["id"] == id:
+    if manifest["id"] == table.id:
         return existing
-    if not job.options.overwrite:
+    if not table.options.overwrite:
         fix = f"holds another export (snapshot {manifest['snapshot']} of {manifest['spec']}); "
         fix += "name another folder, or add --overwrite to replace its files"
         raise option_error("to", fix, target.url)

@@ -21,7 +21,9 @@ from pipeline.options import ExportOptions, FilterOptions
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.hub import PROTOCOL
 from pipeline.stores.hub_commits import dataset_of, upload
-from pipeline.verbs.export import MANIFEST, ExportResult, export
+from pipeline.verbs.export import MANIFEST, export
+from pipeline.verbs.label_table import ExportResult
+from pipeline.verbs.table_exports import export_to_table, kind_of
 
 _PARTS = ("data", "documents", "attributes", "kept", "dropped")
 _REPLACES = [f"{part}/*" for part in _PARTS]
@@ -30,8 +32,11 @@ _REPLACES = [f"{part}/*" for part in _PARTS]
 def write_export(
     spec: JobSpec, options: ExportOptions, *, cache_dir: Path, command: str
 ) -> ExportResult:
-    """As `export`, also to a dataset of the Hub, whose card shows the command."""
-    if not str(options.to).startswith(PROTOCOL):
+    """As `export`, also to a table, and to a dataset of the Hub, whose card shows the command."""
+    to = str(options.to)
+    if kind_of(to) is not None:
+        return export_to_table(spec, options, cache_dir=cache_dir)
+    if not to.startswith(PROTOCOL):
         return export(spec, options, cache_dir=cache_dir)
     return _export_to_hub(spec, options, cache_dir=cache_dir, command=command)
 

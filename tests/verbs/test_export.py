@@ -26,14 +26,8 @@ from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs.export import (
-    MANIFEST,
-    TEXT_CHARS,
-    ExportResult,
-    TableFormat,
-    export,
-    head,
-)
+from pipeline.verbs.export import MANIFEST, TEXT_CHARS, export, head
+from pipeline.verbs.label_table import ExportResult, TableFormat
 
 READERS = {"parquet": "read_parquet", "jsonl": "read_json", "csv": "read_csv"}
 

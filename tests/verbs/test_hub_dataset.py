@@ -20,8 +20,9 @@ import pipeline
 from pipeline.cli import main
 from pipeline.errors import SpecError, UnavailableError
 from pipeline.options import ExportOptions, FilterOptions
-from pipeline.verbs.export import ExportResult, export
+from pipeline.verbs.export import export
 from pipeline.verbs.hub_dataset import write_export
+from pipeline.verbs.label_table import ExportResult
 
 URL, REPO = "hf://datasets/org/labels", "datasets/org/labels"
 KEEP = f"{SCORE} < 0.6"

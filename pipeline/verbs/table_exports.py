@@ -1,0 +1,330 @@
+"""Labels in tables of other tools: Delta, Iceberg and Lance. Entry point: `export_to_table`.
+
+A Delta or an Iceberg table gets the rows of the snapshot in place of all rows with their `doc_id`;
+its other rows stay. A Lance dataset gets columns with the labels; its other columns are not written
+again. Each export is one commit, which also records which labels it has: a second export of the
+same snapshot changes nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import StorageError, UnavailableError, one_line, option_error
+from pipeline.filters.layout import refuse_own_places
+from pipeline.ledger.flat import flat_schema
+from pipeline.options import ExportOptions
+from pipeline.sources.id_text import id_text, plain_values
+from pipeline.spec.schema import JobSpec
+from pipeline.verbs.label_table import ExportResult, LabelTable, TableKind, own_errors
+
+_PREFIXES: Mapping[str, TableKind] = {"delta+": "delta", "iceberg://": "iceberg", "lance+": "lance"}
+_ATTEMPTS = 3  # of a commit, while others commit to the same table
+_KEY = b"assay.export"  # metadata of a column of a Lance dataset: the spec, and which labels
+_BATCH_ROWS = 131_072  # of a Lance dataset
+
+
+class _Conflict(Exception):
+    """Another program has changed the table meanwhile."""
+
+
+def kind_of(to: str) -> TableKind | None:
+    """The kind of table that the option `to` names; None for files."""
+    return next((kind for prefix, kind in _PREFIXES.items() if to.startswith(prefix)), None)
+
+
+def export_to_table(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportResult:
+    """Writes the labels of the spec's last snapshot to the table that the option `to` names.
+
+    Raises:
+        SpecError: There is no such table, or its columns are not those of the labels.
+        StorageError: The table cannot be written.
+        UnavailableError: Its catalog does not answer, or others keep changing the table.
+    """
+    to, kind = str(options.to), kind_of(str(options.to))
+    assert kind is not None, to
+    place = to.removeprefix(next(each for each, own in _PREFIXES.items() if own == kind))
+    if options.layout is not None:
+        raise option_error("layout", "is for a folder; write --to FOLDER/", options.layout)
+    if options.overwrite:
+        raise option_error("overwrite", "is for files; a table keeps its other rows and columns")
+    if kind == "lance" and (options.columns or options.with_text):
+        name = "columns" if options.columns else "with_text"
+        raise option_error(name, "a Lance dataset gets labels only; leave it out")
+    is_input = spec.input.path.split("@")[0] == to
+    if is_input and kind != "lance":
+        raise option_error("to", "is the input of the spec; name another table", to)
+    if not is_input and kind != "iceberg":
+        refuse_own_places(spec, place)
+    write = {"delta": _write_delta, "iceberg": _write_iceberg, "lance": _write_lance}[kind]
+    labels = LabelTable.of(spec, options, cache_dir)
+    for _ in range(_ATTEMPTS):
+        try:
+            written = write(to, place, labels)
+        except _Conflict:
+            continue
+        except ImportError as missing:
+            fix = f"needs a package ({one_line(missing)}); pip install 'corpus-assay[{kind}]'"
+            raise option_error("to", fix, to) from missing
+        return labels.result(to, to, kind, 1, int(written))
+    raise UnavailableError(f"{to}: others keep changing the table; run again")
+
+
+def _unwritten(to: str, error: Exception) -> StorageError:
+    """The error of a library that cannot write, or of a place that does not answer."""
+    line = f"{to}: cannot be written: {one_line(error)}"
+    if "://" in to:
+        return UnavailableError(f"{line}; check its configuration, or run again")
+    return StorageError(f"{line}; check the path")
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """The columns with types that each format has: no integers of 8 or 16 bits."""
+    small = (pa.int8(), pa.int16())
+    return pa.schema([(f.name, pa.int32() if f.type in small else f.type) for f in schema])
+
+
+def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
+    """The columns of the table, and then those of the labels that it does not have.
+
+    SpecError if it has others, or one of another type.
+    """
+    if "doc_id" not in existing.names:
+        fix = "has no column doc_id, by which its rows are found; name another table"
+        raise option_error("to", fix, to)
+    for field in existing:
+        if field.name not in own.names:
+            fix = f"has the column {field.name}, and the export does not; drop the column, or name "
+            raise option_error("to", f"{fix}another table", to)
+        here, there = _shown(own.field(field.name).type), _shown(field.type)
+        if here != there:
+            fix = f"has the column {field.name} as {there}, and the export as {here}; name another "
+            raise option_error("to", f"{fix}table, or change the type of the column", to)
+    added = [field for field in own if field.name not in existing.names]
+    same = (own.field(field.name).with_nullable(field.nullable) for field in existing)
+    return pa.schema([*same, *added])
+
+
+def _shown(kind: pa.DataType) -> str:
+    """The type as it is called in each format."""
+    return str(kind).replace("large_", "").replace(" not null", "")
+
+
+def _upserted(
+    labels: LabelTable, old: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the labels, and then the table's rows of other documents."""
+    ids = []
+    for rows in labels.rows():
+        ids.append(rows.column("doc_id"))
+        yield _cast(rows, schema)
+    written = pa.chunked_array(ids, pa.string())
+    for batch in old:
+        is_written = pc.is_in(batch.column("doc_id").cast(pa.string()), written)
+        yield _cast(batch.filter(pc.invert(is_written)), schema)
+
+
+def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows with the columns of the schema; null where they have none."""
+    columns = [
+        rows.column(field.name).cast(field.type)
+        if field.name in rows.schema.names
+        else pa.nulls(len(rows), field.type)
+        for field in schema
+    ]
+    return pa.record_batch(columns, schema=schema)
+
+
+def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
+    """Whether a version of the table was written: not if the table has these labels."""
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+    contents = labels.labelled.contents
+    key, number = f"assay {contents.spec} {labels.id}", contents.number
+    own = _plain(flat_schema(labels.columns))
+    try:
+        try:
+            table = DeltaTable(place)
+        except TableNotFoundError:
+            if "://" not in place and Path(place).is_dir() and any(Path(place).iterdir()):
+                fix = "is a folder of other files, and no Delta table; name another folder"
+                raise option_error("to", fix, to) from None
+            table = DeltaTable.create(place, own, mode="ignore")
+        if table.transaction_version(key) == number:
+            return False
+        schema = _columns(to, pa.schema(table.schema().to_arrow()), own)
+        few = {"batch_size": 16_384, "batch_readahead": 1, "fragment_readahead": 1}
+        old = table.to_pyarrow_dataset().to_batches(**few)
+        # — of two commits at the same time that both have the transaction `assay`, one is refused
+        done = [Transaction(key, number), Transaction("assay", 1)]
+        with own_errors(_upserted(labels, old, schema)) as rows:
+            write_deltalake(
+                table,
+                pa.RecordBatchReader.from_batches(schema, rows),
+                mode="overwrite",
+                schema_mode="merge",
+                commit_properties=CommitProperties(app_transactions=done),
+            )
+    except CommitFailedError as error:
+        raise _Conflict from error
+    except (DeltaError, OSError) as error:
+        raise _unwritten(to, error) from error
+    return True
+
+
+def _write_iceberg(to: str, place: str, labels: LabelTable) -> bool:
+    """Whether a version of the table was written: not if the table has these labels."""
+    from pyiceberg.exceptions import CommitFailedException, ValidationException
+
+    catalog, _, name = place.partition("/")
+    if not catalog or "." not in name:
+        raise option_error("to", "write iceberg://CATALOG/NAMESPACE.TABLE", to)
+    contents = labels.labelled.contents
+    key, value = f"assay.{contents.spec}", f"{contents.number} {labels.id}"
+    schema = _plain(flat_schema(labels.columns))
+    old: Iterable[pa.RecordBatch] = ()
+    transaction, table = _begun(to, catalog, name, schema)
+    if table is not None:
+        if table.properties.get(key) == value:
+            return False
+        if not table.spec().is_unpartitioned():
+            raise option_error("to", "is partitioned; name a table without partitions", to)
+        schema = _columns(to, table.schema().as_arrow(), schema)
+        old = table.scan().to_arrow_batch_reader()
+        with transaction.update_schema() as update:
+            update.union_by_name(schema)
+    transaction.set_properties({key: value})
+    try:
+        with own_errors(_upserted(labels, old, schema)) as rows, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # — an empty table has nothing to replace
+            # — unlike `append`, it is refused after another commit, so that no row is there twice
+            transaction.overwrite(
+                pa.RecordBatchReader.from_batches(schema, rows), snapshot_properties={key: value}
+            )
+    except OSError as error:
+        raise _unwritten(to, error) from error
+    try:
+        transaction.commit_transaction()
+    except (CommitFailedException, ValidationException) as error:
+        raise _Conflict from error
+    except Exception as error:  # — each kind of catalog has a client with errors of its own
+        raise _unwritten(to, error) from error
+    return True
+
+
+def _begun(to: str, catalog: str, name: str, schema: pa.Schema) -> tuple[Any, Any]:
+    """A transaction, and the table as it is; None if the transaction makes it."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import ForbiddenError, NoSuchTableError, UnauthorizedError
+
+    try:
+        opened = load_catalog(catalog)
+        try:
+            table = opened.load_table(name)
+        except NoSuchTableError:
+            opened.create_namespace_if_not_exists(name.rpartition(".")[0])
+            return opened.create_table_transaction(name, schema), None
+    except (ValueError, ForbiddenError, UnauthorizedError) as error:
+        fix = f"check the catalog {catalog} in pyiceberg's configuration: {one_line(error)}"
+        raise option_error("to", fix, to) from error
+    except Exception as error:  # — as of a commit
+        raise _unwritten(to, error) from error
+    return table.transaction(), table
+
+
+def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
+    """Whether a version of the dataset was written: not if it has columns of these labels."""
+    import lance
+    from lance.commit import CommitConflictError
+
+    try:
+        dataset = lance.dataset(place)
+    except ValueError as error:
+        raise option_error("to", f"there is no Lance dataset: {one_line(error)}", to) from error
+    except OSError as error:
+        raise _unwritten(to, error) from error
+    contents = labels.labelled.contents
+    value = f"{contents.spec} {contents.number} {labels.id}".encode()
+    marks = {field.name: (field.metadata or {}).get(_KEY, b"") for field in dataset.schema}
+    before = [name for name, mark in marks.items() if mark.split(b" ")[0] == value.split(b" ")[0]]
+    if before and all(marks[name] == value for name in before):
+        return False
+    names = [each.name for each in labels.columns if each.source[0] in contents.tasks]
+    if foreign := [name for name in names if name in marks and name not in before]:
+        fix = (
+            f"has the column {foreign[0]}, which is not of an export of {contents.spec}; rename it"
+        )
+        raise option_error("to", fix, to)
+    id = labels.labelled.spec.input.id or "doc_id"
+    if id not in marks:
+        fix = f"has no column {id}, by which its rows are found; name it in input.id of the spec"
+        raise option_error("to", fix, to)
+    base = dataset
+    try:
+        if before:  # — a version that no reader sees: it is not in the dataset's history
+            kept = lance.LanceOperation.Project(_without(dataset.lance_schema, before))
+            base = lance.LanceDataset.commit(
+                dataset, kept, read_version=dataset.version, detached=True
+            )
+        added = _joined(to, base, id, labels, names, value)
+        lance.LanceDataset.commit(dataset, added, read_version=dataset.version, max_retries=0)
+    except CommitConflictError as error:
+        raise _Conflict from error
+    except OSError as error:
+        raise _unwritten(to, error) from error
+    return True
+
+
+def _joined(
+    to: str, dataset: Any, id: str, labels: LabelTable, names: Sequence[str], mark: bytes
+) -> Any:
+    """The operation that adds these columns to the dataset: null in rows of other documents."""
+    import lance
+
+    read = pa.Table.from_batches(labels.rows(), flat_schema(labels.columns))
+    ids = read.column("doc_id").combine_chunks()
+    plain = _plain(read.select(names).schema)
+    schema = pa.schema([field.with_metadata({_KEY: mark}) for field in plain])
+    values = read.select(names).cast(schema).combine_chunks()
+    found = 0
+
+    def of_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+        nonlocal found
+        texts = (None if each is None else id_text(each) for each in plain_values(rows.column(id)))
+        places = pc.index_in(pa.array(texts, pa.string()), ids)
+        found += len(places) - places.null_count
+        columns = values.take(places).combine_chunks().columns
+        return pa.record_batch([column.chunk(0) for column in columns], schema=schema)
+
+    merged = lance.batch_udf(output_schema=schema)(of_rows)
+    parts = [
+        fragment.merge_columns(merged, columns=[id], batch_size=_BATCH_ROWS)
+        for fragment in dataset.get_fragments()
+    ]
+    if not found:
+        fix = f"no value of its column {id} is the id of a labelled document; name another dataset"
+        raise option_error("to", fix, to)
+    return lance.LanceOperation.Merge([part for part, _ in parts], parts[-1][1])
+
+
+def _without(schema: Any, names: Sequence[str]) -> Any:
+    """A Lance schema without these columns, in which the others have the same numbers."""
+
+    def size(field: Any) -> int:
+        return 1 + sum(map(size, field.children()))
+
+    make, (metadata, *fields) = schema.__reduce__()  # — has no other form with the numbers
+    rest = iter(fields)
+    kept = []
+    for field in schema.fields():
+        own = [*islice(rest, size(field))]
+        kept += [] if field.name() in names else own
+    return make(metadata, *kept)
