@@ -49,48 +49,43 @@ class Answer:
 
 @dataclass
 class Journal:
-    """Answers that are paid and not committed yet, in a file of this machine.
+    """What a run paid, and its answers that are not committed yet, in a file of this machine.
 
     A process that is killed leaves them to the next one. Several threads may call the methods.
-
-    Args:
-        file: One for each output.
-        run: The id of the run, whose price is kept, too.
     """
 
-    file: Path
-    run: str
+    file: Path | None = None  # one for each output; None: no answers are kept
+    run: str = ""  # the id of the run whose price is added up
     spent: float = 0.0
     _known: dict[str, Top] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)  # by the shard at work
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        for line in self.file.read_bytes().splitlines() if self.file.exists() else ():
+        lines = self.file.read_bytes() if self.file is not None and self.file.exists() else b""
+        for line in lines.splitlines():
             with suppress(ValueError, KeyError, TypeError):  # — the last one may be cut off
                 content = parse_json(line)
-                if content["run"] == self.run:
-                    self.spent += content["price"]
+                self.spent += content["price"] if content["run"] == self.run else 0.0
                 if "key" in content:
                     self._known[content["key"]] = _top(content["top"])
 
     def find(self, key: str) -> Top | None:
+        """The answer to a request, if it is paid and kept."""
         with self._lock:
             self._used.add(key)
             return self._known.get(key)
 
-    def add(self, key: str, top: Top, price: float) -> None:
-        with self._lock:
-            self._known[key] = top
-            self.spent += price
-            _append(self.file, [{"key": key, "top": top, "price": price, "run": self.run}])
-
-    def add_price(self, price: float) -> None:
-        """Adds what may have been paid for no answer."""
+    def add(self, price: float, key: str | None = None, top: Top = ()) -> None:
+        """Adds what was paid, and with a key the answer."""
         with self._lock:
             self.spent += price
-            _append(self.file, [{"price": price, "run": self.run}])
+            if self.file is not None:
+                line = {"price": price, "run": self.run}
+                if key is not None:
+                    self._known[key] = top
+                    line |= {"key": key, "top": top}
+                _append(self.file, [line])
 
     def begin(self) -> None:
         """A shard begins."""
@@ -102,14 +97,17 @@ class Journal:
             for key in self._used & self._known.keys():
                 del self._known[key]
             self._used.clear()
-            left = [{"key": k, "top": top, "run": ""} for k, top in self._known.items()]
-            written = self.file.with_suffix(".new")
-            written.unlink(missing_ok=True)
-            _append(written, [{"price": self.spent, "run": self.run}, *left])
-            written.replace(self.file)
+            if self.file is not None:
+                kept = ({"key": key, "top": top} for key, top in self._known.items())
+                written = self.file.with_suffix(".new")
+                written.unlink(missing_ok=True)
+                lines = [{"price": self.spent, "run": self.run}]
+                _append(written, [*lines, *({"price": 0, "run": "", **line} for line in kept)])
+                written.replace(self.file)
 
 
 def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as opened:
         opened.write(b"".join(canonical_json(line) + b"\n" for line in lines))
 
@@ -123,7 +121,7 @@ class ServerClient:
 
     Args:
         model: The spec's, with `engine: openai`.
-        journal: Keeps paid answers; None for a check.
+        journal: Keeps paid answers.
         max_cost: The most that the run may cost; it needs the model's price.
         patience_s: The longest time without an answer.
 
@@ -142,7 +140,9 @@ class ServerClient:
         assert model.base_url is not None, model
         self.model = model
         self._url = f"{model.base_url.rstrip('/')}/chat/completions"
-        self._journal, self._max_cost, self._patience_s = journal, max_cost, patience_s
+        self.journal = journal or Journal()
+        self._limit = math.inf if max_cost is None else max_cost
+        self._patience_s = patience_s
         self._session, key = requests.Session(), read_key(model)
         size = requests.adapters.HTTPAdapter(pool_maxsize=model.concurrency)
         for scheme in ("http://", "https://"):
@@ -178,18 +178,14 @@ class ServerClient:
             }
         )
         key = short_hash(canonical_json(self.model.revision) + body)
-        if keep and self._journal is not None and (known := self._journal.find(key)) is not None:
+        if keep and (known := self.journal.find(key)) is not None:
             return Answer(known)
         bound = len(body) + _TOKENS_OF_TURNS  # — a token has a byte or more
         self._reserve(most := self._price(bound, 1))
         try:
             answer = self._retried(body, bound)
-            if self._journal is not None:
-                price = self._price(answer.prompt_tokens, answer.answer_tokens)
-                if keep:
-                    self._journal.add(key, answer.top, price)
-                else:
-                    self._journal.add_price(price)
+            price = self._price(answer.prompt_tokens, answer.answer_tokens)
+            self.journal.add(price, key if keep else None, answer.top)
             return answer
         except ServerError as error:
             self._end = self._end or error
@@ -200,36 +196,27 @@ class ServerClient:
                 self._reserved.remove(most)
                 self._lock.notify_all()
 
-    def begin_shard(self) -> None:
-        if self._journal is not None:
-            self._journal.begin()
-
-    def end_shard(self) -> None:
-        """The answers of the shard are committed."""
-        if self._journal is not None:
-            self._journal.commit()
-
     def _price(self, read: float, written: float) -> float:
         return self.model.price.of(read, written) if self.model.price else 0.0
 
     def _reserve(self, most: float) -> None:
         """ServerError if this request may take more than is left of the run's cost."""
         with self._lock:
-            spent, limit = 0.0, math.inf if self._max_cost is None else self._max_cost
-            while self._end is None:  # — what is in flight may cost less than was reserved
-                spent = 0.0 if self._journal is None else self._journal.spent
-                if not self._reserved or spent + sum(self._reserved) + most <= limit:
-                    break
+            # — what is in flight may cost less than was reserved for it
+            while self._reserved and self._left() - sum(self._reserved) < most and not self._end:
                 self._lock.wait(1.0)
-            if spent + most > limit:
-                self._end = self._end or ServerError(
-                    f"ended by --max-cost {limit:g}: {spent:.4g} is spent, and the next "
-                    f"request may take up to {most:.2g}; finished shards and paid answers are "
-                    "kept; run again, with another --max-cost, to go on"
+            if self._left() < most and not self._end:
+                self._end = ServerError(
+                    f"ended by --max-cost {self._limit:g}: {self.journal.spent:.4g} is spent, and "
+                    f"the next request may take up to {most:.2g}; finished shards and paid answers "
+                    "are kept; run again, with another --max-cost, to go on"
                 )
             if self._end is not None:
                 raise self._end
             self._reserved.append(most)
+
+    def _left(self) -> float:
+        return self._limit - self.journal.spent
 
     def _retried(self, body: bytes, bound: int) -> Answer:
         """The answer to a request, which is repeated while the server is busy or out of reach."""
@@ -245,18 +232,20 @@ class ServerClient:
                     allow_redirects=False,
                 )
                 if reply.status_code not in _BUSY:
-                    answer = self._read(reply, bound)
+                    content = reply.json() if reply.ok else {}
                     with self._lock:
                         self._answers, self._failing_since = self._answers + 1, None
-                    return answer
+                    return self._read(reply, content, bound)
                 reason = f"status {reply.status_code}: {_words(reply)}"
-                asked_to_wait_s = _retry_after_s(reply.headers.get("Retry-After", ""))
+                if header := reply.headers.get("Retry-After"):
+                    asked_to_wait_s = _retry_after_s(header)
+                    reason += f", Retry-After: {header}"
             except requests.RequestException as error:
                 reason = one_line(error)
                 if not self._answers:
                     patience_s = min(patience_s, FIRST_PATIENCE_S)
-                if isinstance(error, requests.ReadTimeout) and self._journal is not None:
-                    self._journal.add_price(self._price(bound, 1))  # — it may have answered
+                if isinstance(error, requests.ReadTimeout):  # — the server may have answered
+                    self.journal.add(self._price(bound, 1))
             pause_s = max(asked_to_wait_s, wait_s * random.random())
             self._check_patience(patience_s, began, pause_s, reason)
             if self._over.wait(pause_s) and self._end is not None:
@@ -270,16 +259,15 @@ class ServerClient:
             self._failing_since = self._failing_since or now
             if now + pause_s - self._failing_since > patience_s:
                 silent_s = now - self._failing_since
-                wait = f", and asks to wait for {pause_s:,.0f} s" if pause_s > patience_s else ""
                 raise ServerError(
-                    f"{self._url} gives no answer for {silent_s:,.0f} s{wait} ({reason}); finished "
+                    f"{self._url} gives no answer for {silent_s:,.0f} s ({reason}); finished "
                     "shards and paid answers are kept; run again to go on"
                 )
         if now + pause_s - began > patience_s:
             # — few different statuses of rows: without what the server says of this one
             raise DocumentError(f"the server does not answer it: {reason.partition(':')[0]}")
 
-    def _read(self, reply: requests.Response, bound: int) -> Answer:
+    def _read(self, reply: requests.Response, content: Any, bound: int) -> Answer:
         """The answer of a reply that is not to be repeated."""
         status, own = reply.status_code, self.model
         if status in _OF_DOCUMENT:
@@ -290,7 +278,6 @@ class ServerClient:
             place = _PATHS.get(status, "base_url")
             fix = f"the server at {self._url} refuses: status {status}: {_words(reply)}"
             raise SpecError([Problem(f"model.{place}", fix)])
-        content = reply.json()
         content = content if isinstance(content, dict) else {}
         expected, named = own.revision or own.path, content.get("model")
         if named != expected:
@@ -311,7 +298,7 @@ class ServerClient:
             raise SpecError([Problem("model.engine", fix, own.engine)])
         used = content.get("usage") or {}
         return Answer(
-            top, int(used.get("prompt_tokens", bound)), int(used.get("completion_tokens", 1))
+            top, int(used.get("prompt_tokens") or bound), int(used.get("completion_tokens") or 1)
         )
 
 

@@ -87,12 +87,13 @@ class OpenAIEngine:
         return messages(self._prompt, decode(document), part.question or "")
 
     def begin_shard(self) -> None:
+        """Another shard is labelled; what was answered for the one before may be of use."""
         self._of_shard = Usage()
-        self.client.begin_shard()
+        self.client.journal.begin()
 
     def end_shard(self) -> None:
         """What was answered since `begin_shard` is committed."""
-        self.client.end_shard()
+        self.client.journal.commit()
 
     @property
     def metadata(self) -> dict[str, str]:

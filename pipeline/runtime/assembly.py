@@ -183,7 +183,7 @@ def server_engine(reader: Reader, run: Run | None = None) -> OpenAIEngine:
         output = output if "://" in output else os.path.abspath(output)
         name = short_hash(canonical_json([output, reader.spec.name]))
         journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
-    client = ServerClient(reader.spec.model, journal, max_cost=run and run.max_cost)
+    client = ServerClient(reader.spec.model, journal, max_cost=run.max_cost if run else None)
     engine = OpenAIEngine(client, reader.spec.prompt, reader.spec.model_parts)
     engine.prove()
     return engine
