@@ -123,7 +123,7 @@ class RunResult:
             label_seconds=n.total_of("label_ms") / 1_000,
             prefix_tokens_computed=read,
             question_tokens_computed=n.total_of("question_tokens"),
-            cost=price and price.of(read, n.total_of("question_tokens")),
+            cost=None if price is None else price.of(read, n.total_of("question_tokens")),
             not_returned=n.total_of("not_returned") / 1e6 / requests if requests else None,
             output=outcome.output,
             snapshot=outcome.snapshot,
