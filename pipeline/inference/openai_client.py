@@ -164,8 +164,8 @@ class ServerClient:
     def ask(self, messages: Sequence[Message], *, keep: bool = True) -> Answer:
         """The likeliest first tokens of the next turn; without `keep`, the server is asked anew.
 
-        DocumentError if the server refuses these messages; SpecError if it cannot be used as the
-        spec says, and ServerError if it does not answer or may cost no more.
+        DocumentError if the server refuses these messages. ServerError if it does not answer, may
+        cost no more, or cannot be used as the spec says; of that, without `keep` SpecError.
         """
         body = canonical_json(
             {
@@ -187,10 +187,12 @@ class ServerClient:
             price = self._price(answer.prompt_tokens, answer.answer_tokens)
             self.journal.add(price, key if keep else None, answer.top)
             return answer
-        except ServerError as error:
-            self._end = self._end or error
+        except (ServerError, SpecError) as error:
+            if error is self._end or (isinstance(error, SpecError) and not keep):
+                raise
+            self._end = self._end or ServerError(str(error))
             self._over.set()
-            raise
+            raise self._end from error
         finally:
             with self._lock:
                 self._reserved.remove(most)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import DocumentError, Problem, ServerError, SpecError
+from pipeline.errors import DocumentError, Problem, SpecError
 from pipeline.inference.engine import DocumentIds, Labelled
 from pipeline.inference.openai_client import Answer, ServerClient, Top
 from pipeline.inference.schedules.batching import Usage
@@ -133,8 +133,6 @@ class OpenAIEngine:
                         own[row], not_returned = label_log_probs(answer.top, part)
                         usage += Usage(answer.prompt_tokens, answer.answer_tokens, 1, not_returned)
                     on_batch([row])
-            except SpecError as error:  # — the model was another one before
-                raise ServerError(str(error)) from error
             finally:
                 pool.shutdown(cancel_futures=True)
         self._of_shard += usage
