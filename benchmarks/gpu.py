@@ -196,6 +196,7 @@ def exactness_row(setup: Setup) -> Row:
     with tempfile.TemporaryDirectory() as name:
         spec = spec_of(written_job(setup, Path(name), documents=SHARDS))
         proof = check(spec, cache_dir=Path(name, "cache"), documents=2).exactness
+    assert proof is not None, "only a server's answers have no proof"
     note = f"p differs by {proof.max_abs_dp:.1e}, allowed {proof.allowed['max_abs_dp']:.1e}"
     if not proof.exact:
         raise ArithmeticError(note)

@@ -6,6 +6,7 @@ AssayError
 ├── RefusedError    an unsafe store or cluster         exit 4
 ├── StorageError    a store or an input file failed    exit 1
 │   ├── UnavailableError   may succeed later: run again   exit 3
+│   ├── ServerError        a model's server; it ends a run at once   exit 3
 │   └── UnreadableError    an input file's own content is broken
 │       └── ForeignContentError   it is of another kind than its name says   exit 2
 ├── ModelError      the model cannot be used           exit 1
@@ -118,6 +119,15 @@ class StorageError(AssayError):
 
 class UnavailableError(StorageError):
     """A store or Ray did not answer, or credentials expired. Committed results stay; run again."""
+
+    exit_code = 3
+
+
+class ServerError(StorageError):
+    """A model's server does not answer, or answers as another model, or may cost no more.
+
+    No shard can be labelled now, so the run ends. Committed and paid answers stay; run again.
+    """
 
     exit_code = 3
 

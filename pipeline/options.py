@@ -68,12 +68,15 @@ class RunOptions(WorkOptions):
     """Publish what is labelled, even if documents are missing or the current snapshot has more."""
     max_hours: float | None = None
     """End the run, with exit code 3, when it has taken this many hours."""
+    max_cost: float | None = None
+    """End the run, with exit code 3, before the model's server can have taken more than this, in
+    the currency of model.price."""
     save: bool = False
     """Read the whole model only where a cheaper answer is not sure: as if each task with a question
     had `cascade: auto`."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "max_hours")
+        require_positive(self, "max_hours", "max_cost")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ pytest_plugins = [
     "calls",
     "changing_corpus",
     "data_fixtures",
+    "fake_chat",
     "fake_hub",
     "finished",
     "judged",

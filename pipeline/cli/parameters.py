@@ -44,6 +44,7 @@ _FLAGS = {
 # What the help shows in place of a value; for a whole number it is N.
 _PLACEHOLDERS = {
     "ADDRESS": ("address",),
+    "COST": ("max_cost",),
     "COLUMN": ("columns", "id", "text"),
     "DAYS": ("older_than_days",),
     "FILE": ("against", "gold"),

@@ -120,7 +120,7 @@ def _dry_run(spec_file: str, options: RunOptions, price: float | None, *, as_jso
     with spec_in(spec_file) as spec:
         spec = with_cascades(spec) if options.save else spec
         result = forecast(spec, options, price=price, cache_dir=cache_dir())
-    bounds = [word for word in words_of(options) if word.startswith("--max-hours")]
+    bounds = [word for word in words_of(options) if word.startswith(("--max-hours", "--max-cost"))]
     show = partial(show_forecast, spec_file=spec_file, bounds=bounds)
     return print_result(result, show, as_json=as_json)
 
@@ -201,7 +201,8 @@ def check(
                 from pipeline.verbs.check import check
             findings = check(spec, cache_dir=cache_dir(), documents=documents, announce=announce)
     show = partial(show_findings, prompts=prompts)
-    code = EXIT_COMPLETE if findings.exactness.exact else EXIT_FAILED
+    proof = findings.exactness
+    code = EXIT_COMPLETE if proof is None or proof.exact else EXIT_FAILED
     return print_result(findings, show, as_json=as_json, code=code)
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DocumentError
-from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.spec.stages import DocumentsSpec
 
 TooLong = Literal["head", "tail", "middle", "chunk"]
@@ -32,6 +31,16 @@ _CUT_TOKENS = 32
 MAX_CHUNKED_CHARS = 20_000_000
 
 
+class Encoder(Protocol):
+    """What makes tokens of documents: `DocumentTokenizer`, or `ByteEncoder` for a server."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_all(self, texts: Sequence[str]) -> Iterator[list[int] | DocumentError]: ...
+
+    def offsets(self, text: str) -> list[tuple[int, int]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Chunks:
     """What is read of one document: one chunk, or overlapping chunks that cover it."""
@@ -40,7 +49,7 @@ class Chunks:
     truncated: bool
 
 
-def chunk_text(tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec) -> Chunks:
+def chunk_text(tokenizer: Encoder, text: str, rules: DocumentsSpec) -> Chunks:
     """The chunks of one text, as `chunk_texts` has them; raises the error."""
     [chunks] = chunk_texts(tokenizer, [text], rules)
     if isinstance(chunks, DocumentError):
@@ -49,7 +58,7 @@ def chunk_text(tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec) ->
 
 
 def chunk_texts(
-    tokenizer: DocumentTokenizer, texts: Sequence[str], rules: DocumentsSpec
+    tokenizer: Encoder, texts: Sequence[str], rules: DocumentsSpec
 ) -> Iterator[Chunks | DocumentError]:
     """Each text's chunks; an error if it has control tokens or is too long for `chunk`.
 
@@ -111,9 +120,7 @@ def chunk_starts(tokens: int, *, max_tokens: int, overlap_tokens: int) -> list[i
     return [*range(0, last, max_tokens - overlap_tokens), last]
 
 
-def chunk_spans(
-    tokenizer: DocumentTokenizer, text: str, rules: DocumentsSpec
-) -> list[tuple[int, int]]:
+def chunk_spans(tokenizer: Encoder, text: str, rules: DocumentsSpec) -> list[tuple[int, int]]:
     """Where each of several chunks begins and ends in the text, in characters.
 
     Neighbours overlap as their tokens do. The chunks together are the whole text.

@@ -6,8 +6,8 @@ for engines of any kind. Must not import Ray or read files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol, TypeVar
 
@@ -48,6 +48,8 @@ class Labelled:
     usage: Usage
     # documents too large even in a batch of their own: NaN in log_probs
     out_of_memory: frozenset[int] = frozenset()
+    # other documents that failed, each with the reason: NaN in log_probs
+    refused: Mapping[int, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -27,6 +27,7 @@ OUT_OF_MEMORY = "error:out of memory, even alone"
 # What a chunk costs beside its own tokens: those of its questions, roughly.
 _CHUNK_TOKENS = 100
 
+NO_LABEL = "error:no label is among the answers that the server returned"
 NOT_A_NUMBER = "error:the model's answer is not a number"
 
 
@@ -92,10 +93,13 @@ class ShardAnswers:
             names = [task.name for task in self.tasks]
             labelled = engine.label(chunks[first:last], tasks=names, on_batch=count)
             self.usage += labelled.usage
-            failed = np.unique(row_of[[first + chunk for chunk in labelled.out_of_memory]])
-            read = np.setdiff1d(row_of[first:last], failed)
+            reasons = dict.fromkeys(labelled.out_of_memory, OUT_OF_MEMORY)
+            reasons |= {chunk: f"error:{reason}" for chunk, reason in labelled.refused.items()}
+            failed = {int(row_of[first + chunk]): reason for chunk, reason in reasons.items()}
+            rows = np.array([*failed], np.int64)
+            read = np.setdiff1d(row_of[first:last], rows)
             for answers, log_probs in zip(self.by_task, labelled.log_probs, strict=True):
-                answers.failed[failed] = OUT_OF_MEMORY
+                answers.failed[rows] = [*failed.values()]
                 answers.add_rows(read, log_probs, edges[read] - first, edges[read + 1] - first)
         repeats, firsts = list(self._first_of), list(self._first_of.values())
         for own in self.by_task:
@@ -144,10 +148,13 @@ class TaskAnswers:
         stops: Integers,  # [rows]
     ) -> None:
         """Adds the answers of these documents, combined over their chunks; one with NaN failed."""
-        is_number = np.isfinite(log_probs.max(axis=1))  # [chunks] — `max` returns NaN if it has one
-        invalid = np.concatenate([[0], (~is_number).cumsum()])
+        best = log_probs.max(axis=1)  # [chunks] — `max` returns NaN if it has one
+        invalid = np.concatenate([[0], (~np.isfinite(best)).cumsum()])
         answered = invalid[starts] == invalid[stops]
         self.failed[rows[~answered]] = NOT_A_NUMBER
+        if (impossible := np.isneginf(best)).any():
+            without = np.concatenate([[0], impossible.cumsum()])
+            self.failed[rows[without[starts] < without[stops]]] = NO_LABEL
         rows, starts, stops = rows[answered], starts[answered], stops[answered]
         answers = log_probs[starts]  # [rows, labels]
         for number in np.flatnonzero(stops - starts > 1):

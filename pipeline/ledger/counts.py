@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipeline.errors import AssayError, UnavailableError, one_line
+from pipeline.errors import AssayError, ServerError, UnavailableError, one_line
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.label_files import FileCounts
 from pipeline.sources.documents import is_failed_status
@@ -27,6 +27,8 @@ class Counts(Counter[tuple[str, ...]]):
     ("label_ms", READER)         time in milliseconds, without loading
     ("prefix_tokens", READER)    tokens of instructions and documents that a model read
     ("question_tokens", READER)  tokens of questions that a model read
+    ("requests", READER)         answers of a server, of one token each
+    ("not_returned", READER)     their probability that no returned token has, in millionths
     ("created",)                 objects
     """
 
@@ -72,6 +74,7 @@ class ShardCounts:
     files: tuple[FileCounts, ...] = ()  # those that were created
     error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
+    ends_run: ServerError | None = None  # an error that each other shard would meet, too
 
     @classmethod
     def of_failed(cls, work: WorkItem, error: Exception) -> ShardCounts:
@@ -86,4 +89,5 @@ class ShardCounts:
             work.tasks,
             error=f"{place}{reason}",
             unavailable=isinstance(error, UnavailableError),
+            ends_run=error if isinstance(error, ServerError) else None,
         )

@@ -61,11 +61,18 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         yield "time", f"{run.seconds:.1f} s; workers labelled for {run.label_seconds:.1f} s"
         rate = run.documents_labelled / run.label_seconds if run.label_seconds else 0.0
         yield "speed", f"{rate:.2f} documents per second and worker"
+        where = ("instructions and documents", "questions")
+        if run.not_returned is not None:
+            where = ("prompts", "answers")
+            words = f"{run.not_returned:.2%} of an answer's probability, on average"
+            yield "not returned", f"{words}: the server gives the 20 likeliest tokens"
         yield (
             "tokens read",
-            f"{run.prefix_tokens_computed:,} in instructions and documents, "
-            f"{run.question_tokens_computed:,} in questions",
+            f"{run.prefix_tokens_computed:,} in {where[0]}, "
+            f"{run.question_tokens_computed:,} in {where[1]}",
         )
+        if run.cost is not None:
+            yield "cost", f"{run.cost:,.4g}"
     yield from ((f"  {task} cascade", own.words) for task, own in run.certificates.items())
     yield from (("left out", reason) for reason in run.unreadable)
     snapshot = "" if run.snapshot is None else f", snapshot {run.snapshot:08d}"
@@ -144,9 +151,14 @@ def show_forecast(
     if forecast.tokens:
         rows["tokens"] = f"at most about {forecast.tokens:,.0f} in documents, "
         rows["tokens"] += f"{forecast.tokens_per_document:,.0f} in each as in those labelled"
+    if forecast.server_tokens is not None:
+        read, written = forecast.server_tokens
+        rows["server"] = f"about {written:,.0f} requests with {read:,.0f} tokens in their prompts"
     rows["time"] = _time(forecast, spec_file)
     if forecast.cost is not None:
         rows["cost"] = f"at most about {forecast.cost:,.2f}"
+        if forecast.server_tokens is not None and forecast.token_price is None:
+            rows["cost"] += ", without the server's tokens: model.price is not known"
     if bounds:
         rows["may end before"] = f"{', '.join(bounds)}: exit code 3; the same command continues"
     yield rows

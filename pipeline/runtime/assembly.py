@@ -6,6 +6,7 @@ Imports torch, so the driver must not import it. Must not import Ray.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import DocumentError, Problem, SpecError
-from pipeline.inference.chunking import chunk_text, chunk_texts
+from pipeline.hashes import canonical_json, short_hash
+from pipeline.inference.chunking import Encoder, chunk_text, chunk_texts
 from pipeline.inference.encoder import EncoderEngine, encoder_context, load_encoder
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import ImageReader
@@ -37,9 +39,11 @@ from pipeline.inference.memory import (
 )
 from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.openai_client import Journal, ServerClient
+from pipeline.inference.openai_engine import ByteEncoder, OpenAIEngine
 from pipeline.inference.vllm_engine import GENERATED_TOKENS, VllmOptions, load_vllm
 from pipeline.runtime.fitted_files import load_readouts
-from pipeline.runtime.job import Reader
+from pipeline.runtime.job import Reader, Run
 from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.model_cache import cached_model
 from pipeline.runtime.model_folder import check_folder
@@ -168,6 +172,23 @@ def reader_engine(
     return label_engine(reader, models[name], prompt)
 
 
+def server_engine(reader: Reader, run: Run | None = None) -> OpenAIEngine:
+    """The server of the reader's model, which has answered once; SpecError if it cannot be used.
+
+    In a run, answers that are paid and not committed are kept on this machine.
+    """
+    journal = None
+    if run is not None:
+        output = reader.spec.output
+        output = output if "://" in output else os.path.abspath(output)
+        name = short_hash(canonical_json([output, reader.spec.name]))
+        journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
+    client = ServerClient(reader.spec.model, journal, max_cost=run.max_cost if run else None)
+    engine = OpenAIEngine(client, reader.spec.prompt, reader.spec.model_parts)
+    engine.prove()
+    return engine
+
+
 def _encoder_engine(reader: Reader, send: Send) -> EncoderEngine:
     """The encoder; SpecError unless it can read the longest document and has the classes."""
     folder = local_model(reader.files, reader.spec.model, Path(reader.cache_dir), send)
@@ -197,6 +218,9 @@ def reader_prompt(
     """
     if tasks is None:
         tasks = reader.spec.model_parts
+    if reader.spec.model.engine == "openai":
+        fix = "this command reads the model itself; `assay run` labels with a server"
+        raise SpecError([Problem("model.engine", fix, "openai")])
     if reader.spec.uses_encoder:
         fix = "this command is for language models; `assay run` labels with an encoder"
         raise SpecError([Problem("tasks", fix, [task.name for task in reader.spec.model_tasks])])
@@ -224,13 +248,15 @@ def reader_prompt(
 class DocumentReader:
     """Turns documents into the token ids that the model reads."""
 
-    tokenizer: DocumentTokenizer
+    tokenizer: Encoder
     rules: DocumentsSpec
     images: ImageReader | None = None  # of documents with an image
 
     @classmethod
     def loaded(cls, reader: Reader, send: Send) -> DocumentReader:
         """The reader's, for which its model's folder is fetched if it is not here."""
+        if reader.spec.model.engine == "openai":
+            return cls(ByteEncoder(), reader.spec.documents)
         folder = local_model(reader.files, reader.spec.model, Path(reader.cache_dir), send)
         return cls.of(reader, folder, load_tokenizer(folder))
 

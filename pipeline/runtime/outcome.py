@@ -66,6 +66,8 @@ class Tally:
             self.n["created",] += len(counts.files)
             self._failed_in_a_row.clear()
             return
+        if counts.ends_run is not None:
+            raise counts.ends_run
         self.failures[counts.sid] = counts.error
         self._failed_in_a_row.add(counts.sid)
         if len(self._failed_in_a_row) >= max(_FAILED_IN_A_ROW, 2 * engines):

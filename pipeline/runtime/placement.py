@@ -54,6 +54,7 @@ _FLOPS = {"cpu": 100e9, "cuda": 200e12}
 _LEAST_FLOPS = 5e9  # a second, of a thread of an old processor that others use, too
 _BYTES_PER_TOKEN = 4
 _MIN_SHARD_BYTES = 32 * 1024
+SERVER_SHARD_BYTES = 1024**2  # some hundred requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class EngineBytes:
 def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
     """What an engine of the spec's model takes, in a torch dtype, for documents of full length."""
     weights, own, max_tokens = files.loaded_bytes(dtype), PROCESS_BYTES, spec.documents.max_tokens
-    if files.kind != "none":
+    if files.kind not in ("none", "server"):
         least = ENCODER_BATCH_TOKENS if spec.uses_encoder else CPU_BATCH_TOKENS
         item_bytes = 4 if dtype == "float32" else 2
         asked = sum(len((task.question or "").encode()) for task in spec.model_parts)
@@ -175,6 +176,8 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
     On a CPU the engine has `model.threads` threads, or all cores. SpecError if the machine lacks
     what the spec asks for.
     """
+    if model.engine == "openai":  # — one actor, so that its requests and their price are bounded
+        return Placement("cpu", model.dtype, actors=1, threads=1)
     if model.device == "cuda" and not machine.gpus:
         fix = "there is no GPU here; write device: auto or cpu"
         raise SpecError([Problem("model.device", fix, model.device)])
@@ -215,9 +218,10 @@ def spread(
     """A placement on CPUs with as many engines as fit into the cores and the memory of each node.
 
     With fewer work items than cores, and with little memory, an engine has several threads, so that
-    all cores are at work. SpecError if not even one engine fits. vLLM is one engine of all cores.
+    all cores are at work. SpecError if not even one engine fits. vLLM is one engine of all cores,
+    and a server has one actor.
     """
-    if model.engine == "vllm":
+    if model.engine != "assay":
         return placement
     shared, own = (needs.weights, 0) if needs.shares_weights else (0, needs.weights)
     in_memory = (machine.memory_bytes - shared) / (own + needs.own)

@@ -20,7 +20,7 @@ from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
 from pipeline.ledger.snapshots import counted_files
 from pipeline.runtime.conditions import WHERE, check, drawn_from
 from pipeline.runtime.job import Job
-from pipeline.runtime.placement import shard_bytes
+from pipeline.runtime.placement import SERVER_SHARD_BYTES, shard_bytes
 from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
 from pipeline.sources.source import InputObject, find_objects
 from pipeline.spec.schema import JobSpec
@@ -123,6 +123,8 @@ def plan(
     objects = _objects(job.spec, store, Path(job.cache_dir))
     largest = max(reader.files.size_bytes for reader in job.readers)
     usual = shard_bytes(job.placement.device, largest)
+    if job.spec.model.engine == "openai":
+        usual = SERVER_SHARD_BYTES
     target = usual if source.shard_bytes == "auto" else source.shard_bytes
     cuts = load_or_cut(store, objects, source.columns, target, keep=keep, by_nodes=by_nodes)
     shards, of_input = cuts.shards, source.storage_options

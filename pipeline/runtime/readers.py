@@ -21,6 +21,7 @@ from pipeline.inference.classifiers import Classifier, label_log_probs
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.openai_engine import OpenAIEngine
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
 from pipeline.inference.vllm_engine import VllmEngine
@@ -30,9 +31,10 @@ from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.assembly import (
     DocumentReader,
     reader_engine,
+    server_engine,
 )
 from pipeline.runtime.fitted_files import read_classifier
-from pipeline.runtime.job import Reader
+from pipeline.runtime.job import Reader, Run
 from pipeline.runtime.progress import Send
 from pipeline.sources.documents import OK
 from pipeline.spec.tasks import TaskSpec
@@ -53,6 +55,7 @@ class LoadedReader:
         send: Takes reports of the progress.
         working: Held while a model is loaded or reads. Readers in one process share it.
         models: The loaded models of all readers of the job.
+        run: The run that asks; None for a session of a person.
     """
 
     def __init__(
@@ -61,8 +64,9 @@ class LoadedReader:
         send: Send,
         working: Lock | None = None,
         models: dict[str, LoadedModel] | None = None,
+        run: Run | None = None,
     ) -> None:
-        self.reader = reader
+        self.reader, self._run = reader, run
         self._send, self._models = send, {} if models is None else models
         self._working, self._classifying = working or Lock(), Lock()
         self._classifiers: dict[str, Classifier] = {}  # by task, once they are loaded
@@ -95,17 +99,31 @@ class LoadedReader:
 
     @cached_property
     def _engine(self) -> Engine:
+        if self.reader.spec.model.engine == "openai":
+            return server_engine(self.reader, self._run)
         return reader_engine(self.reader, self._send, self._models)
 
     @property
     def metadata(self) -> dict[str, str]:
         """What a label file says of the computation beside the job's own metadata."""
         engine = vars(self).get("_engine")  # — once a document was asked about
+        if isinstance(engine, OpenAIEngine):
+            return engine.metadata
         if isinstance(engine, VllmEngine):
             return {"engine": f"vllm {engine.version}"}
         if isinstance(engine, LabelEngine):
             return {"processor": canonical_json(engine.model.processor).decode()}
         return {}
+
+    def begin_shard(self) -> None:
+        """Another shard is labelled; what was answered for the one before may be of use."""
+        if isinstance(engine := vars(self).get("_engine"), OpenAIEngine):
+            engine.begin_shard()
+
+    def end_shard(self) -> None:
+        """The answers of the shard are committed."""
+        if isinstance(engine := vars(self).get("_engine"), OpenAIEngine):
+            engine.end_shard()
 
     @cached_property
     def document_reader(self) -> DocumentReader:

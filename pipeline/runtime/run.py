@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cache import cache_dir as default_cache_dir
-from pipeline.errors import FailedRowsError, ModelError, Problem, SpecError, StorageError
+from pipeline.errors import (
+    FailedRowsError,
+    ModelError,
+    Problem,
+    SpecError,
+    StorageError,
+    option_error,
+)
 from pipeline.inference.classifiers import label_log_probs
 from pipeline.ledger.attempts import in_use, shown_to_workers
 from pipeline.ledger.cells import WorkItem, record_specs
@@ -131,6 +138,9 @@ def _labelled(
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
     started = time.monotonic()
+    if options.max_cost is not None and spec.model.price is None:
+        fix = "needs the price of the server's tokens; write model.price, as {input: 1, output: 2}"
+        raise option_error("max_cost", fix, options.max_cost)
     ends = None if options.max_hours is None else began + options.max_hours * 3600
     failpoint("probed")
     with Watch(announce) as watch:
@@ -141,6 +151,7 @@ def _labelled(
             device = spec.model.device
             machine = cluster_machine(device) if connected else this_machine()
             job = _job_of(spec, store, machine, cache_dir, limit, ends)
+            job = replace(job, run=replace(job.run, max_cost=options.max_cost))
             watch.enter(LISTING)
             planned = plan(
                 job,
@@ -232,7 +243,8 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
                 placement = spread(
                     placement, reader.spec.model, machine, work_items=work_items, needs=needs
                 )
-        return replace(reader, placement=replace(placement, grows=machine.grows))
+        grows = machine.grows and reader.spec.model.engine != "openai"
+        return replace(reader, placement=replace(placement, grows=grows))
 
     readers = tuple(map(spread_one, job.readers))
     # — an actor has all readers: it needs a GPU if one does, and the largest model's memory

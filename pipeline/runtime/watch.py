@@ -183,7 +183,8 @@ class Watch:
         with self._changing:
             self._at_work.pop(key, None)
             if counts.error is not None:
-                logger.warning("a shard failed, and the others go on: %s", counts.error)
+                if counts.ends_run is None:
+                    logger.warning("a shard failed, and the others go on: %s", counts.error)
                 return
             self._committed_work.add(key)
             self._committed = replace(self._committed, phase=LABELLING)

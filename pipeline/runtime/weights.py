@@ -60,10 +60,10 @@ logger = logging.getLogger(__name__)
 class ModelFiles:
     """A model's files: where a worker gets them, and the hashes of their content."""
 
-    kind: str  # folder | gguf | hub | remote | none
+    kind: str  # folder | gguf | hub | remote | server | none
     location: str
     revision: str | None
-    hashes: Mapping[str, str]  # SHA-256 by name
+    hashes: Mapping[str, str]  # SHA-256 by name; of a server, its model's names
     size_bytes: int
     etags: Mapping[str, str] = field(default_factory=dict)  # of a model in an object store
 
@@ -87,6 +87,10 @@ def locate(model: ModelSpec, cache_dir: Path, *, downloads: bool = True) -> Mode
     """
     if model == NO_MODEL:
         return ModelFiles("none", "", None, {}, 0)
+    if model.engine == "openai":
+        # — the URL may change: it is that of a machine, and the name says what answers
+        named = {"model": model.path, "revision": model.revision or model.path}
+        return ModelFiles("server", str(model.base_url), model.revision, named, 0)
     path = Path(os.path.expanduser(model.path))
     if path.is_dir():
         hashes = _content_hashes(path, cache_dir)

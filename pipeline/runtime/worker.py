@@ -46,7 +46,7 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedRea
     if job.spec.model.dtype == "auto" and job.placement.device == "cpu":
         _check_format(job.placement.dtype)
     working, models = Lock(), dict[str, LoadedModel]()
-    readers = [LoadedReader(reader, send, working, models) for reader in job.readers]
+    readers = [LoadedReader(reader, send, working, models, job.run) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()
         readers[0].load_tokenizer()
@@ -84,6 +84,8 @@ def label_shard(
     send(work_report(READING, work))
     attempts = Attempts(store, attempt_name(job.fp, work), job.run.id)
     shard = read_shard(job, store, work, attempts)
+    for reader in readers:
+        reader.begin_shard()
     labels = ShardLabels(job, readers, shard)
     if labels.asks and not shard.has_texts:
         labels = ShardLabels(job, readers, with_texts(job, store, shard, attempts))
@@ -98,6 +100,8 @@ def label_shard(
         has_documents=not work.documents,
         since=job.run.since,
     )
+    for reader in readers:
+        reader.end_shard()
     if work.tasks:
         attempts.forget()
     return ShardCounts(work.shard.id, work.tasks, counts, tuple(made))

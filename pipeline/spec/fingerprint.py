@@ -104,7 +104,9 @@ def fingerprints(
             file = {"kind": task.classifier.kind, "hash": classifiers[task.name]}
             content["classifier"] = file
         else:
-            content |= {"weights": dict(weights), "dtype": dtype} | _documents_content(spec)
+            content |= {"weights": dict(weights)} | _documents_content(spec)
+            if spec.model.engine != "openai":  # — what a server computes in is not known
+                content["dtype"] = dtype
             if spec.documents.too_long == "chunk":
                 content["task"]["chunks"] = task.chunks
             if isinstance(task, EncoderTask):  # — it reads the document alone, without a prompt

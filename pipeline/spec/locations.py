@@ -22,6 +22,9 @@ _SECRET = re.compile(
 _WAYS_TO_LOG_IN = ("anon", "google_default", "cloud", "cache")  # gcsfs calls them `token`
 # A password before the host, and the query parameters of a signed URL.
 _USER = re.compile(r"(?<=://)[^/@:?#]*:[^/@]*(?=@)")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+# What keys of hosted APIs look like: a known beginning, or long without a folder or an ending.
+_KEY = re.compile(r"(sk|pk|rk|gsk|xai|hf|AIza|Bearer)[-_ ]?[\w-]{8,}$|[\w+=-]{32,}$")
 _SIGNED = re.compile(
     r"[?&](x-(amz|goog)-(signature|security-token|credential)|signature|sig|awsaccesskeyid|"
     r"(\w*_)?(token|secret|password|key))=",
@@ -102,6 +105,23 @@ def _without_credentials(path: str) -> str:
     return path
 
 
+def _not_a_key(name: str) -> str:
+    """The name of an environment variable; ValueError for anything else, which is not repeated."""
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(
+            "write the name of an environment variable in capitals, as in OPENAI_API_KEY, and "
+            "never the key itself"
+        )
+    return name
+
+
+def _not_in_the_spec(path: str) -> str:
+    """The path of a file with a key; ValueError if it looks like the key itself."""
+    if _KEY.match(path) and not os.path.exists(path):
+        raise ValueError("looks like a key; write the key into a file, and its path here")
+    return path
+
+
 def masked(value: object) -> object:
     """The value with possible secrets replaced by `***`, for errors."""
     if isinstance(value, Mapping):
@@ -130,7 +150,9 @@ def _from_the_spec(path: str, info: ValidationInfo) -> str:
 
 
 def _model_from_the_spec(path: str, info: ValidationInfo) -> str:
-    """As `_from_the_spec` for a model's folder or file; the name of a model on the Hub as it is."""
+    """As `_from_the_spec` for a model's folder or file; the name of a model elsewhere as it is."""
+    if info.data.get("engine") == "openai":
+        return path
     local = _from_the_spec(path, info)
     is_file = path.endswith(".gguf") or path.startswith(".") or os.path.isdir(local)
     return local if is_file else path
@@ -146,6 +168,11 @@ ModelLocation = Annotated[
     Field(min_length=1),
     AfterValidator(_model_from_the_spec),
     AfterValidator(_without_credentials),
+]
+# The name of an environment variable, and the path of a file, that hold a key.
+KeyVariable = Annotated[str, AfterValidator(_not_a_key)]
+KeyFile = Annotated[
+    str, Field(min_length=1), AfterValidator(_not_in_the_spec), AfterValidator(_from_the_spec)
 ]
 # Options of the fsspec file system that opens the path they stand beside: endpoint_url, profile,
 # anon, ... The user's fsspec and AWS settings hold where an option does not say otherwise.

@@ -31,11 +31,15 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
     for name, holder in holders.items():
         if holder is None:
             continue
-        key, place = ("path", f"{name}.path") if name else ("output", "output")
-        path = str(holder[key])
+        key = "path" if name else "output"
+        if holder.get("engine") == "openai":  # — its path is a name
+            key = "api_key_file"
+        if key not in holder:
+            continue
+        place, path = f"{name}.{key}" if name else key, str(holder[key])
         # — a model's path may also be a hub id
         is_file = path.endswith(".gguf") or Path(os.path.expanduser(path)).is_dir()
-        is_hub_id = name.endswith("model") and not is_file
+        is_hub_id = name.endswith("model") and key == "path" and not is_file
         if "://" in path or os.path.isabs(path) or is_hub_id:
             continue
         if not same_machine:

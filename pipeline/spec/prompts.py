@@ -4,7 +4,8 @@
       └─ document      the text itself, never seen here
            └─ suffix  what follows it: the question and the answer position, one per task
 
-Entry point: `prompt_text`. A chat template is passed as a function.
+Entry points: `prompt_text`, to which a chat template is passed as a function, and `messages` for
+a server that applies its own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def prompt_text(
     prompt: PromptSpec, tasks: Sequence[TaskSpec], *, render: Render | None
 ) -> PromptText:
     """The prompt of every task; `render` is the tokenizer's chat template, if it has one."""
-    prefix, behind = _split((render or _plain)(_messages(prompt)), _DOCUMENT)
+    prefix, behind = _split((render or _plain)(messages(prompt, _DOCUMENT, _QUESTION)), _DOCUMENT)
     before_question, after_question = _split(behind, _QUESTION)
     space = " " if render is None else ""
     suffixes, before_labels = {}, {}
@@ -51,16 +52,17 @@ def prompt_text(
     return PromptText(prefix, suffixes, before_labels)
 
 
-def _messages(prompt: PromptSpec) -> list[Message]:
-    messages: list[Message] = []
+def messages(prompt: PromptSpec, document: str, question: str) -> list[Message]:
+    """The turns of a chat about a document, up to the one with the question."""
+    turns: list[Message] = []
     if prompt.system is not None:
-        messages.append({"role": "system", "content": prompt.system})
+        turns.append({"role": "system", "content": prompt.system})
     for example in prompt.examples:
         user = _user_turn(prompt, example.document, example.question)
-        messages.append({"role": "user", "content": user})
-        messages.append({"role": "assistant", "content": example.answer})
-    messages.append({"role": "user", "content": _user_turn(prompt, _DOCUMENT, _QUESTION)})
-    return messages
+        turns.append({"role": "user", "content": user})
+        turns.append({"role": "assistant", "content": example.answer})
+    turns.append({"role": "user", "content": _user_turn(prompt, document, question)})
+    return turns
 
 
 def _plain(messages: Sequence[Message]) -> str:

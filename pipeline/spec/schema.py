@@ -25,7 +25,14 @@ from pipeline.spec.model import (
     ModelSpec,
     mistakes_error,
 )
-from pipeline.spec.stages import TASK_NAME, DocumentsSpec, EncoderTask, QuestionTask, StageSpec
+from pipeline.spec.stages import (
+    TASK_NAME,
+    DocumentsSpec,
+    EncoderTask,
+    QuestionTask,
+    StageSpec,
+    unread_by_servers,
+)
 from pipeline.spec.tasks import CascadeTask, TaskSpec
 
 Place = tuple[int | str, ...]
@@ -192,12 +199,20 @@ class JobSpec(Frozen):
         if own and "cascade" not in place:
             fix = "only a stage of a cascade has one of its own; write it for all tasks"
             yield from (((*place, key), fix) for key in own)
-        elif task.classifier is None and "vllm" in (self.model.engine, model.engine):
-            for key in ("model", "readout", "beam"):
-                if getattr(task, key) is not None:
-                    yield (*place, key), "not supported with engine: vllm; remove it"
+        elif task.classifier is None and (
+            other := next((e for e in (self.model.engine, model.engine) if e != "assay"), None)
+        ):
+            of_server = ("length_penalty",) if other == "openai" else ()
+            for key in ("model", "readout", "beam", *of_server):
+                if getattr(task, key):
+                    yield (*place, key), f"not supported with engine: {other}; remove it"
             if isinstance(task, EncoderTask):
-                yield (*place, "question"), "missing; with engine: vllm each task has a question"
+                yield (
+                    (*place, "question"),
+                    f"missing; with engine: {other} each task has a question",
+                )
+            elif other == "openai":
+                yield from (((*place, key), fix) for key, fix in unread_by_servers(task))
         elif isinstance(task, EncoderTask):
             for key, is_set in {"dtype": model.rounded_to, "kv": model.kv != "none"}.items():
                 if is_set:
@@ -215,7 +230,7 @@ class JobSpec(Frozen):
             return self
         not_read = {
             "an encoder": self.uses_encoder,
-            "model.engine: vllm": self.model.engine == "vllm",
+            f"model.engine: {self.model.engine}": self.model.engine != "assay",
             f"model.dtype: {self.model.dtype}": self.model.rounded_to is not None,
             "documents.too_long: chunk": self.documents.too_long == "chunk",
             "prompt.examples": bool(self.prompt.examples),

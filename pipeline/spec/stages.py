@@ -287,6 +287,32 @@ class EncoderTask(UnaskedTask):
             yield "labels", "each is one output of the head; write one class for each label"
 
 
+def unread_by_servers(task: StageSpec) -> Iterator[tuple[str, str]]:
+    """The keys of a task that a server with the chat API cannot answer, each with the fix.
+
+    A server shows its first tokens as text alone. So the first letter says which label a token
+    begins: a token may be as short as that.
+    """
+    if ANSWER in (task.question or ""):
+        fix = f"a server's chat begins each answer itself; remove {ANSWER} and what follows it"
+        yield "question", fix
+    if task.kind == "multi":
+        return
+    by_letter: dict[str, list[str]] = {}
+    for label, texts in task.labels.items():
+        for letter in {text.lstrip()[:1] for text in texts}:
+            by_letter.setdefault(letter, []).append(label)
+    for letter, labels in by_letter.items():
+        if len(labels) > 1:
+            yield (
+                "labels",
+                f"{labels} begin with {letter!r}, and the first token of a server's answer may be "
+                "that letter alone; give them texts with different first letters, as in "
+                "{sports: [A], science: [B]}, and name these in the question",
+            )
+            return
+
+
 def reader_of(content: Any) -> str:
     """What answers a task with these keys, or a valid task."""
     for key, reader in READERS.items():

@@ -24,6 +24,8 @@ from pipeline.options import WorkOptions
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import job_of_output, limited
 from pipeline.runtime.plan import Plan, PlanCounts
+from pipeline.spec.model import BYTES_A_TOKEN
+from pipeline.spec.prompts import messages
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
@@ -41,6 +43,9 @@ class Forecast(PlanCounts):
     tokens_per_document: float | None  # of those labelled; None: there are none
     docs_per_s: float | None  # that the model read in the last run; None: not known
     price: float | None  # of an hour of the workers of that run
+    # That the model's server reads and writes, about; None without a server.
+    server_tokens: tuple[float, float] | None = None
+    token_price: float | None = None  # of these, by model.price
 
     @computed_field
     @property
@@ -61,8 +66,8 @@ class Forecast(PlanCounts):
     @property
     def cost(self) -> float | None:
         if self.price is None or self.seconds is None:
-            return None
-        return self.seconds / 3600 * self.price
+            return self.token_price
+        return self.seconds / 3600 * self.price + (self.token_price or 0.0)
 
 
 def forecast(
@@ -79,14 +84,34 @@ def forecast(
     files = files.filter(pc.is_in(files["task"], pa.array(missing, pa.string())))
     files = counted(store, files, known_counts(store, last_files(store, spec.name)))
     pace = pace_of_last_run(_commits(store, files, len(missing)))
+    tokens, own = _server_tokens(spec, planned), spec.model.price
     return Forecast(
         **asdict(planned.counts),
+        server_tokens=tokens,
+        token_price=None if tokens is None or own is None else own.of(*tokens),
         plan=planned,
         documents_for_model=planned.rows_for_model,
         tokens_per_document=_tokens_per_document(store, files),
         docs_per_s=None if pace is None else pace[1],
         price=price,
     )
+
+
+def _server_tokens(spec: JobSpec, planned: Plan) -> tuple[float, float] | None:
+    """The tokens of all prompts and answers, where four bytes of text are a token."""
+    if spec.model.engine != "openai":
+        return None
+    pieces = [work.shard.piece for work in planned.work_items]
+    rows = sum(piece.end_row - piece.start_row for piece in pieces)
+    tokens = sum(piece.text_bytes for piece in pieces) / max(1, rows) / BYTES_A_TOKEN
+    rules, chunks = spec.documents, 1.0
+    if rules.too_long == "chunk":
+        chunks = max(1.0, tokens / (rules.max_tokens - rules.overlap_tokens))
+    tokens = min(tokens, rules.max_tokens)
+    asked = [messages(spec.prompt, "", part.question or "") for part in spec.model_parts]
+    around = sum(len(turn["content"].encode()) for turns in asked for turn in turns)
+    requests = planned.rows_for_model * chunks
+    return requests * (len(asked) * tokens + around / BYTES_A_TOKEN), requests * len(asked)
 
 
 def _commits(store: Store, files: pa.Table, tasks: int) -> Iterator[Commit]:

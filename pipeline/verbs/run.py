@@ -75,6 +75,9 @@ class RunResult:
     label_seconds: float  # the sum over workers
     prefix_tokens_computed: int
     question_tokens_computed: int
+    cost: float | None  # that the model's server took, by model.price
+    # Mean probability of an answer that the server did not return; None without a server.
+    not_returned: float | None
     output: str
     snapshot: int | None
     # By task: what has changed of its version since the last snapshot before the run.
@@ -87,7 +90,8 @@ class RunResult:
     @classmethod
     def of(cls, outcome: Outcome) -> RunResult:
         """The counts of a run, which was not judged."""
-        n, before = outcome.tally.n, _before(outcome)
+        n, before, price = outcome.tally.n, _before(outcome), outcome.job.spec.model.price
+        read, requests = n.total_of("prefix_tokens"), n.total_of("requests")
         new, edited = (None, None) if before is None else _arrived(outcome, before)
         return cls(
             outcome=outcome,
@@ -117,8 +121,10 @@ class RunResult:
             decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
             seconds=outcome.seconds,
             label_seconds=n.total_of("label_ms") / 1_000,
-            prefix_tokens_computed=n.total_of("prefix_tokens"),
+            prefix_tokens_computed=read,
             question_tokens_computed=n.total_of("question_tokens"),
+            cost=None if price is None else price.of(read, n.total_of("question_tokens")),
+            not_returned=n.total_of("not_returned") / 1e6 / requests if requests else None,
             output=outcome.output,
             snapshot=outcome.snapshot,
             changed={} if before is None else dict(_changed(outcome, before)),

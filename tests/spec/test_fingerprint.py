@@ -102,6 +102,14 @@ def test_what_cannot_change_an_answer_does_not(changed: JobSpec) -> None:
     assert fp(changed) == fp(spec())
 
 
+def test_of_a_server_s_answers_the_fingerprint_has_its_model_alone() -> None:
+    server = {"path": "m", "engine": "openai", "base_url": "http://a/v1"}
+    here = spec(model=server)
+    moved = {"base_url": "http://b/v1", "concurrency": 9, "price": {"input": 1, "output": 2}}
+    assert fp(here) == fp(spec(model={**server, **moved})) == fp(here, dtype="bfloat16")
+    assert fp(here) != fp(here, weights={"model": "m", "revision": "m-2"})
+
+
 def test_a_fingerprint_changes_only_with_what_it_is_of() -> None:
     assert fp(spec()) == "6962f280367a6455"
     # — 8-bit products before their rows were evened out have another one

@@ -235,8 +235,9 @@ REMOVED = [
     ),
 ]
 VLLM = {"path": "m", "engine": "vllm"}
+SERVER = {"path": "m", "engine": "openai", "base_url": "http://localhost:8000/v1"}
 ENGINES = [
-    ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay' or 'vllm'"),
+    ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay', 'vllm' or 'openai'"),
     (task(model={"path": "n"}), "tasks.0.model", "only a stage of a cascade"),
     (task(documents={"max_tokens": 9}), "tasks.0.documents", "only a stage of a cascade"),
     (stages(ASKED, ASKED, documents={}), "tasks.0.documents", "a cascade takes no documents"),
@@ -257,6 +258,15 @@ ENGINES = [
         "tasks.0.question",
         "with engine: vllm each task has a question",
     ),
+    ({"model": {"path": "m", "engine": "openai"}}, "model.base_url", "http://localhost:8000/v1"),
+    ({"model": {**SERVER, "dtype": "int8"}}, "model.dtype", "with engine: openai"),
+    ({"model": {**SERVER, "threads": 2}}, "model.threads", "with engine: openai"),
+    ({"model": {**VLLM, "concurrency": 9}}, "model.concurrency", "with engine: vllm"),
+    ({"model": {**SERVER, "price": {"input": 1}}}, "model.price.output", "missing"),
+    ({"model": SERVER, "tasks": [TRAINED]}, "tasks.0.readout", "with engine: openai"),
+    ({"model": SERVER, **task(length_penalty=1)}, "tasks.0.length_penalty", "engine: openai"),
+    ({"model": SERVER, **task(question="Q{answer}A:")}, "tasks.0.question", "remove {answer}"),
+    ({"model": SERVER, **task(labels=["spam", "sports"])}, "tasks.0.labels", "begin with 's'"),
     (
         {"tasks": [TASK, {**ALONE, "name": "b"}]},
         "tasks.1.question",
@@ -267,6 +277,7 @@ IMAGES = [
     ({"model": {"path": "m", "dtype": "int8"}}, "model.dtype: int8"),
     ({"model": {"path": "m", "dtype": "fp8"}}, "model.dtype: fp8"),
     ({"model": VLLM}, "model.engine: vllm"),
+    ({"model": SERVER}, "model.engine: openai"),
     ({"documents": {"too_long": "chunk"}}, "documents.too_long: chunk"),
     (
         {"prompt": {"examples": [{"document": "d", "question": "q", "answer": "y"}]}},
@@ -305,6 +316,27 @@ def test_a_mistake_is_one_line_with_its_place_its_value_and_the_fix(
     assert repr(problem.value) == repr(written_at({**JOB, **task(), **changes}, place))
     assert fix in problem.fix
     assert len(str(caught.value).splitlines()) == 1 and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "name, key, fix",
+    [
+        ("api_key_env", "sk-proj-0123456789abcdef", "never the key itself"),
+        ("api_key_env", "AIzaSyD0123456789abcdef", "never the key itself"),
+        ("api_key_file", "sk-proj-0123456789abcdef", "looks like a key"),
+        ("api_key_file", "0123456789abcdef0123456789abcdef", "looks like a key"),
+        ("api_key", "sk-proj-0123456789abcdef", "write api_key_env"),
+        ("base_url", "https://me:sk-proj-0123@host/v1", "holds a password"),
+    ],
+)
+def test_a_server_s_key_in_a_spec_is_refused_and_not_repeated(
+    name: str, key: str, fix: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        read({"model": {**SERVER, name: key}})
+    (problem,) = caught.value.problems
+    assert problem.place == f"model.{name}" and fix in problem.fix
+    assert "0123" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,9 @@ DEFAULTS: dict[str, Any] = {
     "model": {
         "engine": "assay",
         "tensor_parallel": 1,
+        **dict.fromkeys(["base_url", "api_key_env", "api_key_file", "price", "revision"]),
+        "concurrency": 4,
         "storage_options": {},
-        "revision": None,
         "dtype": "auto",
         "device": "auto",
         "threads": "auto",

@@ -51,6 +51,8 @@ class Usage:
 
     prefix_tokens_computed: int = 0  # of documents, and of the prefix where documents repeat it
     question_tokens_computed: int = 0
+    requests: int = 0  # to a server that answered
+    not_returned: float = 0.0  # the sum of their probabilities outside the tokens it returned
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, astuple(self), astuple(other)))

@@ -1,0 +1,352 @@
+"""Requests to a server with the chat API of OpenAI: retried, paid once, and bounded in cost.
+
+Entry point: `ServerClient.ask`. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from pipeline.errors import DocumentError, Problem, ServerError, SpecError, one_line
+from pipeline.hashes import canonical_json, parse_json, short_hash
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.prompts import Message
+
+TOP_LOGPROBS = 20  # the most that the API allows
+# The longest time without an answer; until the first one, a wrong URL is likelier than an outage.
+PATIENCE_S, FIRST_PATIENCE_S = 300.0, 15.0
+_TIMEOUT_S = (10.0, 120.0)  # to connect, and between two parts of an answer
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
+_BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+_OF_DOCUMENT = (400, 413, 422)  # too long for the server, or not to its taste
+_PATHS = {401: "api_key_env", 403: "api_key_env", 404: "base_url"}
+_TOKENS_OF_TURNS = 64  # the most that a chat template adds to the bytes of a request
+
+Top = tuple[tuple[str, float], ...]  # texts of tokens with their log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The first token of an answer: the likeliest ones, and what they were paid with."""
+
+    top: Top
+    prompt_tokens: int = 0  # that this process paid for
+    answer_tokens: int = 0
+
+
+@dataclass
+class Journal:
+    """What a run paid, and its answers that are not committed yet, in a file of this machine.
+
+    A process that is killed leaves them to the next one. Several threads may call the methods.
+    """
+
+    file: Path | None = None  # one for each output; None: no answers are kept
+    run: str = ""  # the id of the run whose price is added up
+    spent: float = 0.0
+    _known: dict[str, Top] = field(default_factory=dict)
+    _used: set[str] = field(default_factory=set)  # by the shard at work
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        lines = self.file.read_bytes() if self.file is not None and self.file.exists() else b""
+        for line in lines.splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # — the last one may be cut off
+                content = parse_json(line)
+                self.spent += content["price"] if content["run"] == self.run else 0.0
+                if "key" in content:
+                    self._known[content["key"]] = _top(content["top"])
+
+    def find(self, key: str) -> Top | None:
+        """The answer to a request, if it is paid and kept."""
+        with self._lock:
+            self._used.add(key)
+            return self._known.get(key)
+
+    def add(self, price: float, key: str | None = None, top: Top = ()) -> None:
+        """Adds what was paid, and with a key the answer."""
+        with self._lock:
+            self.spent += price
+            if self.file is not None:
+                line = {"price": price, "run": self.run}
+                if key is not None:
+                    self._known[key] = top
+                    line |= {"key": key, "top": top}
+                _append(self.file, [line])
+
+    def begin(self) -> None:
+        """A shard begins."""
+        self._used.clear()
+
+    def commit(self) -> None:
+        """The answers of the shard at work are committed: no other one needs them."""
+        with self._lock:
+            for key in self._used & self._known.keys():
+                del self._known[key]
+            self._used.clear()
+            if self.file is not None:
+                kept = ({"key": key, "top": top} for key, top in self._known.items())
+                written = self.file.with_suffix(".new")
+                written.unlink(missing_ok=True)
+                lines = [{"price": self.spent, "run": self.run}]
+                _append(written, [*lines, *({"price": 0, "run": "", **line} for line in kept)])
+                written.replace(self.file)
+
+
+def _append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as opened:
+        opened.write(b"".join(canonical_json(line) + b"\n" for line in lines))
+
+
+def _top(entries: Sequence[Sequence[Any]]) -> Top:
+    return tuple((str(text), float(log_prob)) for text, log_prob in entries)
+
+
+class ServerClient:
+    """A model at a server. Several threads may ask it.
+
+    Args:
+        model: The spec's, with `engine: openai`.
+        journal: Keeps paid answers.
+        max_cost: The most that the run may cost; it needs the model's price.
+        patience_s: The longest time without an answer.
+
+    Raises:
+        SpecError: The key is not there.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        journal: Journal | None = None,
+        *,
+        max_cost: float | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        assert model.base_url is not None, model
+        self.model = model
+        self._url = f"{model.base_url.rstrip('/')}/chat/completions"
+        self.journal = journal or Journal()
+        self._limit = math.inf if max_cost is None else max_cost
+        self._patience_s = patience_s
+        self._session, key = requests.Session(), read_key(model)
+        size = requests.adapters.HTTPAdapter(pool_maxsize=model.concurrency)
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, size)
+
+        def authorised(request: requests.PreparedRequest) -> requests.PreparedRequest:
+            if key:  # — without an `auth` of its own, a password of ~/.netrc would be sent
+                request.headers["Authorization"] = f"Bearer {key}"
+            return request
+
+        self._session.auth = authorised
+        self._lock = threading.Condition()
+        self._reserved: list[float] = []  # the most that each request in flight can cost
+        self._answers = 0
+        self._failing_since: float | None = None  # no request was answered since then
+        self._over = threading.Event()
+        self._end: ServerError | None = None
+
+    def ask(self, messages: Sequence[Message], *, keep: bool = True) -> Answer:
+        """The likeliest first tokens of the next turn; without `keep`, the server is asked anew.
+
+        DocumentError if the server refuses these messages. ServerError if it does not answer, may
+        cost no more, or cannot be used as the spec says; of that, without `keep` SpecError.
+        """
+        body = canonical_json(
+            {
+                "model": self.model.path,
+                "messages": [dict(turn) for turn in messages],
+                "max_tokens": 1,
+                "temperature": 0,
+                "logprobs": True,
+                "top_logprobs": TOP_LOGPROBS,
+            }
+        )
+        key = short_hash(canonical_json(self.model.revision) + body)
+        if keep and (known := self.journal.find(key)) is not None:
+            return Answer(known)
+        bound = len(body) + _TOKENS_OF_TURNS  # — a token has a byte or more
+        self._reserve(most := self._price(bound, 1))
+        try:
+            answer = self._retried(body, bound)
+            price = self._price(answer.prompt_tokens, answer.answer_tokens)
+            self.journal.add(price, key if keep else None, answer.top)
+            return answer
+        except (ServerError, SpecError) as error:
+            if error is self._end or (isinstance(error, SpecError) and not keep):
+                raise
+            self._end = self._end or ServerError(str(error))
+            self._over.set()
+            raise self._end from error
+        finally:
+            with self._lock:
+                self._reserved.remove(most)
+                self._lock.notify_all()
+
+    def _price(self, read: float, written: float) -> float:
+        return self.model.price.of(read, written) if self.model.price else 0.0
+
+    def _reserve(self, most: float) -> None:
+        """ServerError if this request may take more than is left of the run's cost."""
+        with self._lock:
+            # — what is in flight may cost less than was reserved for it
+            while self._reserved and self._left() - sum(self._reserved) < most and not self._end:
+                self._lock.wait(1.0)
+            if self._left() < most and not self._end:
+                self._end = ServerError(
+                    f"ended by --max-cost {self._limit:g}: {self.journal.spent:.4g} is spent, and "
+                    f"the next request may take up to {most:.2g}; finished shards and paid answers "
+                    "are kept; run again, with another --max-cost, to go on"
+                )
+            if self._end is not None:
+                raise self._end
+            self._reserved.append(most)
+
+    def _left(self) -> float:
+        return self._limit - self.journal.spent
+
+    def _retried(self, body: bytes, bound: int) -> Answer:
+        """The answer to a request, which is repeated while the server is busy or out of reach."""
+        began, wait_s = time.monotonic(), _FIRST_WAIT_S
+        while True:
+            asked_to_wait_s, patience_s = 0.0, self._patience_s
+            try:
+                reply = self._session.post(
+                    self._url,
+                    data=body,
+                    headers={"Content-Type": "application/json"},
+                    timeout=_TIMEOUT_S,
+                    allow_redirects=False,
+                )
+                if reply.status_code not in _BUSY:
+                    content = reply.json() if reply.ok else {}
+                    with self._lock:
+                        self._answers, self._failing_since = self._answers + 1, None
+                    return self._read(reply, content, bound)
+                reason = f"status {reply.status_code}: {_words(reply)}"
+                if header := reply.headers.get("Retry-After"):
+                    asked_to_wait_s = _retry_after_s(header)
+                    reason += f", Retry-After: {header}"
+            except requests.RequestException as error:
+                reason = one_line(error)
+                if not self._answers:
+                    patience_s = min(patience_s, FIRST_PATIENCE_S)
+                if isinstance(error, requests.ReadTimeout):  # — the server may have answered
+                    self.journal.add(self._price(bound, 1))
+            pause_s = max(asked_to_wait_s, wait_s * random.random())
+            self._check_patience(patience_s, began, pause_s, reason)
+            if self._over.wait(pause_s) and self._end is not None:
+                raise self._end
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    def _check_patience(self, patience_s: float, began: float, pause_s: float, reason: str) -> None:
+        """ServerError if nothing is answered for too long; DocumentError if this alone is not."""
+        now = time.monotonic()
+        with self._lock:
+            self._failing_since = self._failing_since or now
+            if now + pause_s - self._failing_since > patience_s:
+                silent_s = now - self._failing_since
+                raise ServerError(
+                    f"{self._url} gives no answer for {silent_s:,.0f} s ({reason}); finished "
+                    "shards and paid answers are kept; run again to go on"
+                )
+        if now + pause_s - began > patience_s:
+            # — few different statuses of rows: without what the server says of this one
+            raise DocumentError(f"the server does not answer it: {reason.partition(':')[0]}")
+
+    def _read(self, reply: requests.Response, content: Any, bound: int) -> Answer:
+        """The answer of a reply that is not to be repeated."""
+        status, own = reply.status_code, self.model
+        if status in _OF_DOCUMENT:
+            error = DocumentError(f"the server refuses it: status {status}{_kind(reply)}")
+            error.add_note(_words(reply))
+            raise error
+        if status != 200:
+            place = _PATHS.get(status, "base_url")
+            fix = f"the server at {self._url} refuses: status {status}: {_words(reply)}"
+            raise SpecError([Problem(f"model.{place}", fix)])
+        content = content if isinstance(content, dict) else {}
+        expected, named = own.revision or own.path, content.get("model")
+        if named != expected:
+            fix = f"the server at {self._url} answers as {named!r}, and not as {expected!r}"
+            fix += "; to accept that model, and to keep its answers apart, write its name here"
+            raise SpecError([Problem("model.revision", fix, own.revision)])
+        try:
+            choice = content["choices"][0]
+            tokens = (choice.get("logprobs") or {}).get("content") or []
+            first = tokens[0]["top_logprobs"] if tokens else []
+            top = _top([(entry["token"], entry["logprob"]) for entry in first])
+            is_without = not top and bool(tokens or choice["message"].get("content"))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            is_without, top = True, ()
+        if is_without:
+            fix = f"the server at {self._url} returns no top_logprobs, which label probabilities "
+            fix += "are read from; start it with log-probabilities on, or use another server"
+            raise SpecError([Problem("model.engine", fix, own.engine)])
+        used = content.get("usage") or {}
+        return Answer(
+            top, int(used.get("prompt_tokens") or bound), int(used.get("completion_tokens") or 1)
+        )
+
+
+def read_key(model: ModelSpec) -> str | None:
+    """The server's key; None if the spec names none. SpecError without repeating it."""
+    if (name := model.api_key_env) is not None:
+        if not os.environ.get(name):
+            fix = f"{name} is not set here; export it before the run, on each machine of a cluster"
+            raise SpecError([Problem("model.api_key_env", fix)])
+        return os.environ[name].strip()
+    if model.api_key_file is None:
+        return None
+    try:
+        return Path(os.path.expanduser(model.api_key_file)).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not text"
+        raise SpecError([Problem("model.api_key_file", f"cannot be read: {reason}")]) from None
+
+
+def _error(reply: requests.Response) -> Mapping[str, Any]:
+    """What the server says of an error."""
+    with suppress(ValueError, AttributeError):
+        content = reply.json()
+        if isinstance(error := content.get("error", content), dict):
+            return error
+    return {"message": reply.text}
+
+
+def _words(reply: requests.Response) -> str:
+    """The same on one line of at most 200 characters."""
+    error = _error(reply)
+    return " ".join(str(error.get("message", error)).split())[:200] or str(reply.reason)
+
+
+def _kind(reply: requests.Response) -> str:
+    """The server's word for the kind of error, such as `context_length_exceeded`."""
+    words = (_error(reply).get(name) for name in ("code", "type"))
+    return next(
+        (f", {w}" for w in words if isinstance(w, str) and re.fullmatch(r"\w{1,60}", w)), ""
+    )
+
+
+def _retry_after_s(header: str) -> float:
+    """The seconds of a header Retry-After, which is a number or a date; 0 without it."""
+    with suppress(ValueError):
+        return max(0.0, float(header))
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    return 0.0

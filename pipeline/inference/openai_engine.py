@@ -1,0 +1,161 @@
+"""A server with the chat API of OpenAI in place of assay's own engine: `model.engine: openai`.
+
+Entry points: `OpenAIEngine.label`, which stands in for that of `LabelEngine`, and `ByteEncoder`,
+which makes the documents' tokens where the server's tokenizer is not known. Must not import Ray.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import DocumentError, Problem, SpecError
+from pipeline.inference.engine import DocumentIds, Labelled
+from pipeline.inference.openai_client import Answer, ServerClient, Top
+from pipeline.inference.schedules.batching import Usage
+from pipeline.spec.model import BYTES_A_TOKEN
+from pipeline.spec.prompts import Message, messages
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.tasks import TaskSpec
+
+_TOKENS = np.dtype("<i4")  # so that a token is its bytes
+
+
+class ByteEncoder:
+    """Takes each four bytes of UTF-8 for a token."""
+
+    def encode(self, text: str) -> list[int]:
+        """The text's tokens; the last one is filled up with zeros."""
+        data = text.encode()
+        filled = data + bytes(-len(data) % BYTES_A_TOKEN)
+        tokens: list[int] = np.frombuffer(filled, _TOKENS).tolist()
+        return tokens
+
+    def encode_all(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        yield from map(self.encode, texts)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of the text begins and ends, in characters that are whole in it."""
+        sizes = [len(char.encode()) for char in text]
+        ends = np.append(0, np.cumsum(sizes))  # [chars + 1]: bytes before each
+        starts = np.arange(0, ends[-1], BYTES_A_TOKEN)
+        firsts = np.searchsorted(ends, starts, "left")
+        lasts = np.searchsorted(ends, starts + BYTES_A_TOKEN, "right") - 1
+        return [(int(a), int(b)) for a, b in zip(firsts, lasts, strict=True)]
+
+
+def decode(tokens: DocumentIds) -> str:
+    """The text of tokens of a `ByteEncoder`, without the parts of characters at both ends."""
+    data = np.asarray(tokens, _TOKENS).tobytes()
+    return data.rstrip(b"\0").decode(errors="ignore")
+
+
+class OpenAIEngine:
+    """A model that a server runs.
+
+    A question about a document is one request, whose answer has one token. The server returns the
+    likeliest tokens as text; one that begins a text of a label belongs to the label. The
+    probability of a label is the sum of its tokens', and 0 of a label without any. It is at most
+    what was not returned too small, and `Usage.not_returned` has the sum of that.
+
+    Args:
+        client: The server.
+        prompt: The text around documents and questions.
+        parts: The questions; no two labels of one begin with the same letter.
+    """
+
+    def __init__(self, client: ServerClient, prompt: PromptSpec, parts: Sequence[TaskSpec]) -> None:
+        self.client = client
+        self._prompt, self._parts = prompt, parts
+        self._of_shard = Usage()
+
+    def prove(self) -> None:
+        """Asks the first question about no document: SpecError if the server cannot answer."""
+        try:
+            self.client.ask(self.chat((), self._parts[0]), keep=False)
+        except DocumentError as error:
+            words = "".join(f": {note}" for note in getattr(error, "__notes__", ()))
+            fix = f"the first request, for one token with top_logprobs: {error}{words}"
+            raise SpecError([Problem("model.engine", fix, "openai")]) from error
+
+    def chat(self, document: DocumentIds, part: TaskSpec) -> list[Message]:
+        """The turns that ask a question about a document."""
+        return messages(self._prompt, decode(document), part.question or "")
+
+    def begin_shard(self) -> None:
+        """Another shard is labelled; what was answered for the one before may be of use."""
+        self._of_shard = Usage()
+        self.client.journal.begin()
+
+    def end_shard(self) -> None:
+        """What was answered since `begin_shard` is committed."""
+        self.client.journal.commit()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a label file of the shard says of its answers."""
+        own, usage = self.client.model, self._of_shard
+        return {
+            "engine": f"openai {own.base_url}",
+            "server_model": own.revision or own.path,
+            "not_returned": f"{usage.not_returned / max(1, usage.requests):.6f}",
+        }
+
+    def label(
+        self,
+        documents: Sequence[DocumentIds],
+        *,
+        tasks: Collection[str] | None = None,
+        on_batch: Callable[[Sequence[int]], None] = lambda _documents: None,
+    ) -> Labelled:
+        """As `LabelEngine.label`: [docs, labels] log-probabilities for each question."""
+        asked = [part for part in self._parts if tasks is None or part.name in tasks]
+        log_probs = [np.full((len(documents), len(p.labels)), np.nan, np.float32) for p in asked]
+        usage, refused = Usage(), dict[int, str]()
+
+        def answers(document: DocumentIds) -> list[Answer] | DocumentError:
+            try:  # — one question after the other: the server keeps what they have in common
+                return [self.client.ask(self.chat(document, part)) for part in asked]
+            except DocumentError as error:
+                return error
+
+        with ThreadPoolExecutor(self.client.model.concurrency) as pool:
+            try:
+                for row, found in enumerate(pool.map(answers, documents)):
+                    if isinstance(found, DocumentError):
+                        refused[row] = str(found)
+                        found = []
+                    for own, part, answer in zip(log_probs, asked, found, strict=False):
+                        own[row], not_returned = label_log_probs(answer.top, part)
+                        usage += Usage(answer.prompt_tokens, answer.answer_tokens, 1, not_returned)
+                    on_batch([row])
+            finally:
+                pool.shutdown(cancel_futures=True)
+        self._of_shard += usage
+        return Labelled(tuple(log_probs), usage, refused=refused)
+
+
+def label_log_probs(top: Top, part: TaskSpec) -> tuple[NDArray[np.float32], float]:
+    """[labels] the log-probability of each, and the probability of the tokens that are not known.
+
+    -inf of a label without a token.
+    """
+    p = np.zeros(len(part.labels))
+    for text, log_prob in top:
+        for number, texts in enumerate(part.labels.values()):
+            if any(_begins(text.lstrip(), own.lstrip()) for own in texts):
+                p[number] += math.exp(log_prob)
+    known = sum(math.exp(log_prob) for _, log_prob in top)
+    with np.errstate(divide="ignore"):
+        return np.log(p).astype(np.float32), max(0.0, 1 - known)
+
+
+def _begins(token: str, text: str) -> bool:
+    """Whether a token is the beginning of a text, or the whole text before another word."""
+    if text.startswith(token):
+        return bool(token)
+    return token.startswith(text) and not token[len(text)].isalnum()

@@ -1,0 +1,239 @@
+"""What `OpenAIEngine` asks a server, and what it makes of answers and of their absence."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_chat import DROP, KEY, FakeChat, shares
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ServerError, SpecError
+from pipeline.inference.openai_client import Journal, ServerClient
+from pipeline.inference.openai_engine import ByteEncoder, OpenAIEngine, decode, label_log_probs
+from pipeline.spec.model import ModelSpec
+from pipeline.spec.schema import PromptSpec
+from pipeline.spec.stages import QuestionTask
+
+RUDE = QuestionTask(
+    name="toxic", question="Rude?", labels={"toxic": ["Yes", "yes"], "clean": ["No", "no"]}
+)
+TOPIC = QuestionTask(name="topic", question="About what?", labels=["art", "law", "sport", "tea"])
+PROMPT = PromptSpec(system="Be short.", instruction="Read.", document="<{document}>")
+DOCUMENTS = [f"Document {number}, déjà vu, 创新." for number in range(12)]
+ENCODER = ByteEncoder()
+
+
+def engine(chat: FakeChat, journal: Journal | None = None, **options: Any) -> OpenAIEngine:
+    limits = {key: options.pop(key) for key in ("max_cost", "patience_s") if key in options}
+    client = ServerClient(ModelSpec(**chat.spec(**options)), journal, **limits)
+    return OpenAIEngine(client, PROMPT, [RUDE, TOPIC])
+
+
+def asked(document: str, question: str) -> str:
+    return f"Read.\n\n<{document}>\n\n{question}"
+
+
+def tokens(documents: list[str]) -> list[list[int]]:
+    return [ENCODER.encode(text) for text in documents]
+
+
+def test_labels_get_the_probability_of_the_tokens_that_begin_them(chat: FakeChat) -> None:
+    own, read = engine(chat, concurrency=3), list[int]()
+    chat.slow_s = 0.01
+    found = own.label(tokens(DOCUMENTS), on_batch=read.extend)
+    assert read == [*range(12)] and not found.refused
+    questions = ("Rude?", "About what?")
+    assert chat.asked == Counter(asked(text, q) for text in DOCUMENTS for q in questions)
+    assert 1 < chat.at_once <= 3
+    by_question = [np.exp(of_question) for of_question in found.log_probs]
+    for text, rude, topic in zip(DOCUMENTS, *by_question, strict=True):
+        p = shares(asked(text, "Rude?"))
+        expected = [p["Yes"] + p[" yes"] + p["Y"], p["No"] + p["no."]]
+        np.testing.assert_allclose(rude, expected, rtol=1e-5)
+        np.testing.assert_allclose(topic, [0.6, 0.3, 0.05, 0], rtol=1e-5)
+    assert found.usage.prefix_tokens_computed == chat.tokens
+    assert found.usage.question_tokens_computed == found.usage.requests == 24
+    assert found.usage.not_returned == pytest.approx(24 * 0.035)
+    assert own.metadata["not_returned"] == "0.035000"
+    [alone] = own.label(tokens(DOCUMENTS[:2]), tasks=["topic"]).log_probs
+    np.testing.assert_array_equal(alone, found.log_probs[1][:2])
+
+
+@pytest.mark.parametrize(
+    "token, label",
+    [("Ye", 0), ("  yes", 0), ("Yes,", 0), ("Yesterday", None), ("", None), ("N", 1), ("on", None)],
+)
+def test_a_token_is_of_the_label_that_it_begins(token: str, label: int | None) -> None:
+    log_probs, not_returned = label_log_probs(((token, np.log(0.25)),), RUDE)
+    expected = [0.25 if number == label else 0.0 for number in range(2)]
+    np.testing.assert_allclose(np.exp(log_probs), expected, rtol=1e-6)
+    assert not_returned == pytest.approx(0.75)
+
+
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
+def test_the_tokens_of_a_text_are_its_bytes(text: str) -> None:
+    found = ENCODER.encode(text)
+    assert decode(found) == text and len(found) == -(-len(text.encode()) // 4)
+    places = ENCODER.offsets(text)
+    assert len(places) == len(found)
+    for start in range(len(found)):
+        assert decode(found[start:]) == text[places[start][0] :]
+        assert decode(found[: start + 1]) == text[: places[start][1]]
+
+
+def test_a_busy_server_is_asked_again_as_it_says(chat: FakeChat) -> None:
+    chat.faults.extend([429, 500, DROP, 503])
+    own = engine(chat, concurrency=1)
+    found = own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
+    assert chat.asked.total() == 5 and chat.paid.total() == found.usage.requests == 1
+    chat.retry_after = "1"
+    chat.faults.append(429)
+    own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
+    assert chat.times[-1] - chat.times[-2] >= 1
+
+
+@pytest.mark.parametrize("status, after", [(503, ""), (429, "3600"), (DROP, "")])
+def test_a_server_that_stays_silent_ends_the_run_in_time(
+    status: int, after: str, chat: FakeChat
+) -> None:
+    own = engine(chat, patience_s=0.5)
+    own.prove()
+    chat.always, chat.retry_after = status, after
+    began = time.monotonic()
+    with pytest.raises(ServerError, match=r"gives no answer .*run again") as failed:
+        own.label(tokens(DOCUMENTS))
+    assert failed.value.exit_code == 3 and time.monotonic() - began < 10
+    requests = chat.asked.total()
+    with pytest.raises(ServerError):  # — at once, for the shards that wait
+        own.label(tokens(DOCUMENTS))
+    assert chat.asked.total() == requests
+
+
+def test_a_refused_document_fails_alone(chat: FakeChat) -> None:
+    chat.refuses = "Document 7,"
+    found = engine(chat).label(tokens(DOCUMENTS))
+    assert found.refused == {7: "the server refuses it: status 400, context_length_exceeded"}
+    assert np.isnan(found.log_probs[0]).any(axis=1).tolist() == [n == 7 for n in range(12)]
+
+
+def test_another_model_behind_the_url_is_refused_by_both_names(chat: FakeChat) -> None:
+    chat.model = "small-2026-11-01"
+    with pytest.raises(
+        SpecError, match=r"model.revision: .*'small-2026-11-01', and not as 'small'"
+    ):
+        engine(chat).prove()
+    own = engine(chat, revision="small-2026-11-01")
+    own.prove()
+    chat.renamed_after = 5
+    with pytest.raises(ServerError, match="'another', and not as 'small-2026-11-01'"):
+        own.label(tokens(DOCUMENTS))
+
+
+@pytest.mark.parametrize("without", ["logprobs", "top_logprobs"])
+def test_a_server_without_log_probabilities_is_refused_at_once(
+    without: str, chat: FakeChat
+) -> None:
+    chat.without = without
+    with pytest.raises(SpecError, match=r"model.engine: .*returns no top_logprobs"):
+        engine(chat).prove()
+    assert chat.asked.total() == 1
+
+
+@pytest.mark.parametrize(
+    "status, said",
+    [
+        (401, "api_key_env: .*: status 401: fault 401"),
+        (404, "base_url: .*: status 404: fault 404"),
+        (400, "engine: the first request, .* status 400"),
+    ],
+)
+def test_a_server_that_refuses_the_first_request_is_a_mistake_in_the_spec(
+    status: int, said: str, chat: FakeChat
+) -> None:
+    chat.always = status
+    with pytest.raises(SpecError, match=f"model.{said}"):
+        engine(chat).prove()
+    assert chat.asked.total() == 1
+
+
+def test_nobody_at_the_url_is_said_within_seconds(
+    chat: FakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.inference.openai_client.FIRST_PATIENCE_S", 0.2)
+    with pytest.raises(ServerError, match="refused"):
+        engine(chat, base_url="http://127.0.0.1:1/v1").prove()
+
+
+def test_the_key_comes_from_the_environment_or_a_file(
+    chat: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SpecError, match=r"model.api_key_env: TEST_KEY is not set"):
+        engine(chat, api_key_env="TEST_KEY")
+    monkeypatch.setenv("TEST_KEY", KEY)
+    file = tmp_path / "key.txt"
+    file.write_text(f"{KEY}\n")
+    for name in ({"api_key_env": "TEST_KEY"}, {"api_key_file": str(file)}):
+        chat.keys.clear()
+        engine(chat, **name).prove()
+        assert chat.keys == {f"Bearer {KEY}"}
+    file.unlink()
+    with pytest.raises(SpecError, match=r"model.api_key_file: cannot be read"):
+        engine(chat, api_key_file=str(file))
+
+
+PRICE = {"input": 3.0, "output": 15.0}
+
+
+def cost(chat: FakeChat) -> float:
+    return (chat.tokens * PRICE["input"] + chat.paid.total() * PRICE["output"]) / 1e6
+
+
+def test_a_run_never_costs_more_than_it_may_and_goes_on_where_it_ended(
+    chat: FakeChat, tmp_path: Path
+) -> None:
+    file, documents = tmp_path / "answers" / "journal", tokens(DOCUMENTS)
+    whole = engine(chat)
+    whole.label(documents)
+    everything, most = Counter(chat.paid), cost(chat) / 2
+    chat.paid.clear()
+    chat.tokens = 0
+    for run in "aabcdef":  # — `a` dies, and its next process knows what it spent
+        own = engine(chat, Journal(file, run), price=PRICE, max_cost=most)
+        before = cost(chat) if run != "a" else 0.0
+        try:
+            own.label(documents)
+        except ServerError as error:
+            assert "--max-cost" in str(error) and error.exit_code == 3
+        assert before < cost(chat) <= before + most or chat.paid == everything
+    assert chat.paid == everything  # nothing was paid twice
+
+
+def test_paid_answers_are_kept_until_their_shard_is_committed(
+    chat: FakeChat, tmp_path: Path
+) -> None:
+    file, documents = tmp_path / "journal", tokens(DOCUMENTS)
+    own = engine(chat, Journal(file, "run"))
+    own.begin_shard()
+    first = own.label(documents[:4])
+    with file.open("ab") as opened:
+        opened.write(b'{"key": "cut o')  # — killed while it wrote
+    again = engine(chat, Journal(file, "run"))
+    again.begin_shard()
+    found = again.label(documents[:4])
+    assert chat.paid.total() == 8 and found.usage.prefix_tokens_computed == 0
+    for one, other in zip(first.log_probs, found.log_probs, strict=True):
+        np.testing.assert_array_equal(one, other)
+    again.begin_shard()  # — the one before was not committed
+    again.label(documents[4:6])
+    again.end_shard()
+    engine(chat, Journal(file, "run")).label(documents[:6])
+    assert chat.paid.total() == 8 + 4 + 4
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {line.get("run") for line in lines} == {"run", ""}
