@@ -104,6 +104,7 @@ class Run:
     shown: str = ""  # the key of an object of the output that each worker must see; "": of none
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
+    unable: frozenset[str] = frozenset()  # ids of nodes of the cluster that run nothing
 
     @property
     def is_over(self) -> bool:
