@@ -50,7 +50,8 @@ def where_able(job: Job, post: Post | None) -> dict[str, Any]:
         with suppress(RayError):  # — a worker that begins there later looks, too
             ray.get(looked, timeout=REPORT_TIMEOUT_S)
     without, is_all = left_out(post)
-    return elsewhere((set() if is_all else without.keys()) | job.run.unable)
+    unable = job.run.unable
+    return elsewhere(unable if is_all else unable | without.keys())
 
 
 def look_for_output(job: Job, post: Post) -> None:

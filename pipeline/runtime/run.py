@@ -185,8 +185,8 @@ def _job_of(
             place(own.model, machine)
     job = make_job(spec, place(spec.model, machine), cache_dir)
     since = max(snapshot_numbers(store), default=0)
-    own = replace(job.run, ends=ends, since=since, unable=machine.unable)
-    job = limited(replace(job, run=own), limit)
+    this = replace(job.run, ends=ends, since=since, unable=machine.unable)
+    job = limited(replace(job, run=this), limit)
     _check_classifiers(job, store)
     return job
 

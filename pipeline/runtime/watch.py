@@ -270,8 +270,8 @@ class Watch:
         # — by itself Ray takes any node, such as one that is cut off later
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         # — if it is lost, a new mailbox gets each worker's next report
-        kept: Any = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(Mailbox)
-        mailbox = kept.remote()
+        kept: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
+        mailbox = kept.options(scheduling_strategy=here).remote()
         post = Post(mailbox, limit_s, workers, unable)
         with self._changing:
             self._workers = Workers(limit_s, workers, lambda: left_out(post)[1])
