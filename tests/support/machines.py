@@ -118,6 +118,8 @@ def _machine(name: str, address: str, bridge: str, disk: Path, disk_size: str) -
             stack.callback(_run, "ip", "netns", "del", name)
             cable = ("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0")
             _run(*cable, "netns", name)
+            # — sockets that still wait for an answer would keep it for minutes
+            stack.callback(_run, "ip", "link", "del", name)
             _run("ip", "link", "set", name, "master", bridge, "up")
             for device in ("lo", "eth0"):
                 _run("ip", "-n", name, "link", "set", device, "up")
