@@ -132,9 +132,9 @@ def _last_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
 
 
-def on_a_node(call: Callable[[], Result], *, num_cpus: int = 0, num_gpus: int = 0) -> Result:
-    """The result of a call, as a task of Ray on a node where these processors are free."""
-    task: Any = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus)(_called)
+def on_a_node(call: Callable[[], Result], **needs: Any) -> Result:
+    """The result of a call, as a task of Ray on a node that has these resources and labels."""
+    task: Any = ray.remote(**{"num_cpus": 0, **needs})(_called)
     with _errors_of_ray():
         result: Result = ray.get(task.remote(call))
     return result

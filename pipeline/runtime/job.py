@@ -105,6 +105,7 @@ class Run:
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
     max_cost: float | None = None  # of the model's server
+    unable: frozenset[str] = frozenset()  # ids of nodes of the cluster that run nothing
 
     @property
     def is_over(self) -> bool:

@@ -19,7 +19,7 @@ from pipeline.errors import AssayError, LoadError, ModelError, StorageError, Wor
 from pipeline.runtime.job import Job
 from pipeline.runtime.mailbox import Post, Sender
 from pipeline.runtime.reading import output_of
-from pipeline.runtime.session import NODE_ID, nodes_with
+from pipeline.runtime.session import NODE_ID, elsewhere, nodes_with
 
 REPORT_TIMEOUT_S = 10.0
 KILL_S = 10.0  # Ray takes less to end an actor that it is to kill
@@ -44,14 +44,14 @@ def where_able(job: Job, post: Post | None) -> dict[str, Any]:
     if post is not None and job.run.shown:
         # — also of the nodes that only read or commit
         look = ray.remote(num_cpus=0)(look_for_output)
-        selectors = [{NODE_ID: node["NodeID"]} for node in nodes_with("CPU")]
+        ids = {node["NodeID"] for node in nodes_with("CPU")} - post.unable
+        selectors = [{NODE_ID: id} for id in ids]
         looked = [look.options(label_selector=each).remote(job, post) for each in selectors]
         with suppress(RayError):  # — a worker that begins there later looks, too
             ray.get(looked, timeout=REPORT_TIMEOUT_S)
     without, is_all = left_out(post)
-    return (
-        {} if is_all or not without else {"label_selector": {NODE_ID: f"!in({','.join(without)})"}}
-    )
+    unable = job.run.unable
+    return elsewhere(unable if is_all else unable | without.keys())
 
 
 def look_for_output(job: Job, post: Post) -> None:
@@ -68,5 +68,7 @@ def left_out(post: Post | None) -> tuple[dict[str, AssayError], bool]:
     if post is not None:
         with suppress(RayError):
             left_out = ray.get(post.mailbox.left_out.remote(), timeout=REPORT_TIMEOUT_S)
-    nodes = {node["NodeID"] for node in nodes_with("CPU")} if left_out else {""}
+    nodes = {""}
+    if post is not None and left_out:
+        nodes = {node["NodeID"] for node in nodes_with("CPU")} - post.unable
     return left_out, left_out.keys() >= nodes

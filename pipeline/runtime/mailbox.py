@@ -96,6 +96,7 @@ class Post:
     mailbox: Any  # the handle of an actor `Mailbox`
     stall_limit_s: float = STALL_LIMIT_S
     workers: int = 1  # that report
+    unable: frozenset[str] = frozenset()  # ids of nodes that run no worker
 
     @property
     def repeat_s(self) -> float:

@@ -67,6 +67,7 @@ class Machine:
     cpu_formats: frozenset[str] = frozenset({"float32"})  # that each processor computes at speed
     gpu_formats: frozenset[str] = frozenset(_WITHOUT)  # in which all GPUs multiply
     grows: bool = False  # whether more machines come with the work
+    unable: frozenset[str] = frozenset()  # ids of nodes that run nothing
 
 
 @dataclass(frozen=True, slots=True)

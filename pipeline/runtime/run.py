@@ -61,7 +61,7 @@ from pipeline.runtime.progress import (
     ignore,
 )
 from pipeline.runtime.reading import commit_documents
-from pipeline.runtime.session import cluster_machine, local_ray, remote_ray
+from pipeline.runtime.session import cluster_machine, elsewhere, local_ray, remote_ray
 from pipeline.runtime.watch import Watch
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut
@@ -157,7 +157,7 @@ def _labelled(
                 job,
                 store,
                 retry_failed=options.retry_failed,
-                by_nodes=_cut_by_nodes if connected else None,
+                by_nodes=partial(_cut_by_nodes, machine.unable) if connected else None,
             )
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
@@ -196,16 +196,17 @@ def _job_of(
             place(own.model, machine)
     job = make_job(spec, place(spec.model, machine), cache_dir)
     since = max(snapshot_numbers(store), default=0)
-    job = limited(replace(job, run=replace(job.run, ends=ends, since=since)), limit)
+    this = replace(job.run, ends=ends, since=since, unable=machine.unable)
+    job = limited(replace(job, run=this), limit)
     _check_classifiers(job, store)
     return job
 
 
-def _cut_by_nodes(*of_object: Any, **options: Any) -> list[Shard]:
+def _cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
     """What `source.cut` does, on a node of the cluster."""
     from pipeline.runtime.graph import on_a_node  # — imports Ray Data
 
-    return on_a_node(partial(cut, *of_object, **options), num_cpus=1)
+    return on_a_node(partial(cut, *of_object, **options), num_cpus=1, **elsewhere(unable))
 
 
 def _check_classifiers(job: Job, store: Store) -> None:
@@ -260,7 +261,8 @@ def _label_missing(
         longest_batch_s(r.files.size_bytes, r.spec.documents.max_tokens, r.placement)
         for r in job.readers
     )
-    with watch.mailbox(job.spec.name, planned, job.placement.actors, longest_s) as mailbox:
+    workers, unable = job.placement.actors, job.run.unable
+    with watch.mailbox(job.spec.name, planned, workers, longest_s, unable) as mailbox:
         record_specs(store, job.versions)
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)

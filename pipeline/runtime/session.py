@@ -14,7 +14,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +101,8 @@ def remote_ray(address: str | None, *, insecure: bool = False) -> Iterator[bool]
 def cluster_machine(device: str) -> Machine:
     """The hardware of the connected cluster. Each node is asked what its processors can do.
 
-    Where no node has what the device needs, one is requested, which an autoscaler starts.
-    UnavailableError if none comes.
+    Where no node has what the device needs, one is requested, which an autoscaler starts. A node
+    that cannot run even this is named, and left out. UnavailableError if no node answers.
     """
     resource = "GPU" if device == "cuda" else "CPU"
     ask = ray.remote(num_cpus=0)(processor_formats)
@@ -109,19 +110,36 @@ def cluster_machine(device: str) -> Machine:
         if grows := not nodes_with(resource):
             needs = {"num_gpus": 1} if resource == "GPU" else {"num_cpus": 1}
             ray.get(ask.options(**needs).remote(), timeout=MACHINE_S)
-        nodes = {node["NodeID"]: node["Resources"] for node in nodes_with("CPU", "GPU")}
-        asked = [ask.options(label_selector={NODE_ID: node}).remote() for node in nodes]
-        answers: list[frozenset[str]] = ray.get(asked, timeout=MACHINE_S)
+        nodes = {node["NodeID"]: node for node in nodes_with("CPU", "GPU")}
+        asked = {id: ask.options(label_selector={NODE_ID: id}).remote() for id in nodes}
+        answers = _answers(asked, nodes)
     except (GetTimeoutError, RayError) as error:
         reason = f"no node of the cluster with a {resource} answers: {error}; run again, or write "
         raise UnavailableError(f"{reason}another device into the spec") from error
-    common = frozenset.intersection(*answers)
-    if others := frozenset.union(*answers) - common:
+    common = frozenset.intersection(*answers.values())
+    if others := frozenset.union(*answers.values()) - common:
         words = "the nodes' processors differ: not all have %s at speed, so CPUs compute in %s"
         fastest = "bfloat16" if "bfloat16" in common else "float32"
         logger.warning(words, " and ".join(sorted(others)), fastest)
-    machine = cluster(list(nodes.values()), cpu_formats=common)
-    return replace(machine, grows=grows)
+    machine = cluster([nodes[id]["Resources"] for id in answers], cpu_formats=common)
+    return replace(machine, grows=grows, unable=frozenset(asked.keys() - answers.keys()))
+
+
+def _answers(asked: Mapping[str, Any], nodes: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """By the id of a node, its answer; the error of the last node if none answers."""
+    answers: dict[str, frozenset[str]] = {}
+    deadline = time.monotonic() + MACHINE_S
+    for id, answer in asked.items():
+        try:
+            answers[id] = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+        except RayError as error:
+            address, why = nodes[id]["NodeManagerAddress"], str(error).partition("\n")[0]
+            text = "node %s cannot run a worker (%s); it is left out: look at its disk and memory"
+            logger.warning(text, address, why)
+            last = error
+    if not answers:
+        raise last
+    return answers
 
 
 def nodes_with(*resources: str) -> list[Any]:
@@ -129,6 +147,11 @@ def nodes_with(*resources: str) -> list[Any]:
     nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
     alive = [node for node in nodes if node["Alive"]]
     return [node for node in alive if any(node["Resources"].get(r, 0) >= 1 for r in resources)]
+
+
+def elsewhere(nodes: Set[str]) -> dict[str, Any]:
+    """Ray's arguments of what runs on none of these nodes."""
+    return {"label_selector": {NODE_ID: f"!in({','.join(sorted(nodes))})"}} if nodes else {}
 
 
 def _refuse_open(address: str, *, insecure: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.errors import AssayError, ModelError, StalledError
 from pipeline.ledger.counts import ShardCounts
@@ -43,6 +44,8 @@ POLL_S = 1.0
 # Data waits without a limit where no engine can load: the run ends if no engine can load on any
 # node, and no worker has reported for this time.
 GRACE_S = 10.0
+# A worker that is at work, and sends nothing for this time or this share of its limit, is named.
+QUIET_S, QUIET_SHARE = 30.0, 0.05
 # The number of workers and this many more may end themselves without an answered document between
 # them: the search for one row among 65,536 takes nine.
 MORE_ENDS = 10
@@ -61,6 +64,7 @@ class Workers:
         self._unable: tuple[AssayError, float] | None = None  # to load; when a worker last reported
         self._ends: list[Letter] = []  # of workers that ended since the last answered document
         self._named: set[tuple[str, str]] = set()  # nodes and causes
+        self._at_work: dict[str, tuple[Letter, float]] = {}  # by worker, and when it came
 
     def begin(self) -> None:
         """Waits for a first report again: machines and models may take hours to come."""
@@ -72,6 +76,9 @@ class Workers:
 
     def hear(self, letter: Letter, now_s: float) -> None:
         """Notes a report; logs each worker that ends, and each node and cause that is left out."""
+        self._at_work.pop(letter.worker, None)
+        if not letter.is_last and letter.report.phase != WAITING:
+            self._at_work[letter.worker] = letter, now_s
         # — workers that only start, and die, are not at work
         if letter.report.phase not in (WAITING, STARTING_WORKERS) or self._last is None:
             self._last = letter, now_s
@@ -94,6 +101,15 @@ class Workers:
             self._named.add(named)
             logger.warning("%s cannot load: %s; it is left out", letter.worker, letter.cause)
 
+    def name_quiet(self, now_s: float, done: Set[WorkKey]) -> None:
+        """Logs each worker that stops to report in the middle of its work, unless that is done."""
+        for letter, came_s in list(self._at_work.values()):
+            if (silent_s := now_s - came_s) >= max(QUIET_S, QUIET_SHARE * self.limit_s):
+                del self._at_work[letter.worker]
+                if letter.report.work not in done:
+                    text = "%s has not reported for %.0f s (%s): it was killed, or is cut off"
+                    logger.warning(text, letter.worker, silent_s, _doing(letter))
+
     def check(self, now_s: float) -> None:
         """StalledError if no worker is at work for the limit; an error if every one fails."""
         again = "Look at that machine, then run the same command again: finished shards are kept"
@@ -113,6 +129,28 @@ class Workers:
             silent_s = now_s - came_s
             if silent_s >= self.limit_s + GRACE_S:
                 raise StalledError(f"no worker is at work; {_end_of(last, silent_s)}. {again}")
+
+
+class Nodes:
+    """The nodes of a cluster during a run; each that comes or goes is logged."""
+
+    def __init__(self) -> None:
+        self._alive: set[str] | None = None  # ids, since the last look
+
+    def look(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Compares the nodes, as `ray.nodes` has them, with those of the last look."""
+        alive = {node["NodeID"] for node in nodes if node["Alive"]}
+        before, self._alive = self._alive, alive
+        if before is None:
+            return
+        for node in nodes:
+            id, address = node["NodeID"], node["NodeManagerAddress"]
+            if id in alive - before:
+                logger.info("node %s has joined the cluster", address)
+            elif id in before - alive:
+                why = node["DeathReasonMessage"].strip().partition("\n")[0] or "no reason is known"
+                text = "node %s is gone (%s); what it had not finished runs on other nodes"
+                logger.warning(text, address, why)
 
 
 class Watch:
@@ -136,6 +174,7 @@ class Watch:
         self._at_work: dict[WorkKey, WorkerReport] = {}
         self._workers = Workers(stall_limit_s)
         self._asking = threading.Lock()  # so that nobody asks Ray after its end
+        self._nodes = Nodes()
         self._mailbox: Any = None  # the handle of an actor
         self._metrics: RunMetrics | None = None
         self._closed = threading.Event()
@@ -213,22 +252,31 @@ class Watch:
 
     @contextmanager
     def mailbox(
-        self, spec: str, plan: Plan, workers: int, longest_batch_s: float = 0.0
+        self,
+        spec: str,
+        plan: Plan,
+        workers: int,
+        longest_batch_s: float = 0.0,
+        unable: frozenset[str] = frozenset(),
     ) -> Iterator[Post | None]:
         """The post of the workers, which is read inside the block; None without Ray.
 
         Inside the block, the run's metrics are counted, too, under the name of the spec. No worker
-        is silent before `longest_batch_s`.
+        is silent before `longest_batch_s`. No worker is on a node with an id of `unable`.
         """
         if not ray.is_initialized():
             yield None
             return
         limit_s = max(self._workers.limit_s, longest_batch_s)
-        # — if the mailbox's node is lost, a new mailbox gets each worker's next report
-        mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
-        post = Post(mailbox, limit_s, workers)
+        # — by itself Ray takes any node, such as one that is cut off later
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        # — if it is lost, a new mailbox gets each worker's next report
+        kept: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
+        mailbox = kept.options(scheduling_strategy=here).remote()
+        post = Post(mailbox, limit_s, workers, unable)
         with self._changing:
             self._workers = Workers(limit_s, workers, lambda: left_out(post)[1])
+            self._nodes = Nodes()
             self._metrics = RunMetrics(spec, plan)
         self._mailbox = mailbox
         try:
@@ -241,11 +289,12 @@ class Watch:
                 self._metrics = None
 
     def take_in(self, letters: Iterable[Letter], now_s: float) -> None:
-        """Adds workers' reports to the progress, which is announced within a second."""
+        """Adds all new reports to the progress, which is announced within a second."""
         with self._changing:
             for letter in letters:
                 self._hear(letter.report)
                 self._workers.hear(letter, now_s)
+            self._workers.name_quiet(now_s, self._committed_work)
 
     def _hear(self, report: WorkerReport) -> None:
         """Notes the phase of a worker, and how much of its shard it has answered."""
@@ -261,16 +310,18 @@ class Watch:
             with self._asking:
                 letters = self._letters()
             now_s = time.monotonic()
-            self.take_in(letters, now_s)
+            if letters is not None:
+                self.take_in(letters, now_s)
             with self._changing:
                 self._show(now_s - before_s)
             before_s = now_s
 
-    def _letters(self) -> list[Letter]:
-        """The reports since the last call; none from a mailbox that does not answer."""
-        letters: list[Letter] = []
+    def _letters(self) -> list[Letter] | None:
+        """The reports since the last call; None from a mailbox that does not answer."""
+        letters: list[Letter] | None = None
         if self._mailbox is not None:
             with suppress(RayError):
+                self._nodes.look(ray.nodes())  # type: ignore[no-untyped-call]
                 letters = ray.get(self._mailbox.take.remote(), timeout=ANSWER_TIMEOUT_S)
         return letters
 
@@ -287,8 +338,12 @@ def _end_of(letter: Letter, silent_s: float) -> str:
     """Why a worker ended, or what it did before its silence."""
     if letter.cause is not None:
         return f"{letter.worker} ended: {letter.cause}"
-    doing = f"{letter.report.phase} {letter.report.place}".strip()
-    return f"{letter.worker} has shown no sign of life for {silent_s:.0f} s; it is {doing}"
+    shown = f"{letter.worker} has shown no sign of life for {silent_s:.0f} s"
+    return f"{shown}; it is {_doing(letter)}"
+
+
+def _doing(letter: Letter) -> str:
+    return f"{letter.report.phase} {letter.report.place}".strip()
 
 
 def _order(phase: str) -> int:

