@@ -52,13 +52,6 @@ def test_a_calibrated_score_and_its_threshold_agree(in_manual: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_manual")
-def test_false_positives_are_counted_by_subgroup(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(recipe("python", "false_positive_rate"), {})
-    printed = capsys.readouterr().out
-    assert "has_word" in printed and "false" in printed
-
-
-@pytest.mark.usefixtures("in_manual")
 def test_the_replacement_of_perspective_answers_its_requests() -> None:
     pytest.importorskip("fastapi", reason="`make test` installs FastAPI")
     names: dict[str, Any] = {}
