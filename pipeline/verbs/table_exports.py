@@ -29,6 +29,7 @@ _PREFIXES: Mapping[str, TableKind] = {"delta+": "delta", "iceberg://": "iceberg"
 _ATTEMPTS = 3  # of a commit, while others commit to the same table
 _KEY = b"assay.export"  # metadata of a column of a Lance dataset: the spec, and which labels
 _BATCH_ROWS = 131_072  # of a Lance dataset
+_SMALL = (pa.int8(), pa.int16())
 
 
 class _Conflict(Exception):
@@ -83,12 +84,6 @@ def _unwritten(to: str, error: Exception) -> StorageError:
     if "://" in to:
         return UnavailableError(f"{line}; check its configuration, or run again")
     return StorageError(f"{line}; check the path")
-
-
-def _plain(schema: pa.Schema) -> pa.Schema:
-    """The columns with types that each format has: no integers of 8 or 16 bits."""
-    small = (pa.int8(), pa.int16())
-    return pa.schema([(f.name, pa.int32() if f.type in small else f.type) for f in schema])
 
 
 def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
@@ -149,7 +144,7 @@ def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
 
     contents = labels.labelled.contents
     key, number = f"assay {contents.spec} {labels.id}", contents.number
-    own = _plain(flat_schema(labels.columns))
+    own = flat_schema(labels.columns)
     try:
         try:
             table = DeltaTable(place)
@@ -189,7 +184,9 @@ def _write_iceberg(to: str, place: str, labels: LabelTable) -> bool:
         raise option_error("to", "write iceberg://CATALOG/NAMESPACE.TABLE", to)
     contents = labels.labelled.contents
     key, value = f"assay.{contents.spec}", f"{contents.number} {labels.id}"
-    schema = _plain(flat_schema(labels.columns))
+    # — Iceberg has no integers of 8 or 16 bits
+    fields = ((f.name, pa.int32() if f.type in _SMALL else f.type) for f in labels.columns)
+    schema = pa.schema([*fields])
     old: Iterable[pa.RecordBatch] = ()
     transaction, table = _begun(to, catalog, name, schema)
     if table is not None:
@@ -291,8 +288,8 @@ def _joined(
 
     read = pa.Table.from_batches(labels.rows(), flat_schema(labels.columns))
     ids = read.column("doc_id").combine_chunks()
-    plain = _plain(read.select(names).schema)
-    schema = pa.schema([field.with_metadata({_KEY: mark}) for field in plain])
+    own = read.select(names).schema
+    schema = pa.schema([field.with_metadata({_KEY: mark}) for field in own])
     values = read.select(names).cast(schema).combine_chunks()
     found = 0
 

@@ -1,87 +1,41 @@
-"""Exports to real Delta, Iceberg and Lance tables, whose files DuckDB reads by itself."""
+"""Exports to real Delta and Iceberg tables, whose files DuckDB reads by itself."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import duckdb
 import pyarrow as pa
+import pyiceberg.catalog as catalogs
 import pytest
 from calls import Assay
+from exported_tables import (
+    Row,
+    expected,
+    in_the_middle,
+    kill_before_the_commit,
+    label_anew,
+    labelled_with_catalog,
+    rows_of,
+    run,
+)
 from finished import Corpus, finish, toy_fingerprints, toy_spec
+from pyiceberg.utils.config import Config
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
-from pipeline.options import ExportOptions
-from pipeline.spec.parse import parse_spec
 from pipeline.stores.local import LocalStore
-from pipeline.verbs import table_exports
-from pipeline.verbs.export import export
-from pipeline.verbs.hub_dataset import write_export
 from pipeline.verbs.label_table import ExportResult
-
-deltalake = pytest.importorskip("deltalake")
-lance = pytest.importorskip("lance")
-catalogs = pytest.importorskip("pyiceberg.catalog")
-Config = pytest.importorskip("pyiceberg.utils.config").Config
-
-Row = tuple[Any, ...]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A labelled corpus of 90 documents, and a catalog `local` of Iceberg."""
-    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
-    corpus.write()
-    store = LocalStore(tmp_path / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
-    for name, value in settings(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())  # — which it reads when it is imported
-    return tmp_path
-
-
-def settings(folder: Path) -> dict[str, str]:
-    """The catalog in pyiceberg's own configuration."""
-    prefix = "PYICEBERG_CATALOG__LOCAL__"
-    return {
-        f"{prefix}TYPE": "sql",
-        f"{prefix}URI": f"sqlite:///{folder}/catalog.db",
-        f"{prefix}WAREHOUSE": f"file://{folder}/warehouse",
-    }
-
-
-def run(folder: Path, to: str, spec: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    parsed = parse_spec(json.dumps(spec or toy_spec(folder)))
-    chosen = ExportOptions(to, **options)
-    return write_export(parsed, chosen, cache_dir=folder / "cache", command="assay export")
-
-
-def label_anew(folder: Path, version: str = "2") -> None:
-    """Another snapshot, with other answers to all documents."""
-    corpus, store = Corpus(folder / "in", folder / "cache"), LocalStore(folder / "out")
-    finish(store, corpus.shards(store), toy_fingerprints(version))
-
-
-def expected(folder: Path, **options: Any) -> list[Row]:
-    """The rows of a plain export, with its columns by name."""
-    to = ExportOptions(str(folder / "plain.parquet"), overwrite=True, **options)
-    export(parse_spec(json.dumps(toy_spec(folder))), to, cache_dir=folder / "cache")
-    return rows_of([str(folder / "plain.parquet")])
-
-
-def rows_of(files: list[str]) -> list[Row]:
-    """The rows of Parquet files, with their columns by name."""
-    described = duckdb.sql(f"describe from read_parquet({files})").fetchall()
-    names = ", ".join(f'"{name}"' for name in sorted(name for name, *_ in described))
-    return duckdb.sql(f"select {names} from read_parquet({files}) order by doc_id, path").fetchall()
+    return labelled_with_catalog(tmp_path, monkeypatch)
 
 
 @dataclass(frozen=True)
@@ -149,26 +103,6 @@ def iceberg_table(folder: Path) -> Table:
 def table(request: pytest.FixtureRequest, folder: Path) -> Table:
     made: Table = request.param(folder)
     return made
-
-
-def in_the_middle(
-    monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], before: str = "own_errors"
-) -> list[int]:
-    """Acts when an export has read the table, and has not written it; the attempts so far."""
-    attempts: list[int] = []
-    acts: list[bool] = []
-    real = getattr(table_exports, before)
-
-    def acting(*words: Any) -> Any:
-        if not acts:  # — what acts may be an export, too
-            acts.append(True)
-            attempts.append(len(attempts))
-            act(attempts[-1])
-            acts.clear()
-        return real(*words)
-
-    monkeypatch.setattr(table_exports, before, acting)
-    return attempts
 
 
 def test_a_table_has_the_rows_and_a_second_export_changes_nothing(
@@ -246,38 +180,6 @@ def test_a_table_with_other_columns_is_refused_and_stays(
     assert table.version() == before
 
 
-KILLED = """
-import os, signal, sys
-from importlib import import_module
-module, owner, name = sys.argv[1:4]
-kill = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-if owner == "LabelTable":  # all rows are with the library
-    rows = import_module(module).LabelTable.rows
-    kill_after = lambda labels: (row for part in (rows(labels), map(kill, [0])) for row in part)
-    import_module(module).LabelTable.rows = kill_after
-else:
-    setattr(getattr(import_module(module), owner), name, kill)
-from pipeline.cli import main
-main(sys.argv[4:])
-"""
-COMMITS = {
-    "delta": ("pipeline.verbs.label_table", "LabelTable", "rows"),
-    "iceberg": ("pyiceberg.catalog.sql", "SqlCatalog", "commit_table"),
-    "lance": ("lance", "LanceDataset", "commit"),
-}
-
-
-def kill_before_the_commit(folder: Path, to: str) -> None:
-    """Runs the command in a process that is killed when the rows are written."""
-    (folder / "spec.json").write_text(json.dumps(toy_spec(folder)))
-    [words] = [words for kind, words in COMMITS.items() if to.startswith(kind)]
-    command = [sys.executable, "-c", KILLED, *words, "export", str(folder / "spec.json")]
-    environment = {**os.environ, **settings(folder), "ASSAY_CACHE": str(folder / "cache")}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    ended = subprocess.run([*command, "--to", to], env=environment, capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-
-
 def test_a_process_that_is_killed_before_the_commit_changes_nothing(
     folder: Path, table: Table
 ) -> None:
@@ -330,101 +232,3 @@ def test_the_command_says_what_is_missing_and_what_was_written(
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
     line = assay(*command, "iceberg://down/a.b", code=3).err.splitlines()[-1]
     assert "iceberg://down/a.b: cannot be written: " in line and line.endswith("or run again")
-
-
-@pytest.fixture
-def dataset(folder: Path) -> Path:
-    """A Lance dataset of the documents and one more, in fragments; it has lost a column."""
-    place = folder / "documents.lance"
-    documents = duckdb.sql(
-        f"select text, id, 1 as gone from read_json('{folder}/in/*.jsonl') "
-        "union all select 'not labelled', 'new', 1"
-    )
-    lance.write_dataset(documents.to_arrow_table(), place, max_rows_per_file=40)
-    lance.dataset(place).drop_columns(["gone"])
-    lance.dataset(place).add_columns({"more": "concat(id, '!')"})
-    return place
-
-
-def labels_of(dataset: Path) -> list[Row]:
-    """The rows with the names of their columns in order, without what the documents had."""
-    rows = lance.dataset(dataset).to_table()
-    assert rows["more"].to_pylist() == [f"{id}!" for id in rows["id"].to_pylist()]
-    names = sorted({*rows.column_names} - {"text", "more", "id"})
-    return duckdb.sql(f"select id, {', '.join(names)} from rows order by id").fetchall()
-
-
-def plain_labels(folder: Path) -> list[Row]:
-    expected(folder)
-    plain = f"'{folder}/plain.parquet'"
-    names = [name for name, *_ in duckdb.sql(f"describe from {plain}").fetchall()]
-    own = sorted(name for name in names if name.startswith(("toxic", "topic")))
-    return duckdb.sql(f"select doc_id, {', '.join(own)} from {plain} order by doc_id").fetchall()
-
-
-def files_of(dataset: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_mtime_ns for file in (dataset / "data").iterdir()}
-
-
-def test_a_dataset_of_lance_gets_columns_and_its_files_stay(folder: Path, dataset: Path) -> None:
-    before, version = files_of(dataset), lance.dataset(dataset).version
-    for snapshot in ("1", "2", "1"):
-        label_anew(folder, snapshot)
-        version += 1
-        assert run(folder, f"lance+{dataset}").created == 1
-        *labelled, new = labels_of(dataset)
-        assert labelled == plain_labels(folder) and {*new} == {"new", None}
-        assert before.items() <= files_of(dataset).items()
-        assert lance.dataset(dataset).version == version
-        assert run(folder, f"lance+{dataset}").created == 0
-        assert lance.dataset(dataset).version == version
-    lance.dataset(dataset).validate()
-
-
-def test_rows_that_a_dataset_gets_in_the_middle_are_there(
-    folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kill_before_the_commit(folder, f"lance+{dataset}")
-    assert lance.dataset(dataset).schema.names == ["text", "id", "more"]
-    row = pa.table({"text": ["late"], "id": ["newer"], "more": ["newer!"]})
-
-    def act(attempt: int) -> None:
-        if attempt == 0:
-            lance.write_dataset(row, dataset, mode="append")
-
-    attempts = in_the_middle(monkeypatch, act, "_joined")
-    run(folder, f"lance+{dataset}")
-    assert attempts == [0, 1]
-    *labelled, new, newer = labels_of(dataset)
-    assert labelled == plain_labels(folder) and {*new, *newer} == {"new", "newer", None}
-
-
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        ({"id": ["0-1"], "toxic": ["mine"]}, "to: has the column toxic, which is not of an export"),
-        ({"text": ["0-1"]}, "to: has no column id, by which its rows are found"),
-        ({"id": [17]}, "to: no value of its column id is the id of a labelled document"),
-    ],
-)
-def test_a_dataset_that_is_not_that_of_the_documents_stays(
-    folder: Path, rows: dict[str, list[Any]], line: str
-) -> None:
-    lance.write_dataset(pa.table(rows), folder / "a.lance")
-    with pytest.raises(SpecError, match=f"^{line}"):
-        run(folder, f"lance+{folder}/a.lance")
-    assert lance.dataset(folder / "a.lance").version == 1
-
-
-def test_ids_are_found_whichever_type_they_have(folder: Path) -> None:
-    for file in (folder / "in").iterdir():
-        file.unlink()
-    lines = [json.dumps({"id": 5 + row, "text": f"text {row}"}) for row in range(9)]
-    (folder / "in" / "a.jsonl").write_text("\n".join(lines) + "\n")
-    label_anew(folder)
-    lance.write_dataset(pa.table({"id": pa.array([7, 99, 5], pa.float64())}), folder / "a.lance")
-    run(folder, f"lance+{folder}/a.lance")
-    found = lance.dataset(folder / "a.lance").to_table()["toxic"].to_pylist()
-    expected(folder)
-    toxic = dict(duckdb.sql(f"select doc_id, toxic from '{folder}/plain.parquet'").fetchall())
-    assert found == [toxic["7"], None, toxic["5"]]
