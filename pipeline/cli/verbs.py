@@ -201,8 +201,7 @@ def check(
                 from pipeline.verbs.check import check
             findings = check(spec, cache_dir=cache_dir(), documents=documents, announce=announce)
     show = partial(show_findings, prompts=prompts)
-    proof = findings.exactness
-    code = EXIT_COMPLETE if proof is None or proof.exact else EXIT_FAILED
+    code = EXIT_COMPLETE if findings.exactness.exact else EXIT_FAILED
     return print_result(findings, show, as_json=as_json, code=code)
 
 

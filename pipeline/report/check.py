@@ -16,9 +16,6 @@ SHOWN_LABELS = 64  # of a task; the JSON form has all of them
 def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
     """The verdict and the findings; with `prompts`, the first document's prompt for every task."""
     model, exactness = findings.model, findings.exactness
-    if exactness is None:
-        yield from _server(findings, prompts=prompts)
-        return
     weights = f" with {model.rounded_to} products" if model.rounded_to else ""
     weights += "" if model.kv == "none" else f", kv: {model.kv}"
     yield _verdict(exactness, model.engine)
@@ -27,7 +24,7 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
         ("storage", f"{findings.output}: conditional create works"),
         ("documents", f"{findings.documents:,}"),
         ("model", f"{model.name}, {model.dtype}{weights} on {model.device}, engine {model.engine}"),
-        ("context", f"{model.context_tokens or 0:,} tokens"),
+        ("context", f"{model.context_tokens:,} tokens"),
         ("template", "chat" if model.chat_template else "none: plain text ending in 'Answer:'"),
         *((f"  {task}", f"asked of each label: {own}") for task, own in findings.usual.items()),
         *((f"  {task}", _tokens(labels)) for task, labels in findings.label_tokens.items()),
@@ -45,28 +42,6 @@ def show_findings(findings: Findings, *, prompts: bool) -> Iterator[Part]:
         yield from ("", f"--- {prompt.task} · {prompt.doc_id} ---")
         yield from prompt.text.split("\n")
         yield str(list(prompt.token_ids))
-
-
-def _server(findings: Findings, *, prompts: bool) -> Iterator[Part]:
-    """The same of a server, whose answers nothing is compared with."""
-    model = findings.model
-    yield "not exact: a server answers, and returns the 20 likeliest first tokens"
-    yield ""
-    yield [
-        ("storage", f"{findings.output}: conditional create works"),
-        ("documents", f"{findings.documents:,}"),
-        ("model", f"{model.name} at {model.path}"),
-        *((f"  {task}", f"asked of each label: {own}") for task, own in findings.usual.items()),
-        *(
-            (f"  {task}", f"labels have at most {facts.mass:.1%} of the probability")
-            for task, facts in findings.answers.items()
-            if facts.mass is not None
-        ),
-    ]
-    yield from warnings(findings.warnings)
-    for prompt in findings.prompts if prompts else ():
-        yield from ("", f"--- {prompt.task} · {prompt.doc_id} ---")
-        yield from prompt.text.split("\n")
 
 
 def _verdict(exactness: Exactness, engine: str) -> str:

@@ -172,18 +172,16 @@ def reader_engine(
     return label_engine(reader, models[name], prompt)
 
 
-def server_engine(reader: Reader, run: Run | None = None) -> OpenAIEngine:
+def server_engine(reader: Reader, run: Run) -> OpenAIEngine:
     """The server of the reader's model, which has answered once; SpecError if it cannot be used.
 
-    In a run, answers that are paid and not committed are kept on this machine.
+    Answers that are paid and not committed are kept on this machine.
     """
-    journal = None
-    if run is not None:
-        output = reader.spec.output
-        output = output if "://" in output else os.path.abspath(output)
-        name = short_hash(canonical_json([output, reader.spec.name]))
-        journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
-    client = ServerClient(reader.spec.model, journal, max_cost=run.max_cost if run else None)
+    output = reader.spec.output
+    output = output if "://" in output else os.path.abspath(output)
+    name = short_hash(canonical_json([output, reader.spec.name]))
+    journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
+    client = ServerClient(reader.spec.model, journal, max_cost=run.max_cost)
     engine = OpenAIEngine(client, reader.spec.prompt, reader.spec.model_parts)
     engine.prove()
     return engine

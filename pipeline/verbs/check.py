@@ -17,27 +17,25 @@ from pydantic import computed_field
 from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.errors import Problem, RefusedError, SpecError, StorageError, option_error
+from pipeline.errors import RefusedError, StorageError, option_error
 from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
 from pipeline.inference.memory import MemoryPlan
-from pipeline.inference.openai_engine import ByteEncoder
-from pipeline.runtime.assembly import DocumentReader, reader_prompt, server_engine
+from pipeline.runtime.assembly import DocumentReader, reader_prompt
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Reader, make_job, make_reader
 from pipeline.runtime.placement import place, this_machine
-from pipeline.runtime.plan import Plan, plan
+from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.labels import SLOT, with_slot
-from pipeline.spec.prompts import Message
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.doubts import check_doubts
-from pipeline.verbs.exactness import Difference, Exactness, LogProbs, Proof, prove
+from pipeline.verbs.exactness import Difference, Exactness, Proof, prove
 from pipeline.verbs.samples import SampledDocument, take_samples
 
 DEFAULT_DOCUMENTS = 4
@@ -85,16 +83,15 @@ class CheckedModel:
     """The model, and how it is computed."""
 
     name: str  # as the spec has it
-    path: str  # folder, or the server's URL
+    path: str  # folder
     engine: str
-    dtype: str | None  # None: a server does not say
+    dtype: str
     rounded_to: str | None  # int8 or fp8, in which its linear layers multiply
     kv: str
     device: str
-    context_tokens: int | None  # None: a server does not say
+    context_tokens: int
     chat_template: bool
-    # What computes products and attention; empty of vLLM and of a server.
-    processor: Mapping[str, str]
+    processor: Mapping[str, str]  # what computes products and attention; empty of vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +104,8 @@ class Findings:
     label_tokens: dict[str, dict[str, list[str]]]  # part of a task -> label -> first tokens as text
     readouts: dict[str, ReadoutFacts]  # by part of a task, for those with a trained readout
     prompts: tuple[Prompt, ...]
-    memory: MemoryPlan | None  # None: vLLM plans its own, and a server has its own
-    exactness: Exactness | None  # None: a server's answers are not exact
+    memory: MemoryPlan | None  # None: vLLM plans its own
+    exactness: Exactness
     quantization: Difference | None  # against the model without quantisation; None if it has none
     answers: Mapping[str, AnswerFacts]  # by part of a task
     repeated_ids: int  # documents that share their id with another; of the first `ids_read`
@@ -137,10 +134,8 @@ def check(
     placement = place(spec.model, this_machine())
     planned = plan(make_job(spec, placement, cache_dir), store, keep=False)
     own = make_reader(spec, placement, cache_dir)
-    count = DEFAULT_DOCUMENTS if documents is None else documents
-    if spec.model.engine == "openai":
-        return _check_server(own, store, planned, count)
     folder, tokenizer, prompt = reader_prompt(own, send=announce)
+    count = DEFAULT_DOCUMENTS if documents is None else documents
     reader = DocumentReader.of(own, folder, tokenizer)
     samples = take_samples(planned.shards, reader, spec, count)
     paths = {part.name: str(part.readout) for part in spec.parts}
@@ -174,70 +169,11 @@ def check(
         memory=proof.memory,
         exactness=proof.exactness,
         quantization=proof.quantization,
-        answers=_answer_facts(
-            spec,
-            proof.answers,
-            proof.content_free,
-            {
-                q.name: label_tokens.get(q.name, {})
-                for q in prompt.questions
-                if q.scores_first_tokens
-            },
-        ),
+        answers=_answer_facts(spec, prompt, proof, label_tokens),
         repeated_ids=repeated,
         ids_read=ids_read,
         usual=_usual_questions(spec),
     )
-
-
-def _check_server(reader: Reader, store: Store, planned: Plan, count: int) -> Findings:
-    """The same of a server, which answers the documents; SpecError if it cannot."""
-    spec, engine = reader.spec, server_engine(reader)
-    samples = take_samples(planned.shards, DocumentReader.loaded(reader, ignore), spec, count)
-    labelled = engine.label([sample.token_ids for sample in samples])
-    for number, reason in labelled.refused.items():
-        fix = f"document {samples[number].doc_id}: {reason}"
-        raise SpecError([Problem("model.engine", fix, "openai")])
-    nothing = engine.label([ByteEncoder().encode(text) for text in CONTENT_FREE]).log_probs
-    repeated, ids_read = _repeated_ids(planned.shards, spec)
-    model = CheckedModel(
-        name=spec.model.name,
-        path=reader.files.location,
-        engine=spec.model.engine,
-        dtype=None,
-        rounded_to=None,
-        kv=spec.model.kv,
-        device="server",
-        context_tokens=None,
-        chat_template=True,
-        processor={},
-    )
-    prompts = (
-        Prompt(
-            sample.doc_id, part.name, _as_text(engine.chat(sample.token_ids, part)), (), {}, None
-        )
-        for sample in samples[:1]
-        for part in spec.model_parts
-    )
-    return Findings(
-        output=store.url,
-        documents=planned.rows,
-        model=model,
-        label_tokens={},
-        readouts={},
-        prompts=tuple(prompts),
-        memory=None,
-        exactness=None,
-        quantization=None,
-        answers=_answer_facts(spec, labelled.log_probs, nothing, {}),
-        repeated_ids=repeated,
-        ids_read=ids_read,
-        usual=_usual_questions(spec),
-    )
-
-
-def _as_text(turns: Sequence[Message]) -> str:
-    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
 
 
 def _usual_questions(spec: JobSpec) -> dict[str, str]:
@@ -282,14 +218,16 @@ def _repeated_ids(shards: Sequence[Shard], spec: JobSpec) -> tuple[int, int]:
 
 def _answer_facts(
     spec: JobSpec,
-    log_probs: LogProbs,
-    content_free: LogProbs,
-    first_tokens: Mapping[str, Mapping[str, Sequence[str]]],  # of parts that these alone answer
+    prompt: PromptTokens,
+    proof: Proof,
+    label_tokens: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> dict[str, AnswerFacts]:
     facts = {}
-    of_nothing = content_free or [()] * len(log_probs)
-    for task, answers, without in zip(spec.model_parts, log_probs, of_nothing, strict=True):
-        tokens = first_tokens.get(task.name, {})
+    content_free = proof.content_free or [()] * len(prompt.questions)
+    for task, question, answers, without in zip(
+        spec.model_parts, prompt.questions, proof.answers, content_free, strict=True
+    ):
+        tokens = label_tokens.get(task.name, {}) if question.scores_first_tokens else {}
         fragments = {
             label: first[0]
             for label, first in tokens.items()

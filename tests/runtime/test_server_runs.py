@@ -156,24 +156,10 @@ def test_a_server_that_is_renamed_or_silent_ends_a_run_at_once(
     assert sorted(paid(chat))[-2:] in ([1, 1], [1, 2])  # the answer of the other model alone
 
 
-def test_a_check_asks_a_few_documents_and_says_that_it_proves_nothing(
-    chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay
-) -> None:
-    spec = write_spec(model=chat.spec(), input=corpus)
-    table = assay("check", spec, "--prompts").out
-    assert table.startswith("not exact: a server answers")
-    assert f"small at {chat.url}/v1" in table and f"user: {asked('Text 0, 0.')}" in table
-    found = assay("check", spec, "--json").json
-    assert found["exactness"] is None and found["answers"]["toxic"]["documents"] == 4
-    chat.without = "logprobs"
-    said = assay("check", spec, code=2).error
-    assert said.startswith("model.engine: the server at") and "returns no top_logprobs" in said
-
-
 def test_a_command_that_needs_the_model_itself_says_so(
     chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, tmp_path: Path
 ) -> None:
     spec, gold = write_spec(model=chat.spec(), input=corpus), tmp_path / "gold.csv"
     gold.write_text("id,toxic\n0-0,toxic\n0-1,clean\n")
-    said = assay("fit", spec, "--gold", gold, code=2).err
-    assert "model.engine: this command reads the model itself" in said
+    for words in (("fit", spec, "--gold", gold), ("check", spec)):
+        assert "model.engine: this command reads the model itself" in assay(*words, code=2).err
