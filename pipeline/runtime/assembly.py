@@ -172,16 +172,18 @@ def reader_engine(
     return label_engine(reader, models[name], prompt)
 
 
-def server_engine(reader: Reader, run: Run) -> OpenAIEngine:
+def server_engine(reader: Reader, run: Run | None) -> OpenAIEngine:
     """The server of the reader's model, which has answered once; SpecError if it cannot be used.
 
-    Answers that are paid and not committed are kept on this machine.
+    In a run, answers that are paid and not committed are kept on this machine.
     """
-    output = reader.spec.output
-    output = output if "://" in output else os.path.abspath(output)
-    name = short_hash(canonical_json([output, reader.spec.name]))
-    journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
-    client = ServerClient(reader.spec.model, journal, max_cost=run.max_cost)
+    journal, most = None, None
+    if run is not None:
+        output, most = reader.spec.output, run.max_cost
+        output = output if "://" in output else os.path.abspath(output)
+        name = short_hash(canonical_json([output, reader.spec.name]))
+        journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
+    client = ServerClient(reader.spec.model, journal, max_cost=most)
     engine = OpenAIEngine(client, reader.spec.prompt, reader.spec.model_parts)
     engine.prove()
     return engine
