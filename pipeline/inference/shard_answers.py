@@ -27,7 +27,7 @@ OUT_OF_MEMORY = "error:out of memory, even alone"
 # What a chunk costs beside its own tokens: those of its questions, roughly.
 _CHUNK_TOKENS = 100
 
-NO_LABEL = "error:no label is among the answers that the server returned"
+NO_LABEL = "error:no label has a probability"
 NOT_A_NUMBER = "error:the model's answer is not a number"
 
 

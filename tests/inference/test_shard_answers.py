@@ -48,8 +48,13 @@ def test_a_level_has_the_probability_of_all_labels_below_it(seed: int) -> None:
     assert np.isnan(kept.levels[0, len(names) :]).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_a_failed_answer_is_of_its_task_alone_and_a_chunk_not_read_is_of_all(bad: float) -> None:
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [(np.nan, "the model's answer is not a number"), (-np.inf, "no label has a probability")],
+)
+def test_a_failed_answer_is_of_its_task_alone_and_a_chunk_not_read_is_of_all(
+    bad: float, reason: str
+) -> None:
     tasks = [task(top_k=2, separator="/"), task(name="u")]
 
     class Failing:
@@ -60,7 +65,7 @@ def test_a_failed_answer_is_of_its_task_alone_and_a_chunk_not_read_is_of_all(bad
 
     answers = ShardAnswers([[[1]], [[2], [3]], [[4], [5]]], tasks)
     answers.label_rows(Failing())  # type: ignore[arg-type]
-    failed = "error:the model's answer is not a number"
+    failed = f"error:{reason}"
     memory = "error:out of memory, even alone"
     expected = [["truncated", "ok", memory], [failed, failed, memory]]
     assert [each.status(["truncated", "ok", "ok"]) for each in answers.by_task] == expected
