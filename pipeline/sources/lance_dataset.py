@@ -8,6 +8,7 @@ columns are that a spec names: a fragment that has the same in another version k
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -53,6 +54,8 @@ def _opened(
 ) -> Any:
     import lance
 
+    # — said at each start of a process; those that a run starts do not use its threads
+    warnings.filterwarnings("ignore", "lance is not fork-safe")
     try:
         return lance.dataset(root, version, storage_options=dict(native) or None)
     except ValueError as error:
