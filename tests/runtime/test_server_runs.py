@@ -160,6 +160,7 @@ def test_a_command_that_needs_the_model_itself_says_so(
     chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, tmp_path: Path
 ) -> None:
     spec, gold = write_spec(model=chat.spec(), input=corpus), tmp_path / "gold.csv"
-    gold.write_text("id,toxic\n0-0,toxic\n0-1,clean\n")
+    labels = [f"{n % 2}-{n // 2},{('toxic', 'clean')[n % 2]}" for n in range(2 * ROWS)]
+    gold.write_text("\n".join(["id,toxic", *labels]))
     for words in (("fit", spec, "--gold", gold), ("check", spec)):
         assert "model.engine: this command reads the model itself" in assay(*words, code=2).err
