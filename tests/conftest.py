@@ -251,3 +251,8 @@ def write_spec(tmp_path: Path, model_folder: Path) -> Callable[..., Path]:
         return file
 
     return write
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of Lance come last: a process with its threads cannot be forked, as other tests do."""
+    items.sort(key=lambda item: "lance" in item.nodeid)

@@ -136,8 +136,10 @@ def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
             (f"a.{format}", b"these are plain words, of no format at all " * 50, "")
             for reader in READERS
             for format in reader.formats
-            if format not in ("jsonl", "ndjson", "csv", "tsv", "txt")  # words are valid there
+            # — words are valid there; a file of Lance is a part of a folder
+            if format not in ("jsonl", "ndjson", "csv", "tsv", "txt", "lance")
         ),
+        ("a.lance", b"words", "it is a file of a Lance dataset; name the folder of the dataset"),
     ],
 )
 def test_a_file_that_violates_its_format_is_one_line(
