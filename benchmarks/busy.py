@@ -89,7 +89,7 @@ def _sleep_for_each(queue: Connection, batch_s: float) -> None:
 
 
 def with_many_documents(spec: JobSpec, folder: Path, count: int) -> JobSpec:
-    """The spec with so many different texts like those of its input."""
+    """The spec with this number of different texts like those of its input."""
     job = make_job(spec, place(spec.model, this_machine()), cache_dir())
     shards = plan(job, open_store(spec.output, spec.storage_options), keep=False).shards
     tables = [t for shard in shards for t in read_documents(shard, spec.input.storage_options)]

@@ -9,7 +9,7 @@ model alone, and with a cascade in front of it, which begins from nothing. Secon
 whole command, with the start of Ray and of the engines. The agreement is that of the two outputs on
 all documents, beside what the certificate promises and proves.
 
-The sets are those of `benchmarks.annotators`. `--joined` makes long documents: so many texts with
+The sets are those of `benchmarks.annotators`. `--joined N` makes long documents: N texts with
 the same label are one.
 """
 

@@ -35,7 +35,7 @@ UNNAMED = ("<lambda>", "<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>", "<m
 
 def passed(call: Callable[[], object]) -> dict[tuple[str, str], int]:
     """The functions of the package that a call passes, in their order: file, name -> depth."""
-    found: dict[tuple[str, str], int] = {}
+    passed_functions: dict[tuple[str, str], int] = {}
     depth = 0
 
     def on_event(frame: FrameType, event: str, _argument: Any) -> None:
@@ -49,14 +49,14 @@ def passed(call: Callable[[], object]) -> dict[tuple[str, str], int]:
         depth += 1
         if code.co_name not in UNNAMED:
             file = str(Path(code.co_filename).relative_to(PACKAGE.parent))
-            found.setdefault((file, code.co_qualname), depth)
+            passed_functions.setdefault((file, code.co_qualname), depth)
 
     sys.setprofile(on_event)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return found
+    return passed_functions
 
 
 def main() -> None:
@@ -72,14 +72,14 @@ def main() -> None:
         work, *_ = plan(job, store).work_items
         record_specs(store, job.versions)
         readers = load_readers(job, asks=True)
-        found = passed(lambda: label_shard(job, readers, store, work))
+        passed_functions = passed(lambda: label_shard(job, readers, store, work))
     finally:
         shutil.rmtree(folder)
-    for (file, name), depth in found.items():
+    for (file, name), depth in passed_functions.items():
         print(f"{'  ' * (depth - 1) + name:<58}  {file}")
-    own = [file for file, _ in found if f"/{ENGINE}/" not in file]
+    own = [file for file, _ in passed_functions if f"/{ENGINE}/" not in file]
     print(f"outside the engine: {len(own)} functions in {len({*own})} files")
-    print(f"of the engine: {len(found) - len(own)}")
+    print(f"of the engine: {len(passed_functions) - len(own)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Sequence classifiers of the encoder kind, such as BERT, DeBERTa, XLM-R and ModernBERT.
 
-Entry points: `load_encoder`, and `EncoderEngine.label`, which stands in for `LabelEngine`. Must not
-import Ray or read files other than the model's. Code that a model folder carries is never run.
+Entry points: `load_encoder`, and `EncoderEngine.label`, which replaces that of `LabelEngine`.
+Must not import Ray or read files other than the model's. Code of a model folder is never run.
 """
 
 from __future__ import annotations

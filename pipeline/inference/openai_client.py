@@ -162,7 +162,7 @@ class ServerClient:
         self._end: ServerError | None = None
 
     def ask(self, messages: Sequence[Message], *, keep: bool = True) -> Answer:
-        """The likeliest first tokens of the next turn; without `keep`, the server is asked anew.
+        """The likeliest first tokens of the next turn; without `keep`, the server is always asked.
 
         DocumentError if the server refuses these messages. ServerError if it does not answer, may
         cost no more, or cannot be used as the spec says; of that, without `keep` SpecError.

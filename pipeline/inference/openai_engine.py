@@ -1,6 +1,6 @@
 """A server with the chat API of OpenAI in place of assay's own engine: `model.engine: openai`.
 
-Entry points: `OpenAIEngine.label`, which stands in for that of `LabelEngine`, and `ByteEncoder`,
+Entry points: `OpenAIEngine.label`, which replaces that of `LabelEngine`, and `ByteEncoder`,
 which makes the documents' tokens where the server's tokenizer is not known. Must not import Ray.
 """
 
@@ -125,11 +125,12 @@ class OpenAIEngine:
 
         with ThreadPoolExecutor(self.client.model.concurrency) as pool:
             try:
-                for row, found in enumerate(pool.map(answers, documents)):
-                    if isinstance(found, DocumentError):
-                        refused[row] = str(found)
-                        found = []
-                    for own, part, answer in zip(log_probs, asked, found, strict=False):
+                for row, answered in enumerate(pool.map(answers, documents)):
+                    if isinstance(answered, DocumentError):
+                        refused[row] = str(answered)
+                        on_batch([row])
+                        continue
+                    for own, part, answer in zip(log_probs, asked, answered, strict=True):
                         own[row], not_returned = label_log_probs(answer.top, part)
                         usage += Usage(answer.prompt_tokens, answer.answer_tokens, 1, not_returned)
                     on_batch([row])

@@ -1,7 +1,7 @@
 """vLLM in place of assay's own engine: `model.engine: vllm`.
 
 Entry points: `check_vllm` before anything is computed, `load_vllm`, and `VllmEngine.label`, which
-stands in for that of `LabelEngine`. Must not import Ray. vLLM is imported where it is used: it is
+replaces that of `LabelEngine`. Must not import Ray. vLLM is imported where it is used: it is
 an extra.
 """
 

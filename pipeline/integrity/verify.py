@@ -147,7 +147,7 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
 
 
 def _wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
-    fix = "run again, which proves the promise anew"
+    fix = "run again, which proves the promise again"
     for task, what in wrong_certificates(store, snapshot):
         yield Damage(f"the certificate of {task}", what, fix)
 
@@ -167,7 +167,7 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
     if documents is None or origin is None or shard.sid != origin.id:
         return _CheckedShard(tuple(damages))
     version = origin.version
-    columns = Columns(version.text_column, version.id_column, version.image_column)
+    columns = Columns(version.text_column, version.id_column, version.image_column, version.quoted)
     own = replace(version, view=None)  # — of a table's data file, which stays the same
     if all(item.version(columns) != own for item in audit.inputs[shard.path]):
         return _CheckedShard(tuple(damages), changed=shard.path)

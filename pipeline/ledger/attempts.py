@@ -184,7 +184,7 @@ def shown_to_workers(store: Store) -> Iterator[str]:
     try:
         yield key
     finally:
-        with suppress(StorageError):  # the result stands
+        with suppress(StorageError):  # the result is kept
             store.delete([key])
 
 
@@ -246,7 +246,7 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
         thread.join()
         try:
             store.delete(marks)
-        except StorageError as error:  # the result stands, and the mark expires
+        except StorageError as error:  # the result is kept, and the mark expires
             logger.warning("the output stays marked as in use for a while: %s", error)
 
 

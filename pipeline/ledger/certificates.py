@@ -1,7 +1,7 @@
 """The certificates of an output: what its runs proved about cascades.
 
-Entry points: `read_certificates` and `write_certificate`. A later certificate of a task stands
-beside the earlier ones: a snapshot names the one that it was made with.
+Entry points: `read_certificates` and `write_certificate`. A later certificate of a task is
+kept beside the earlier ones: a snapshot names the one that it was made with.
 """
 
 from __future__ import annotations

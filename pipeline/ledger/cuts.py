@@ -234,9 +234,7 @@ def _table_of(cuts: Mapping[ObjectVersion, Sequence[Shard]]) -> pa.Table:
 
 def _cuts_in(table: pa.Table) -> dict[ObjectVersion, tuple[Shard, ...]]:
     """The cuts of a table of the log; KeyError or TypeError if it is another table."""
-    # — logs of plain files may have no views
-    names = [n for n in ObjectVersion.__slots__ if n != "view" or n in table.column_names]
-    objects = zip(*(table[name].to_pylist() for name in names), strict=True)
+    objects = zip(*(table[name].to_pylist() for name in ObjectVersion.__slots__), strict=True)
     lists = table[PIECES].combine_chunks()
     fields = (pc.struct_field(lists.flatten(), name).to_pylist() for name in Piece.__slots__)
     pieces = map(Piece, *fields)

@@ -238,7 +238,7 @@ class Session:
         return row, self.rules.reason or order
 
     def _diverse(self, candidates: list[int], labelled: Bools) -> int:
-        """A row of the queue, which is made anew when it is empty or the pool has doubled."""
+        """A row of the queue, which is made again when it is empty or the pool has doubled."""
         from pipeline.review.order import diverse
 
         rows = len(labelled)

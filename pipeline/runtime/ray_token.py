@@ -97,7 +97,7 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def answers_without_token(place: str) -> bool:
-    """Whether the cluster tells a process without a token what nodes it has."""
+    """Whether the cluster lists its nodes to a process without a token."""
     ask = "import sys, ray; ray._raylet.GcsClient(sys.argv[1]).get_all_node_info()"
     stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", ask, place]

@@ -77,7 +77,7 @@ def _doubted(segments: Iterable[StreamPart], version: ObjectVersion) -> Iterator
 def _is_doubtful(record: bytes, lines: int, version: ObjectVersion) -> bool:
     """Whether a quote is not closed, or is closed by one that seems to open another field.
 
-    The latter if each line of the record begins as the first does, but for its digits.
+    The latter if the lines of the record begin in the same way, apart from digits.
     """
     if not is_quoted(version.format, version.quoted):
         return False

@@ -31,15 +31,15 @@ def delta_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]
         fix = "the version of a Delta table is a number; write delta+PATH@12"
         raise SpecError([Problem("input.path", fix, table.version)])
     root = table.place if "://" in table.place else file_system_at(table.place, {})[1]
-    wanted = None if table.version is None else int(table.version)
+    number = None if table.version is None else int(table.version)
     try:
-        opened = DeltaTable(root, version=wanted, storage_options=native_options(root, options))
+        opened = DeltaTable(root, version=number, storage_options=native_options(root, options))
         return opened.version(), _data_files(opened, root)
     except TableNotFoundError as error:
         fix = f"there is no Delta table: {one_line(error)}"
         raise SpecError([Problem("input.path", fix, table.place)]) from error
     except DeltaError as error:
-        which = "the Delta table" if wanted is None else f"version {wanted} of the Delta table"
+        which = "the Delta table" if number is None else f"version {number} of the Delta table"
         fix = f"{which} cannot be read: {one_line(error)}"
         raise SpecError([Problem("input.path", fix, table.place)]) from error
 

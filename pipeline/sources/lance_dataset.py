@@ -36,8 +36,8 @@ def lance_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]
     """The number of a version, and its fragments; raises as `table_files`."""
     root = table.place if "://" in table.place else file_system_at(table.place, {})[1]
     version = table.version
-    wanted = int(version) if version is not None and version.isdecimal() else version
-    dataset = _opened(root.rstrip("/"), tuple(native_options(root, options).items()), wanted)
+    number = int(version) if version is not None and version.isdecimal() else version
+    dataset = _opened(root.rstrip("/"), tuple(native_options(root, options).items()), number)
     files = []
     for fragment in dataset.get_fragments():
         metadata = fragment.metadata.to_json()
@@ -54,7 +54,7 @@ def _opened(
 ) -> Any:
     import lance
 
-    # — said at each start of a process; those that a run starts do not use its threads
+    # — Lance warns at each start of a process; the processes of a run do not use its threads
     warnings.filterwarnings("ignore", "lance is not fork-safe")
     try:
         return lance.dataset(root, version, storage_options=dict(native) or None)
@@ -95,7 +95,7 @@ def fragment_at(version: ObjectVersion, options: Options) -> tuple[Any, pa.Schem
     if version.view is None or not folder:
         fix = "it is a file of a Lance dataset; name the folder of the dataset"
         raise ForeignContentError(f"{version.path}: cannot be read: {fix}")
-    return _found(version, root, tuple(native_options(root, options).items()))
+    return _unchanged(version, root, tuple(native_options(root, options).items()))
 
 
 def fragment_unit(fragment: Any, columns: Sequence[str]) -> Unit:
@@ -119,7 +119,7 @@ def fragment_batches(fragment: Any, piece: Piece, columns: Names) -> Iterator[pa
 
 
 @lru_cache(maxsize=16)
-def _found(
+def _unchanged(
     version: ObjectVersion, root: str, native: tuple[tuple[str, str], ...]
 ) -> tuple[Any, pa.Schema]:
     """The newest version of the dataset in which the fragment is the same; changed if none is."""

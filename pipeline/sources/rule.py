@@ -49,7 +49,7 @@ class Expression:
         structs = [field.type.names for field in schema if pa.types.is_struct(field.type)]
         for names in (schema.names, *structs):
             if twins := [n for n in names if [*map(str.lower, names)].count(n.lower()) > 1]:
-                raise self._wrong(f"SQL does not tell {listed(twins)} apart; name one of them")
+                raise self._wrong(f"SQL takes {listed(twins)} for one name; rename one of them")
         nulls = [pa.nulls(1, field.type) for field in schema]
         self._check(self._evaluated(pa.RecordBatch.from_arrays(nulls, schema=schema), text).type)
         columns = {name.lower(): name for name in schema.names}

@@ -99,19 +99,18 @@ class Shard:
     @property
     def _identity(self) -> dict[str, Any]:
         rows = {"start_row": self.piece.start_row, "end_row": self.piece.end_row}
-        return fields_of(self.version) | rows
+        version = fields_of(self.version)
+        if self.version.view is None:  # — plain files have the ids of versions without views
+            del version["view"]
+        return version | rows
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots, by name; without a view that is None.
+    """The fields of a dataclass with slots, by name.
 
     `dataclasses.asdict` copies deeply, and `fields` looks at each field: too slow for millions.
     """
-    named = {name: getattr(value, name) for name in value.__slots__}
-    # — plain files keep the identity that they had before there were views
-    if named.get("view", "") is None:
-        del named["view"]
-    return named
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def check_columns(version: ObjectVersion, names: list[str]) -> None:

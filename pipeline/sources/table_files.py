@@ -62,7 +62,9 @@ def lance_folder(path: str, options: Options) -> TablePath | None:
     """The Lance dataset in a folder whose name ends in `.lance`; None of other paths."""
     if not path.rstrip("/").endswith(".lance"):
         return None
-    with suppress(ValueError, ImportError, TypeError, KeyError):  # — found again, and named
+    with suppress(
+        ValueError, ImportError, TypeError, KeyError
+    ):  # — reading it fails again, and names it
         file_system, place = file_system_at(path, options)
         with fetching(path):
             if retry_transient(partial(file_system.isdir, place)):
@@ -73,11 +75,11 @@ def lance_folder(path: str, options: Options) -> TablePath | None:
 def stored_files(files: Sequence[DataFile], options: Options) -> list[tuple[str, FileInfo]]:
     """Of each data file its path and the file system's description; StorageError if one is gone."""
     try:
-        found = [file_system_at(file.path, options) for file in files]
+        places = [file_system_at(file.path, options) for file in files]
     except (ValueError, ImportError) as error:
         fix = f"a data file of the table cannot be opened: {error}"
         raise SpecError([Problem("input.path", fix, files[0].path)]) from error
-    folders = {place.rpartition("/")[0]: file_system for file_system, place in found}
+    folders = {place.rpartition("/")[0]: file_system for file_system, place in places}
     for file_system in folders.values():
         file_system.invalidate_cache()  # forgets what it listed before
 
@@ -90,7 +92,7 @@ def stored_files(files: Sequence[DataFile], options: Options) -> list[tuple[str,
     with ThreadPoolExecutor(LISTINGS_AT_ONCE) as pool:
         infos = {str(i["name"]): i for of_folder in pool.map(listed, folders) for i in of_folder}
     stored = []
-    for file, (file_system, place) in zip(files, found, strict=True):
+    for file, (file_system, place) in zip(files, places, strict=True):
         if place not in infos:
             raise StorageError(
                 f"{file.path}: is gone, and the table's version names it; name a newer version, "

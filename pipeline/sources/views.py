@@ -1,8 +1,8 @@
 """What a version of a table says of one of its data files: its deleted rows, and its columns.
 
 Entry points: `DataFile`, `view_of`, and `deletions` and `constants` for the JSON of a view. A view
-is a part of the shard's identity, so it has rows and names, and no number of a version: a file of
-which another version says the same keeps its shards.
+is a part of the shard's identity, so it has rows and names, and not the version's number: a file
+whose rows and names are the same in another version keeps its shards.
 """
 
 from __future__ import annotations
@@ -94,18 +94,18 @@ class View:
             yield from read(columns)
             return
         schema = self.schema(of_file)
-        wanted = schema.names if columns is None else list(columns)
-        fields = pa.schema([schema.field(name) for name in wanted])
-        own = [self.names.get(name, name) for name in wanted]
+        read_columns = schema.names if columns is None else list(columns)
+        fields = pa.schema([schema.field(name) for name in read_columns])
+        own = [self.names.get(name, name) for name in read_columns]
         held = [name for name in own if name in of_file.names]
         for batch in read(held or of_file.names[:1]):
             arrays = [
                 batch.column(in_file)
                 if in_file in held
                 else pa.repeat(self.values[name], len(batch))
-                for name, in_file in zip(wanted, own, strict=True)
+                for name, in_file in zip(read_columns, own, strict=True)
             ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=fields) if wanted else batch
+            yield pa.RecordBatch.from_arrays(arrays, schema=fields) if read_columns else batch
 
 
 NO_VIEW = View()

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
@@ -36,10 +36,13 @@ _SIGNED = re.compile(
 _TABLE = re.compile(r"(?:(delta|lance)\+|(iceberg)://)(.+?)/?(?:@([\w.-]+))?")
 
 
+TableKind = Literal["delta", "iceberg", "lance"]
+
+
 class TablePath(NamedTuple):
     """A table that a path names, as `delta+PATH@VERSION`."""
 
-    kind: str  # delta, iceberg or lance
+    kind: TableKind
     place: str  # a folder, local or a URL; of Iceberg, CATALOG/NAMESPACE.TABLE
     version: str | None  # None: the current one
 
@@ -47,7 +50,9 @@ class TablePath(NamedTuple):
 def table_at(path: str) -> TablePath | None:
     """The table that a path names by its beginning; None of other paths."""
     named = _TABLE.fullmatch(path)
-    return None if named is None else TablePath(named[1] or named[2], named[3], named[4])
+    if named is None:
+        return None
+    return TablePath(cast("TableKind", named[1] or named[2]), named[3], named[4])
 
 
 class Number(str):

@@ -172,8 +172,8 @@ class Task(Frozen):
         elif self.top_k is None and (alike := equal_in_sql(self.labels)):
             yield (
                 "labels",
-                f"SQL does not tell {alike[0]!r} from {alike[1]!r}, which differ only in case; "
-                "give one of them another name",
+                f"SQL takes {alike[0]!r} and {alike[1]!r} for one name: they differ only in case; "
+                "rename one of them",
             )
         if self.separator is not None and not any(self.separator in label for label in self.labels):
             yield "separator", "no label contains it; write the text between the levels of a label"

@@ -1,7 +1,7 @@
 """The fsspec file system of a path or a URL.
 
-Entry points: `file_system_at`, and `native_options`
-for readers of tables, which open URLs without fsspec.
+Entry points: `file_system_at`, and `native_options` for readers of tables, which open URLs without
+fsspec.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def native_options(url: str, options: Mapping[str, Any]) -> dict[str, str]:
         "aws_skip_signature": "true" if options.get("anon") else None,
     }
     login = [options.get(name) for name in ("key", "secret", "token")]
-    if login[0] is None and not options.get("anon") and (found := session.get_credentials()):
-        login = [*found.get_frozen_credentials()][:3]
+    if login[0] is None and not options.get("anon") and (own := session.get_credentials()):
+        login = [*own.get_frozen_credentials()][:3]
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
     native |= dict(zip(names, login, strict=True))
     return {name: str(value) for name, value in native.items() if value}

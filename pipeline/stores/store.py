@@ -39,7 +39,7 @@ class Store(Protocol):
     def create(self, key: str, data: bytes) -> str | None:
         """The etag of the new object, also if the reply was lost; None if one exists, and stays.
 
-        An etag that the store does not tell is one that no LIST shows.
+        An etag that the store does not return is one that no LIST shows.
         """
 
     def read(self, key: str) -> bytes:

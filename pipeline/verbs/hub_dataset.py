@@ -18,12 +18,13 @@ from pipeline.filters.older_answers import what_answered
 from pipeline.filters.result import Files, FilterResult
 from pipeline.filters.run import filter_corpus
 from pipeline.options import ExportOptions, FilterOptions
+from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.hub import PROTOCOL
 from pipeline.stores.hub_commits import dataset_of, upload
 from pipeline.verbs.export import MANIFEST, export
 from pipeline.verbs.label_table import ExportResult
-from pipeline.verbs.table_exports import export_to_table, kind_of
+from pipeline.verbs.table_exports import export_to_table
 
 _PARTS = ("data", "documents", "attributes", "kept", "dropped")
 _REPLACES = [f"{part}/*" for part in _PARTS]
@@ -34,7 +35,7 @@ def write_export(
 ) -> ExportResult:
     """As `export`, also to a table, and to a dataset of the Hub, whose card shows the command."""
     to = str(options.to)
-    if kind_of(to) is not None:
+    if table_at(to) is not None:
         return export_to_table(spec, options, cache_dir=cache_dir)
     if not to.startswith(PROTOCOL):
         return export(spec, options, cache_dir=cache_dir)

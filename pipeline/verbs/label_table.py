@@ -28,10 +28,10 @@ from pipeline.ledger.flat import FlatColumn, flat_columns, flatten
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import ExportOptions
 from pipeline.sources.shards import Shard
+from pipeline.spec.locations import TableKind
 from pipeline.spec.schema import JobSpec
 
 TableFormat = Literal["parquet", "jsonl", "csv"]
-TableKind = Literal["delta", "iceberg", "lance"]
 FORMAT = 2  # of an export of several files
 
 

@@ -9,7 +9,7 @@ same snapshot changes nothing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from pipeline.filters.layout import refuse_own_places
 from pipeline.ledger.flat import flat_schema
 from pipeline.options import ExportOptions
 from pipeline.sources.id_text import id_text, plain_values
+from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
-from pipeline.verbs.label_table import ExportResult, LabelTable, TableKind, own_errors
+from pipeline.verbs.label_table import ExportResult, LabelTable, own_errors
 
-_PREFIXES: Mapping[str, TableKind] = {"delta+": "delta", "iceberg://": "iceberg", "lance+": "lance"}
 _ATTEMPTS = 3  # of a commit, while others commit to the same table
 _KEY = b"assay.export"  # metadata of a column of a Lance dataset: the spec, and which labels
 _BATCH_ROWS = 131_072  # of a Lance dataset
@@ -36,11 +36,6 @@ class _Conflict(Exception):
     """Another program has changed the table meanwhile."""
 
 
-def kind_of(to: str) -> TableKind | None:
-    """The kind of table that the option `to` names; None for files."""
-    return next((kind for prefix, kind in _PREFIXES.items() if to.startswith(prefix)), None)
-
-
 def export_to_table(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -> ExportResult:
     """Writes the labels of the spec's last snapshot to the table that the option `to` names.
 
@@ -49,9 +44,11 @@ def export_to_table(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -
         StorageError: The table cannot be written.
         UnavailableError: Its catalog does not answer, or others keep changing the table.
     """
-    to, kind = str(options.to), kind_of(str(options.to))
-    assert kind is not None, to
-    place = to.removeprefix(next(each for each, own in _PREFIXES.items() if own == kind))
+    to, table = str(options.to), table_at(str(options.to))
+    assert table is not None, to
+    kind, place = table.kind, table.place
+    if table.version is not None:
+        raise option_error("to", "an export makes the next version; leave out the version", to)
     if options.layout is not None:
         raise option_error("layout", "is for a folder; write --to FOLDER/", options.layout)
     if options.overwrite:
@@ -59,7 +56,8 @@ def export_to_table(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -
     if kind == "lance" and (options.columns or options.with_text):
         name = "columns" if options.columns else "with_text"
         raise option_error(name, "a Lance dataset gets labels only; leave it out")
-    is_input = spec.input.path.split("@")[0] == to
+    source = table_at(spec.input.path)
+    is_input = source is not None and (source.kind, source.place) == (kind, place)
     if is_input and kind != "lance":
         raise option_error("to", "is the input of the spec; name another table", to)
     if not is_input and kind != "iceberg":
@@ -291,13 +289,13 @@ def _joined(
     own = read.select(names).schema
     schema = pa.schema([field.with_metadata({_KEY: mark}) for field in own])
     values = read.select(names).cast(schema).combine_chunks()
-    found = 0
+    matched = 0
 
     def of_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-        nonlocal found
+        nonlocal matched
         texts = (None if each is None else id_text(each) for each in plain_values(rows.column(id)))
         places = pc.index_in(pa.array(texts, pa.string()), ids)
-        found += len(places) - places.null_count
+        matched += len(places) - places.null_count
         columns = values.take(places).combine_chunks().columns
         return pa.record_batch([column.chunk(0) for column in columns], schema=schema)
 
@@ -306,7 +304,7 @@ def _joined(
         fragment.merge_columns(merged, columns=[id], batch_size=_BATCH_ROWS)
         for fragment in dataset.get_fragments()
     ]
-    if not found:
+    if not matched:
         fix = f"no value of its column {id} is the id of a labelled document; name another dataset"
         raise option_error("to", fix, to)
     return lance.LanceOperation.Merge([part for part, _ in parts], parts[-1][1])

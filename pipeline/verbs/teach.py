@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 LAYERS = (1 / 8, 1 / 4, 1 / 2)  # of the decoder's depth
 FIRST_TOKENS = 256
-# Documents of which half have so many tokens are also read by their first ones alone.
+# If the median document has this number of tokens, readouts of the first tokens are tried, too.
 LONG = 2 * FIRST_TOKENS
 Floats = NDArray[np.float64]
 

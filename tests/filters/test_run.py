@@ -316,7 +316,7 @@ def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
 ) -> None:
     """SQL would read the first of both in each place."""
     add_twins(own_folder, name, ("year", "Year"))
-    with pytest.raises(SpecError, match="SQL does not tell year, Year apart; name one of them"):
+    with pytest.raises(SpecError, match="SQL takes year, Year for one name; rename one of them"):
         filtered_with(own_folder, keep="doc.year = '200' and doc.Year = '201'")
     for one in ("doc.year = '200'", "doc.Year = '201'"):
         assert filtered_with(own_folder, keep=one).sizes.kept.documents == 60

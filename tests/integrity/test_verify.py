@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from changing_corpus import Corpus as ChangingCorpus
 from finished import (
     FILES,
     LABELS,
@@ -193,6 +194,17 @@ def test_inputs_that_changed_or_are_gone_are_counted_and_not_failed(
     toy_corpus.folder.rmdir()
     found = look(finished)
     assert (found.intact, found.inputs_changed, found.documents_read_again) == (True, FILES, 0)
+
+
+def test_a_file_whose_quotes_are_read_as_the_spec_says_is_no_other_file(
+    plain: ChangingCorpus,
+) -> None:
+    rows = ["id\ttext", *(f'{number}\t"the ""text"" {number}"' for number in range(20))]
+    (plain.input / "one.tsv").write_text("\n".join(rows) + "\n")
+    plain.settings = {"input": {"path": str(plain.input), "id": "id", "quoted": True}}
+    plain.run()
+    verified = verify(plain.store, contents(plain.store), plain.cache, {})
+    assert (verified.inputs_changed, verified.documents_read_again) == (0, 20)
 
 
 def test_the_command_prints_the_damages_and_fails(

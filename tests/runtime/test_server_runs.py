@@ -21,6 +21,11 @@ PRICE = {"input": 2.0, "output": 8.0}
 
 
 @pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_without_ray(monkeypatch)
+
+
+@pytest.fixture
 def corpus(tmp_path: Path) -> dict[str, Any]:
     """The input of a spec: three files of eight different texts."""
     for number in range(FILES):
@@ -94,9 +99,8 @@ def test_a_run_ends_before_it_costs_too_much_and_a_later_one_goes_on(
     write_spec: WriteSpec,
     corpus: dict[str, Any],
     assay: Assay,
-    monkeypatch: pytest.MonkeyPatch,
+    without_ray: None,
 ) -> None:
-    run_without_ray(monkeypatch)
     spec = write_spec(model=chat.spec(concurrency=1), input=corpus)
     said = assay("run", spec, "--max-cost", 1, code=2).error
     assert said.startswith("--max-cost: needs the price") and not chat.asked
@@ -138,9 +142,8 @@ def test_a_server_that_is_renamed_or_silent_ends_a_run_at_once(
     write_spec: WriteSpec,
     corpus: dict[str, Any],
     assay: Assay,
-    monkeypatch: pytest.MonkeyPatch,
+    without_ray: None,
 ) -> None:
-    run_without_ray(monkeypatch)
     spec = write_spec(model=chat.spec(concurrency=1), input=corpus)
     chat.renamed_after = 2 * ROWS + 4
     said = assay("run", spec, code=3).err

@@ -61,7 +61,7 @@ class Machine:
 
     @contextmanager
     def slow(self, rate: str) -> Iterator[None]:
-        """In this block, others get so many bits a second from the machine, such as `80kbit`."""
+        """In this block, the machine sends at most this rate, such as `80kbit`."""
         device = ("dev", "eth0", "root")
         shape = ("tbf", "rate", rate, "burst", "4kb", "limit", "10mb")
         _run("tc", "-n", self.name, "qdisc", "add", *device, *shape)

@@ -1,4 +1,4 @@
-"""The tokens of a task's labels at the answer position, and the labels that they cannot tell apart.
+"""The tokens of a task's labels at the answer position, and the labels that share them.
 
 Entry points: `label_verbalizers`, `scored_paths` and `collisions`.
 """

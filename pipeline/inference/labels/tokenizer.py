@@ -57,7 +57,7 @@ class DocumentTokenizer:
                 f"{type(tokenizer).__name__} has no tokenizer.json; save the model's fast tokenizer"
             )
         content = json.loads(backend.to_str())
-        # — what stands for letters that the vocabulary lacks may also begin or end a sequence
+        # — the token of letters that the vocabulary lacks may also begin or end a sequence
         self._forbidden = self.control_ids - {_unknown_id(content["model"])}
         self._backend = _without(content, self.control_ids, backend.id_to_token)
 
