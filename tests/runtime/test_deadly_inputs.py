@@ -136,6 +136,8 @@ def test_a_text_that_ends_the_model(
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each child reports to nobody, and ends itself after a second without a sign of life."""
     node = SimpleNamespace(get_node_id=lambda: "n1")
+    # — an earlier test of this process may have started Ray
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.get_runtime_context", lambda: node)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr("ray.get", lambda _sent, timeout: [])
