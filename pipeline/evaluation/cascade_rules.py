@@ -87,12 +87,16 @@ class Judged:
 def wrong_by_rule(
     rules: Sequence[Thresholds],
     judged: Judged,
-    p: Floats,  # [stages, docs, labels]: of the stages before the last
+    p: Floats,  # [stages, docs, labels]: of the stages before the last; NaN without an answer
     whole: Floats,  # [docs, labels]
 ) -> Iterator[tuple[Bools, Bools]]:  # of each rule: [docs], [docs]
-    """Which documents a stage before the last decides, and which of them it decides wrongly."""
-    right = np.stack([judged.right(of_stage, whole).all(axis=1) for of_stage in p])
+    """Which documents a stage before the last decides, and which of them it decides wrongly.
+
+    A document on which a stage fails is one of both: no later stage is asked about it.
+    """
+    failed = np.isnan(p).any(axis=2)
+    right = np.stack([judged.right(of_stage, whole).all(axis=1) for of_stage in p]) & ~failed
     for rule in rules:
-        sure = np.stack([rule.decides(of_stage, judged.labels) for of_stage in p])
+        sure = np.stack([rule.decides(of_stage, judged.labels) for of_stage in p]) | failed
         first, decided = sure.argmax(axis=0), np.asarray(sure.any(axis=0), np.bool_)
         yield decided, decided & ~right[first, np.arange(len(whole))]

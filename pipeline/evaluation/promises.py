@@ -103,10 +103,10 @@ def careful_to_cheap(curves: Floats) -> Floats:  # [parts, classes, 2] -> [LEVEL
     """The rules of these curves: the probability of each class from which it is decided.
 
     A rule decides a document whose parts are all estimated to be right with the probability of its
-    level, or a higher one. So each rule decides all that the one before decides.
+    level, or a higher one. So each rule decides all that the one before decides. 2: none.
     """
-    at = (LEVELS[:, None, None] - curves[..., 1]) / curves[..., 0]
-    return np.asarray(expit(at), np.float64)
+    at = expit((LEVELS[:, None, None] - curves[..., 1]) / curves[..., 0])
+    return np.where(at.astype(np.float32) < 1, at, 2.0)  # — probabilities are stored so
 
 
 def _of_classes(chosen: Ints, classes: int) -> Iterator[Bools]:

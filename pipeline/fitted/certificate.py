@@ -1,18 +1,19 @@
 """What a run proved about a cascade: which answers decide, and the promise that they keep.
 
-Entry points: `Certificate`, and `parse_certificate`, which reads the object of an output.
+Entry points: `Certificate`, and `parse_certificate`, which reads the object of an output; `hash_of`
+the shards that one is about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.hashes import canonical_json, parse_versioned_json, validated
+from pipeline.hashes import canonical_json, parse_versioned_json, short_hash, validated
 
 FORMAT = 1
 
@@ -64,6 +65,7 @@ class Certificate:
     promise: Mapping[str, Any]  # as the spec has it
     stages: tuple[str, ...]  # raw fingerprints; the last one is the whole model's
     draw: float  # documents with a draw below are the sample; its second half proves
+    scope: str = ""  # the hash of the task's condition, and of the model that readouts are of
     thresholds: Thresholds | None = None  # None: the last stage answers everything
     reason: str = ""  # why nothing is decided without it
     # Of the rules that were tested: by part and class, how right an answer is by its probability
@@ -114,6 +116,11 @@ class Certificate:
     def json(self) -> bytes:
         """The object's content: the same bytes for the same values."""
         return canonical_json({"format": FORMAT, **asdict(self)}) + b"\n"
+
+
+def hash_of(sids: Iterable[str]) -> str:
+    """The hash of the shards that a certificate is about."""
+    return short_hash("\n".join(sorted(sids)).encode())
 
 
 def parse_certificate(data: bytes) -> Certificate:

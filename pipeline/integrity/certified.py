@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,20 +13,29 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
 from pipeline.evaluation.promises import Proof, prove
-from pipeline.fitted.certificate import Certificate
-from pipeline.ledger.cells import stored_fps, stored_version
+from pipeline.fitted.certificate import Certificate, hash_of
+from pipeline.ledger.cells import committed, stored_fps, stored_version
 from pipeline.ledger.columns import probabilities, structs
-from pipeline.ledger.keys import label_key
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import Contents
 from pipeline.runtime.conditions import drawn_below, draws
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[tuple[str, str]]:
-    """By task, what a certificate of the snapshot says and the stored answers do not."""
+    """By task, what a certificate of the snapshot says and the stored answers do not.
+
+    It is not computed again where the snapshot has not all shards that it is about.
+    """
+    shards = hash_of(shard.sid for shard in snapshot.shards)
     for task, certificate in snapshot.certificates.items():
         if certificate.thresholds is None or not certificate.shares:
+            continue
+        if certificate.shards != shards:
+            logger.info("%s: the certificate is of other shards: not computed again", task)
             continue
         try:
             computed = _computed(store, snapshot, certificate)
@@ -45,7 +56,7 @@ def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Pro
     labels = list(of_task.labels)
     judged = Judged.of(labels, kind, certificate.promise)
     p = np.stack([_answers(store, snapshot, certificate, raw) for raw in certificate.stages])
-    p = p[:, ~np.isnan(p).any(axis=(0, 2))]
+    p = p[:, ~np.isnan(p[-1]).any(axis=1)]
     cheap, whole = p[:-1], p[-1]
     assert certificate.thresholds is not None, certificate.task
     rules = [
@@ -69,29 +80,29 @@ def _answers(
     store: Store, snapshot: Contents, certificate: Certificate, raw: str
 ) -> NDArray[np.float64]:  # [docs, labels]
     """What a stage answered about the second half of the sample."""
-    task, limit = certificate.task, drawn_below(certificate.draw)
-    versions = {fp: stored_version(store, task, fp) for fp in stored_fps(store, task)}
-    own = [
-        fp for fp, of in versions.items() if of.raw.id == raw and of.content.get("limit") == limit
-    ]
-    labels, parts = list(snapshot.tasks[task].labels), []
-    for shard in snapshot.shards:
-        of_shard = draws(shard.sid, shard.rows)
-        second = (of_shard < certificate.draw) & (of_shard >= certificate.draw / 2)
-        if not second.any():
+    task = certificate.task
+    when, *_ = _conditions(stored_version(store, task, snapshot.tasks[task].fp))
+    asked = when, None, drawn_below(certificate.draw)
+    drawn = {shard.sid: draws(shard.sid, shard.rows) for shard in snapshot.shards}
+    labels, wanted = list(snapshot.tasks[task].labels), dict(drawn)
+    parts = dict[str, NDArray[np.float64]]()
+    for fp in stored_fps(store, task):
+        version = stored_version(store, task, fp)
+        if version.raw.id != raw or _conditions(version) != asked:
             continue
-        table = _first_file(store, [label_key(task, fp, shard.sid) for fp in own])
-        rows = structs(table).take(pa.array(np.flatnonzero(second)))
-        parts.append(probabilities(rows, labels))
-    return np.concatenate(parts)
+        done = committed(store, {task: fp}, wanted, documents={})
+        for sid in done.labels[task]:
+            of_shard = wanted.pop(sid)
+            second = (of_shard < certificate.draw) & (of_shard >= certificate.draw / 2)
+            rows = structs(read_file(store, done.label_key(task, sid), ["p"]))
+            parts[sid] = probabilities(rows.take(pa.array(np.flatnonzero(second))), labels)
+    missing = [sid for sid, of_shard in wanted.items() if (of_shard < certificate.draw).any()]
+    if missing:
+        raise StorageError(f"{store.url}: has no answers of a stage about shard {missing[0]}")
+    return np.concatenate([parts[sid] for sid in drawn if sid in parts])
 
 
-def _first_file(store: Store, keys: Sequence[str]) -> pa.Table:
-    """The first of these label files that exists; StorageError if none does."""
-    error: StorageError | None = None
-    for key in keys:
-        try:
-            return read_file(store, key, ["p"])
-        except StorageError as missing:
-            error = missing
-    raise error or StorageError(f"{store.url}: has no answers of a stage about the sample")
+def _conditions(version: Fingerprint) -> tuple[Any, Any, Any]:
+    """The condition of the task, what a stage comes after, and the condition of the run."""
+    when, after, limit = map(version.content.get, ("when", "after", "limit"))
+    return when, after, limit

@@ -169,17 +169,18 @@ def compare(store: Store, before: Contents, after: Contents) -> Comparison:
             tasks={task: _change(store, connection, task, before, after) for task in common},
             only_before=tuple(task for task in before.tasks if task not in after.tasks),
             only_after=tuple(task for task in after.tasks if task not in before.tasks),
-            weaker=dict(_weaker(before, after)),
+            weaker=dict(_weaker(store, before, after)),
         )
 
 
-def _weaker(before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
+def _weaker(store: Store, before: Contents, after: Contents) -> Iterator[tuple[str, str]]:
     """By task of both, which promise of a cascade the later certificate does not keep."""
     for task, earlier in before.certificates.items():
         if earlier.thresholds is None or task not in after.tasks:
             continue
-        later, whole = after.certificates.get(task), after.tasks[task].fp == earlier.stages[-1]
-        if whole or (later is not None and later.thresholds is None):
+        later = after.certificates.get(task)
+        version = stored_version(store, task, after.tasks[task].fp)
+        if version.raw.id == earlier.stages[-1] or (later is not None and later.thresholds is None):
             continue  # — the whole model answers everything
         proved = {} if later is None else later.proved_of(earlier.promise)
         lost = [

@@ -10,7 +10,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -26,16 +25,16 @@ from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import stored_fps, stored_version, version_name
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask, last_published
-from pipeline.runtime.cascades import certified
+from pipeline.runtime.cascades import Cascade, decided_by
 from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_classifiers, find_readouts
 from pipeline.runtime.placement import Placement, place, this_machine
-from pipeline.runtime.weights import ModelFiles, locate, model_config
-from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
+from pipeline.runtime.weights import ModelFiles, locate, model_at, model_config
+from pipeline.spec.fingerprint import Fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import EncoderTask, StageSpec
-from pipeline.spec.tasks import TaskSpec
+from pipeline.spec.tasks import CascadeTask, TaskSpec
 from pipeline.stores.store import Store
 
 Locate = Callable[[ModelSpec, Path], ModelFiles]  # as `weights.locate`
@@ -124,7 +123,12 @@ class Job:
     placement: Placement
     cache_dir: str
     run: Run
-    certificates: Mapping[str, Certificate] = field(default_factory=dict)  # by task with a cascade
+    cascades: Mapping[str, Cascade] = field(default_factory=dict)  # by task with one
+
+    @property
+    def certificates(self) -> dict[str, Certificate]:
+        """By task with a cascade, what the output proves of it."""
+        return {name: own.certificate for name, own in self.cascades.items() if own.certificate}
 
     @property
     def fp(self) -> dict[str, str]:
@@ -184,25 +188,30 @@ def make_job(
     or where it says that nothing is saved, the last stage answers alone: the spec of the job has
     that stage in the task's place.
     """
-    certificates: dict[str, Certificate] = {}
-    if spec.cascades:
-        _, raw = _readers(spec, placement, cache_dir, locate)
-        stages = {name: tuple(step.fingerprint.id for step in own) for name, own in raw.items()}
-        spec, certificates = certified(spec, stages)
     readers, raw = _readers(spec, placement, cache_dir, locate)
+    cascades: dict[str, Cascade] = {}
+    conditions: dict[str, dict[str, object]] = {}
     versions: dict[str, Fingerprint] = {}
+    for task in spec.tasks:
+        when = conditions[task.name] = _condition(spec, task, versions)
+        stages = [step.fingerprint for step in raw[task.name]]
+        version = stages[-1]  # — of a cascade, the whole model
+        if isinstance(task, CascadeTask):
+            scope = dict(when)
+            if task.cascade.teacher is not None:  # — readouts are of another model
+                student = locate(spec.model, cache_dir).id
+                scope["student"] = [student, placement.dtype, spec.model.kv]
+            own = cascades[task.name] = Cascade.of(spec, task, stages, scope)
+            version = own.version(task, version)
+        versions[task.name] = version.under(**when)
+    if cascades:
+        spec = decided_by(spec, cascades)
+        readers, raw = _readers(spec, placement, cache_dir, locate)
     steps: list[Step] = []
     for task in spec.tasks:
-        when = _condition(spec, task, versions)
-        proved = certificates.get(task.name)
-        chosen = proved.thresholds if proved and task.stages else None
-        own_steps = _under_conditions(raw[task.name], when, chosen)
-        steps += own_steps
-        versions[task.name] = own_steps[0].fingerprint
-        if proved is not None and chosen is not None:
-            versions[task.name] = cascade_fingerprint(task, proved.content).under(**when)
-    path = str(cache_dir)
-    return Job(spec, readers, tuple(steps), versions, placement, path, Run(), certificates)
+        chosen = cascades[task.name].thresholds if task.name in cascades else None
+        steps += _under_conditions(raw[task.name], conditions[task.name], chosen)
+    return Job(spec, readers, tuple(steps), versions, placement, str(cache_dir), Run(), cascades)
 
 
 def _readers(
@@ -326,21 +335,6 @@ def _reader(
     readouts = find_readouts(spec, cache_dir, weights=files.hashes, dtype=dtype, places=places)
     classifiers = find_classifiers(spec, cache_dir, places=places)
     return Reader(spec, files, placement, readouts, classifiers, str(cache_dir), places)
-
-
-@contextmanager
-def model_at(model: str) -> Iterator[None]:
-    """A SpecError about the model of a reader names this place of it in the spec."""
-    try:
-        yield
-    except SpecError as error:
-
-        def placed(problem: Problem) -> Problem:
-            first, dot, below = problem.place.partition(".")
-            is_moved = first == "model" and model != "model"
-            return replace(problem, place=f"{model}{dot}{below}") if is_moved else problem
-
-        raise SpecError([placed(problem) for problem in error.problems]) from error
 
 
 def in_format(spec: JobSpec, dtype: str) -> JobSpec:

@@ -36,7 +36,7 @@ from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import limit_of
 from pipeline.runtime.fitted_files import read_classifier
-from pipeline.runtime.job import Job, Reader, limited, make_job, model_at, reader_specs
+from pipeline.runtime.job import Job, Reader, limited, make_job, reader_specs
 from pipeline.runtime.mailbox import Post
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import (
@@ -63,6 +63,7 @@ from pipeline.runtime.progress import (
 from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.session import cluster_machine, elsewhere, local_ray, remote_ray
 from pipeline.runtime.watch import Watch
+from pipeline.runtime.weights import model_at
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut
 from pipeline.spec.portable import shared_by_nodes
@@ -150,14 +151,14 @@ def _labelled(
             watch.enter(LOCATING)
             device = spec.model.device
             machine = cluster_machine(device) if connected else this_machine()
-            job = _job_of(spec, store, machine, cache_dir, limit, ends)
+            job = job_of_run(spec, store, machine, cache_dir, limit, ends)
             job = replace(job, run=replace(job.run, max_cost=options.max_cost))
             watch.enter(LISTING)
             planned = plan(
                 job,
                 store,
                 retry_failed=options.retry_failed,
-                by_nodes=partial(_cut_by_nodes, machine.unable) if connected else None,
+                by_nodes=partial(cut_by_nodes, machine.unable) if connected else None,
             )
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
@@ -182,13 +183,13 @@ def _labelled(
     return Outcome(job, store, planned, counts, time.monotonic() - started, asked, stopped)
 
 
-def _job_of(
+def job_of_run(
     spec: JobSpec,
     store: Store,
     machine: Machine,
     cache_dir: Path,
-    limit: str | None,
-    ends: float | None,
+    limit: str | None = None,
+    ends: float | None = None,
 ) -> Job:
     """The job of one run; SpecError unless its models fit the machine, and its classifiers load."""
     for own, places in reader_specs(spec):  # before anything is fetched
@@ -202,7 +203,7 @@ def _job_of(
     return job
 
 
-def _cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
+def cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
     """What `source.cut` does, on a node of the cluster."""
     from pipeline.runtime.graph import on_a_node  # — imports Ray Data
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,21 @@ class ModelFiles:
         """Upper bound of the bytes of the loaded weights, whose files hold 4 bits or more each."""
         least_bits = 4 if self.kind == "gguf" else 16
         return self.size_bytes * (32 if dtype == "float32" else 16) // least_bits
+
+
+@contextmanager
+def model_at(model: str) -> Iterator[None]:
+    """A SpecError about the model of a reader names this place of it in the spec."""
+    try:
+        yield
+    except SpecError as error:
+
+        def placed(problem: Problem) -> Problem:
+            first, dot, below = problem.place.partition(".")
+            is_moved = first == "model" and model != "model"
+            return replace(problem, place=f"{model}{dot}{below}") if is_moved else problem
+
+        raise SpecError([placed(problem) for problem in error.problems]) from error
 
 
 def locate(model: ModelSpec, cache_dir: Path, *, downloads: bool = True) -> ModelFiles:

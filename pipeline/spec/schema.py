@@ -187,6 +187,14 @@ class JobSpec(Frozen):
             mistakes += self._not_read(task, place)
             if isinstance(task, EncoderTask) and (task.model or self.model) in asked:
                 mistakes.append(((*place, "question"), "missing; other tasks ask the same model"))
+        for number, own in enumerate(self.tasks):
+            if not isinstance(own, CascadeTask) or not own.cascade.is_auto:
+                continue
+            asks = isinstance(own.whole, QuestionTask)
+            if self.model == NO_MODEL or self.model.engine != "assay" or not asks:
+                fix = "the run fits a readout of model, which is one of engine assay, to the "
+                fix += "answers to a question; write both, or the stages of the cascade"
+                mistakes.append((("tasks", number, "cascade"), fix))
         if mistakes:
             raise mistakes_error(mistakes)
         return self

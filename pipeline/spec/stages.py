@@ -78,6 +78,11 @@ class DocumentsSpec(Frozen):
             raise ValueError("overlap_tokens must be below max_tokens, or chunks do not advance")
         return self
 
+    def part(self, max_tokens: int) -> DocumentsSpec:
+        """What reads this number of tokens of a document in one piece: of chunks the first one."""
+        too_long = "head" if self.too_long == "chunk" else self.too_long
+        return self.model_copy(update={"max_tokens": max_tokens, "too_long": too_long})
+
 
 class Task(Frozen):
     """What every task has."""

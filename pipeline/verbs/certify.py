@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,28 +26,30 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Bools, Groups, Promise, prove
-from pipeline.fitted.certificate import Certificate
-from pipeline.hashes import short_hash
+from pipeline.evaluation.promises import Groups, Promise, prove
+from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.certificates import write_certificate
 from pipeline.options import RunOptions
-from pipeline.runtime.cascades import fitted_stage
+from pipeline.runtime.cascades import Cascade, fitted_stage
 from pipeline.runtime.conditions import check
-from pipeline.runtime.job import job_of_output
-from pipeline.runtime.plan import plan
+from pipeline.runtime.job import Job
+from pipeline.runtime.placement import this_machine
+from pipeline.runtime.plan import Plan, plan
 from pipeline.runtime.progress import ignore
-from pipeline.sources.shards import Shard
+from pipeline.runtime.run import cut_by_nodes, job_of_run
+from pipeline.runtime.session import cluster_machine, remote_ray
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import StageSpec
 from pipeline.spec.tasks import CascadeSpec, CascadeTask
-from pipeline.stores.store import open_store
+from pipeline.stores.store import Store, open_store
 from pipeline.verbs.teach import Taught, Texts, teach
 from pipeline.verbs.uniform_sample import Announce, Floats, Sample, Sampling
 
 logger = logging.getLogger(__name__)
 
 SAMPLE, LARGEST_SHARE = 2_000, 0.1  # documents, and a share of all
+MOST_TIMES = 10  # so many times what it needs, a sample has at most in a corpus that grew
 LEAST_SAVED = 0.05  # of a whole run; less does not pay for the sample
 
 
@@ -63,7 +65,7 @@ def certify(
 
     The rules of an earlier certificate are tested again, also with documents of new files. Where
     none of them is proved, or saves enough, others are made and tested with the same documents:
-    each of the two tests has the risk that the promise states. A run with a condition of its own
+    both tests have half of the risk that the promise states. A run with a condition of its own
     proves nothing: it uses the certificates that there are.
     UnavailableError if a shard of the sample could not be labelled; run again.
     """
@@ -71,30 +73,33 @@ def certify(
         return
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
-    job = job_of_output(spec, store, cache_dir)
-    planned = plan(job, store, keep=False)
-    shards = hash_of(planned.shards)
-    known = job.certificates
-    waiting = {
-        task.name: task
-        for task in spec.cascades
-        if task.name not in known or known[task.name].shards != shards
-    }
-    if not waiting or not planned.rows:
+    job, planned = _planned(spec, store, cache_dir, address, options)
+    shards, rows = hash_of(shard.id for shard in planned.shards), planned.rows
+    drawn = {n: of.draw for n, of in job.certificates.items() if of.shards == shards}
+    waiting = {t.name: t for t in spec.cascades if drawn.get(t.name, -1) < _share(t.cascade, rows)}
+    if not waiting or not rows:
         return
-    for task in waiting.values():
+    later = _naming(waiting, job, spec)
+    now = {name: task for name, task in waiting.items() if name not in later}
+    for task in now.values():
         if task.cascade.by is not None:
             place, named = f"tasks.{spec.tasks.index(task)}.cascade.by", f'doc."{task.cascade.by}"'
             check(f"{named} IS NULL", planned.shards, spec.input.storage_options, place=place)
-    most = max(_to_draw(task.cascade) for task in waiting.values())
+    share = max(_share(task.cascade, rows) for task in now.values())
     # — the share of an earlier sample stays, so that new files give it their part
-    drawn = [known[name].draw for name in waiting if name in known]
-    share = max(drawn, default=round(min(LARGEST_SHARE, most / planned.rows), 9))
+    known = {name: of for name, of in job.certificates.items() if name in now}
+    known = {name: of for name, of in known.items() if of.draw <= MOST_TIMES * share}
+    share = max([share, *(of.draw for of in known.values())])
     by_id = {shard.id: shard for shard in planned.shards}
-    sampling = Sampling(spec, cache_dir, address, options, announce, time.time(), by_id, share)
-    whole = sampling.answered({name: task.whole for name, task in waiting.items()})
-    cascades = {name: _Cascade.of(sampling, task, whole) for name, task in waiting.items()}
-    again = {name: own.trial_of(known[name]) for name, own in cascades.items() if name in known}
+    asked = (now[t.name].whole if t.name in now else t for t in spec.tasks if t.name not in later)
+    first = spec.model_copy(update={"tasks": tuple(asked)})
+    sampling = Sampling(first, cache_dir, address, options, announce, time.time(), by_id, share)
+    whole = sampling.answered({name: task.whole for name, task in now.items()})
+    cascades = {
+        name: _Cascade.of(sampling, task, whole, job.cascades[name], known.get(name))
+        for name, task in now.items()
+    }
+    again = {name: cascades[name].trial_of(of) for name, of in known.items()}
     proved = dict(_tried(sampling, cascades, again))
     kept = {name: own for name, own in proved.items() if own.thresholds is not None}
 
@@ -109,19 +114,40 @@ def certify(
     for name, certificate in (kept | dict(_tried(sampling, cascades, trials))).items():
         write_certificate(store, replace(certificate, shards=shards))
         logger.info("%s: %s", name, certificate.words)
+    if len(now) < len(waiting):
+        certify(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
 
 
-def _to_draw(cascade: CascadeSpec) -> int:
-    """The documents of a sample."""
+def _planned(
+    spec: JobSpec, store: Store, cache_dir: Path, address: str | None, options: RunOptions
+) -> tuple[Job, Plan]:
+    """What the run that follows plans: it has the same shards."""
+    with remote_ray(address, insecure=options.insecure_cluster) as connected:
+        machine = cluster_machine(spec.model.device) if connected else this_machine()
+        job = job_of_run(spec, store, machine, cache_dir)
+        by_nodes = partial(cut_by_nodes, machine.unable) if connected else None
+        return job, plan(job, store, by_nodes=by_nodes)
+
+
+def _naming(waiting: Collection[str], job: Job, spec: JobSpec) -> set[str]:
+    """The tasks whose condition names a cascade that waits, or a task whose condition does.
+
+    They have other documents when that decides.
+    """
+    later = set[str]()
+    for task in spec.tasks:
+        if not later.union(waiting).isdisjoint(job.named_by(task.name)):
+            later.add(task.name)
+    return later
+
+
+def _share(cascade: CascadeSpec, rows: int) -> float:
+    """The share of the documents that a sample has at least."""
     promise = Promise(cascade.agree, cascade.recall, cascade.precision, cascade.confidence)
     # — two halves, of which the second one may have some errors
     needed = 4 * max(map(promise.trials_needed, promise.shares))
-    return cascade.sample or max(SAMPLE, needed)
-
-
-def hash_of(shards: Sequence[Shard]) -> str:
-    """The hash of the input that a certificate is about."""
-    return short_hash("\n".join(sorted(shard.id for shard in shards)).encode())
+    most = cascade.sample or max(SAMPLE, needed)
+    return round(min(LARGEST_SHARE, most / max(rows, 1)), 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +190,44 @@ class _Cascade:
 
     spec: JobSpec
     task: CascadeTask
+    found: Cascade
     whole: Sample
     judged: Judged
     p: Floats  # [docs, labels] of the last stage; NaN without an answer
     groups: Groups | None  # [docs], of which each keeps the promise; None: all documents do
 
     @classmethod
-    def of(cls, sampling: Sampling, task: CascadeTask, whole: Sample) -> _Cascade:
+    def of(
+        cls,
+        sampling: Sampling,
+        task: CascadeTask,
+        whole: Sample,
+        found: Cascade,
+        known: Certificate | None,  # whose rules are tested before others
+    ) -> _Cascade:
         judged = Judged.of(list(task.labels), task.kind, task.cascade.promise)
+        if known is not None and known.thresholds is not None:
+            # — two tests, of which each has half of the risk
+            confidence = (1 + judged.promise.confidence) / 2
+            judged = replace(judged, promise=replace(judged.promise, confidence=confidence))
         groups = None if task.cascade.by is None else sampling.values(whole, task.cascade.by)
-        return cls(sampling.spec, task, whole, judged, whole.p(task), groups)
+        return cls(sampling.spec, task, found, whole, judged, whole.p(task), groups)
 
     def trial(self, texts: Callable[[], Texts]) -> _Trial:
         """What is tried first: the stages of the spec, or a readout that is fitted now."""
-        first = self.whole.first_half
-        if lack := self._lack(~np.isnan(self.p).any(axis=1) & ~first):
+        if lack := self._lack():
             return _Trial((), lack)
         if not self.task.cascade.is_auto:
             return _Trial(self.task.stages[:-1])
-        taught = teach(texts(), self.task, self.p[first], self.judged)
+        taught = teach(texts(), self.task, self.p[self.whole.first_half], self.judged)
         if taught is None:
             return _Trial((), "no readout of an early layer is sure enough to save anything")
         return _Trial((self._fitted(taught.readout, taught.max_tokens),), taught=taught)
 
     def trial_of(self, known: Certificate) -> _Trial:
         """The stages and the rules of a certificate, for the input as it is now."""
-        if known.thresholds is None:
-            return _Trial((), known.reason)
+        if nothing := known.reason or self._lack():
+            return _Trial((), nothing)
         if not known.readout:
             return _Trial(self.task.stages[:-1], known=known)
         taught = Taught(known.readout, known.max_tokens, known.layer, known.cost)
@@ -200,9 +237,10 @@ class _Cascade:
     def _fitted(self, readout: str, max_tokens: int | None) -> StageSpec:
         return fitted_stage(self.task, self.spec, readout, max_tokens)
 
-    def _lack(self, second: Bools) -> str:
+    def _lack(self) -> str:
         """Why the second half of the sample can prove nothing; ""."""
         promise = self.judged.promise
+        second = ~np.isnan(self.p).any(axis=1) & ~self.whole.first_half
         for group in [""] if self.groups is None else np.unique(self.groups):
             own = second if self.groups is None else second & (self.groups == group)
             trials, positive = {"agree": int(own.sum())}, self.judged.positive(self.p[own])
@@ -212,12 +250,15 @@ class _Cascade:
                 if trials[name] < (needed := promise.trials_needed(name)):
                     which = "documents" if name == "agree" else "positive documents"
                     which += f" of {self.task.cascade.by} {group}" if group else ""
-                    rows = len(self.p) / self.whole.share
-                    enough = np.ceil(rows * needed / max(trials[name], 1))
+                    of_all = name == "agree" and self.groups is None
+                    times = needed / max(trials[name], 1)  # as many documents
+                    drawn = np.ceil(2 * needed if of_all else max(len(self.p), 1) * times)
+                    enough = f"cascade.sample: {drawn:,.0f}"
+                    if drawn > LARGEST_SHARE * len(self.p) / self.whole.share:
+                        enough = f"{drawn / LARGEST_SHARE:,.0f} documents in all"
                     return (
                         f"{name} {share:g} needs {needed:,} {which} in the second half of the "
-                        f"sample, which has {trials[name]:,}; about {enough:,.0f} documents in "
-                        "all, or a larger cascade.sample, would be enough"
+                        f"sample, which has {trials[name]:,}; about {enough} would be enough"
                     )
         return ""
 
@@ -231,11 +272,13 @@ class _Cascade:
 
         A known rule stays as long as it is among the proved ones.
         """
-        usable = ~np.isnan(self.p).any(axis=1) & ~np.isnan(p).any(axis=(0, 2))
+        usable = ~np.isnan(self.p).any(axis=1)
         first, second = usable & self.whole.first_half, usable & ~self.whole.first_half
         if (known := trial.known) is None:
             pooled = p[:, first].reshape(-1, p.shape[-1])
-            curves = self.judged.curves(pooled, np.tile(self.p[first], (len(p), 1)))
+            answered = ~np.isnan(pooled).any(axis=1)
+            right = np.tile(self.p[first], (len(p), 1))
+            curves = self.judged.curves(pooled[answered], right[answered])
         else:
             curves = np.array(known.curves)
         rules = self.judged.rules(curves)
@@ -250,17 +293,18 @@ class _Cascade:
         shares = proof.shares
         if proof.rule < 0:
             careful = ", ".join(f"{name} {own.proved:.3f}" for name, own in shares.items())
-            nothing = self.nothing(f"the most careful rule proves {careful} alone", fps)
+            nothing = self.nothing(f"the most careful rule proves {careful} alone")
             return replace(nothing, documents=len(whole), shares=shares)
         decided = float(answers[proof.rule][0].mean())
         cost = taught.cost if taught else 0.0
         if decided - cost < LEAST_SAVED:
             saved = f"it would decide {decided:.0%} and cost {cost:.0%} of a whole reading"
-            return replace(self.nothing(saved, fps), documents=len(whole), shares=shares)
+            return replace(self.nothing(saved), documents=len(whole), shares=shares)
         return Certificate(
             task=self.task.name,
             promise=self.task.cascade.promise,
             stages=(*fps, self.whole.fps[self.task.name]),
+            scope=self.found.scope,
             draw=self.whole.share,
             thresholds=rules[proof.rule],
             curves=tuple(tuple((float(a), float(b)) for a, b in part) for part in curves),
@@ -275,16 +319,13 @@ class _Cascade:
             groups=() if groups is None else tuple(groups.tolist()),
         )
 
-    def nothing(self, reason: str, cheap: Sequence[str] = ()) -> Certificate:
-        """The certificate of a cascade whose last stage answers everything.
-
-        `cheap` are the stages that it was tried with: others may save something.
-        """
-        fps = (*(() if self.task.cascade.is_auto else cheap), self.whole.fps[self.task.name])
+    def nothing(self, reason: str) -> Certificate:
+        """The certificate of a cascade whose last stage answers everything."""
         return Certificate(
             task=self.task.name,
             promise=self.task.cascade.promise,
-            stages=fps,
+            stages=self.found.stages,
+            scope=self.found.scope,
             draw=self.whole.share,
             reason=reason,
         )

@@ -77,6 +77,9 @@ class Texts:
     @property
     def lengths(self) -> tuple[int | None, ...]:
         """How many tokens of a document a readout may read; None: as many as the spec says."""
+        documents = self.spec.documents
+        if documents.too_long == "chunk":  # — a readout reads one chunk
+            return (min(FIRST_TOKENS, documents.max_tokens),)
         return (None, FIRST_TOKENS) if np.median(self.tokens) >= LONG else (None,)
 
     def states(self, max_tokens: int | None) -> ReadGold:
@@ -94,7 +97,7 @@ def _job(spec: JobSpec, dtype: str, cache_dir: Path, max_tokens: int | None) -> 
     """A job of this machine that reads the documents alone."""
     documents = spec.documents
     if max_tokens is not None:
-        documents = documents.model_copy(update={"max_tokens": max_tokens})
+        documents = documents.part(max_tokens)
     asks = QuestionTask(name="states", labels={"a": ("a",), "b": ("b",)}, question="?")
     own = spec.model_copy(update={"tasks": (asks,), "documents": documents})
     where = replace(place(own.model, this_machine()), dtype=dtype)

@@ -30,7 +30,7 @@ from pipeline.sources.condition import input_columns
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.tasks import CascadeTask, TaskSpec
+from pipeline.spec.tasks import TaskSpec
 
 Floats = NDArray[np.float64]
 Result = TypeVar("Result")
@@ -81,10 +81,9 @@ class Sampling:
 
         UnavailableError if some are missing.
         """
-        own = (tasks.get(task.name, task) for task in self.spec.tasks)
-        plain = tuple(task.whole if isinstance(task, CascadeTask) else task for task in own)
+        own = tuple(tasks.get(task.name, task) for task in self.spec.tasks)
         with label(
-            self.spec.model_copy(update={"tasks": plain}),
+            self.spec.model_copy(update={"tasks": own}),
             cache_dir=self.cache_dir,
             address=self.address,
             options=replace(self.options, publish_partial=False),
@@ -92,7 +91,7 @@ class Sampling:
             announce=self.announce,
             began=self.began,
         ) as labelled:
-            if not labelled.complete:
+            if labelled.plan.work_items:  # — files that cannot be read have no documents
                 raise UnavailableError(f"the sample of a cascade is not complete; {labelled.left}")
             fps = {name: labelled.job.fingerprints[name].raw.id for name in tasks}
             rows = _drawn(labelled, sorted(tasks), self.share)

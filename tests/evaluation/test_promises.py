@@ -196,3 +196,25 @@ def test_the_trials_needed_prove_the_share_and_one_less_does_not(
     needed = Promise(agree=share, confidence=confidence).trials_needed("agree")
     assert proved_share(0, needed, confidence) >= share * (1 - 1e-9)
     assert needed == 1 or proved_share(0, needed - 1, confidence) < share
+
+
+def test_a_document_without_a_cheap_answer_is_decided_wrongly() -> None:
+    own, answers = judged(2, AGREE), corpus(np.random.default_rng(0), 0.5, 2)
+    rules = own.rules(own.curves(*answers))[::50]
+    cheap = answers.cheap.copy()
+    cheap[:100] = np.nan
+    before = [*wrong_by_rule(rules, own, answers.cheap[None], answers.whole)]
+    after = [*wrong_by_rule(rules, own, cheap[None], answers.whole)]
+    for (decided, wrong), (now_decided, now_wrong) in zip(before, after, strict=True):
+        assert now_decided[:100].all() and now_wrong[:100].all()
+        np.testing.assert_array_equal(now_decided[100:], decided[100:])
+        np.testing.assert_array_equal(now_wrong[100:], wrong[100:])
+
+
+@pytest.mark.parametrize("promised", [AGREE, OF_FIRST])
+def test_a_class_that_no_document_has_is_decided_last(promised: dict[str, Any]) -> None:
+    own = judged(2, promised)
+    first = np.tile([[0.9, 0.1]], (200, 1))
+    rules = own.rules(own.curves(first, first))
+    saturated = np.array([[0.0, 1.0]])
+    assert not any(rule.decides(saturated, own.labels).any() for rule in rules[:-1])

@@ -195,6 +195,8 @@ STAGES = [
         "each text once",
     ),
 ]
+VLLM = {"path": "m", "engine": "vllm"}
+SERVER = {"path": "m", "engine": "openai", "base_url": "http://localhost:8000/v1"}
 OF_CASCADES = [
     (stages(ASKED, ASKED, beam=8), "tasks.0.beam", "a cascade takes no beam"),
     (stages(ASKED, ASKED, question="Why?"), "tasks.0.question", "a cascade takes no question"),
@@ -205,6 +207,9 @@ OF_CASCADES = [
     (task(cascade={"file": "f"}), "tasks.0.cascade.file", "no such key"),
     (task(cascade="yes"), "tasks.0.cascade", "write a mapping"),
     (multi(cascade={"recall": 0.9}), "tasks.0.cascade", "are of one label; add label"),
+    ({"model": VLLM, **task(cascade="auto")}, "tasks.0.cascade", "one of engine assay"),
+    ({"model": SERVER, **task(cascade="auto")}, "tasks.0.cascade", "one of engine assay"),
+    (task(question=None, cascade="auto"), "tasks.0.cascade", "to a question"),
 ]
 REMOVED = [
     ({"model": {"path": "m", "kind": "encoder"}}, "model.kind", "remove it"),
@@ -234,8 +239,6 @@ REMOVED = [
         "paste the condition that it prints as removes into filter.keep",
     ),
 ]
-VLLM = {"path": "m", "engine": "vllm"}
-SERVER = {"path": "m", "engine": "openai", "base_url": "http://localhost:8000/v1"}
 ENGINES = [
     ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay', 'vllm' or 'openai'"),
     (task(model={"path": "n"}), "tasks.0.model", "only a stage of a cascade"),

@@ -19,7 +19,7 @@ import pytest
 from fake_engine import Answering, Asked, p_of
 from stages import run_without_ray
 
-from pipeline.fitted.certificate import Certificate, Thresholds
+from pipeline.fitted.certificate import Certificate, Thresholds, hash_of
 from pipeline.hashes import parse_json, short_hash
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
@@ -29,9 +29,8 @@ from pipeline.ledger.keys import documents_key, parse_key, spec_key
 from pipeline.ledger.label_files import read_file
 from pipeline.options import RunOptions
 from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import job_of_output, make_reader, reader_specs
+from pipeline.runtime.job import job_of_output
 from pipeline.runtime.outcome import Outcome
-from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import Plan, plan
 from pipeline.runtime.run import run
 from pipeline.sources.shards import Shard
@@ -39,7 +38,6 @@ from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import open_store
-from pipeline.verbs.certify import hash_of
 
 LABELS = ("clean", "toxic")
 QUESTIONS = ("first", "second", "third")
@@ -64,6 +62,7 @@ class Corpus:
     task: dict[str, Any] = field(default_factory=TOXIC.copy)
     stages: list[dict[str, Any]] = field(default_factory=list)  # of this task, if several
     promise: dict[str, Any] = field(default_factory=dict)  # of these stages
+    when: str = ""  # the condition of the task with these stages
     before: list[dict[str, Any]] = field(default_factory=list)  # tasks before it
     others: list[dict[str, Any]] = field(default_factory=list)  # and after it
     settings: dict[str, Any] = field(default_factory=dict)  # more keys of the spec
@@ -83,6 +82,7 @@ class Corpus:
         if self.stages:
             cascade = {**self.promise, "stages": self.stages}
             task = {"name": "toxic", "labels": LABELS, "cascade": cascade}
+            task |= {"when": self.when} if self.when else {}
         return [*self.before, task, *self.others]
 
     @property
@@ -322,16 +322,15 @@ def write_thresholds(
 ) -> None:
     """Writes a certificate of the input as it is now, which proves nothing."""
     store = open_store(spec.output, spec.storage_options)
-    readers = reader_specs(spec)
-    place = Placement("cpu", "float32", 1, 1)
-    raw = [make_reader(own, place, cache).fingerprints for own, _ in readers]
+    job = job_of_output(spec, store, cache)
     certificate = Certificate(
         task=task,
         promise=next(own.cascade.promise for own in spec.cascades if own.name == task),
-        stages=tuple(versions[task].id for versions in raw if task in versions),
+        stages=job.cascades[task].stages,
+        scope=job.cascades[task].scope,
         draw=0.1,
         thresholds=Thresholds(at, each=True),
-        shards=hash_of(plan(job_of_output(spec, store, cache), store, keep=False).shards),
+        shards=hash_of(shard.id for shard in plan(job, store, keep=False).shards),
     )
     write_certificate(store, certificate)
 

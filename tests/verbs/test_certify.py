@@ -19,6 +19,7 @@ from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.certificates import read_certificates
 from pipeline.ledger.keys import parse_key
 from pipeline.ledger.snapshots import contents
+from pipeline.options import RunOptions
 from pipeline.spec.gold import PublishSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.certify import certify
@@ -261,3 +262,96 @@ def test_a_run_killed_in_any_phase_ends_with_the_same_certificate(
     assert certificate(corpus) == expected and corpus.rows() == rows
     assert [*read_certificates(corpus.store, "toxic")] == [expected]
     corpus.verify()
+
+
+def test_a_certificate_is_of_one_condition(corpus: Corpus) -> None:
+    corpus.before = [{"name": "topic", "question": "topic", "labels": ["art", "law"]}]
+    corpus.when = "topic.label = 'art'"
+    labelled(corpus)
+    art = certificate(corpus)
+    corpus.when = "topic.label = 'law'"
+    result = labelled(corpus)
+    law = certificate(corpus)
+    assert result.certificates == {"toxic": law} and law.scope != art.scope
+    # — the documents of the first condition are not asked again, nor do they prove anything
+    assert not asked(corpus, "topic") and asked(corpus, "whole")
+    corpus.verify()
+    corpus.when = "topic.label = 'art'"
+    labelled(corpus)
+    assert not corpus.asked and contents(corpus.store).certificates == {"toxic": art}
+
+
+def test_a_condition_that_names_a_cascade_is_met_as_that_decides(corpus: Corpus) -> None:
+    """The sample of the second cascade has the documents that it is asked about in the run."""
+    odd = {"stages": [{"question": "near topic"}, {"question": "topic"}], "agree": 0.6}
+    corpus.before = [{"name": "topic", "labels": ["art", "law"], "cascade": odd}]
+    corpus.when, corpus.promise = "topic.label = 'art' and topic.stage = 1", {"agree": 0.8}
+    corpus.write("one", [f"text {n}" for n in range(3 * DOCUMENTS)])
+    result = labelled(corpus)
+    assert all(own.thresholds is not None for own in result.certificates.values())
+    met = [
+        name
+        for name, row in corpus.rows("topic").items()
+        if (row["stage"], row["label"]) == (1, "art")
+    ]
+    rows = {name: row for name, row in corpus.rows().items() if row["label"] is not None}
+    assert [*rows] == met
+    same = [
+        is_positive(row["p"]["toxic"]) == is_positive(fake_engine.p_of("whole", corpus.texts[name]))
+        for name, row in rows.items()
+    ]
+    assert np.mean(same) >= 0.8
+    again = labelled(corpus)
+    assert not corpus.asked and again.snapshot == result.snapshot
+    corpus.verify()
+
+
+def test_stages_that_were_proved_with_others_are_proved_again(corpus: Corpus) -> None:
+    labelled(corpus)
+    first = certificate(corpus)
+    corpus.stages = [{"question": "near near whole"}, *STAGES]
+    labelled(corpus)
+    assert len(certificate(corpus).stages) == 3
+    corpus.stages = STAGES
+    result = labelled(corpus)
+    assert result.certificates == {"toxic": first} and agreement(corpus) >= 0.9
+    corpus.verify()
+
+
+def test_files_that_cannot_be_read_end_no_sample(corpus: Corpus) -> None:
+    (corpus.input / "two.jsonl.gz").write_bytes(b"no gzip")
+    result = labelled(corpus)
+    assert result.unreadable and result.certificates["toxic"].thresholds is not None
+
+
+def test_a_document_on_which_the_cheap_stage_fails_breaks_the_promise(corpus: Corpus) -> None:
+    corpus.broken.update(("near whole", text) for text in [*corpus.texts.values()][::4])
+    result = labelled(corpus)
+    assert "the most careful rule proves" in result.certificates["toxic"].reason
+    corpus.broken.clear()
+    assert agreement(corpus) == 1
+
+
+def test_a_larger_sample_is_drawn_where_the_spec_says_so(corpus: Corpus) -> None:
+    corpus.promise = {"agree": 0.9, "sample": 50}
+    reason = labelled(corpus).certificates["toxic"].reason
+    assert "needs 29 documents" in reason and "about cascade.sample: 58 would" in reason
+    corpus.promise = {"agree": 0.9, "sample": 200}
+    assert labelled(corpus).certificates["toxic"].thresholds is not None
+    corpus.verify()
+
+
+def test_an_output_is_sound_where_a_certificate_has_retried_or_other_shards(
+    corpus: Corpus,
+) -> None:
+    whole = [("whole", text) for text in corpus.texts.values()]
+    corpus.broken.update(whole[::3])
+    labelled(corpus)
+    corpus.broken.clear()
+    judged_run(corpus.spec, cache_dir=corpus.cache, options=RunOptions(retry_failed=True))
+    corpus.verify()
+    own, snapshot = certificate(corpus), contents(corpus.store)
+    partly = replace(own, shards="other", rule=0)
+    assert not [
+        *wrong_certificates(corpus.store, replace(snapshot, certificates={"toxic": partly}))
+    ]

@@ -107,6 +107,12 @@ def test_a_teacher_answers_the_sample_and_what_is_not_sure(
     found = labels_of(corpus, "form")
     assert agreement(found, whole_labels(corpus, asked, teacher)) >= 0.85
     corpus.verify()
+    # — readouts of one model are none of another, whoever teaches
+    make_network("qwen3").save_pretrained(tmp_path / "other")
+    byte_tokenizer.save_pretrained(tmp_path / "other")
+    corpus.model = read_in_float32(tmp_path / "other")
+    assert run(corpus).certificates["form"].scope != proved.scope
+    corpus.verify()
 
 
 def test_a_promise_of_each_source(corpus: Corpus) -> None:
@@ -119,6 +125,18 @@ def test_a_promise_of_each_source(corpus: Corpus) -> None:
     proved = run(corpus).certificates["form"]
     assert {*proved.shares} == {"agree (a)", "agree (b)"}
     assert sum(share.trials for share in proved.shares.values()) == proved.documents
+    corpus.verify()
+
+
+def test_long_documents_in_chunks_are_taught_by_their_first_tokens(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.verbs.teach.FIRST_TOKENS", 24)
+    chunked = {"max_tokens": 32, "too_long": "chunk", "overlap_tokens": 26}
+    corpus.settings = {"documents": chunked}
+    corpus.task = {**FORM, "question": "Which?", "cascade": {**AGREE, "agree": 0.6}}
+    proved = run(corpus).certificates["form"]
+    assert proved.thresholds is not None and proved.max_tokens == 24, proved.words
     corpus.verify()
 
 
