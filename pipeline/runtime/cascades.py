@@ -49,7 +49,7 @@ class Cascade:
     @property
     def thresholds(self) -> Thresholds | None:
         """With which stages before the last decide; None: they decide nothing."""
-        return self.certificate and self.certificate.thresholds
+        return None if self.certificate is None else self.certificate.thresholds
 
     def version(self, task: CascadeTask, whole: Fingerprint) -> Fingerprint:
         """Of the task, without its condition; `whole` is that of the last stage."""
