@@ -1,6 +1,6 @@
 """The keys of a filtered corpus: named after the input's files, so the layout is kept.
 
-Entry points: `Layout`, `shard_file`, `relative_paths`, `refuse_own_places`.
+Entry points: `Layout`, `shard_file`, `relative_paths`, `refuse_own_places`, `real_path`.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ def refuse_own_places(spec: JobSpec, to: str) -> None:
 
     A run would label it, or take it for labels.
     """
-    target, source = _real(to), _real(spec.input.path)
+    target, source = real_path(to), real_path(spec.input.path)
     glob = None if os.path.lexists(source) else re.search(r"[*?\[].*", source)
     folder = source if glob is None else source[: glob.start()].rpartition("/")[0]
     takes_in_folders = glob is None or "/" in glob[0] or "**" in glob[0]
-    inside = {"output": _real(spec.output)} | ({"input": folder} if takes_in_folders else {})
+    inside = {"output": real_path(spec.output)} | ({"input": folder} if takes_in_folders else {})
     around = {"input": folder} | inside
     names = [name for name, own in inside.items() if f"{target}/".startswith(f"{own}/")]
     if not names and re.match(glob_translate(source), target):
@@ -144,10 +144,10 @@ def refuse_own_places(spec: JobSpec, to: str) -> None:
         raise option_error("to", f"contains the {names[0]} of the spec; name another folder", to)
 
 
-def _real(path: str) -> str:
+def real_path(path: str) -> str:
     """The path, absolute and without links; a URL with the usual name of its scheme."""
     if (table := table_at(path)) is not None and table.kind != "iceberg":
-        return _real(table.place)
+        return real_path(table.place)
     scheme, separator, rest = path.rpartition("://")
     if scheme in ("", "file"):
         return os.path.realpath(str(LocalFileSystem._strip_protocol(path))).rstrip("/")

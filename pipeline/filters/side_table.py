@@ -48,9 +48,9 @@ class SideTable:
         if len(endings) > 1 or not endings <= _FORMATS.keys():
             fix = f"has {listed(sorted(endings))} files; name files of one of {listed(_FORMATS)}"
             raise SpecError([Problem(f"{PLACE}.path", fix, spec.path)])
-        files = PyFileSystem(FSSpecHandler(file_system))
+        files, format = PyFileSystem(FSSpecHandler(file_system)), _FORMATS[endings.pop()]
         with _reading(spec.path):
-            table = ds.dataset(names, filesystem=files, format=_FORMATS[endings.pop()])
+            table = ds.dataset(names, filesystem=files, format=format)
         version = ((file_path(file_system, info["name"]), info) for info in infos)
         etags = tuple(sorted((path, remote_etag(path, info)) for path, info in version))
         kinds = {column.name: column.type for column in table.schema}
@@ -62,6 +62,9 @@ class SideTable:
         if not _may_be_key(kinds[spec.on]):
             fix = f"is {kinds[spec.on]} there; name a column of strings or whole numbers"
             raise SpecError([Problem(f"{PLACE}.on", fix, spec.on)])
+        if format == "csv":  # — an id is as it is written: 007 is not 7
+            kinds[spec.on] = pa.string()
+            table = ds.dataset(names, pa.schema([*kinds.items()]), format, filesystem=files)
         own = pa.struct([(name, kinds[name]) for name in columns])
         return cls(spec.on, pa.field(JOINED, own), etags, table)
 
@@ -72,9 +75,12 @@ class SideTable:
         """
         names = [column.name for column in self.field.type]
         struct = ", ".join(f"{named(name)} := {named(name)}" for name in names)
+        key = f"{named(self.on)}::VARCHAR"
+        if isinstance(self.dataset.format, ds.CsvFileFormat):
+            key = f"nullif({key}, '')"
         query = (
-            f"select {named(self.on)}::VARCHAR as {_KEY}, struct_pack({struct}) as {JOINED} "
-            f"from outside where {named(self.on)} is not null"
+            f"select {key} as {_KEY}, struct_pack({struct}) as {JOINED} "
+            f"from outside where {key} is not null"
         )
         nothing = pa.RecordBatch.from_pylist([], self.dataset.schema)
         with _reading(PLACE):

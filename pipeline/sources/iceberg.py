@@ -35,7 +35,8 @@ def iceberg_files(table: TablePath, options: Options) -> tuple[int, list[DataFil
         named = ", ".join(map(str, loaded.metadata.refs)) or "none"
         fix = f"the table has no such snapshot, branch or tag; branches and tags: {named}"
         raise SpecError([Problem("input.path", fix, version or table.place)])
-    deletes = loaded.inspect.delete_files(snapshot.snapshot_id).to_pylist()
+    deletes = loaded.inspect.delete_files(snapshot.snapshot_id).select(["content", "file_path"])
+    deletes = deletes.to_pylist()
     if by_value := [each["file_path"] for each in deletes if each["content"] == _EQUALITY]:
         fix = f"{len(by_value)} files delete rows by value; compact the table (rewrite_data_files)"
         raise SpecError([Problem("input.path", fix, min(by_value))])
@@ -65,6 +66,7 @@ def _loaded(table: TablePath) -> Any:
 
 def _data_files(loaded: Any, scan: Any, options: Options) -> list[DataFile]:
     from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.schema import make_compatible_name
 
     tasks = list(scan.plan_files())
     if odd := [t.file for t in tasks if t.file.file_format != "PARQUET"]:
@@ -75,8 +77,11 @@ def _data_files(loaded: Any, scan: Any, options: Options) -> list[DataFile]:
     named: list[dict[str, str]] = [{} for _ in paths]
     deletes = {delete.file_path: delete for task in tasks for delete in task.delete_files}
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        if _has_renamed(schema, loaded.metadata.schemas):
-            named = [*pool.map(partial(_names, schema=schema, options=options), paths)]
+        renamed = _has_renamed(schema, loaded.metadata.schemas)
+        # — writers put `page_x2Dtext` in files for `page-text`
+        if renamed or any(make_compatible_name(own.name) != own.name for own in schema.fields):
+            names = partial(_names, schema=schema, options=options, renamed=renamed)
+            named = [*pool.map(names, paths)]
         read = pool.map(partial(_positions, options=options), deletes.values())
         positions = dict(zip(deletes, read, strict=True))
     kinds = schema_to_pyarrow(schema, include_field_ids=False)
@@ -119,12 +124,14 @@ def _has_renamed(schema: Any, schemas: Iterable[Any]) -> bool:
     return renamed
 
 
-def _names(path: str, *, schema: Any, options: Options) -> dict[str, str]:
+def _names(path: str, *, schema: Any, options: Options, renamed: bool) -> dict[str, str]:
     """By the name of a column, that in this file, found by the column's id; empty if all agree."""
     with reading(path), opened(path, options, ahead=False) as file:
         in_file = pq.read_schema(file)
     ids = {own.name: (own.metadata or {}).get(b"PARQUET:field_id") for own in in_file}
     if None in ids.values():
+        if not renamed:
+            return {}
         fix = f"{path} has no ids of columns, and columns were renamed; write a copy of the table"
         raise SpecError([Problem("input.path", fix)])
     by_id = {int(id): name for name, id in ids.items() if id is not None}

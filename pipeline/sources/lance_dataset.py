@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.errors import ForeignContentError, Problem, SpecError, one_line
+from pipeline.errors import ForeignContentError, Problem, SpecError, StorageError, one_line
 from pipeline.hashes import parse_json
 from pipeline.sources.documents import Names
-from pipeline.sources.shards import ObjectVersion, Piece, Unit
-from pipeline.sources.streams import Options, changed
+from pipeline.sources.shards import ObjectVersion, Shard, Unit
+from pipeline.sources.streams import Options, changed, fetching
 from pipeline.sources.views import DataFile
 from pipeline.spec.locations import TablePath
 from pipeline.stores.file_systems import file_system_at, native_options
@@ -45,7 +45,8 @@ def lance_files(table: TablePath, options: Options) -> tuple[int, list[DataFile]
             fix = "a version of it has files in another folder; write a copy of the dataset"
             raise SpecError([Problem("input.path", fix, table.place)])
         path = f"{root.rstrip('/')}{FOLDER}{metadata['files'][0]['path']}"
-        files.append(DataFile(path, _view(dataset, metadata), "lance"))
+        view = _view(dataset, metadata)
+        files.append(DataFile(path, view, "lance", is_pinned=version is not None))
     return dataset.version, files
 
 
@@ -95,27 +96,46 @@ def fragment_at(version: ObjectVersion, options: Options) -> tuple[Any, pa.Schem
     if version.view is None or not folder:
         fix = "it is a file of a Lance dataset; name the folder of the dataset"
         raise ForeignContentError(f"{version.path}: cannot be read: {fix}")
-    return _unchanged(version, root, tuple(native_options(root, options).items()))
+    with _fetched(version.path):
+        return _unchanged(version, root, tuple(native_options(root, options).items()))
 
 
-def fragment_unit(fragment: Any, columns: Sequence[str]) -> Unit:
+@contextmanager
+def _fetched(path: str) -> Iterator[None]:
+    """StorageError for what Lance cannot fetch. It raises errors of Arrow, as for bad content."""
+    try:
+        with fetching(path):
+            try:
+                yield
+            except pa.ArrowException as error:
+                if "corrupt file" in str(error):
+                    raise
+                raise OSError(one_line(error)) from error
+    except StorageError:
+        _unchanged.cache_clear()  # — it may hold a version, or credentials, of before
+        raise
+
+
+def fragment_unit(fragment: Any, path: str, columns: Sequence[str]) -> Unit:
     """All rows of a fragment, with the bytes of these columns that a sample of the rows has."""
-    rows: int = fragment.count_rows()
-    sample = fragment.scanner(columns=[*columns], limit=SAMPLE_ROWS).to_table()
+    with _fetched(path):
+        rows: int = fragment.count_rows()
+        sample = fragment.scanner(columns=[*columns], limit=SAMPLE_ROWS).to_table()
     return Unit(rows, sample.nbytes * rows // max(1, sample.num_rows))
 
 
-def fragment_batches(fragment: Any, piece: Piece, columns: Names) -> Iterator[pa.RecordBatch]:
-    """These columns (None: all) of some rows of a fragment."""
-    scanner = fragment.scanner(
-        columns=None if columns is None else [*columns],
-        offset=piece.start_row,
-        limit=piece.end_row - piece.start_row,
-        batch_size=BATCH_ROWS,
-        batch_readahead=READ_AHEAD,
-        with_row_id=columns is not None and not columns,  # — else there would be no batch
-    )
-    yield from scanner.to_batches()
+def fragment_batches(fragment: Any, shard: Shard, columns: Names) -> Iterator[pa.RecordBatch]:
+    """These columns (None: all) of the rows of a shard of a fragment."""
+    with _fetched(shard.path):
+        scanner = fragment.scanner(
+            columns=None if columns is None else [*columns],
+            offset=shard.piece.start_row,
+            limit=shard.rows,
+            batch_size=BATCH_ROWS,
+            batch_readahead=READ_AHEAD,
+            with_row_id=columns is not None and not columns,  # — else there would be no batch
+        )
+        yield from scanner.to_batches()
 
 
 @lru_cache(maxsize=16)
@@ -125,13 +145,20 @@ def _unchanged(
     """The newest version of the dataset in which the fragment is the same; changed if none is."""
     view = parse_json(str(version.view))
     newest = _opened(root, native)
+    if (fragment := _same(newest, view)) is not None:
+        return fragment, newest.schema
     for number in sorted((each["version"] for each in newest.versions()), reverse=True):
-        with suppress(ValueError, OSError):  # — a version that was cleaned up meanwhile
-            dataset = newest if number == newest.version else newest.checkout_version(number)
-            fragment = dataset.get_fragment(view["fragment"])
-            if fragment is not None:
-                now = _view(dataset, fragment.metadata.to_json())
-                now["columns"] = {n: now["columns"].get(n) for n in view["columns"]}
-                if now == view:
-                    return fragment, dataset.schema
+        with suppress(SpecError):  # — a version that was cleaned up meanwhile
+            dataset = _opened(root, native, number)
+            if (fragment := _same(dataset, view)) is not None:
+                return fragment, dataset.schema
     raise changed(version.path, ": no version of the dataset has it as it was")
+
+
+def _same(dataset: Any, view: dict[str, Any]) -> Any:
+    """The fragment in this version of the dataset; None if it is not the same there."""
+    if (fragment := dataset.get_fragment(view["fragment"])) is None:
+        return None
+    now = _view(dataset, fragment.metadata.to_json())
+    now["columns"] = {name: now["columns"].get(name) for name in view["columns"]}
+    return fragment if now == view else None

@@ -61,7 +61,7 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     if version.format == "lance":
         fragment, schema = fragment_at(version, options)
         _check_types(version, schema)
-        yield fragment_unit(fragment, columns)
+        yield fragment_unit(fragment, version.path, columns)
         return
     schema, footer = _footer(version, options)
     view = view_of(version)
@@ -111,7 +111,7 @@ def opened_table(shard: Shard, options: Options) -> Iterator[Table]:
         return
     if shard.version.format == "lance":
         fragment, schema = fragment_at(shard.version, options)
-        yield Table(schema, partial(fragment_batches, fragment, shard.piece))
+        yield Table(schema, partial(fragment_batches, fragment, shard))
         return
     schema, footer = _footer(shard.version, options)
     view = view_of(shard.version)

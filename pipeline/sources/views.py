@@ -31,11 +31,15 @@ class DataFile:
     path: str  # absolute, or a URL
     view: Mapping[str, Any] = field(default_factory=dict)  # JSON; empty: all of the file
     format: str = "parquet"
+    is_pinned: bool = False  # the spec names the version
 
     def view_of(self, columns: Columns) -> str | None:
-        """The view as `ObjectVersion` has it; of Lance, where these columns are."""
+        """The view as `ObjectVersion` has it; of Lance, where these columns are.
+
+        Of a version that is named, where all columns are: conditions may read others.
+        """
         view = dict(self.view)
-        if "columns" in view:
+        if "columns" in view and not self.is_pinned:
             view["columns"] = {n: of for n, of in view["columns"].items() if n in columns}
         return canonical_json(view).decode() if view else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,28 @@ def upload(
     """
     repo, branch = dataset_of(url)
     api = hub.HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
+
+    def is_replaced(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in replaces)
+
+    files = {f.relative_to(folder).as_posix(): f for f in sorted(folder.rglob("*")) if f.is_file()}
+    new = {n: f for n, f in files.items() if is_replaced(n) or n == "README.md"}
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
-            commit: Any = api.upload_folder(
-                repo_id=repo,
+            before: Any = api.repo_info(repo, repo_type="dataset", revision=branch)
+            old = {file.rfilename for file in before.siblings if is_replaced(file.rfilename)}
+            # — `upload_folder` makes several commits of many files
+            commit: Any = api.create_commit(
+                repo,
+                [
+                    *map(hub.CommitOperationDelete, sorted(old - new.keys())),
+                    *(hub.CommitOperationAdd(name, file) for name, file in new.items()),
+                ],
                 repo_type="dataset",
-                folder_path=folder,
                 revision=branch,
                 commit_message=message,
-                allow_patterns=["README.md", *replaces],
-                delete_patterns=[*replaces],
+                parent_commit=before.sha,
             )
             return str(commit.commit_url)
         except HUB_ERRORS as error:

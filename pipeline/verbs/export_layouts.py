@@ -3,7 +3,8 @@
 datatrove reads `data/`: lines with `text`, `id` and `metadata`. Dolma reads `documents/`: lines
 with `id`, `text` and `source`; and `attributes/<spec>/`: files of the same names, whose lines have
 for each probability `<spec>__<task>__<label>: [[start, end, p]]`. The characters that it is about
-are those of the chunk that decided, or of the whole text.
+are those of the chunk that decided, or of the whole text; of a task with several labels, always
+of the whole text.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def _spans(columns: Sequence[FlatColumn]) -> Iterator[tuple[str, str, str]]:
         match source:
             case (task, "p", label) | (task, "score" as label):
                 start, end = (by_source.get((task, CHUNK, side)) for side in ("start", "end"))
+                if (task, "labels") in by_source:  # — the chunk is that of one of its labels
+                    start = end = None
                 place = f"coalesce({start or 'null'}, 0), coalesce({end or 'null'}, n_chars)"
                 spans = f"json_array(json_array({place}, {value}))"
                 yield task, label, f"if({value} is null, json_array(), {spans})"

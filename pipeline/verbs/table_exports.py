@@ -8,6 +8,7 @@ same snapshot changes nothing.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -16,20 +17,26 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
-from pipeline.errors import StorageError, UnavailableError, one_line, option_error
-from pipeline.filters.layout import refuse_own_places
+from pipeline.errors import AssayError, StorageError, UnavailableError, one_line, option_error
+from pipeline.filters.layout import real_path, refuse_own_places
 from pipeline.ledger.flat import flat_schema
 from pipeline.options import ExportOptions
 from pipeline.sources.id_text import id_text, plain_values
+from pipeline.sources.table_files import lance_folder
 from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
+from pipeline.stores.file_systems import native_options
 from pipeline.verbs.label_table import ExportResult, LabelTable, own_errors
 
 _ATTEMPTS = 3  # of a commit, while others commit to the same table
-_KEY = b"assay.export"  # metadata of a column of a Lance dataset: the spec, and which labels
+# In the metadata of a commit, or of a column of a Lance dataset: the spec, and which labels.
+_KEY = "assay.export"
 _BATCH_ROWS = 131_072  # of a Lance dataset
 _SMALL = (pa.int8(), pa.int16())
+# Names of errors of pyiceberg, and words of object stores and of their clients.
+_DENIED = re.compile("Forbidden|Unauthorized|AccessDenied|permission denied|lacked", re.IGNORECASE)
 
 
 class _Conflict(Exception):
@@ -40,7 +47,8 @@ def export_to_table(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -
     """Writes the labels of the spec's last snapshot to the table that the option `to` names.
 
     Raises:
-        SpecError: There is no such table, or its columns are not those of the labels.
+        SpecError: There is no such table, its columns are not those of the labels, or the
+            credentials may not write there.
         StorageError: The table cannot be written.
         UnavailableError: Its catalog does not answer, or others keep changing the table.
     """
@@ -56,8 +64,9 @@ def export_to_table(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -
     if kind == "lance" and (options.columns or options.with_text):
         name = "columns" if options.columns else "with_text"
         raise option_error(name, "a Lance dataset gets labels only; leave it out")
-    source = table_at(spec.input.path)
-    is_input = source is not None and (source.kind, source.place) == (kind, place)
+    source = table_at(spec.input.path) or lance_folder(spec.input.path, spec.input.storage_options)
+    own = None if source is None else (source.kind, real_path(source.place))
+    is_input = own == (kind, real_path(place))
     if is_input and kind != "lance":
         raise option_error("to", "is the input of the spec; name another table", to)
     if not is_input and kind != "iceberg":
@@ -76,12 +85,18 @@ def export_to_table(spec: JobSpec, options: ExportOptions, *, cache_dir: Path) -
     raise UnavailableError(f"{to}: others keep changing the table; run again")
 
 
-def _unwritten(to: str, error: Exception) -> StorageError:
+def _unwritten(to: str, error: Exception) -> AssayError:
     """The error of a library that cannot write, or of a place that does not answer."""
-    line = f"{to}: cannot be written: {one_line(error)}"
+    line = f"cannot be written: {one_line(error)}"
+    if _DENIED.search(f"{type(error).__name__}: {error}"):
+        return option_error(
+            "to", f"{line}; use credentials that may write there, or another place", to
+        )
+    if isinstance(error, ValueError | NotImplementedError):
+        return option_error("to", f"{line}; name another table, or change its configuration", to)
     if "://" in to:
-        return UnavailableError(f"{line}; check its configuration, or run again")
-    return StorageError(f"{line}; check the path")
+        return UnavailableError(f"{to}: {line}; check its configuration, or run again")
+    return StorageError(f"{to}: {line}; check the path")
 
 
 def _columns(to: str, existing: pa.Schema, own: pa.Schema) -> pa.Schema:
@@ -118,10 +133,16 @@ def _upserted(
     for rows in labels.rows():
         ids.append(rows.column("doc_id"))
         yield _cast(rows, schema)
-    written = pa.chunked_array(ids, pa.string())
-    for batch in old:
-        is_written = pc.is_in(batch.column("doc_id").cast(pa.string()), written)
-        yield _cast(batch.filter(pc.invert(is_written)), schema)
+    written = pa.chunked_array(ids, pa.string()).cast(schema.field("doc_id").type)
+    # — one scan makes one hash table of the ids, and `pc.is_in` one for each batch
+    others = ds.Scanner.from_batches(
+        (_cast(batch, schema) for batch in old),
+        schema=schema,
+        filter=~pc.field("doc_id").isin(written),
+        batch_readahead=1,
+        use_threads=False,
+    )
+    yield from others.to_batches()
 
 
 def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -136,23 +157,33 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
-    """Whether a version of the table was written: not if the table has these labels."""
+    """Whether a version of the table was written: not if the last export has these labels."""
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+    from deltalake.exceptions import (
+        CommitFailedError,
+        DeltaError,
+        DeltaProtocolError,
+        TableNotFoundError,
+    )
 
     contents = labels.labelled.contents
     key, number = f"assay {contents.spec} {labels.id}", contents.number
-    own = flat_schema(labels.columns)
+    own, value = flat_schema(labels.columns), _value(labels)
+    native = native_options(place, labels.labelled.spec.storage_options)
     try:
         try:
-            table = DeltaTable(place)
+            table = DeltaTable(place, storage_options=native)
         except TableNotFoundError:
             if "://" not in place and Path(place).is_dir() and any(Path(place).iterdir()):
                 fix = "is a folder of other files, and no Delta table; name another folder"
                 raise option_error("to", fix, to) from None
-            table = DeltaTable.create(place, own, mode="ignore")
+            table = DeltaTable.create(place, own, mode="ignore", storage_options=native)
         if table.transaction_version(key) == number:
-            return False
+            ends = (c for c in table.history() if _KEY in c or c.get("operation") == "RESTORE")
+            if next(ends, {}).get(_KEY) == value:
+                return False
+        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise option_error("to", "has column mapping; name a table without it", to)
         schema = _columns(to, pa.schema(table.schema().to_arrow()), own)
         few = {"batch_size": 16_384, "batch_readahead": 1, "fragment_readahead": 1}
         old = table.to_pyarrow_dataset().to_batches(**few)
@@ -164,74 +195,91 @@ def _write_delta(to: str, place: str, labels: LabelTable) -> bool:
                 pa.RecordBatchReader.from_batches(schema, rows),
                 mode="overwrite",
                 schema_mode="merge",
-                commit_properties=CommitProperties(app_transactions=done),
+                commit_properties=CommitProperties({_KEY: value}, app_transactions=done),
             )
     except CommitFailedError as error:
         raise _Conflict from error
+    except DeltaProtocolError as error:
+        fix = f"cannot be written: {one_line(error)}; name a table without these features"
+        raise option_error("to", fix, to) from error
     except (DeltaError, OSError) as error:
         raise _unwritten(to, error) from error
     return True
 
 
+def _value(labels: LabelTable) -> str:
+    """The text that a commit, or a column, has of these labels."""
+    contents = labels.labelled.contents
+    return f"{contents.spec} {contents.number} {labels.id}"
+
+
 def _write_iceberg(to: str, place: str, labels: LabelTable) -> bool:
-    """Whether a version of the table was written: not if the table has these labels."""
+    """Whether a version of the table was written: not if the last export has these labels."""
     from pyiceberg.exceptions import CommitFailedException, ValidationException
 
     catalog, _, name = place.partition("/")
     if not catalog or "." not in name:
         raise option_error("to", "write iceberg://CATALOG/NAMESPACE.TABLE", to)
-    contents = labels.labelled.contents
-    key, value = f"assay.{contents.spec}", f"{contents.number} {labels.id}"
+    try:
+        return _upsert_iceberg(to, catalog, name, labels)
+    except (CommitFailedException, ValidationException) as error:
+        raise _Conflict from error
+    except (AssayError, ImportError):
+        raise
+    except Exception as error:  # — each kind of catalog has a client with errors of its own
+        raise _unwritten(to, error) from error
+
+
+def _upsert_iceberg(to: str, catalog: str, name: str, labels: LabelTable) -> bool:
+    """As `_write_iceberg`, with the errors of pyiceberg."""
+    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.table.snapshots import ancestors_of
+
+    value = _value(labels)
     # — Iceberg has no integers of 8 or 16 bits
     fields = ((f.name, pa.int32() if f.type in _SMALL else f.type) for f in labels.columns)
     schema = pa.schema([*fields])
     old: Iterable[pa.RecordBatch] = ()
     transaction, table = _begun(to, catalog, name, schema)
     if table is not None:
-        if table.properties.get(key) == value:
+        snapshots = ancestors_of(table.current_snapshot(), table.metadata)
+        exported = (each.summary[_KEY] for each in snapshots if each.summary is not None)
+        if next(filter(None, exported), None) == value:
             return False
         if not table.spec().is_unpartitioned():
             raise option_error("to", "is partitioned; name a table without partitions", to)
         schema = _columns(to, table.schema().as_arrow(), schema)
-        old = table.scan().to_arrow_batch_reader()
+        scan = table.scan()
+        read = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
+        # — one file at a time: pyiceberg holds all rows of all files that it is given
+        old = (batch for task in scan.plan_files() for batch in read.to_record_batches([task]))
         with transaction.update_schema() as update:
             update.union_by_name(schema)
-    transaction.set_properties({key: value})
-    try:
-        with own_errors(_upserted(labels, old, schema)) as rows, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # — an empty table has nothing to replace
-            # — unlike `append`, it is refused after another commit, so that no row is there twice
-            transaction.overwrite(
-                pa.RecordBatchReader.from_batches(schema, rows), snapshot_properties={key: value}
-            )
-    except OSError as error:
-        raise _unwritten(to, error) from error
-    try:
-        transaction.commit_transaction()
-    except (CommitFailedException, ValidationException) as error:
-        raise _Conflict from error
-    except Exception as error:  # — each kind of catalog has a client with errors of its own
-        raise _unwritten(to, error) from error
+    with own_errors(_upserted(labels, old, schema)) as rows, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # — an empty table has nothing to replace
+        # — unlike `append`, it is refused after another commit, so that no row is there twice
+        transaction.overwrite(
+            pa.RecordBatchReader.from_batches(schema, rows), snapshot_properties={_KEY: value}
+        )
+    transaction.commit_transaction()
     return True
 
 
 def _begun(to: str, catalog: str, name: str, schema: pa.Schema) -> tuple[Any, Any]:
     """A transaction, and the table as it is; None if the transaction makes it."""
     from pyiceberg.catalog import load_catalog
-    from pyiceberg.exceptions import ForbiddenError, NoSuchTableError, UnauthorizedError
+    from pyiceberg.exceptions import NoSuchTableError
 
     try:
         opened = load_catalog(catalog)
-        try:
-            table = opened.load_table(name)
-        except NoSuchTableError:
-            opened.create_namespace_if_not_exists(name.rpartition(".")[0])
-            return opened.create_table_transaction(name, schema), None
-    except (ValueError, ForbiddenError, UnauthorizedError) as error:
+    except ValueError as error:
         fix = f"check the catalog {catalog} in pyiceberg's configuration: {one_line(error)}"
         raise option_error("to", fix, to) from error
-    except Exception as error:  # — as of a commit
-        raise _unwritten(to, error) from error
+    try:
+        table = opened.load_table(name)
+    except NoSuchTableError:
+        opened.create_namespace_if_not_exists(name.rpartition(".")[0])
+        return opened.create_table_transaction(name, schema), None
     return table.transaction(), table
 
 
@@ -240,19 +288,23 @@ def _write_lance(to: str, place: str, labels: LabelTable) -> bool:
     import lance
     from lance.commit import CommitConflictError
 
+    native = native_options(place, labels.labelled.spec.storage_options)
     try:
-        dataset = lance.dataset(place)
+        dataset = lance.dataset(place, storage_options=native or None)
     except ValueError as error:
         raise option_error("to", f"there is no Lance dataset: {one_line(error)}", to) from error
     except OSError as error:
         raise _unwritten(to, error) from error
     contents = labels.labelled.contents
-    value = f"{contents.spec} {contents.number} {labels.id}".encode()
-    marks = {field.name: (field.metadata or {}).get(_KEY, b"") for field in dataset.schema}
+    key, value = _KEY.encode(), _value(labels).encode()
+    marks = {field.name: (field.metadata or {}).get(key, b"") for field in dataset.schema}
     before = [name for name, mark in marks.items() if mark.split(b" ")[0] == value.split(b" ")[0]]
     if before and all(marks[name] == value for name in before):
         return False
     names = [each.name for each in labels.columns if each.source[0] in contents.tasks]
+    if dotted := [name for name in names if "." in name]:
+        fix = f"Lance has no columns with a dot in their names, such as {dotted[0]}; export a file"
+        raise option_error("to", fix, to)
     if foreign := [name for name in names if name in marks and name not in before]:
         fix = (
             f"has the column {foreign[0]}, which is not of an export of {contents.spec}; rename it"
@@ -284,30 +336,44 @@ def _joined(
     """The operation that adds these columns to the dataset: null in rows of other documents."""
     import lance
 
-    read = pa.Table.from_batches(labels.rows(), flat_schema(labels.columns))
-    ids = read.column("doc_id").combine_chunks()
-    own = read.select(names).schema
-    schema = pa.schema([field.with_metadata({_KEY: mark}) for field in own])
-    values = read.select(names).cast(schema).combine_chunks()
-    matched = 0
+    flat = flat_schema(tuple(column for column in labels.columns if column.name in names))
+    schema = pa.schema([field.with_metadata({_KEY.encode(): mark}) for field in flat])
+    has_id = labels.labelled.spec.input.id is not None
+    ids, parts, lack_ids = list[str](), list[pa.RecordBatch](), False
+    for batch in labels.rows():
+        ids += batch.column("doc_id").to_pylist()
+        parts.append(batch.select(names))
+        # — the id of a document without one is the hash of its text
+        same = pc.equal(batch.column("doc_id"), batch.column("content_hash"))
+        lack_ids |= has_id and pc.any(same).as_py() is True
+    values = pa.Table.from_batches(parts, flat).cast(schema).combine_chunks()
+    place_of = {text: place for place, text in enumerate(ids)}
+    if twins := [text for place, text in enumerate(ids) if place_of[text] != place]:
+        fix = f"several documents have the id {twins[0]!r}; give each an id of its own"
+        raise option_error("to", fix, to)
+    matched = without = 0
 
     def of_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-        nonlocal matched
-        texts = (None if each is None else id_text(each) for each in plain_values(rows.column(id)))
-        places = pc.index_in(pa.array(texts, pa.string()), ids)
-        matched += len(places) - places.null_count
+        nonlocal matched, without
+        own = plain_values(rows.column(id))
+        texts = [id_text(each) if each is not None and each == each else None for each in own]
+        places = pa.array([None if t is None else place_of.get(t) for t in texts], pa.int64())
+        matched, without = matched + len(places) - places.null_count, without + texts.count(None)
         columns = values.take(places).combine_chunks().columns
         return pa.record_batch([column.chunk(0) for column in columns], schema=schema)
 
     merged = lance.batch_udf(output_schema=schema)(of_rows)
-    parts = [
+    merges = [
         fragment.merge_columns(merged, columns=[id], batch_size=_BATCH_ROWS)
         for fragment in dataset.get_fragments()
     ]
     if not matched:
         fix = f"no value of its column {id} is the id of a labelled document; name another dataset"
         raise option_error("to", fix, to)
-    return lance.LanceOperation.Merge([part for part, _ in parts], parts[-1][1])
+    if without and lack_ids:
+        fix = f"{without} rows have no {id}, by which their labels are found; give each one"
+        raise option_error("to", fix, to)
+    return lance.LanceOperation.Merge([part for part, _ in merges], merges[-1][1])
 
 
 def _without(schema: Any, names: Sequence[str]) -> Any:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -13,7 +14,9 @@ import pytest
 from filtered import ANSWERED, SCORE, content_of, filtered_with, kept, previewed, query
 
 from pipeline.errors import SpecError, StorageError
+from pipeline.filters.side_table import SideTable
 from pipeline.ledger.dataset import open_labels
+from pipeline.spec.filters import JoinSpec
 
 KEEP = f"{SCORE} < 0.8 and (joined.flagged is not true or joined.words > 20)"
 
@@ -126,3 +129,14 @@ def test_joined_without_a_join_is_no_column(folder: Path) -> None:
     assert "join" not in content_of(folder, keep=KEEP)["filter"]
     with pytest.raises(SpecError, match=r"filter\.keep: .*joined"):
         filtered_with(folder, keep=KEEP)
+
+
+def test_ids_of_a_csv_file_are_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "side.csv"
+    path.write_text("flag,doc_id\n1,007\n2,7\n3,\n4,\n")
+    side = SideTable.of(JoinSpec(path=str(path)), {}, ["flag", "doc_id"])
+    with duckdb.connect() as database:
+        database.sql("create table labels as select unnest(['007', '7', '07']) as doc_id")
+        query = side.join(database, "labels", "doc_id, joined.flag, joined.doc_id")
+        found = sorted(database.sql(query).fetchall())
+    assert found == [("007", 1, "007"), ("07", None, None), ("7", 2, "7")]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -17,7 +14,17 @@ import pytest
 import yaml
 from changing_corpus import Corpus
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from lake_tables import LAKES, Delta, Iceberg, Lake, Lance
+from lake_tables import (
+    COLUMNS,
+    LAKES,
+    Delta,
+    Iceberg,
+    Lake,
+    documents,
+    map_columns,
+    rows,
+    shards_of,
+)
 from pyiceberg import catalog as catalogs
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.types import StringType
@@ -25,35 +32,14 @@ from pyiceberg.utils.config import Config
 from servers import Server
 from whole_shards import all_documents
 
-from pipeline.errors import ForeignContentError, SpecError, StorageError, UnavailableError
+from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.filters.run import filter_corpus
 from pipeline.options import FilterOptions
-from pipeline.sources import lance_dataset
 from pipeline.sources.condition import input_columns
-from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut, find_files, find_objects, read_rows
 from pipeline.spec.schema import Columns
 
-COLUMNS = Columns("text", "id")
 PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg", "lance": "lance"}
-
-
-def rows(name: str, count: int = 20) -> dict[str, list[Any]]:
-    texts = [f"{number} of {name} says a little" for number in range(count)]
-    ids = [f"{name}-{number}" for number in range(count)]
-    return {"text": texts, "id": ids, "source": ["mail", "web"] * (count // 2)}
-
-
-def shards_of(path: str, cache: Path, columns: Columns = COLUMNS) -> list[Shard]:
-    objects = find_objects(path, cache / "cache")
-    return [shard for item in objects for shard in cut(item, columns, 4_000)]
-
-
-def documents(shards: list[Shard]) -> dict[str, str]:
-    tables = [all_documents(shard) for shard in shards]
-    assert all(len(table) == shard.rows for table, shard in zip(tables, shards, strict=True))
-    table = pa.concat_tables(tables)
-    return dict(zip(table["doc_id"].to_pylist(), table["text"].to_pylist(), strict=True))
 
 
 def texts(lake: Lake) -> dict[str, str]:
@@ -245,20 +231,7 @@ def test_columns_of_partitions_have_their_values(tmp_path: Path) -> None:
 
 def test_mapped_columns_of_delta_are_read_by_their_names(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", pa.table({"c1": ["x", "y"], "c2": ["1", "2"]}))
-    [log] = (tmp_path / "t" / "_delta_log").glob("*.json")
-    actions = [json.loads(line) for line in log.read_text().splitlines()]
-    for action in actions:
-        if "protocol" in action:
-            action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
-        if "metaData" in action:
-            schema = json.loads(action["metaData"]["schemaString"])
-            for number, field in enumerate(schema["fields"]):
-                own = {"id": number + 1, "physicalName": field["name"]}
-                field["metadata"] = {f"delta.columnMapping.{k}": v for k, v in own.items()}
-                field["name"] = ["text", "c1"][number]  # — a name that another column had
-            action["metaData"]["schemaString"] = json.dumps(schema)
-            action["metaData"]["configuration"] = {"delta.columnMapping.mode": "name"}
-    log.write_text("\n".join(map(json.dumps, actions)))
+    map_columns(tmp_path / "t", ["text", "c1"])  # — the second is a name that another column had
     by_library = QueryBuilder().register("t", DeltaTable(tmp_path / "t")).execute("select * from t")
     expected = [(row["c1"], row["text"]) for row in pa.table(by_library.read_all()).to_pylist()]
     shards = shards_of(f"delta+{tmp_path}/t", tmp_path, Columns("text", "c1"))
@@ -343,18 +316,12 @@ def test_deletes_by_value_are_refused_by_name(tmp_path: Path, iceberg_catalog: N
     assert location in str(raised.value)
 
 
-def test_a_lance_shard_is_read_as_it_was_cut(tmp_path: Path) -> None:
-    lake = Lance(tmp_path)
-    lake.append(rows("a"))
-    shards, before = shards_of(lake.path, tmp_path), texts(lake)
-    lake.dataset.add_columns({"more": "id"})
-    assert shards_of(lake.path, tmp_path) == shards
-    lake.delete(["a-3"])
-    assert documents(shards) == before
-    lake.dataset.cleanup_old_versions(timedelta(0))
-    lance_dataset._unchanged.cache_clear()
-    with pytest.raises(StorageError, match="changed while the job ran: no version of the dataset"):
-        documents(shards)
-    file = lake.data_files()[0]
-    with pytest.raises(ForeignContentError, match="is a file of a Lance dataset; name the folder"):
-        shards_of(file, tmp_path)
+def test_names_that_files_of_iceberg_spell_otherwise_are_found(
+    tmp_path: Path, iceberg_catalog: None
+) -> None:
+    lake = Iceberg(tmp_path)
+    lake.append({"page-text": ["one", "two"], "id": ["1", "2"]})
+    expected = {row["id"]: row["page-text"] for row in lake.read()}
+    assert documents(shards_of(lake.path, tmp_path, Columns("page-text", "id"))) == expected
+    [file] = lake.data_files()
+    assert "page_x2Dtext" in pq.read_schema(file.removeprefix("file://")).names

@@ -33,8 +33,14 @@ from pyiceberg.table import Table
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 from pyroaring import BitMap64
+from whole_shards import all_documents
+
+from pipeline.sources.shards import Shard
+from pipeline.sources.source import cut, find_objects
+from pipeline.spec.schema import Columns
 
 Rows = Mapping[str, Sequence[Any]]
+COLUMNS = Columns("text", "id")
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 
@@ -90,6 +96,24 @@ class Delta:
 
     def data_files(self) -> list[str]:
         return [*map(unquote, DeltaTable(self.folder).file_uris())]
+
+
+def map_columns(table: Path, names: Sequence[str]) -> None:
+    """Gives the columns of a Delta table of one version other names than its files have."""
+    [log] = (table / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
+        if "metaData" in action:
+            schema = json.loads(action["metaData"]["schemaString"])
+            for number, (field, name) in enumerate(zip(schema["fields"], names, strict=True)):
+                own = {"id": number + 1, "physicalName": field["name"]}
+                field["metadata"] = {f"delta.columnMapping.{k}": v for k, v in own.items()}
+                field["name"] = name
+            action["metaData"]["schemaString"] = json.dumps(schema)
+            action["metaData"]["configuration"] = {"delta.columnMapping.mode": "name"}
+    log.write_text("\n".join(map(json.dumps, actions)))
 
 
 def _vector(rows: Sequence[int]) -> bytes:
@@ -227,3 +251,21 @@ class Lance:
 
 Lake = Delta | Iceberg | Lance
 LAKES: Mapping[str, Callable[[Path], Lake]] = {"delta": Delta, "iceberg": Iceberg, "lance": Lance}
+
+
+def rows(name: str, count: int = 20) -> dict[str, list[Any]]:
+    texts = [f"{number} of {name} says a little" for number in range(count)]
+    ids = [f"{name}-{number}" for number in range(count)]
+    return {"text": texts, "id": ids, "source": ["mail", "web"] * (count // 2)}
+
+
+def shards_of(path: str, cache: Path, columns: Columns = COLUMNS) -> list[Shard]:
+    objects = find_objects(path, cache / "cache")
+    return [shard for item in objects for shard in cut(item, columns, 4_000)]
+
+
+def documents(shards: list[Shard]) -> dict[str, str]:
+    tables = [all_documents(shard) for shard in shards]
+    assert all(len(table) == shard.rows for table, shard in zip(tables, shards, strict=True))
+    table = pa.concat_tables(tables)
+    return dict(zip(table["doc_id"].to_pylist(), table["text"].to_pylist(), strict=True))

@@ -20,6 +20,7 @@ import pipeline
 from pipeline.cli import main
 from pipeline.errors import SpecError, UnavailableError
 from pipeline.options import ExportOptions, FilterOptions
+from pipeline.stores.hub_commits import upload
 from pipeline.verbs.export import export
 from pipeline.verbs.hub_dataset import write_export
 from pipeline.verbs.label_table import ExportResult
@@ -117,3 +118,15 @@ def test_who_may_not_write_and_who_is_too_late(
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("--to: the token may not write to org/labels; set HF_TOKEN")
     assert len(hub.commits[REPO]) == 2
+
+
+def test_many_files_are_one_commit(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "to" / "data").mkdir(parents=True)
+    (tmp_path / "to" / "no.txt").write_text("is not of the dataset")
+    for number in range(300):
+        (tmp_path / "to" / "data" / f"{number}.csv").write_text(str(number))
+    hub.push(REPO, {"data/old.csv": b"old", "of others.txt": b"stays"})
+    upload(tmp_path / "to", URL, {}, message="Labels", replaces=["data/*"])
+    _, files = hub.files(REPO, "main")
+    assert len(hub.commits[REPO]) == 2
+    assert {*files} == {"of others.txt", *(f"data/{number}.csv" for number in range(300))}

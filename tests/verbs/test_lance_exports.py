@@ -19,8 +19,11 @@ from exported_tables import (
     labelled_with_catalog,
     run,
 )
+from finished import LABELS, toy_spec
+from servers import Server
 
 from pipeline.errors import SpecError
+from pipeline.stores.file_systems import native_options
 
 
 @pytest.fixture
@@ -124,3 +127,55 @@ def test_ids_are_found_whichever_type_they_have(folder: Path) -> None:
     expected(folder)
     toxic = dict(duckdb.sql(f"select doc_id, toxic from '{folder}/plain.parquet'").fetchall())
     assert found == [toxic["7"], None, toxic["5"]]
+
+
+def test_a_dataset_that_is_the_input_gets_columns_however_it_is_spelled(
+    folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    spec = toy_spec(folder, input={"path": str(dataset), "id": "id"})
+    assert run(folder, "lance+documents.lance", spec).created == 1
+    assert labels_of(dataset)[:-1] == plain_labels(folder)
+
+
+@pytest.mark.parametrize(
+    ("ids", "line"),
+    [
+        (["1", "1", "2"], "several documents have the id '1'; give each"),
+        (["1", "2", None], "1 rows have no id, by which their labels are found"),
+    ],
+)
+def test_documents_that_share_an_id_or_have_none_are_refused(
+    folder: Path, ids: list[str | None], line: str
+) -> None:
+    for file in (folder / "in").iterdir():
+        file.unlink()
+    rows = [{"id": id, "text": f"text {number}"} for number, id in enumerate(ids)]
+    (folder / "in" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    label_anew(folder)
+    lance.write_dataset(pa.Table.from_pylist(rows), folder / "a.lance")
+    with pytest.raises(SpecError, match=f"^to: {line}"):
+        run(folder, f"lance+{folder}/a.lance")
+    assert lance.dataset(folder / "a.lance").version == 1
+
+
+def test_a_label_with_a_dot_is_refused_by_name(
+    folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LABELS, "topic", ("U.S.", "law", "sport"))
+    label_anew(folder)
+    with pytest.raises(SpecError, match=r"^to: Lance has no columns with a dot .*topic_p_U\.S\."):
+        run(folder, f"lance+{dataset}")
+
+
+def test_a_dataset_in_a_bucket_is_written_with_the_storage_options(
+    folder: Path, dataset: Path, moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, own = moto.new_url(), moto.options
+    moto.file_system().put(f"{dataset}/", f"{url}/", recursive=True)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", own.pop("key"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", own.pop("secret"))
+    run(folder, f"lance+{url}", toy_spec(folder, storage_options=own))
+    run(folder, f"lance+{dataset}")
+    there = lance.dataset(url, storage_options=native_options(url, own)).to_table()
+    assert there.equals(lance.dataset(dataset).to_table())

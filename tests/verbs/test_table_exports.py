@@ -11,8 +11,10 @@ from typing import Any
 
 import deltalake
 import duckdb
+import lake_tables
 import pyarrow as pa
 import pyiceberg.catalog as catalogs
+import pyiceberg.exceptions as iceberg
 import pytest
 from calls import Assay
 from exported_tables import (
@@ -26,9 +28,12 @@ from exported_tables import (
     run,
 )
 from finished import Corpus, finish, toy_fingerprints, toy_spec
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.utils.config import Config
+from servers import Server
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
+from pipeline.stores.file_systems import native_options
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.label_table import ExportResult
 
@@ -46,6 +51,7 @@ class Table:
     files: Callable[[], list[str]]  # of the last version
     version: Callable[[], object]
     append: Callable[[pa.Table], None]  # as another export does; it makes a missing table
+    restore: Callable[[], object]  # what the first export made
 
     @property
     def all(self) -> list[Row]:
@@ -77,7 +83,14 @@ def delta_table(folder: Path) -> Table:
         deltalake.write_deltalake(str(place), rows, mode="append", commit_properties=properties)
 
     logs = place / "_delta_log"
-    return Table(f"delta+{place}", files, lambda: sorted(map(str, logs.glob("*"))), append)
+
+    def version() -> object:
+        return sorted(map(str, logs.glob("*")))
+
+    def restore() -> None:
+        deltalake.DeltaTable(place).restore(1)
+
+    return Table(f"delta+{place}", files, version, append, restore)
 
 
 def iceberg_table(folder: Path) -> Table:
@@ -96,7 +109,11 @@ def iceberg_table(folder: Path) -> Table:
     def version() -> object:
         return [snapshot.snapshot_id for snapshot in load().snapshots()]
 
-    return Table("iceberg://local/labels.all", files, version, append)
+    def restore() -> None:
+        first = load().snapshots()[0].snapshot_id
+        load().manage_snapshots().rollback_to_snapshot(first).commit()
+
+    return Table("iceberg://local/labels.all", files, version, append, restore)
 
 
 @pytest.fixture(params=[delta_table, iceberg_table])
@@ -131,6 +148,21 @@ def test_a_later_snapshot_replaces_its_documents_and_keeps_other_rows(
     assert [*other].count(None) == [*kept].count(None) + 1  # the column that it did not have
     label_anew(folder, "1")  # the answers of the first snapshot again
     assert run(folder, table.to, columns=("id",)).created == 1 and len(table.all) == 91
+
+
+def test_labels_that_a_table_has_no_longer_are_written_again(folder: Path, table: Table) -> None:
+    corpus, store = Corpus(folder / "in", folder / "cache"), LocalStore(folder / "out")
+    finish(store, corpus.shards(store), toy_fingerprints("3"), "other")
+    run(folder, table.to)
+    assert run(folder, table.to, {**toy_spec(folder), "name": "other"}).created == 1
+    assert run(folder, table.to).created == 1 and table.all == expected(folder)
+    label_anew(folder)
+    run(folder, table.to)
+    assert table.all == expected(folder)
+    table.restore()
+    assert table.all != expected(folder)
+    assert run(folder, table.to).created == 1 and table.all == expected(folder)
+    assert run(folder, table.to).created == 0
 
 
 def test_rows_that_another_export_commits_in_the_middle_are_there_once(
@@ -211,6 +243,62 @@ def test_a_wrong_place_is_named(
     (folder / "in.txt").write_text("a file")
     with pytest.raises(error, match=f"(?s)^{line}"):
         run(folder, to.replace("FOLDER", str(folder)), **options)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "line"),
+    [
+        (iceberg.ForbiddenError("no"), SpecError, "to: .*: no; use credentials that may write"),
+        (iceberg.ServerError("no"), UnavailableError, "iceberg.*: no; check its configuration"),
+        (ValueError("no"), SpecError, "to: cannot be written: no; name another table"),
+    ],
+)
+def test_what_a_catalog_refuses_is_one_line(
+    folder: Path,
+    raised: Exception,
+    error: type[Exception],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("pyiceberg.catalog.sql.SqlCatalog.commit_table", refuse)
+    with pytest.raises(error, match=line):
+        run(folder, "iceberg://local/labels.all")
+
+
+def test_tables_whose_rows_cannot_be_read_are_refused(folder: Path) -> None:
+    labels = {"doc_id": ["0-1", "0-2"], "path": ["a", "b"]}
+    vectors, by_value = lake_tables.Delta(folder), lake_tables.Iceberg(folder)
+    vectors.append(labels)
+    with pytest.raises(SpecError, match=r"^to: cannot be written: .*deletionVectors"):
+        run(folder, vectors.path)
+    by_value.append(labels)
+    by_value.add_deletes(pa.table({"path": ["a"]}), DataFileContent.EQUALITY_DELETES)
+    with pytest.raises(SpecError, match=r"^to: cannot be written: .*equality deletes"):
+        run(folder, by_value.path)
+    deltalake.write_deltalake(folder / "mapped", pa.table({"c1": ["0-1"], "c2": ["a"]}))
+    lake_tables.map_columns(folder / "mapped", ["doc_id", "path"])
+    with pytest.raises(SpecError, match=r"^to: has column mapping; name a table without it"):
+        run(folder, f"delta+{folder}/mapped")
+
+
+def test_a_table_in_a_bucket_is_written_with_the_storage_options(
+    folder: Path, moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, own = moto.new_url(), moto.options
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", own.pop("key"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", own.pop("secret"))
+    spec = {**toy_spec(folder), "storage_options": own}
+    for _ in range(2):
+        created = run(folder, f"delta+{url}", spec).created
+    assert created == 0
+    paths = deltalake.DeltaTable(url, storage_options=native_options(url, own)).file_uris()
+    for number, path in enumerate(paths):
+        moto.file_system().get(path, str(folder / f"{number}.copy"))
+    copies = [str(folder / f"{number}.copy") for number in range(len(paths))]
+    assert rows_of(copies) == expected(folder)
 
 
 def test_the_command_says_what_is_missing_and_what_was_written(
