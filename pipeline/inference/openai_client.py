@@ -307,17 +307,23 @@ class ServerClient:
 def read_key(model: ModelSpec) -> str | None:
     """The server's key; None if the spec names none. SpecError without repeating it."""
     if (name := model.api_key_env) is not None:
-        if not os.environ.get(name):
+        place, key = "model.api_key_env", os.environ.get(name, "")
+        if not key:
             fix = f"{name} is not set here; export it before the run, on each machine of a cluster"
-            raise SpecError([Problem("model.api_key_env", fix)])
-        return os.environ[name].strip()
-    if model.api_key_file is None:
+            raise SpecError([Problem(place, fix)])
+    elif model.api_key_file is not None:
+        place, name = "model.api_key_file", "the file"
+        try:
+            key = Path(os.path.expanduser(model.api_key_file)).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "is not text"
+            raise SpecError([Problem(place, f"cannot be read: {reason}")]) from None
+    else:
         return None
-    try:
-        return Path(os.path.expanduser(model.api_key_file)).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not text"
-        raise SpecError([Problem("model.api_key_file", f"cannot be read: {reason}")]) from None
+    if not re.fullmatch(r"[\x21-\x7e]+", key := key.strip()):  # — an error of HTTP would show it
+        fix = f"{name} is not one line of plain characters; write the key there, and nothing else"
+        raise SpecError([Problem(place, fix)])
+    return key
 
 
 def _error(reply: requests.Response) -> Mapping[str, Any]:

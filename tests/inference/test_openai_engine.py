@@ -183,6 +183,14 @@ def test_the_key_comes_from_the_environment_or_a_file(
         chat.keys.clear()
         engine(chat, **name).prove()
         assert chat.keys == {f"Bearer {KEY}"}
+    for wrong in (f"{KEY}\nsecond", f"{KEY} x", f"{KEY}é", "\n"):
+        monkeypatch.setenv("TEST_KEY", wrong)
+        file.write_text(wrong)
+        for name in ({"api_key_env": "TEST_KEY"}, {"api_key_file": str(file)}):
+            with pytest.raises(SpecError, match="is not one line of plain characters") as failed:
+                engine(chat, **name)
+            [problem] = failed.value.problems
+            assert problem.place == f"model.{next(iter(name))}" and KEY not in str(failed.value)
     file.unlink()
     with pytest.raises(SpecError, match=r"model.api_key_file: cannot be read"):
         engine(chat, api_key_file=str(file))
