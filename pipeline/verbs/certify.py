@@ -15,7 +15,6 @@ All answers are cells of the output, so nothing is asked twice, also after a run
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +29,11 @@ from pipeline.evaluation.promises import Bools, Groups, Promise, prove
 from pipeline.fitted.certificate import Certificate
 from pipeline.hashes import short_hash
 from pipeline.ledger.certificates import write_certificate
+from pipeline.ledger.counts import Counts
 from pipeline.options import RunOptions
 from pipeline.runtime.cascades import fitted_stage
 from pipeline.runtime.conditions import check
-from pipeline.runtime.job import job_of_output
+from pipeline.runtime.job import Run, job_of_output
 from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import ignore
 from pipeline.sources.shards import Shard
@@ -58,8 +58,11 @@ def certify(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Announce = ignore,
-) -> None:
+    part_of: Run | None = None,
+) -> Counts:
     """Writes a certificate for each cascade that has none of the current input.
+
+    Returns the counts of the sample's labelling, which may be `part_of` a run.
 
     The rules of an earlier certificate are tested again, also with documents of new files. Where
     none of them is proved, or saves enough, others are made and tested with the same documents:
@@ -68,7 +71,7 @@ def certify(
     UnavailableError if a shard of the sample could not be labelled; run again.
     """
     if not spec.cascades or options.sample or options.where:
-        return
+        return Counts()
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache_dir)
@@ -81,7 +84,7 @@ def certify(
         if task.name not in known or known[task.name].shards != shards
     }
     if not waiting or not planned.rows:
-        return
+        return Counts()
     for task in waiting.values():
         if task.cascade.by is not None:
             place, named = f"tasks.{spec.tasks.index(task)}.cascade.by", f'doc."{task.cascade.by}"'
@@ -91,7 +94,8 @@ def certify(
     drawn = [known[name].draw for name in waiting if name in known]
     share = max(drawn, default=round(min(LARGEST_SHARE, most / planned.rows), 9))
     by_id = {shard.id: shard for shard in planned.shards}
-    sampling = Sampling(spec, cache_dir, address, options, announce, time.time(), by_id, share)
+    run = part_of or Run()
+    sampling = Sampling(spec, cache_dir, address, options, announce, run, by_id, share)
     whole = sampling.answered({name: task.whole for name, task in waiting.items()})
     cascades = {name: _Cascade.of(sampling, task, whole) for name, task in waiting.items()}
     again = {name: own.trial_of(known[name]) for name, own in cascades.items() if name in known}
@@ -109,6 +113,7 @@ def certify(
     for name, certificate in (kept | dict(_tried(sampling, cascades, trials))).items():
         write_certificate(store, replace(certificate, shards=shards))
         logger.info("%s: %s", name, certificate.words)
+    return sampling.n
 
 
 def _to_draw(cascade: CascadeSpec) -> int:
