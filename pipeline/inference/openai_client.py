@@ -11,14 +11,15 @@ import random
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 import requests
+from urllib3.exceptions import InvalidHeader
+from urllib3.util import Retry
 
 from pipeline.errors import DocumentError, Problem, ServerError, SpecError, one_line
 from pipeline.hashes import canonical_json, parse_json, short_hash
@@ -30,7 +31,8 @@ TOP_LOGPROBS = 20  # the most that the API allows
 PATIENCE_S, FIRST_PATIENCE_S = 300.0, 15.0
 _TIMEOUT_S = (10.0, 120.0)  # to connect, and between two parts of an answer
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
-_BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+_LATER = (408, 425, 429, 503, 529)  # whatever the document
+_BUSY = (*_LATER, 409, 500, 502, 504)
 _OF_DOCUMENT = (400, 413, 422)  # too long for the server, or not to its taste
 _PATHS = {401: "api_key_env", 403: "api_key_env", 404: "base_url"}
 _TOKENS_OF_TURNS = 64  # the most that a chat template adds to the bytes of a request
@@ -155,9 +157,8 @@ class ServerClient:
 
         self._session.auth = authorised
         self._lock = threading.Condition()
-        self._reserved: list[float] = []  # the most that each request in flight can cost
-        self._answers = 0
-        self._failing_since: float | None = None  # no request was answered since then
+        self._in_flight: list[float] = []  # the most that each request can cost
+        self._answered_s: float | None = None  # when the last answer came, on the monotonic clock
         self._over = threading.Event()
         self._end: ServerError | None = None
 
@@ -180,94 +181,106 @@ class ServerClient:
         key = short_hash(canonical_json(self.model.revision) + body)
         if keep and (known := self.journal.find(key)) is not None:
             return Answer(known)
-        bound = len(body) + _TOKENS_OF_TURNS  # — a token has a byte or more
-        self._reserve(most := self._price(bound, 1))
         try:
-            answer = self._retried(body, bound)
-            price = self._price(answer.prompt_tokens, answer.answer_tokens)
-            self.journal.add(price, key if keep else None, answer.top)
-            return answer
+            return self._retried(body, key if keep else None)
         except (ServerError, SpecError) as error:
             if error is self._end or (isinstance(error, SpecError) and not keep):
                 raise
             self._end = self._end or ServerError(str(error))
             self._over.set()
             raise self._end from error
-        finally:
-            with self._lock:
-                self._reserved.remove(most)
-                self._lock.notify_all()
 
     def _price(self, read: float, written: float) -> float:
         return self.model.price.of(read, written) if self.model.price else 0.0
 
-    def _reserve(self, most: float) -> None:
-        """ServerError if this request may take more than is left of the run's cost."""
+    @contextmanager
+    def _reserved(self, most: float) -> Iterator[None]:
+        """Keeps what a request may cost; ServerError if that may be more than the run has left."""
         with self._lock:
             # — what is in flight may cost less than was reserved for it
-            while self._reserved and self._left() - sum(self._reserved) < most and not self._end:
+            while self._in_flight and self._left() - sum(self._in_flight) < most and not self._end:
                 self._lock.wait(1.0)
-            if self._left() < most and not self._end:
-                self._end = ServerError(
+            if self._end is not None:
+                raise self._end
+            if self._left() < most:
+                raise ServerError(
                     f"ended by --max-cost {self._limit:g}: {self.journal.spent:.4g} is spent, and "
                     f"the next request may take up to {most:.2g}; finished shards and paid answers "
                     "are kept; run again, with another --max-cost, to go on"
                 )
-            if self._end is not None:
-                raise self._end
-            self._reserved.append(most)
+            self._in_flight.append(most)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight.remove(most)
+                self._lock.notify_all()
 
     def _left(self) -> float:
         return self._limit - self.journal.spent
 
-    def _retried(self, body: bytes, bound: int) -> Answer:
+    def _retried(self, body: bytes, key: str | None) -> Answer:
         """The answer to a request, which is repeated while the server is busy or out of reach."""
-        began, wait_s = time.monotonic(), _FIRST_WAIT_S
+        bound = len(body) + _TOKENS_OF_TURNS  # — a token has a byte or more
+        began, wait_s = math.inf, _FIRST_WAIT_S
         while True:
-            asked_to_wait_s, patience_s = 0.0, self._patience_s
             try:
-                reply = self._session.post(
-                    self._url,
-                    data=body,
-                    headers={"Content-Type": "application/json"},
-                    timeout=_TIMEOUT_S,
-                    allow_redirects=False,
-                )
-                if reply.status_code not in _BUSY:
-                    content = reply.json() if reply.ok else {}
-                    with self._lock:
-                        self._answers, self._failing_since = self._answers + 1, None
-                    return self._read(reply, content, bound)
-                reason = f"status {reply.status_code}: {_words(reply)}"
-                if header := reply.headers.get("Retry-After"):
-                    asked_to_wait_s = _retry_after_s(header)
-                    reason += f", Retry-After: {header}"
-            except requests.RequestException as error:
-                reason = one_line(error)
-                if not self._answers:
-                    patience_s = min(patience_s, FIRST_PATIENCE_S)
-                if isinstance(error, requests.ReadTimeout):  # — the server may have answered
-                    self.journal.add(self._price(bound, 1))
-            pause_s = max(asked_to_wait_s, wait_s * random.random())
-            self._check_patience(patience_s, began, pause_s, reason)
+                with self._reserved(self._price(bound, 1)):
+                    began = min(began, time.monotonic())
+                    return self._asked_once(body, bound, key)
+            except _NoAnswer as error:
+                pause_s = max(error.after_s, wait_s * random.random())
+                self._check_patience(error, began, pause_s)
             if self._over.wait(pause_s) and self._end is not None:
                 raise self._end
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _check_patience(self, patience_s: float, began: float, pause_s: float, reason: str) -> None:
-        """ServerError if nothing is answered for too long; DocumentError if this alone is not."""
-        now = time.monotonic()
-        with self._lock:
-            self._failing_since = self._failing_since or now
-            if now + pause_s - self._failing_since > patience_s:
-                silent_s = now - self._failing_since
-                raise ServerError(
-                    f"{self._url} gives no answer for {silent_s:,.0f} s ({reason}); finished "
-                    "shards and paid answers are kept; run again to go on"
-                )
-        if now + pause_s - began > patience_s:
+    def _asked_once(self, body: bytes, bound: int, key: str | None) -> Answer:
+        """The answer to one request, which is paid, and with a key kept; _NoAnswer without one."""
+        try:
+            reply = self._session.post(
+                self._url,
+                data=body,
+                headers={"Content-Type": "application/json"},
+                timeout=_TIMEOUT_S,
+                allow_redirects=False,
+            )
+        except requests.RequestException as error:
+            if isinstance(error, requests.ReadTimeout):  # — the server may have answered
+                self.journal.add(self._price(bound, 1))
+            raise _NoAnswer(f"{type(error).__name__}: {one_line(error)}") from error
+        status, content = reply.status_code, None
+        if status in _BUSY:
+            raise _NoAnswer(f"status {status}: {_words(reply)}", reply)
+        if status == 200:
+            try:
+                content = parse_json(reply.content)
+            except ValueError as error:
+                words = f"{_words(reply)}; is model.base_url the URL of the API?"
+                raise _NoAnswer(f"status 200 without JSON: {words}") from error
+        self._answered_s = time.monotonic()
+        answer = self._read(reply, content, bound)
+        price = self._price(answer.prompt_tokens, answer.answer_tokens)
+        self.journal.add(price, key, answer.top)
+        return answer
+
+    def _check_patience(self, error: _NoAnswer, began: float, pause_s: float) -> None:
+        """ServerError if nothing is answered for too long; DocumentError if this alone is not.
+
+        A document is not the reason why the server asks to come later.
+        """
+        now, patience_s = time.monotonic(), self._patience_s
+        if self._answered_s is None and error.status is None:
+            patience_s = min(patience_s, FIRST_PATIENCE_S)
+        silent_s = now - max(began, self._answered_s or began)
+        if silent_s + pause_s > patience_s:
+            raise ServerError(
+                f"{self._url} gives no answer for {silent_s:,.0f} s ({error}); finished "
+                "shards and paid answers are kept; run again to go on"
+            )
+        if now + pause_s - began > patience_s and error.status not in _LATER:
             # — few different statuses of rows: without what the server says of this one
-            raise DocumentError(f"the server does not answer it: {reason.partition(':')[0]}")
+            raise DocumentError(f"the server does not answer it: {str(error).partition(':')[0]}")
 
     def _read(self, reply: requests.Response, content: Any, bound: int) -> Answer:
         """The answer of a reply that is not to be repeated."""
@@ -304,20 +317,38 @@ class ServerClient:
         )
 
 
+class _NoAnswer(Exception):
+    """Why one request has no answer; it may be repeated."""
+
+    def __init__(self, reason: str, reply: requests.Response | None = None) -> None:
+        self.status, self.after_s = None if reply is None else reply.status_code, 0.0
+        if reply is not None and (header := reply.headers.get("Retry-After")):
+            reason += f", Retry-After: {header}"
+            with suppress(InvalidHeader, OverflowError, ValueError):
+                self.after_s = Retry().parse_retry_after(header)
+        super().__init__(reason)
+
+
 def read_key(model: ModelSpec) -> str | None:
     """The server's key; None if the spec names none. SpecError without repeating it."""
     if (name := model.api_key_env) is not None:
-        if not os.environ.get(name):
+        place, key = "model.api_key_env", os.environ.get(name, "")
+        if not key:
             fix = f"{name} is not set here; export it before the run, on each machine of a cluster"
-            raise SpecError([Problem("model.api_key_env", fix)])
-        return os.environ[name].strip()
-    if model.api_key_file is None:
+            raise SpecError([Problem(place, fix)])
+    elif model.api_key_file is not None:
+        place, name = "model.api_key_file", "the file"
+        try:
+            key = Path(os.path.expanduser(model.api_key_file)).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "is not text"
+            raise SpecError([Problem(place, f"cannot be read: {reason}")]) from None
+    else:
         return None
-    try:
-        return Path(os.path.expanduser(model.api_key_file)).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not text"
-        raise SpecError([Problem("model.api_key_file", f"cannot be read: {reason}")]) from None
+    if not re.fullmatch(r"[\x21-\x7e]+", key := key.strip()):  # — an error of HTTP would show it
+        fix = f"{name} is not one line of plain characters; write the key there, and nothing else"
+        raise SpecError([Problem(place, fix)])
+    return key
 
 
 def _error(reply: requests.Response) -> Mapping[str, Any]:
@@ -330,7 +361,9 @@ def _error(reply: requests.Response) -> Mapping[str, Any]:
 
 
 def _words(reply: requests.Response) -> str:
-    """The same on one line of at most 200 characters."""
+    """The same on one line of at most 200 characters, or where another URL is."""
+    if reply.is_redirect:
+        return f"it redirects to {reply.headers['Location'][:200]}; write the URL of that API"
     error = _error(reply)
     return " ".join(str(error.get("message", error)).split())[:200] or str(reply.reason)
 
@@ -341,12 +374,3 @@ def _kind(reply: requests.Response) -> str:
     return next(
         (f", {w}" for w in words if isinstance(w, str) and re.fullmatch(r"\w{1,60}", w)), ""
     )
-
-
-def _retry_after_s(header: str) -> float:
-    """The seconds of a header Retry-After, which is a number or a date; 0 without it."""
-    with suppress(ValueError):
-        return max(0.0, float(header))
-    with suppress(ValueError, TypeError):
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    return 0.0

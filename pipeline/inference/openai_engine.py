@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,28 +113,40 @@ class OpenAIEngine:
         tasks: Collection[str] | None = None,
         on_batch: Callable[[Sequence[int]], None] = lambda _documents: None,
     ) -> Labelled:
-        """As `LabelEngine.label`: [docs, labels] log-probabilities for each question."""
+        """As `LabelEngine.label`: [docs, labels] log-probabilities for each question.
+
+        Several threads call `on_batch`, one at a time, as documents are answered in any order, and
+        without a document after each question: the server may take minutes for one.
+        """
         asked = [part for part in self._parts if tasks is None or part.name in tasks]
         log_probs = [np.full((len(documents), len(p.labels)), np.nan, np.float32) for p in asked]
-        usage, refused = Usage(), dict[int, str]()
+        usage, refused, reporting = Usage(), dict[int, str](), Lock()
 
-        def answers(document: DocumentIds) -> list[Answer] | DocumentError:
+        def report(*rows: int) -> None:
+            with reporting:
+                on_batch(rows)
+
+        def answers(row: int) -> list[Answer] | DocumentError:
+            found = list[Answer]()
             try:  # — one question after the other: the server keeps what they have in common
-                return [self.client.ask(self.chat(document, part)) for part in asked]
+                for part in asked:
+                    found.append(self.client.ask(self.chat(documents[row], part)))
+                    report()
             except DocumentError as error:
+                report(row)
                 return error
+            report(row)
+            return found
 
         with ThreadPoolExecutor(self.client.model.concurrency) as pool:
             try:
-                for row, answered in enumerate(pool.map(answers, documents)):
+                for row, answered in enumerate(pool.map(answers, range(len(documents)))):
                     if isinstance(answered, DocumentError):
                         refused[row] = str(answered)
-                        on_batch([row])
                         continue
                     for own, part, answer in zip(log_probs, asked, answered, strict=True):
                         own[row], not_returned = label_log_probs(answer.top, part)
                         usage += Usage(answer.prompt_tokens, answer.answer_tokens, 1, not_returned)
-                    on_batch([row])
             finally:
                 pool.shutdown(cancel_futures=True)
         self._of_shard += usage

@@ -85,7 +85,7 @@ class ShardAnswers:
         for first, last in pairwise([*edges[begins], len(chunks)]):
 
             def count(batch: Sequence[int], first: int = first) -> None:
-                of_batch = first + np.array(batch)
+                of_batch = first + np.array(batch, np.int64)
                 read, times = np.unique(row_of[of_batch], return_counts=True)
                 unread[read] -= times
                 on_rows(int((unread[read] == 0).sum()), float(cost[of_batch].sum() / cost.sum()))

@@ -63,6 +63,9 @@ from pipeline.spec.tasks import TaskSpec
 
 CUDA_BATCH_TOKENS = 65_536
 
+# The loaded models of a process, and the clients of servers, by their JSON in the spec.
+Models = dict[str, LoadedModel | ServerClient]
+
 
 def memory_plan(model: LoadedModel, prompt: PromptTokens, *, engines: int = 1) -> MemoryPlan:
     """The largest batch in tokens, and the memory that it takes on the model's device.
@@ -146,13 +149,11 @@ def label_engine(reader: Reader, model: LoadedModel, prompt: PromptTokens) -> La
     )
 
 
-def reader_engine(
-    reader: Reader, send: Send = ignore, models: dict[str, LoadedModel] | None = None
-) -> Engine:
+def reader_engine(reader: Reader, send: Send = ignore, models: Models | None = None) -> Engine:
     """The reader's engine, loaded; `send` takes the phases.
 
-    `models` are those that readers of the same job have loaded, by their JSON in the spec: two
-    readers of one model share its weights.
+    `models` are those that readers of the same job have loaded: two readers of one model share its
+    weights.
     """
     if reader.spec.uses_encoder:
         return _encoder_engine(reader, send)
@@ -167,26 +168,35 @@ def reader_engine(
         )
         return load_vllm(folder, prompt, options, max_tokens=reader.spec.documents.max_tokens)
     models, name = {} if models is None else models, reader.spec.model.model_dump_json()
-    if name not in models:
-        models[name] = reader_model(reader, folder)
-    return label_engine(reader, models[name], prompt)
+    model = models.get(name)
+    if not isinstance(model, LoadedModel):
+        model = models[name] = reader_model(reader, folder)
+    return label_engine(reader, model, prompt)
 
 
-def server_engine(reader: Reader, run: Run | None) -> OpenAIEngine:
+def server_engine(reader: Reader, run: Run | None, models: Models) -> OpenAIEngine:
     """The server of the reader's model, which has answered once; SpecError if it cannot be used.
 
-    In a run, answers that are paid and not committed are kept on this machine.
+    In a run, answers that are paid and not committed are kept on this machine. Two readers of one
+    server in `models` share its client, and so what the run may cost.
     """
-    journal, most = None, None
-    if run is not None:
-        output, most = reader.spec.output, run.max_cost
-        output = output if "://" in output else os.path.abspath(output)
-        name = short_hash(canonical_json([output, reader.spec.name]))
-        journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
-    client = ServerClient(reader.spec.model, journal, max_cost=most)
+    name = reader.spec.model.model_dump_json()
+    client = models.get(name)
+    if not isinstance(client, ServerClient):
+        client = models[name] = _client(reader, run)
     engine = OpenAIEngine(client, reader.spec.prompt, reader.spec.model_parts)
     engine.prove()
     return engine
+
+
+def _client(reader: Reader, run: Run | None) -> ServerClient:
+    if run is None:
+        return ServerClient(reader.spec.model)
+    output = reader.spec.output
+    output = output if "://" in output else os.path.abspath(output)
+    name = short_hash(canonical_json([output, reader.spec.name]))
+    journal = Journal(Path(reader.cache_dir) / "server-answers" / f"{name}.jsonl", run.id)
+    return ServerClient(reader.spec.model, journal, max_cost=run.max_cost)
 
 
 def _encoder_engine(reader: Reader, send: Send) -> EncoderEngine:

@@ -20,7 +20,6 @@ from pipeline.inference.chunking import chunk_spans
 from pipeline.inference.classifiers import Classifier, label_log_probs
 from pipeline.inference.engine import Engine, LabelEngine
 from pipeline.inference.images import as_document
-from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.openai_engine import OpenAIEngine
 from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.shard_answers import ShardAnswers
@@ -28,11 +27,7 @@ from pipeline.inference.vllm_engine import VllmEngine
 from pipeline.ledger.columns import Bools, only
 from pipeline.ledger.label_rows import answer_rows
 from pipeline.ledger.reuse import text_identities
-from pipeline.runtime.assembly import (
-    DocumentReader,
-    reader_engine,
-    server_engine,
-)
+from pipeline.runtime.assembly import DocumentReader, Models, reader_engine, server_engine
 from pipeline.runtime.fitted_files import read_classifier
 from pipeline.runtime.job import Reader, Run
 from pipeline.runtime.progress import Send
@@ -63,11 +58,11 @@ class LoadedReader:
         reader: Reader,
         send: Send,
         working: Lock | None = None,
-        models: dict[str, LoadedModel] | None = None,
+        models: Models | None = None,
         run: Run | None = None,
     ) -> None:
         self.reader, self._run = reader, run
-        self._send, self._models = send, {} if models is None else models
+        self._send, self._models = send, Models() if models is None else models
         self._working, self._classifying = working or Lock(), Lock()
         self._classifiers: dict[str, Classifier] = {}  # by task, once they are loaded
 
@@ -100,7 +95,7 @@ class LoadedReader:
     @cached_property
     def _engine(self) -> Engine:
         if self.reader.spec.model.engine == "openai":
-            return server_engine(self.reader, self._run)
+            return server_engine(self.reader, self._run, self._models)
         return reader_engine(self.reader, self._send, self._models)
 
     @property

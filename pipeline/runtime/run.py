@@ -36,7 +36,7 @@ from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import limit_of
 from pipeline.runtime.fitted_files import read_classifier
-from pipeline.runtime.job import Job, Reader, limited, make_job, reader_specs
+from pipeline.runtime.job import Job, Reader, Run, limited, make_job, reader_specs
 from pipeline.runtime.mailbox import Post
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import (
@@ -83,16 +83,16 @@ def run(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
-    began: float | None = None,
+    part_of: Run | None = None,
 ) -> Outcome:
     """The outcome of a run, which labels what is missing and publishes a snapshot.
 
-    `began` is when the time of the run began, in seconds since the epoch; by default it is now.
+    It may be `part_of` a run that began before: the limits on hours and cost are of all its parts.
     It does not judge: see `verbs.run` for a spec with `publish`.
     """
     cache = cache_dir or default_cache_dir()
     with label(
-        spec, cache_dir=cache, address=address, options=options, announce=announce, began=began
+        spec, cache_dir=cache, address=address, options=options, announce=announce, part_of=part_of
     ) as labelled:
         if labelled.complete or options.publish_partial:
             Display("the progress")(announce, Progress(PUBLISHING))
@@ -111,7 +111,7 @@ def label(
     options: RunOptions = RunOptions(),
     limit: str | None = None,
     announce: Callable[[Progress], None],
-    began: float | None = None,
+    part_of: Run | None = None,
 ) -> Iterator[Outcome]:
     """Label every missing cell, as `run` does, and publish nothing unless an error ends it.
 
@@ -123,8 +123,7 @@ def label(
     check_create_only(store)
     with in_use(store):
         limit = limit or limit_of(options.sample, options.where)
-        began = began or time.time()
-        yield _labelled(spec, store, cache_dir, address, options, limit, announce, began)
+        yield _labelled(spec, store, cache_dir, address, options, limit, announce, part_of or Run())
 
 
 def _labelled(
@@ -135,14 +134,15 @@ def _labelled(
     options: RunOptions,
     limit: str | None,
     announce: Callable[[Progress], None],
-    began: float,
+    part_of: Run,
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
     started = time.monotonic()
     if options.max_cost is not None and spec.model.price is None:
         fix = "needs the price of the server's tokens; write model.price, as {input: 1, output: 2}"
         raise option_error("max_cost", fix, options.max_cost)
-    ends = None if options.max_hours is None else began + options.max_hours * 3600
+    ends = None if options.max_hours is None else part_of.began + options.max_hours * 3600
+    part = replace(part_of, ends=ends, max_cost=options.max_cost)
     failpoint("probed")
     with Watch(announce) as watch:
         if address is not None:
@@ -151,8 +151,7 @@ def _labelled(
             watch.enter(LOCATING)
             device = spec.model.device
             machine = cluster_machine(device) if connected else this_machine()
-            job = job_of_run(spec, store, machine, cache_dir, limit, ends)
-            job = replace(job, run=replace(job.run, max_cost=options.max_cost))
+            job = job_of_run(spec, store, machine, cache_dir, limit, part)
             watch.enter(LISTING)
             planned = plan(
                 job,
@@ -188,16 +187,16 @@ def job_of_run(
     store: Store,
     machine: Machine,
     cache_dir: Path,
-    limit: str | None = None,
-    ends: float | None = None,
+    limit: str | None,
+    part: Run,
 ) -> Job:
-    """The job of one run; SpecError unless its models fit the machine, and its classifiers load."""
+    """The job of a run; SpecError unless its models fit the machine, and its classifiers load."""
     for own, places in reader_specs(spec):  # before anything is fetched
         with model_at(places["model"]):
             place(own.model, machine)
     job = make_job(spec, place(spec.model, machine), cache_dir)
     since = max(snapshot_numbers(store), default=0)
-    this = replace(job.run, ends=ends, since=since, unable=machine.unable)
+    this = replace(part, since=since, unable=machine.unable)
     job = limited(replace(job, run=this), limit)
     _check_classifiers(job, store)
     return job

@@ -12,13 +12,13 @@ from threading import Lock
 
 from pipeline.errors import ModelError
 from pipeline.inference.memory import disable_malloc_trim
-from pipeline.inference.model.loaded import LoadedModel
 from pipeline.ledger.attempts import Attempts, Turn, attempt_name
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import commit_shard
+from pipeline.runtime.assembly import Models
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import processor_formats
 from pipeline.runtime.progress import (
@@ -45,7 +45,7 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedRea
     failpoint("loading")
     if job.spec.model.dtype == "auto" and job.placement.device == "cpu":
         _check_format(job.placement.dtype)
-    working, models = Lock(), dict[str, LoadedModel]()
+    working, models = Lock(), Models()
     readers = [LoadedReader(reader, send, working, models, job.run) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()

@@ -15,7 +15,6 @@ All answers are cells of the output, so nothing is asked twice, also after a run
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +28,11 @@ from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
 from pipeline.evaluation.promises import Groups, Promise, prove
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.certificates import write_certificate
+from pipeline.ledger.counts import Counts
 from pipeline.options import RunOptions
 from pipeline.runtime.cascades import Cascade, fitted_stage
 from pipeline.runtime.conditions import check
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Job, Run
 from pipeline.runtime.placement import this_machine
 from pipeline.runtime.plan import Plan, plan
 from pipeline.runtime.progress import ignore
@@ -60,8 +60,11 @@ def certify(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Announce = ignore,
-) -> None:
+    part_of: Run | None = None,
+) -> Counts:
     """Writes a certificate for each cascade that has none of the current input.
+
+    Returns the counts of the sample's labelling, which may be `part_of` a run.
 
     The rules of an earlier certificate are tested again, also with documents of new files. Where
     none of them is proved, or saves enough, others are made and tested with the same documents:
@@ -70,15 +73,16 @@ def certify(
     UnavailableError if a shard of the sample could not be labelled; run again.
     """
     if not spec.cascades or options.sample or options.where:
-        return
+        return Counts()
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
+    run = part_of or Run()
     job, planned = _planned(spec, store, cache_dir, address, options)
     shards, rows = hash_of(shard.id for shard in planned.shards), planned.rows
     drawn = {n: of.draw for n, of in job.certificates.items() if of.shards == shards}
     waiting = {t.name: t for t in spec.cascades if drawn.get(t.name, -1) < _share(t.cascade, rows)}
     if not waiting or not rows:
-        return
+        return Counts()
     later = _naming(waiting, job, spec)
     now = {name: task for name, task in waiting.items() if name not in later}
     for task in now.values():
@@ -93,7 +97,7 @@ def certify(
     by_id = {shard.id: shard for shard in planned.shards}
     asked = (now[t.name].whole if t.name in now else t for t in spec.tasks if t.name not in later)
     first = spec.model_copy(update={"tasks": tuple(asked)})
-    sampling = Sampling(first, cache_dir, address, options, announce, time.time(), by_id, share)
+    sampling = Sampling(first, cache_dir, address, options, announce, run, by_id, share)
     whole = sampling.answered({name: task.whole for name, task in now.items()})
     cascades = {
         name: _Cascade.of(sampling, task, whole, job.cascades[name], known.get(name))
@@ -115,7 +119,16 @@ def certify(
         write_certificate(store, replace(certificate, shards=shards))
         logger.info("%s: %s", name, certificate.words)
     if len(now) < len(waiting):
-        certify(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
+        others = certify(
+            spec,
+            cache_dir=cache_dir,
+            address=address,
+            options=options,
+            announce=announce,
+            part_of=run,
+        )
+        sampling.n.update(others)
+    return sampling.n
 
 
 def _planned(
@@ -124,7 +137,7 @@ def _planned(
     """What the run that follows plans: it has the same shards."""
     with remote_ray(address, insecure=options.insecure_cluster) as connected:
         machine = cluster_machine(spec.model.device) if connected else this_machine()
-        job = job_of_run(spec, store, machine, cache_dir)
+        job = job_of_run(spec, store, machine, cache_dir, None, Run())
         by_nodes = partial(cut_by_nodes, machine.unable) if connected else None
         return job, plan(job, store, by_nodes=by_nodes)
 

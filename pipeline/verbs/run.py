@@ -5,7 +5,6 @@ Entry point: `judged_run`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +19,12 @@ from pipeline.fitted.certificate import Certificate
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.ledger.cells import stored_version
+from pipeline.ledger.counts import Counts
 from pipeline.ledger.keys import documents_key
 from pipeline.ledger.label_files import read_source
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import EvalOptions, RunOptions
+from pipeline.runtime.job import Run
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress, ignore
 from pipeline.runtime.run import label
@@ -75,7 +76,7 @@ class RunResult:
     label_seconds: float  # the sum over workers
     prefix_tokens_computed: int
     question_tokens_computed: int
-    cost: float | None  # that the model's server took, by model.price
+    cost: float | None  # that the model's server took, by model.price, with a cascade's sample
     # Mean probability of an answer that the server did not return; None without a server.
     not_returned: float | None
     output: str
@@ -88,10 +89,11 @@ class RunResult:
     diff: Comparison | None = None
 
     @classmethod
-    def of(cls, outcome: Outcome) -> RunResult:
-        """The counts of a run, which was not judged."""
+    def of(cls, outcome: Outcome, sampled: Counts | None = None) -> RunResult:
+        """The counts of a run, which was not judged; of a cascade's sample only the cost."""
         n, before, price = outcome.tally.n, _before(outcome), outcome.job.spec.model.price
-        read, requests = n.total_of("prefix_tokens"), n.total_of("requests")
+        requests, paid = n.total_of("requests"), Counts(n + (sampled or Counts()))
+        prompts, answers = paid.total_of("prefix_tokens"), paid.total_of("question_tokens")
         new, edited = (None, None) if before is None else _arrived(outcome, before)
         return cls(
             outcome=outcome,
@@ -121,9 +123,9 @@ class RunResult:
             decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
             seconds=outcome.seconds,
             label_seconds=n.total_of("label_ms") / 1_000,
-            prefix_tokens_computed=read,
+            prefix_tokens_computed=n.total_of("prefix_tokens"),
             question_tokens_computed=n.total_of("question_tokens"),
-            cost=None if price is None else price.of(read, n.total_of("question_tokens")),
+            cost=None if price is None else price.of(prompts, answers),
             not_returned=n.total_of("not_returned") / 1e6 / requests if requests else None,
             output=outcome.output,
             snapshot=outcome.snapshot,
@@ -192,20 +194,21 @@ def judged_run(
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
-    began = time.time()
+    own = Run()
     spec = with_cascades(spec) if options.save else spec
-    certify(spec, cache_dir=cache_dir, address=address, options=options, announce=announce)
+    sampled = certify(
+        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
+    )
     if spec.publish == PublishSpec():
-        return RunResult.of(
-            run_without_judging(
-                spec,
-                cache_dir=cache_dir,
-                address=address,
-                options=options,
-                announce=announce,
-                began=began,
-            )
+        outcome = run_without_judging(
+            spec,
+            cache_dir=cache_dir,
+            address=address,
+            options=options,
+            announce=announce,
+            part_of=own,
         )
+        return RunResult.of(outcome, sampled)
     if options.publish_partial:
         fix = "publishes labels that were not judged; leave it out, or remove publish from the spec"
         raise option_error("publish_partial", fix)
@@ -223,16 +226,18 @@ def judged_run(
         return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
 
     with label(
-        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, began=began
+        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
     ) as labelled:
-        return judge(labelled, decide if gates else None, spec.publish)
+        return judge(labelled, decide if gates else None, spec.publish, sampled)
 
 
-def judge(labelled: Outcome, gate: Gate | None, limits: PublishSpec) -> RunResult:
+def judge(
+    labelled: Outcome, gate: Gate | None, limits: PublishSpec, sampled: Counts | None = None
+) -> RunResult:
     """Compares the labelled output with the previous snapshot, and publishes or rejects it."""
     previous = last_snapshot(labelled.store, labelled.job.spec.name)
     if not labelled.complete:
-        return replace(RunResult.of(labelled), previous=previous)
+        return replace(RunResult.of(labelled, sampled), previous=previous)
     candidate = labelled.contents
     gates = gate(candidate) if gate else ()
     comparison = None
@@ -249,6 +254,5 @@ def judge(labelled: Outcome, gate: Gate | None, limits: PublishSpec) -> RunResul
     if comparison:
         reasons += exceeded(comparison, limits)
     outcome = labelled if reasons else labelled.published(partial=False)
-    return replace(
-        RunResult.of(outcome), previous=previous, reasons=reasons, gates=gates, diff=comparison
-    )
+    result = RunResult.of(outcome, sampled)
+    return replace(result, previous=previous, reasons=reasons, gates=gates, diff=comparison)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from pipeline.errors import UnavailableError
 from pipeline.evaluation.promises import Bools, Groups
 from pipeline.ledger.columns import probabilities
+from pipeline.ledger.counts import Counts
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import RunOptions
 from pipeline.runtime.conditions import drawn_below, draws
-from pipeline.runtime.job import Job
+from pipeline.runtime.job import Job, Run
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import Progress
@@ -72,9 +73,10 @@ class Sampling:
     address: str | None
     options: RunOptions
     announce: Announce
-    began: float  # seconds since the epoch
+    run: Run  # of which the sample is a part
     shards: Mapping[str, Shard]  # of the input, by id
     share: float  # of all documents, that is drawn
+    n: Counts = field(default_factory=Counts)  # of what was labelled for the sample
 
     def answered(self, tasks: Mapping[str, TaskSpec]) -> Sample:
         """The sample with the answers of these tasks, each in the place of the spec's task.
@@ -89,8 +91,9 @@ class Sampling:
             options=replace(self.options, publish_partial=False),
             limit=drawn_below(self.share),
             announce=self.announce,
-            began=self.began,
+            part_of=self.run,
         ) as labelled:
+            self.n.update(labelled.tally.n)
             if labelled.plan.work_items:  # — files that cannot be read have no documents
                 raise UnavailableError(f"the sample of a cascade is not complete; {labelled.left}")
             fps = {name: labelled.job.fingerprints[name].raw.id for name in tasks}

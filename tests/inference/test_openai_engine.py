@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def test_labels_get_the_probability_of_the_tokens_that_begin_them(chat: FakeChat
     own, read = engine(chat, concurrency=3), list[int]()
     chat.slow_s = 0.01
     found = own.label(tokens(DOCUMENTS), on_batch=read.extend)
-    assert read == [*range(12)] and not found.refused
+    assert sorted(read) == [*range(12)] and not found.refused
     questions = ("Rude?", "About what?")
     assert chat.asked == Counter(asked(text, q) for text in DOCUMENTS for q in questions)
     assert 1 < chat.at_once <= 3
@@ -93,10 +95,10 @@ def test_a_busy_server_is_asked_again_as_it_says(chat: FakeChat) -> None:
     own = engine(chat, concurrency=1)
     found = own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
     assert chat.asked.total() == 5 and chat.paid.total() == found.usage.requests == 1
-    chat.retry_after = "1"
-    chat.faults.append(429)
-    own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
-    assert chat.times[-1] - chat.times[-2] >= 1
+    for chat.retry_after in (formatdate(time.time() + 3, usegmt=True), "1", "soon"):
+        chat.faults.append(429)
+        own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])
+        assert (chat.times[-1] - chat.times[-2] >= 1) == (chat.retry_after != "soon")
 
 
 @pytest.mark.parametrize("status, after", [(503, ""), (429, "3600"), (DROP, "")])
@@ -114,6 +116,45 @@ def test_a_server_that_stays_silent_ends_the_run_in_time(
     with pytest.raises(ServerError):  # — at once, for the shards that wait
         own.label(tokens(DOCUMENTS))
     assert chat.asked.total() == requests
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FIRST_WAIT_S", "_LONGEST_WAIT_S"):
+        monkeypatch.setattr(f"pipeline.inference.openai_client.{name}", 0.05)
+
+
+def test_a_rate_limit_is_waited_for_while_others_are_answered(
+    chat: FakeChat, short_waits: None
+) -> None:
+    """Longer than the patience for one document, which is the first one."""
+    reports = list[list[int]]()
+
+    def report(rows: Sequence[int]) -> None:
+        reports.append([*rows])
+        if sum(map(len, reports)) == 11:
+            chat.faults_of.clear()
+
+    chat.faults_of, chat.slow_s = {"Document 0,": 429}, 0.1
+    found = engine(chat, concurrency=2, patience_s=1.0).label(tokens(DOCUMENTS), on_batch=report)
+    assert not found.refused and not any(np.isnan(p).any() for p in found.log_probs)
+    # — each question is a sign of life, and each document is reported when it is answered
+    assert Counter(map(len, reports)) == {0: 24, 1: 12} and reports[-1] == [0]
+
+
+@pytest.mark.parametrize("status", [429, 503, 500])
+def test_a_document_is_not_blamed_for_a_rate_limit(
+    status: int, chat: FakeChat, short_waits: None
+) -> None:
+    chat.faults_of, chat.slow_s = {"Document 1,": status}, 0.08
+    own = engine(chat, concurrency=4, patience_s=1.0)
+    if status == 500:
+        found = own.label(tokens(DOCUMENTS))
+        assert found.refused == {1: "the server does not answer it: status 500"}
+    else:
+        with pytest.raises(ServerError, match=f"gives no answer .*status {status}: .*run again"):
+            own.label(tokens(DOCUMENTS))
+        assert chat.paid.total() == 22
 
 
 def test_a_refused_document_fails_alone(chat: FakeChat) -> None:
@@ -152,12 +193,13 @@ def test_a_server_without_log_probabilities_is_refused_at_once(
         (401, "api_key_env: .*: status 401: fault 401"),
         (404, "base_url: .*: status 404: fault 404"),
         (400, "engine: the first request, .* status 400"),
+        (301, "base_url: .*: status 301: it redirects to https://other.example/v1; write"),
     ],
 )
 def test_a_server_that_refuses_the_first_request_is_a_mistake_in_the_spec(
     status: int, said: str, chat: FakeChat
 ) -> None:
-    chat.always = status
+    chat.always, chat.page = status, b"<html>moved</html>" if status == 301 else b""
     with pytest.raises(SpecError, match=f"model.{said}"):
         engine(chat).prove()
     assert chat.asked.total() == 1
@@ -169,6 +211,9 @@ def test_nobody_at_the_url_is_said_within_seconds(
     monkeypatch.setattr("pipeline.inference.openai_client.FIRST_PATIENCE_S", 0.2)
     with pytest.raises(ServerError, match="refused"):
         engine(chat, base_url="http://127.0.0.1:1/v1").prove()
+    chat.page = b"<html>Welcome</html>"
+    with pytest.raises(ServerError, match=r"status 200 without JSON: <html>.*is model.base_url"):
+        engine(chat).prove()
 
 
 def test_the_key_comes_from_the_environment_or_a_file(
@@ -183,6 +228,14 @@ def test_the_key_comes_from_the_environment_or_a_file(
         chat.keys.clear()
         engine(chat, **name).prove()
         assert chat.keys == {f"Bearer {KEY}"}
+    for wrong in (f"{KEY}\nsecond", f"{KEY} x", f"{KEY}é", "\n"):
+        monkeypatch.setenv("TEST_KEY", wrong)
+        file.write_text(wrong)
+        for name in ({"api_key_env": "TEST_KEY"}, {"api_key_file": str(file)}):
+            with pytest.raises(SpecError, match="is not one line of plain characters") as failed:
+                engine(chat, **name)
+            [problem] = failed.value.problems
+            assert problem.place == f"model.{next(iter(name))}" and KEY not in str(failed.value)
     file.unlink()
     with pytest.raises(SpecError, match=r"model.api_key_file: cannot be read"):
         engine(chat, api_key_file=str(file))
@@ -213,6 +266,17 @@ def test_a_run_never_costs_more_than_it_may_and_goes_on_where_it_ended(
             assert "--max-cost" in str(error) and error.exit_code == 3
         assert before < cost(chat) <= before + most or chat.paid == everything
     assert chat.paid == everything  # nothing was paid twice
+
+
+def test_a_request_without_an_answer_in_time_counts_before_it_is_repeated(
+    chat: FakeChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.inference.openai_client._TIMEOUT_S", (5.0, 0.1))
+    chat.slow_s = 0.4
+    own = engine(chat, concurrency=1, price={"input": 1500.0, "output": 0.0}, max_cost=0.7)
+    with pytest.raises(ServerError, match=r"ended by --max-cost 0.7: 0.\d+ is spent"):
+        own.label(tokens(DOCUMENTS))
+    assert 0.35 < own.client.journal.spent <= 0.7 and chat.asked.total() == 1
 
 
 def test_paid_answers_are_kept_until_their_shard_is_committed(

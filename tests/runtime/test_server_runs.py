@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,14 @@ from calls import Assay, WriteSpec
 from command import WITH_MODEL, start
 from fake_chat import FakeChat, shares
 from stages import run_without_ray
+
+from pipeline.errors import ServerError
+from pipeline.inference.openai_engine import ByteEncoder
+from pipeline.runtime.assembly import Models, server_engine
+from pipeline.runtime.job import Run, make_reader
+from pipeline.runtime.placement import place, this_machine
+from pipeline.spec.parse import load_spec
+from pipeline.spec.stages import DocumentsSpec
 
 FILES, ROWS = 3, 8
 PRICE = {"input": 2.0, "output": 8.0}
@@ -112,6 +121,48 @@ def test_a_run_ends_before_it_costs_too_much_and_a_later_one_goes_on(
     done = assay("run", spec, "--max-cost", 1, "--json").json
     assert done["complete"] and paid(chat) == [1] * (2 * FILES * ROWS)
     assert done["question_tokens_computed"] <= 2 * FILES * ROWS - before + 2 * ROWS
+
+
+def test_the_sample_of_a_cascade_and_its_run_have_one_limit_and_one_cost(
+    chat: FakeChat, write_spec: WriteSpec, assay: Assay, without_ray: None, tmp_path: Path
+) -> None:
+    file, documents = tmp_path / "many.jsonl", 200
+    rows = [{"id": f"{n}", "text": f"Text {n}."} for n in range(documents)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    stages = [{"question": "Rude, maybe?", "documents": {"max_tokens": 4}}, {"question": "Rude?"}]
+    labels = {"toxic": ["Yes"], "clean": ["No"]}
+    content = {
+        "model": chat.spec(price=PRICE),
+        "input": {"path": str(file), "id": "id"},
+        "tasks": [{"name": "toxic", "labels": labels, "cascade": {"stages": stages}}],
+    }
+    spec, most = write_spec(**content), 0.012
+    said = assay("run", spec, "--max-cost", most, code=3).err
+    assert f"ended by --max-cost {most:g}" in said
+    assert documents * 0.2 < chat.paid.total() < documents and 0.9 * most < cost(chat) <= most
+    write_spec(**content, output=str(tmp_path / "other"))
+    before = cost(chat)
+    done = assay("run", spec, "--json").json
+    whole = cost(chat) - before
+    # — a tenth of the documents is drawn; two first requests only prove the server
+    assert 0.97 * whole < done["cost"] < whole and done["certificates"]["toxic"]["reason"]
+    assert done["question_tokens_computed"] < 0.97 * documents
+
+
+def test_readers_of_one_server_share_what_the_run_may_cost(
+    chat: FakeChat, write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    spec = load_spec(write_spec(model=chat.spec(price=PRICE)))
+    reader = make_reader(spec, place(spec.model, this_machine()), tmp_path / "cache")
+    short = reader.spec.model_copy(update={"documents": DocumentsSpec(max_tokens=2)})
+    most, models = 0.005, Models()
+    run = Run(max_cost=most)
+    engines = [server_engine(own, run, models) for own in (reader, replace(reader, spec=short))]
+    for number, engine in enumerate(engines):
+        texts = [ByteEncoder().encode(f"Text {number}, {n}.") for n in range(40)]
+        with pytest.raises(ServerError, match="ended by --max-cost"):
+            engine.label(texts)
+    assert 0.5 * most < cost(chat) <= most
 
 
 @pytest.mark.parametrize("command", WITH_MODEL)

@@ -42,6 +42,8 @@ class FakeChat:
     model: str = "small"  # the name in its answers
     faults: deque[int] = field(default_factory=deque)  # statuses of the next requests
     always: int | None = None  # the status of all requests
+    faults_of: dict[str, int] = field(default_factory=dict)  # statuses of texts with these parts
+    page: bytes = b""  # what each answer has in place of JSON
     retry_after: str = ""
     refuses: str = "\0"  # a part of texts that are refused
     without: str = ""  # the key of an answer that is left out
@@ -71,6 +73,7 @@ class FakeChat:
             self.times.append(began)
             self.keys.add(key)
             fault = self.faults.popleft() if self.faults else self.always
+            fault = next((s for part, s in self.faults_of.items() if part in text), fault)
         time.sleep(self.slow_s)
         with self.lock:
             self._at_work -= 1
@@ -109,10 +112,12 @@ class _Handler(BaseHTTPRequestHandler):
         if status == DROP:
             self.close_connection = True
             return
-        data = json.dumps(content).encode()
+        data = self.chat.page or json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        if 300 <= status < 400:
+            self.send_header("Location", "https://other.example/v1")
         if status != 200 and self.chat.retry_after:
             self.send_header("Retry-After", self.chat.retry_after)
         self.end_headers()

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import SpecError
 from pipeline.fitted.readout import parse_readout
 from pipeline.options import RunOptions
+from pipeline.runtime.job import Run
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.weights import locate
@@ -153,7 +154,7 @@ def test_run_save_gives_each_question_a_cascade(corpus: Corpus) -> None:
 def test_states_are_read_in_a_process_of_the_cluster_that_a_run_uses(
     corpus: Corpus, shared_ray: None
 ) -> None:
-    sampling = Sampling(corpus.spec, corpus.cache, None, RunOptions(), ignore, 0.0, {}, 0.1)
+    sampling = Sampling(corpus.spec, corpus.cache, None, RunOptions(), ignore, Run(), {}, 0.1)
     placement = Placement("cpu", "float32", actors=2, threads=1)
     there = partial(sampling.where_engines_run, placement=placement)
     assert there(os.getpid) != os.getpid()
