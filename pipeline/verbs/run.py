@@ -196,6 +196,7 @@ def judged_run(
     """
     own = Run()
     spec = with_cascades(spec) if options.save else spec
+    gated = _has_gates(spec, options)
     sampled = certify(
         spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
     )
@@ -209,7 +210,19 @@ def judged_run(
             part_of=own,
         )
         return RunResult.of(outcome, sampled)
-    if options.publish_partial:
+
+    def decide(candidate: Contents) -> tuple[Decision, ...]:
+        return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
+
+    with label(
+        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
+    ) as labelled:
+        return judge(labelled, decide if gated else None, spec.publish, sampled)
+
+
+def _has_gates(spec: JobSpec, options: RunOptions) -> bool:
+    """Whether a spec has gates; SpecError unless its gold can judge each, or for a wrong option."""
+    if options.publish_partial and spec.publish != PublishSpec():
         fix = "publishes labels that were not judged; leave it out, or remove publish from the spec"
         raise option_error("publish_partial", fix)
     if gates := parse_gates(spec):
@@ -221,14 +234,7 @@ def judged_run(
             if reason
         ]:
             raise SpecError(problems)
-
-    def decide(candidate: Contents) -> tuple[Decision, ...]:
-        return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
-
-    with label(
-        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
-    ) as labelled:
-        return judge(labelled, decide if gates else None, spec.publish, sampled)
+    return bool(gates)
 
 
 def judge(

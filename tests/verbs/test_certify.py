@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from changing_corpus import Corpus, Killed
 
+from pipeline.errors import SpecError
 from pipeline.evaluation.cascade_rules import Judged
 from pipeline.fitted.certificate import Certificate
 from pipeline.integrity.certified import wrong_certificates
@@ -355,3 +356,11 @@ def test_an_output_is_sound_where_a_certificate_has_retried_or_other_shards(
     assert not [
         *wrong_certificates(corpus.store, replace(snapshot, certificates={"toxic": partly}))
     ]
+
+
+def test_a_wrong_option_is_refused_before_anything_is_asked(corpus: Corpus) -> None:
+    corpus.settings = {"publish": {"keep_promises": True}}
+    corpus.asked.clear()
+    with pytest.raises(SpecError, match="not judged"):
+        judged_run(corpus.spec, cache_dir=corpus.cache, options=RunOptions(publish_partial=True))
+    assert not corpus.asked
