@@ -195,7 +195,8 @@ def _columns(rule: FilterRule, by: Sequence[Group]) -> dict[str, str]:
     answered = f"in ({quoted(OK)}, {quoted(TRUNCATED)}, {quoted(SKIPPED)})"
     statuses = ["status", *(named(task, "status") for task in rule.tasks)]
     failed = (f"case when {s} {answered} then null else {s} end" for s in statuses)
-    asked = (f"{named(task, 'status')} <> {quoted(SKIPPED)}" for task in rule.tasks)
+    scored = [task for task in rule.tasks if rule.score and task in rule.score.columns]
+    asked = (f"{named(task, 'status')} <> {quoted(SKIPPED)}" for task in scored)
     read = [
         named(field.name, "n_tokens")
         for field in rule.schema

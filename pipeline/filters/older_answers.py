@@ -5,7 +5,6 @@ Entry points: `older_answers`, and `changed_since` for a job that is made alread
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -15,12 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from pipeline.errors import AssayError, StorageError, one_line
 from pipeline.hashes import parse_json
 from pipeline.ledger.cells import stored_version
-from pipeline.ledger.label_files import METADATA_PREFIX
+from pipeline.ledger.label_files import metadata_of, read_file
 from pipeline.ledger.snapshots import Contents
 from pipeline.runtime.job import Job, job_of_output
 from pipeline.runtime.weights import ModelFiles, locate
@@ -38,10 +35,9 @@ def what_answered(store: Store, contents: Contents, task: str) -> dict[str, Any]
     is the content of the fingerprint, and `versions` are those of the packages.
     """
     for shard in islice(contents.shards, 1):
-        stored = pq.read_schema(io.BytesIO(store.read(shard.labels[task].key))).metadata or {}
+        stored = metadata_of(read_file(store, shard.labels[task].key, ["status"]))
         names = ("model", "models", "spec", "versions")
-        keys = {name: f"{METADATA_PREFIX}{name}".encode() for name in names}
-        return {name: parse_json(stored[key]) for name, key in keys.items() if key in stored}
+        return {name: parse_json(stored[name].encode()) for name in names if name in stored}
     return {}
 
 

@@ -109,8 +109,16 @@ def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> 
         created=created,
         new_files=new_files,
     )
-    # — of an earlier snapshot with the same answers
-    result = replace(stored, snapshot=labelled.contents.number, written=written)
+    # — of an earlier snapshot with the same answers, maybe of another part of the input
+    of = labelled.contents
+    result = replace(
+        stored,
+        snapshot=of.number,
+        missing_rows=of.missing_rows,
+        missing_files=of.missing_files,
+        limit=of.limit,
+        written=written,
+    )
     _point_to(result, job)
     return result
 

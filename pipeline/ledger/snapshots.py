@@ -91,8 +91,8 @@ def publish(
     number of input files whose rows cannot be counted. With `limit`, the condition of a run, a
     snapshot is never complete. A file is read if neither the log of counts nor the last snapshot
     has its counts. StorageError if work is missing and the snapshot is not partial; also if a file
-    is not as it was written, or
-    as the spec's last snapshot published it: each such file is named, with what to do.
+    is not as it was written, or as the spec's last snapshot published it: each such file is named,
+    with what to do.
     """
     complete = [shard for shard in shards if is_whole(shard, tasks, done)]
     has_all = len(complete) == len(shards) and not missing_files

@@ -44,7 +44,7 @@ from pipeline.verbs.evaluate import Evaluation, evaluate
 from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
-_COMPARED = re.compile(r'(\w+\.p\.(?:\w+|"[^"]+"))\s*[<>]=?\s*(\d*\.?\d+)')
+_COMPARED = re.compile(r'(\w+\.p\.(?:\w+|"[^"]+"))\s*[<>]=?\s*(\d*\.?\d+(?:[eE][+-]?\d+)?)')
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def _documents(
         if not labelled[row]:
             left_out[NO_LABEL] += 1
             continue
-        if is_held_out(content_hash, hold_out):
+        if content_hash and is_held_out(content_hash, hold_out):
             left_out[HELD_OUT] += 1
             continue
         chunks, chunk_status = reader.chunks(text, status, image)

@@ -140,3 +140,22 @@ def test_a_share_of_no_scores_is_one_line(documents: list[Any], words: str) -> N
     rule = FilterRule.of(FilterSpec(drop_top=top), TASKS, SCHEMA)
     with pytest.raises(SpecError, match=words), decided(rule, [rows_of(documents)], "keep"):
         pass
+
+
+def test_a_document_is_ranked_where_the_score_is_asked_whatever_other_questions_are() -> None:
+    """`keep` reads a task that is asked of the others alone: their group keeps its own share."""
+    skipped = pa.struct([("score", pa.float64()), ("status", pa.string())])
+    documents = rows_of([("ok", "ok", n / 100, "2021" if n % 2 else "1999") for n in range(100)])
+    other = pa.array(
+        [{"score": 1.0, "status": "ok"} if n % 2 else {"status": "skipped"} for n in range(100)],
+        skipped,
+    )
+    rows = pa.RecordBatch.from_arrays(
+        [*documents.columns, other], schema=SCHEMA.append(pa.field("edu", skipped))
+    )
+    top = {"share": "0.1", "of": SCORE, "by": DECADE, "smallest": 1}
+    keep = "edu.status = 'skipped' or edu.score >= 0"
+    spec, tasks = FilterSpec(keep=keep, drop_top=top), {**TASKS, "edu": None}
+    with decided(FilterRule.of(spec, tasks, rows.schema), [rows], "keep") as table:
+        gone = [n for n, of in enumerate(table.of_shard(0)["_dropped"].to_pylist()) if of]
+    assert gone == [*range(90, 100)]

@@ -356,3 +356,24 @@ def test_a_folder_of_the_spec_is_refused_before_anything_is_written(folder: Path
         filter_corpus(spec_of(folder, keep="true"), options, cache_dir=folder / "cache")
     assert [problem.place for problem in refused.value.problems] == ["to"]
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_filter_of_the_same_answers_is_as_complete_as_the_snapshot_is_now(
+    own_folder: Path,
+) -> None:
+    assert filtered_with(own_folder, keep=KEEP).complete
+    store = LocalStore(own_folder / "out")
+    shards = Corpus(own_folder / "in", own_folder / "cache").shards(store)
+    for missing in (1, 0):
+        finish(store, shards, toy_fingerprints(), partial=True, missing_files=missing)
+        result = filtered_with(own_folder, keep=KEEP)
+        assert result.missing_files == missing and result.complete == (not missing)
+        assert result.written is not None and result.written.created == 0
+        assert json.loads(Path(result.written.current).read_text())["complete"] == (not missing)
+
+
+def test_a_damaged_label_file_is_one_line(own_folder: Path) -> None:
+    for file in (own_folder / "out" / "labels" / "topic").rglob("*.parquet"):
+        file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(StorageError, match=r"labels/topic/.*\.parquet"):
+        filtered_with(own_folder, keep=KEEP)

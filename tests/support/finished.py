@@ -126,13 +126,14 @@ def finish(
     *,
     labels: Mapping[str, tuple[str, ...]] = LABELS,
     answer: Answer = label_file,
+    **published: Any,
 ) -> int:
     """Commits what is missing of the shards and publishes, as a run does; the snapshot's number."""
     commit_all(store, shards, fingerprints, answer)
     fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
     tasks = {task: SnapshotTask(of, labels[task]) for task, of in fp.items()}
     done = committed(store, fp, [shard.id for shard in shards])
-    return publish(store, name, tasks, shards, done, created_at="2026-11-01T00:00:00Z")
+    return publish(store, name, tasks, shards, done, created_at="2026-11-01T00:00:00Z", **published)
 
 
 def commit_all(

@@ -26,6 +26,7 @@ from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.local import LocalStore
+from pipeline.stores.named_files import Target
 from pipeline.verbs.export import MANIFEST, TEXT_CHARS, export, head
 from pipeline.verbs.label_table import ExportResult, TableFormat
 
@@ -177,6 +178,28 @@ def test_an_existing_target_is_replaced_only_where_asked(folder: Path, to: str) 
     old = rows_of(first)
     second = run(folder, f"to/{to}", overwrite=True)
     assert second.snapshot == 2 and len(rows_of(second)) == 90 and rows_of(second) != old
+
+
+def test_an_export_that_ends_while_it_replaces_another_can_be_repeated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(folder, "there/")
+    left = 1
+    delete = Target.delete
+
+    def ends(target: Target) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        delete(target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "delete", ends)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, "there/", with_text=True, overwrite=True)
+    result = run(folder, "there/", with_text=True, overwrite=True)
+    assert rows_of(result) == joined(folder, with_text=True)
 
 
 def test_files_of_others_are_never_deleted(folder: Path) -> None:
