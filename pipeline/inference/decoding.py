@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import warnings
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -15,6 +16,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 64_000_000
 # Modes whose conversion to RGB means the same to everyone. 16 and 32 bits have no fixed range.
 _MODES = {"RGB", "RGBA", "RGBX", "L", "LA", "La", "P", "PA", "1", "CMYK", "YCbCr"}
+# Decoders of damaged files, and of damaged EXIF data, raise nearly anything.
+_RAISED = OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError, struct.error
 
 
 def decode_image(data: bytes) -> Image.Image:
@@ -46,6 +49,5 @@ def decode_image(data: bytes) -> Image.Image:
         raise DocumentError(f"the image is none of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise DocumentError(f"the image has more than {MAX_PIXELS:,} pixels") from None
-    # — decoders of damaged files raise nearly anything
-    except (OSError, SyntaxError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+    except _RAISED as error:
         raise DocumentError(f"the image cannot be decoded: {one_line(error)}") from error

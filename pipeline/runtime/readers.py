@@ -6,7 +6,7 @@ Entry point: `LoadedReader`. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -188,6 +188,7 @@ class LoadedReader:
         identities = text_identities(documents).to_pylist()
         rules, texts = self.reader.spec.documents, documents.column("text")
 
+        @cache  # — each task asks for them
         def spans(row: int) -> list[tuple[int, int]]:
             return chunk_spans(self.document_reader.tokenizer, texts[row].as_py(), rules)
 

@@ -123,3 +123,11 @@ def test_bombs_are_refused_before_they_are_decoded(bomb: Callable[[], bytes]) ->
 def resident_kb(name: str) -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0])
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+def test_damaged_exif_data_is_refused(format: str) -> None:
+    data = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(data, format, exif=b"Exif\0\0MM\0*")
+    with pytest.raises(DocumentError, match="the image cannot be decoded"):
+        decode_image(data.getvalue())

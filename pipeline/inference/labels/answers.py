@@ -37,7 +37,9 @@ def group_questions(
 ) -> list[OnePassQuestions | SearchedQuestions]:
     """The questions in as few groups as their kinds allow; each group reads the documents once."""
     searched = [question for question in questions if question.searched]
-    reads_twice = model.device.type == "cuda" or any(q.name in readouts for q in questions)
+    # — a search rounds the document's keys and values, where these are kept in another format
+    reads_twice = model.kv != "none" or model.device.type == "cuda"
+    reads_twice |= any(question.name in readouts for question in questions)
     if searched and not reads_twice:
         return [SearchedQuestions(questions, schedule, model)]
     others = [question for question in questions if not question.searched]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 _FORMATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")  # configuration, tokenizer, template
@@ -36,7 +37,10 @@ def needs_cast(folder: Path, dtype: str) -> bool:
         return True
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        kind: Any = AutoModelForCausalLM
+        if getattr(config, "vision_config", None):
+            kind = AutoModelForImageTextToText
+        network = kind.from_config(config)
     kept = set(network._keep_in_fp32_modules_strict)
     if target == torch.float16:
         kept |= set(network._keep_in_fp32_modules)

@@ -176,11 +176,15 @@ def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
 
 
 @pytest.mark.parametrize(
-    "device, groups",
-    [("cpu", [["at once", "searched"]]), ("cuda", [["at once"], ["searched"]])],
+    "device, kv, groups",
+    [
+        ("cpu", "none", [["at once", "searched"]]),
+        ("cuda", "none", [["at once"], ["searched"]]),
+        ("cpu", "int8", [["at once"], ["searched"]]),
+    ],
 )
-def test_on_a_gpu_a_search_does_not_make_other_questions_go_document_by_document(
-    device: str, groups: list[list[str]], monkeypatch: pytest.MonkeyPatch
+def test_other_questions_are_not_answered_in_a_search_where_that_is_slower_or_rounds(
+    device: str, kv: str, groups: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels = {"a": ((1,),), "b": ((2,),)}
     asked = [Question("at once", (5,), labels), Question("searched", (6,), labels, beam=1)]
@@ -188,6 +192,6 @@ def test_on_a_gpu_a_search_does_not_make_other_questions_go_document_by_document
         monkeypatch.setattr(
             f"pipeline.inference.labels.answers.{kind}", lambda own, *_: [q.name for q in own]
         )
-    model: Any = SimpleNamespace(device=torch.device(device))
+    model: Any = SimpleNamespace(device=torch.device(device), kv=kv)
     schedule: Any = None
     assert group_questions(asked, schedule, model, {}) == groups

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from vision import vision_network, vision_tokenizer
 
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.casting import cast_files, needs_cast
@@ -44,6 +45,11 @@ def test_a_cast_copy_gives_the_weights_that_transformers_casts(
     assert not any(mapped(expected, source))
     if family != "qwen3_moe":  # transformers joins the experts, which copies them
         assert all(mapped(actual, target))
+
+
+def test_a_model_that_sees_images_may_be_cast(tmp_path: Path) -> None:
+    vision_network("llava", vision_tokenizer("llava")).save_pretrained(tmp_path)
+    assert needs_cast(tmp_path, "bfloat16") and not needs_cast(tmp_path, "float32")
 
 
 def test_a_family_that_keeps_weights_in_float32_is_not_cast(
