@@ -72,6 +72,22 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     assert quality["scores"] is None and "nothing is judged" in page.read_text()
 
 
+def test_a_gold_whose_texts_lost_their_line_breaks_is_known(corpus: Corpus, assay: Assay) -> None:
+    """A spreadsheet strips them; the documents are found by their ids."""
+    lines = [{"id": f"d{n}", "text": f"{text}\n"} for n, text in enumerate(corpus.texts)]
+    corpus._write("corpus", lines)
+    of_people = [{**row, "text": row["text"].strip()} for row in lines[:100]]
+    for row, label in zip(of_people, corpus.labels, strict=False):
+        row["toxic"] = label
+    gold = corpus._write("gold", of_people)
+    content = yaml.safe_load(corpus.spec.read_text())
+    corpus.spec.write_text(yaml.safe_dump({**content, "gold": {"id": "id"}}))
+    assay("fit", corpus.spec, "--gold", gold, "--layers", 1)
+    assay("run", corpus.spec)
+    task = assay("eval", corpus.spec, "--gold", gold, "--json", code=1).json["tasks"]["toxic"]
+    assert task["scores"] is None and task["rows"]["fitted"] == 100
+
+
 def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     corpus: Corpus, assay: Assay
 ) -> None:
