@@ -26,7 +26,7 @@ class Unembed(Protocol):
     """The logits of states [rows, hidden]."""
 
     def __call__(self, states: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """[rows, vocab]; with a token for each row, [rows] fp32: the logits of these tokens."""
+        """[rows, vocab]; with tokens, [rows, tokens] fp32: the logits of these alone."""
         ...
 
 
@@ -36,6 +36,8 @@ class Edges:
 
     rows: Tensor  # [edges] int64: the index of each edge's node; never falling
     token_ids: Tensor  # [edges] int64
+    different: Tensor  # [tokens] int64: of these, each once
+    columns: Tensor  # [edges] int64: the place of each edge's token among them
     firsts: NDArray[np.int64]  # [nodes + 1]: where a node's edges begin
 
     @classmethod
@@ -44,7 +46,11 @@ class Edges:
         counts = np.array([*map(len, tokens)], np.int64)
         rows = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         ids = torch.tensor([token for of_node in tokens for token in of_node], dtype=torch.int64)
-        return cls(rows.to(device), ids.to(device), np.append(0, counts.cumsum()))
+        different, columns = torch.unique(ids, return_inverse=True)  # type: ignore[no-untyped-call]
+        firsts = np.append(0, counts.cumsum())
+        return cls(
+            rows.to(device), ids.to(device), different.to(device), columns.to(device), firsts
+        )
 
 
 def edge_log_probs(
@@ -61,7 +67,7 @@ def edge_log_probs(
     begins = np.append(np.add.outer(count * np.arange(docs), firsts), docs * count)
     rows_of_docs = nodes * torch.arange(docs, device=hidden.device)
     rows = torch.add(rows_of_docs[:, None], edges.rows).flatten()  # [docs * edges]
-    tokens = edges.token_ids.repeat(docs)  # [docs * edges]
+    tokens, columns = edges.token_ids.repeat(docs), edges.columns.repeat(docs)  # [docs * edges]
     log_probs = hidden.new_empty(len(rows), dtype=torch.float32)
     most = LOGIT_ROWS if hidden.device.type == "cpu" else GPU_LOGIT_ROWS
     for start in range(0, len(states), most):
@@ -71,7 +77,7 @@ def edge_log_probs(
         logits = unembed(part).float()  # [rows, vocab]
         if part.dtype != torch.float32:
             # — between 16 and 32 logits of bfloat16 are 1/8 apart: two labels often tie
-            logits[at] = unembed(part[at[0]], at[1])
+            logits[at] = unembed(part, edges.different)[at[0], columns[own]]
         log_probs[own] = logits[at] - logits.logsumexp(dim=-1)[at[0]]
     return log_probs.view(docs, count).T
 

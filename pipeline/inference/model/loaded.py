@@ -86,18 +86,18 @@ class LoadedModel:
     def unembed(
         self,
         states: Tensor,  # [rows, hidden]
-        tokens: Tensor | None = None,  # [rows] int64
-    ) -> Tensor:  # [rows, vocab], or [rows] fp32
+        tokens: Tensor | None = None,  # [tokens] int64
+    ) -> Tensor:  # [rows, vocab], or [rows, tokens] fp32
         """Logits over the vocabulary, scaled and capped as the family does it.
 
-        With `tokens`, of one token for each row, computed in float32.
+        With `tokens`, of these alone, computed in float32.
         """
         config, head = self.network.config.get_text_config(), self.network.lm_head
         logits: Tensor
         if tokens is None:
             logits = head(states)
         else:
-            logits = (states.float() * head.weight[tokens].float()).sum(-1)
+            logits = states.float() @ head.weight[tokens].float().T
             if head.bias is not None:
                 logits = logits + head.bias[tokens].float()
         if scaling := getattr(config, "logits_scaling", None):

@@ -111,7 +111,7 @@ def of_half_precision(weights: Tensor) -> Unembed:  # weights [hidden, vocab] bf
     def unembed(rows: Tensor, tokens: Tensor | None = None) -> Tensor:
         if tokens is None:
             return rows @ weights
-        return (rows.float() * weights[:, tokens].T.float()).sum(-1)
+        return rows.float() @ weights[:, tokens].float()
 
     return unembed
 
@@ -123,6 +123,19 @@ def test_labels_of_a_half_precision_model_have_logits_of_float32() -> None:
     logits[:, [3, 96]] = (hidden.double() @ weights.double())[0][:, [3, 96]]
     expected = logits.log_softmax(dim=-1)[:, [3, 96]]
     torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_the_weights_of_label_tokens_are_read_once_for_all_documents() -> None:
+    large, asked = LabelTrie.of(some_labels(random.Random(0), 90)), list[int]()
+    weights = unembedding().bfloat16()
+
+    def unembed(rows: Tensor, tokens: Tensor | None = None) -> Tensor:
+        asked.append(0 if tokens is None else len(tokens))
+        return of_half_precision(weights)(rows, tokens)
+
+    LabelScorer([large, large], CPU).log_probs(states(100, [large, large]).bfloat16(), unembed)
+    different = len({token for node in large.inner for token in large.tokens_after(node)})
+    assert set(asked) == {0, different}
 
 
 def test_labels_whose_logits_round_to_one_number_do_not_tie() -> None:
