@@ -46,7 +46,7 @@ class Edges:
         counts = np.array([*map(len, tokens)], np.int64)
         rows = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
         ids = torch.tensor([token for of_node in tokens for token in of_node], dtype=torch.int64)
-        different, columns = torch.unique(ids, return_inverse=True)  # type: ignore[no-untyped-call]
+        different, columns = torch.unique(ids, return_inverse=True)
         firsts = np.append(0, counts.cumsum())
         return cls(
             rows.to(device), ids.to(device), different.to(device), columns.to(device), firsts
