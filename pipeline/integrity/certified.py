@@ -84,21 +84,21 @@ def _answers(
     when, *_ = _conditions(stored_version(store, task, snapshot.tasks[task].fp))
     asked = when, None, drawn_below(certificate.draw)
     drawn = {shard.sid: draws(shard.sid, shard.rows) for shard in snapshot.shards}
-    labels, wanted = list(snapshot.tasks[task].labels), dict(drawn)
+    labels, missing = list(snapshot.tasks[task].labels), dict(drawn)
     parts = dict[str, NDArray[np.float64]]()
     for fp in stored_fps(store, task):
         version = stored_version(store, task, fp)
         if version.raw.id != raw or _conditions(version) != asked:
             continue
-        done = committed(store, {task: fp}, wanted, documents={})
+        done = committed(store, {task: fp}, missing, documents={})
         for sid in done.labels[task]:
-            of_shard = wanted.pop(sid)
+            of_shard = missing.pop(sid)
             second = (of_shard < certificate.draw) & (of_shard >= certificate.draw / 2)
             rows = structs(read_file(store, done.label_key(task, sid), ["p"]))
             parts[sid] = probabilities(rows.take(pa.array(np.flatnonzero(second))), labels)
-    missing = [sid for sid, of_shard in wanted.items() if (of_shard < certificate.draw).any()]
-    if missing:
-        raise StorageError(f"{store.url}: has no answers of a stage about shard {missing[0]}")
+    lacking = [sid for sid, of_shard in missing.items() if (of_shard < certificate.draw).any()]
+    if lacking:
+        raise StorageError(f"{store.url}: has no answers of a stage about shard {lacking[0]}")
     return np.concatenate([parts[sid] for sid in drawn if sid in parts])
 
 

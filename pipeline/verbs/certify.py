@@ -38,6 +38,7 @@ from pipeline.runtime.plan import Plan, plan
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.run import cut_by_nodes, job_of_run
 from pipeline.runtime.session import cluster_machine, remote_ray
+from pipeline.sources.shards import Shard
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import StageSpec
@@ -72,38 +73,69 @@ def certify(
     proves nothing: it uses the certificates that there are.
     UnavailableError if a shard of the sample could not be labelled; run again.
     """
+    counts = Counts()
     if not spec.cascades or options.sample or options.where:
-        return Counts()
+        return counts
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
-    run = part_of or Run()
-    job, planned = _planned(spec, store, cache_dir, address, options)
+    run, more = part_of or Run(), True
+    while more and (due := _due(spec, *_planned(spec, store, cache_dir, address, options))):
+        asked = (due.tasks[t.name].whole if t.name in due.tasks else t for t in spec.tasks)
+        first = spec.model_copy(
+            update={"tasks": tuple(t for t in asked if t.name not in due.dependent)}
+        )
+        by_id = {shard.id: shard for shard in due.shards}
+        sampling = Sampling(first, cache_dir, address, options, announce, run, by_id, due.share)
+        shards = hash_of(by_id)
+        for name, certificate in _certificates(spec, sampling, due).items():
+            write_certificate(store, replace(certificate, shards=shards))
+            logger.info("%s: %s", name, certificate.words)
+        counts.update(sampling.n)
+        more = bool(due.dependent)
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """The cascades that need a certificate and do not depend on another one that does."""
+
+    tasks: dict[str, CascadeTask]
+    dependent: set[str]  # tasks whose documents are known when these have their certificates
+    known: dict[str, Certificate]  # earlier ones, whose rules are tested first
+    share: float  # of the documents, in the sample
+    shards: Sequence[Shard]
+    cascades: Mapping[str, Cascade]
+
+
+def _due(spec: JobSpec, job: Job, planned: Plan) -> _Due | None:
+    """None if each cascade has a certificate of these shards, or if there are no documents."""
     shards, rows = hash_of(shard.id for shard in planned.shards), planned.rows
     drawn = {n: of.draw for n, of in job.certificates.items() if of.shards == shards}
     waiting = {t.name: t for t in spec.cascades if drawn.get(t.name, -1) < _share(t.cascade, rows)}
     if not waiting or not rows:
-        return Counts()
-    later = _naming(waiting, job, spec)
-    now = {name: task for name, task in waiting.items() if name not in later}
-    for task in now.values():
+        return None
+    dependent = _naming(waiting, job, spec)
+    tasks = {name: task for name, task in waiting.items() if name not in dependent}
+    for task in tasks.values():
         if task.cascade.by is not None:
             place, named = f"tasks.{spec.tasks.index(task)}.cascade.by", f'doc."{task.cascade.by}"'
             check(f"{named} IS NULL", planned.shards, spec.input.storage_options, place=place)
-    share = max(_share(task.cascade, rows) for task in now.values())
+    share = max(_share(task.cascade, rows) for task in tasks.values())
     # — the share of an earlier sample stays, so that new files give it their part
-    known = {name: of for name, of in job.certificates.items() if name in now}
+    known = {name: of for name, of in job.certificates.items() if name in tasks}
     known = {name: of for name, of in known.items() if of.draw <= MOST_TIMES * share}
     share = max([share, *(of.draw for of in known.values())])
-    by_id = {shard.id: shard for shard in planned.shards}
-    asked = (now[t.name].whole if t.name in now else t for t in spec.tasks if t.name not in later)
-    first = spec.model_copy(update={"tasks": tuple(asked)})
-    sampling = Sampling(first, cache_dir, address, options, announce, run, by_id, share)
-    whole = sampling.answered({name: task.whole for name, task in now.items()})
+    return _Due(tasks, dependent, known, share, planned.shards, job.cascades)
+
+
+def _certificates(spec: JobSpec, sampling: Sampling, due: _Due) -> dict[str, Certificate]:
+    """By cascade, its certificate: of a known rule that is proved again, or of a new one."""
+    whole = sampling.answered({name: task.whole for name, task in due.tasks.items()})
     cascades = {
-        name: _Cascade.of(sampling, task, whole, job.cascades[name], known.get(name))
-        for name, task in now.items()
+        name: _Cascade.of(sampling, task, whole, due.cascades[name], due.known.get(name))
+        for name, task in due.tasks.items()
     }
-    again = {name: cascades[name].trial_of(of) for name, of in known.items()}
+    again = {name: cascades[name].trial_of(of) for name, of in due.known.items()}
     proved = dict(_tried(sampling, cascades, again))
     kept = {name: own for name, own in proved.items() if own.thresholds is not None}
 
@@ -112,23 +144,11 @@ def certify(
         rows = whole.rows.take(pa.array(np.flatnonzero(whole.first_half)))
         placement, tokens = whole.job.placement, whole.tokens[whole.first_half]
         on_engine = partial(sampling.where_engines_run, placement=placement)
+        cache_dir = sampling.cache_dir
         return Texts(spec, sampling.texts(rows), tokens, placement.dtype, cache_dir, on_engine)
 
     trials = {name: own.trial(texts) for name, own in cascades.items() if name not in kept}
-    for name, certificate in (kept | dict(_tried(sampling, cascades, trials))).items():
-        write_certificate(store, replace(certificate, shards=shards))
-        logger.info("%s: %s", name, certificate.words)
-    if len(now) < len(waiting):
-        others = certify(
-            spec,
-            cache_dir=cache_dir,
-            address=address,
-            options=options,
-            announce=announce,
-            part_of=run,
-        )
-        sampling.n.update(others)
-    return sampling.n
+    return kept | dict(_tried(sampling, cascades, trials))
 
 
 def _planned(
@@ -203,7 +223,7 @@ class _Cascade:
 
     spec: JobSpec
     task: CascadeTask
-    found: Cascade
+    of_output: Cascade
     whole: Sample
     judged: Judged
     p: Floats  # [docs, labels] of the last stage; NaN without an answer
@@ -215,7 +235,7 @@ class _Cascade:
         sampling: Sampling,
         task: CascadeTask,
         whole: Sample,
-        found: Cascade,
+        of_output: Cascade,
         known: Certificate | None,  # whose rules are tested before others
     ) -> _Cascade:
         judged = Judged.of(list(task.labels), task.kind, task.cascade.promise)
@@ -224,7 +244,7 @@ class _Cascade:
             confidence = (1 + judged.promise.confidence) / 2
             judged = replace(judged, promise=replace(judged.promise, confidence=confidence))
         groups = None if task.cascade.by is None else sampling.values(whole, task.cascade.by)
-        return cls(sampling.spec, task, found, whole, judged, whole.p(task), groups)
+        return cls(sampling.spec, task, of_output, whole, judged, whole.p(task), groups)
 
     def trial(self, texts: Callable[[], Texts]) -> _Trial:
         """What is tried first: the stages of the spec, or a readout that is fitted now."""
@@ -317,7 +337,7 @@ class _Cascade:
             task=self.task.name,
             promise=self.task.cascade.promise,
             stages=(*fps, self.whole.fps[self.task.name]),
-            scope=self.found.scope,
+            scope=self.of_output.scope,
             draw=self.whole.share,
             thresholds=rules[proof.rule],
             curves=tuple(tuple((float(a), float(b)) for a, b in part) for part in curves),
@@ -337,8 +357,8 @@ class _Cascade:
         return Certificate(
             task=self.task.name,
             promise=self.task.cascade.promise,
-            stages=self.found.stages,
-            scope=self.found.scope,
+            stages=self.of_output.stages,
+            scope=self.of_output.scope,
             draw=self.whole.share,
             reason=reason,
         )
