@@ -266,7 +266,7 @@ class Places:
     def __init__(self, count: int) -> None:
         self._count = count
         self._free = threading.Semaphore(count)
-        self._taking = threading.Lock()  # so that two that want all places do not wait for ever
+        self._taking = threading.Lock()  # two that want all places would block each other
 
     @contextmanager
     def of(self, alone: bool) -> Iterator[None]:

@@ -50,7 +50,7 @@ from pipeline.verbs.uniform_sample import Announce, Floats, Sample, Sampling
 logger = logging.getLogger(__name__)
 
 SAMPLE, LARGEST_SHARE = 2_000, 0.1  # documents, and a share of all
-MOST_TIMES = 10  # so many times what it needs, a sample has at most in a corpus that grew
+MOST_TIMES = 10  # a sample of a corpus that grew has at most 10 times the documents that it needs
 LEAST_SAVED = 0.05  # of a whole run; less does not pay for the sample
 
 

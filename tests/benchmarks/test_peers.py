@@ -26,7 +26,7 @@ ROUNDS = [[[1], [1]], [[2], [2]], [[3], [3]], [[4], [4]]]  # two documents each
 
 @dataclass
 class Toy:
-    """Answers with one probability, in so many seconds a document, and writes its turns down."""
+    """Answers with one probability, in a given time for each document, and records its turns."""
 
     name: str
     turns: list[tuple[str, int]]

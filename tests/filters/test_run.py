@@ -258,7 +258,7 @@ def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
 
 TWINS = {
     "two columns of one name": ("year", "year"),
-    "equal but for case": ("year", "Year"),
+    "equal except for case": ("year", "Year"),
     "three": ("year", "YEAR", "year"),
 }
 

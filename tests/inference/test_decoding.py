@@ -113,7 +113,7 @@ def test_damaged_files_raise_nothing_else(kind: int, damage: bytes, place: float
 )
 def test_bombs_are_refused_before_they_are_decoded(bomb: Callable[[], bytes]) -> None:
     data = bomb()
-    Path("/proc/self/clear_refs").write_text("5")  # from here on, the peak is counted anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident_kb("VmRSS")
     with pytest.raises(DocumentError, match=f"pixels, above {MAX_PIXELS:,}|has more than"):
         decode_image(data)

@@ -86,7 +86,7 @@ def _check_request(operation: str, parameters: dict[str, Any]) -> None:
 
 
 def key_paths(value: Any, path: Path_ = ()) -> Iterator[Path_]:
-    """Every key, however deep, but for names that are ours to give."""
+    """Every key, at any depth, except names that users choose."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if path not in {("available_node_types",), ("file_mounts",)}:

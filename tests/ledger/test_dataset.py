@@ -136,7 +136,7 @@ def test_rows_are_read_as_they_are_needed_and_counted_without_reading(
 
 
 class Meeting(Recording):
-    """A store that replies to the first so many reads only when all of them have begun."""
+    """A store that replies to the first N reads only when all of them have begun."""
 
     def __init__(self, store: LocalStore, reads: int) -> None:
         super().__init__(store)

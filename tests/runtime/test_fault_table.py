@@ -86,7 +86,7 @@ def kill_at(shell: Shell, place: str, file: Path) -> bool:
     workers = family.children(recursive=True)
     process.kill()
     process.communicate()
-    # — Ray's own processes end by themselves, but for one that sleeps at the place
+    # — Ray's own processes end by themselves, except one that sleeps at the place
     for worker in workers:
         with suppress(psutil.NoSuchProcess):
             worker.kill()

@@ -1,6 +1,6 @@
 """A proxy in front of an S3 server that breaks requests, in ways and shares that a seed decides.
 
-Knows HTTP and nothing of S3, but for the words of three refusals. What it does to a request:
+Knows HTTP, and of S3 the words of three refusals alone. What it does to a request:
 
     reset        the connection is reset, and nothing reaches the server
     error_500    InternalError, without asking the server

@@ -104,7 +104,7 @@ def test_an_added_token_that_is_no_control_token_keeps_its_id(
 
 
 def ends_unknown(ignore_merges: bool = False) -> PreTrainedTokenizerFast:
-    """As GPT-2 and SmolLM2: one token begins and ends a text, and stands for unknown letters."""
+    """As GPT-2 and SmolLM2: one token begins and ends a text, and replaces unknown letters."""
     name = "<|endoftext|>"
     backend = byte_pairs(name, ignore_merges=ignore_merges)
     backend.model.unk_token = name
@@ -126,7 +126,7 @@ def falls_back_to_bytes() -> PreTrainedTokenizerFast:
 
 
 def words_of(model: type[models.WordPiece] | type[models.WordLevel]) -> PreTrainedTokenizerFast:
-    """As BERT, but for the brackets, which are letters of a word here."""
+    """As BERT, except that brackets are letters of a word here."""
     words = ["[UNK]", "[CLS]", "[SEP]", "a", "b", "##b"]
     vocabulary = {word: number for number, word in enumerate(words)}
     backend = Tokenizer(model(vocabulary, unk_token="[UNK]"))

@@ -88,7 +88,7 @@ def test_a_label_has_the_sum_of_its_verbalizers_in_any_company(docs: int) -> Non
         torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=atol)
 
 
-# — torch's device without memory stands for a GPU
+# — torch's device without memory represents a GPU
 @pytest.mark.parametrize(
     "device, docs, calls",
     [("cpu", 128, [128]), ("cpu", 300, [128, 128, 44]), ("meta", 3_000, [2_048, 952])],
