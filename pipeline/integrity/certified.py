@@ -83,8 +83,15 @@ def _answers(
     task = certificate.task
     when, *_ = _conditions(stored_version(store, task, snapshot.tasks[task].fp))
     asked = when, None, drawn_below(certificate.draw)
-    drawn = {shard.sid: draws(shard.sid, shard.rows) for shard in snapshot.shards}
-    labels, missing = list(snapshot.tasks[task].labels), dict(drawn)
+    second = dict[
+        str, NDArray[np.int64]
+    ]()  # the rows of each shard that has documents of the sample
+    for shard in snapshot.shards:
+        drawn = draws(shard.sid, shard.rows)
+        if (drawn < certificate.draw).any():
+            is_second = (drawn < certificate.draw) & (drawn >= certificate.draw / 2)
+            second[shard.sid] = np.flatnonzero(is_second)
+    labels, missing = list(snapshot.tasks[task].labels), dict(second)
     parts = dict[str, NDArray[np.float64]]()
     for fp in stored_fps(store, task):
         version = stored_version(store, task, fp)
@@ -92,14 +99,13 @@ def _answers(
             continue
         done = committed(store, {task: fp}, missing, documents={})
         for sid in done.labels[task]:
-            of_shard = missing.pop(sid)
-            second = (of_shard < certificate.draw) & (of_shard >= certificate.draw / 2)
             rows = structs(read_file(store, done.label_key(task, sid), ["p"]))
-            parts[sid] = probabilities(rows.take(pa.array(np.flatnonzero(second))), labels)
-    lacking = [sid for sid, of_shard in missing.items() if (of_shard < certificate.draw).any()]
-    if lacking:
-        raise StorageError(f"{store.url}: has no answers of a stage about shard {lacking[0]}")
-    return np.concatenate([parts[sid] for sid in drawn if sid in parts])
+            parts[sid] = probabilities(rows.take(pa.array(missing.pop(sid))), labels)
+    if missing:
+        raise StorageError(
+            f"{store.url}: has no answers of a stage about shard {next(iter(missing))}"
+        )
+    return np.concatenate([parts[sid] for sid in second])
 
 
 def _conditions(version: Fingerprint) -> tuple[Any, Any, Any]:

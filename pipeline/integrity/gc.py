@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from pipeline.errors import option_error
-from pipeline.ledger.attempts import GC, in_use
+from pipeline.ledger.attempts import GC, IN_USE, in_use
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.keys import (
     COUNTS,
@@ -92,9 +92,9 @@ def collect_garbage(
     """What the output holds and nothing needs; removed if `delete`. Without `keep`, all snapshots
     are kept, and nothing may be deleted.
 
-    Objects younger than `older_than_days`, by the store's clock, are kept. `store` is the spec's
-    output, if it is open already. No model is read. RefusedError if objects would be deleted while
-    a run is active.
+    Objects younger than `older_than_days` are kept, by the store's clock if any are deleted.
+    `store` is the spec's output, if it is open already. No model is read. RefusedError if objects
+    would be deleted while a run is active.
     """
     if keep is None and delete:
         fix = "missing; write how many snapshots of each spec to keep, as in --keep 2"
@@ -108,18 +108,20 @@ def collect_garbage(
     # — listed before the snapshots are read: what is written from now on is not in the list
     stored = {item.key: item for prefix in DELETION_ORDER for item in output.list(prefix)}
     with in_use(output, GC) if delete else nullcontext():
-        result = _unneeded(output, stored, inf if keep is None else keep, older_than_days)
+        # — the mark that was just made has the time of the store's clock
+        now_s = max((mark.modified_s for mark in output.list(IN_USE)), default=time.time())
+        oldest_s = now_s - older_than_days * _DAY_S if older_than_days else inf
+        result = _unneeded(output, stored, inf if keep is None else keep, oldest_s)
         for prefix in DELETION_ORDER if delete else ():
             output.delete([key for key in result.keys if key.startswith(prefix)])
     return replace(result, deleted=delete)
 
 
 def _unneeded(
-    output: Store, stored: Mapping[str, StoredObject], keep: float, older_than_days: float
+    output: Store, stored: Mapping[str, StoredObject], keep: float, oldest_s: float
 ) -> GcResult:
     """What nothing needs of the stored objects, before any is deleted."""
     known = {name: key for name in stored if (key := parse_key(name)) is not None}
-    oldest_s = time.time() - older_than_days * _DAY_S if older_than_days else inf
     snapshots = _read(output, keep, stored, oldest_s)
     # — the last checkpoint has all counts before it
     counts = {*map(counts_key, numbers_from_checkpoint(output, counts_key))}

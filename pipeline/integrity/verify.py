@@ -5,11 +5,11 @@ Entry point: `verify_output`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.hashes import parse_json, sha256_hex
 from pipeline.integrity.certified import wrong_certificates
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
-from pipeline.ledger.keys import parse_key, spec_key
+from pipeline.ledger.keys import CASCADES, parse_key, spec_key
 from pipeline.ledger.label_files import metadata_of, read_file, remedy
 from pipeline.ledger.snapshot_files import NamedFile, NamedShard
 from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, last_snapshot
@@ -31,6 +31,7 @@ from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.store import Store, open_store
 
 THREADS = 8
+WINDOW_SHARDS = 1_000  # that are in memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,12 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
     # — once for each file: a file may have many shards
     paths = snapshot.files["path"].unique().to_pylist()
     with ThreadPoolExecutor(THREADS) as pool:
-        objects = pool.map(partial(_objects_at, cache_dir=cache_dir, options=options), paths)
-        inputs = dict(zip(paths, objects, strict=True))
+        find = partial(find_objects, cache_dir=cache_dir, options=options, output=store.url)
+        inputs = dict(zip(paths, pool.map(partial(_objects_at, find), paths), strict=True))
         audit = _Audit(store, snapshot.tasks, inputs, options)
-        checked = list(pool.map(partial(_check_shard, audit), snapshot.shards))
+        shards, checked = iter(snapshot.shards), list[_CheckedShard]()
+        while window := list(islice(shards, WINDOW_SHARDS)):
+            checked += pool.map(partial(_check_shard, audit), window)
     return VerifyResult(
         output=store.url,
         snapshot=snapshot.number,
@@ -121,10 +124,10 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
     )
 
 
-def _objects_at(path: str, cache_dir: Path, options: Options) -> list[InputObject]:
+def _objects_at(find: Callable[[str], list[InputObject]], path: str) -> list[InputObject]:
     """The input objects that a path names; none if the file is gone."""
     try:
-        return find_objects(path, cache_dir, options)
+        return find(path)
     except SpecError as error:
         if all(problem.place == "input.path" for problem in error.problems):
             return []
@@ -147,8 +150,8 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
 
 
 def _wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
-    fix = "run again, which proves the promise again"
     for task, what in wrong_certificates(store, snapshot):
+        fix = f"delete {CASCADES}{task}/, then `assay run` proves the promise again"
         yield Damage(f"the certificate of {task}", what, fix)
 
 

@@ -25,7 +25,7 @@ from pipeline.errors import (
     Problem,
     SpecError,
     StorageError,
-    UnreadableError,
+    UnavailableError,
     one_line,
 )
 from pipeline.ledger.keys import cuts_key
@@ -154,7 +154,9 @@ def _shards_or_error(
         if version.format in TABLES:
             raise
         return error
-    except UnreadableError as error:
+    except UnavailableError:
+        raise
+    except StorageError as error:  # — gone, without permission, or damaged
         return error
 
 

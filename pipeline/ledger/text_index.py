@@ -128,8 +128,12 @@ def shards_with_texts(
         try:
             database.execute(_TABLES)
             database.register("sources", pa.table({"sid": pa.array([*sources], pa.string())}))
+            asked = 0
             for texts in _batches(asking):
                 insert(_ASK, _entries(texts))
+                asked += len(texts)
+            if not asked:
+                return {}
             indexed = set[str]()
             for number in numbers(store, index_key):
                 entries, sids = _object(store, index_key(number))

@@ -145,7 +145,9 @@ def label_engine(reader: Reader, model: LoadedModel, prompt: PromptTokens) -> La
         model,
         prompt,
         max_batch_tokens=memory_plan(model, prompt, engines=engines).max_batch_tokens,
-        readouts=load_readouts(reader.readouts, reader.spec, Path(reader.cache_dir)),
+        readouts=load_readouts(
+            reader.readouts, reader.spec, Path(reader.cache_dir), places=reader.places
+        ),
     )
 
 

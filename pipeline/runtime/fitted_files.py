@@ -188,8 +188,14 @@ def find_readouts(
     return _of_each_file(spec, "readout", find, cache_dir, places=places)
 
 
-def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> dict[str, Readout]:
-    """The readouts by part of a task.
+def load_readouts(
+    hashes: Mapping[str, str],
+    spec: JobSpec,
+    cache_dir: Path,
+    *,
+    places: Mapping[str, str] = _NONE,
+) -> dict[str, Readout]:
+    """The readouts by part of a task; `places` as for `find_readouts`.
 
     StorageError if a file does not have the hash that `find_readouts` gave.
     """
@@ -199,6 +205,7 @@ def load_readouts(hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path) -> 
         lambda _task, _place, file: parse_readout(file.read_bytes()),
         cache_dir,
         hashes=hashes,
+        places=places,
     )
 
 
@@ -219,13 +226,15 @@ def find_classifiers(
     return _of_each_file(spec, "classifier.path", find, cache_dir, places=places)
 
 
-def read_classifier(spec: JobSpec, task: TaskSpec, cache_dir: Path, digest: str) -> Classifier:
-    """The classifier of a task; ModelError if it cannot be used.
+def read_classifier(
+    spec: JobSpec, task: TaskSpec, cache_dir: Path, digest: str, place: str
+) -> Classifier:
+    """The classifier of a task at this place of the spec; ModelError if it cannot be used.
 
     StorageError if the file does not have the hash that `find_classifiers` gave.
     """
     key = "classifier.path"
-    file = _file_of(spec, task, key, key, cache_dir, digest.partition(" ")[0])
+    file = _file_of(spec, task, key, f"{place}.{key}", cache_dir, digest.partition(" ")[0])
     assert task.classifier is not None and file is not None, task.name
     return load_classifier(task.classifier.kind, file)
 

@@ -88,8 +88,9 @@ class LoadedReader:
     def _classifier(self, task: TaskSpec) -> Classifier:
         if task.name not in self._classifiers:
             own, cache_dir = self.reader, Path(self.reader.cache_dir)
-            digest = own.classifiers[task.name]
-            self._classifiers[task.name] = read_classifier(own.spec, task, cache_dir, digest)
+            self._classifiers[task.name] = read_classifier(
+                own.spec, task, cache_dir, own.classifiers[task.name], own.places[task.name]
+            )
         return self._classifiers[task.name]
 
     @cached_property

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import (
+    AssayError,
     FailedRowsError,
     ModelError,
     Problem,
@@ -221,14 +222,14 @@ def _check_classifiers(job: Job, store: Store) -> None:
             continue
         reader = job.readers[step.reader]
         try:
+            place = reader.places[step.task]
             classifier = read_classifier(
-                reader.spec, step.asked, Path(job.cache_dir), reader.classifiers[step.task]
+                reader.spec, step.asked, Path(job.cache_dir), reader.classifiers[step.task], place
             )
             p = classifier.probabilities(["a text"])
             label_log_probs(p, classifier.classes, step.asked.labels)
         except ModelError as error:
-            place = f"{reader.places[step.task]}.classifier"
-            problems.append(Problem(place, str(error), of_task.path))
+            problems.append(Problem(f"{place}.classifier", str(error), of_task.path))
     if problems:
         raise SpecError(problems)
 
@@ -358,9 +359,9 @@ def _read_small(work_items: Sequence[WorkItem], job: Job, *_: object) -> Iterato
 
 def _publish_after_error(job: Job, store: Store, planned: Plan, counts: Tally) -> None:
     """Publishes the complete shards, unless too many of their rows failed."""
-    listed = list_missing(job, store, planned.cuts)
     try:
+        listed = list_missing(job, store, planned.cuts)
         counts.count_finished(store, job.spec.name, listed, publishes=True)
         Outcome(job, store, listed, counts, 0.0).published(partial=True)
-    except FailedRowsError as error:  # the error that ended the run is raised by the caller
+    except AssayError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)

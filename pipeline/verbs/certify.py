@@ -43,7 +43,7 @@ from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import StageSpec
 from pipeline.spec.tasks import CascadeSpec, CascadeTask
-from pipeline.stores.store import Store, open_store
+from pipeline.stores.store import Store, check_create_only, open_store
 from pipeline.verbs.teach import Taught, Texts, teach
 from pipeline.verbs.uniform_sample import Announce, Floats, Sample, Sampling
 
@@ -78,6 +78,7 @@ def certify(
         return counts
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
+    check_create_only(store)
     run, more = part_of or Run(), True
     while more and (due := _due(spec, *_planned(spec, store, cache_dir, address, options))):
         asked = (due.tasks[t.name].whole if t.name in due.tasks else t for t in spec.tasks)

@@ -205,7 +205,7 @@ def test_a_worker_takes_the_copy_of_a_remote_file_and_a_busy_store_is_asked_agai
     assert len(read) == 2
     for cache, reads in ((corpus.cache, 2), (corpus.folder / "of another machine", 3)):
         for _ in range(2):
-            worker = read_classifier(spec, spec.tasks[0], cache, hashes["language"])
+            worker = read_classifier(spec, spec.tasks[0], cache, hashes["language"], "tasks.0")
             assert worker.probabilities(["a text"]).shape == (1, len(worker.classes))
         assert len(read) == reads
 
