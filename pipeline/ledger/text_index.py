@@ -131,7 +131,7 @@ def shards_with_texts(
             asked = 0
             for texts in _batches(asking):
                 insert(_ASK, _entries(texts))
-                asked += len(texts)
+                asked += sum(map(len, texts.values()))
             if not asked:
                 return {}
             indexed = set[str]()

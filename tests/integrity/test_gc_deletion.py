@@ -14,7 +14,7 @@ import memory_store
 import pytest
 from finished import LABELS, finish, toy_fingerprints
 from memory_store import MemoryStore, Recording
-from several_specs import Everything
+from several_specs import DAY_S, Everything
 
 from pipeline.cli import main
 from pipeline.errors import RefusedError, StorageError
@@ -188,6 +188,18 @@ def test_a_clock_that_is_an_hour_ahead_lets_gc_not_delete_under_a_run(
         monkeypatch.setattr("time.time", lambda: everything.clock() + 3_600)
         with pytest.raises(RefusedError):
             everything.gc(1)
+
+
+def test_a_clock_that_is_a_week_ahead_makes_no_object_old(
+    everything: Everything, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in "12":
+        everything.finish("job", version)
+    monkeypatch.setattr(memory_store, "time", SimpleNamespace(time=everything.clock))
+    monkeypatch.setattr("time.time", lambda: everything.clock() + 8 * DAY_S)
+    assert not everything.gc(1).keys
+    everything.clock.now_s += 8 * DAY_S
+    assert everything.gc(1).keys
 
 
 def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> None:

@@ -207,6 +207,24 @@ def test_a_file_whose_quotes_are_read_as_the_spec_says_is_no_other_file(
     assert (verified.inputs_changed, verified.documents_read_again) == (0, 20)
 
 
+def test_texts_around_the_output_are_read_again(tmp_path: Path, plain: ChangingCorpus) -> None:
+    plain.settings = {"input": {"path": str(tmp_path)}}
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"Text {number}.")
+    plain.run()
+    assert plain.store.root.is_relative_to(tmp_path)
+    verified = verify(plain.store, contents(plain.store), plain.cache, {})
+    assert (verified.inputs_changed, verified.documents_read_again) == (0, 3)
+
+
+def test_shards_are_taken_in_windows(
+    finished: LocalStore, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = look(finished)
+    monkeypatch.setattr("pipeline.integrity.verify.WINDOW_SHARDS", 1)
+    assert look(finished) == whole
+
+
 def test_the_command_prints_the_damages_and_fails(
     finished: LocalStore,
     toy_corpus: Corpus,

@@ -17,6 +17,7 @@ from pipeline.evaluation.cascade_rules import Judged
 from pipeline.fitted.certificate import Certificate
 from pipeline.integrity.certified import wrong_certificates
 from pipeline.integrity.diff import Comparison, compare, exceeded
+from pipeline.integrity.verify import verify
 from pipeline.ledger.certificates import read_certificates
 from pipeline.ledger.keys import parse_key
 from pipeline.ledger.snapshots import contents
@@ -237,6 +238,16 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     assert [*wrong_certificates(corpus.store, wrong)] == [
         ("toxic", "has a rule that the stored answers do not prove")
     ]
+    # — where the answers of the sample are lost, the fix makes the output intact
+    published = {*snapshot.files["key"].to_pylist()}
+    for stored in [*corpus.store.list("labels/toxic/")]:
+        if stored.key not in published:
+            (corpus.store.root / stored.key).unlink()
+    [damage] = verify(corpus.store, snapshot, corpus.cache, {}).damages
+    assert damage.fix == "delete cascades/toxic/, then `assay run` proves the promise again"
+    shutil.rmtree(corpus.store.root / "cascades/toxic")
+    labelled(corpus)
+    assert verify(corpus.store, contents(corpus.store), corpus.cache, {}).intact
 
 
 @pytest.mark.parametrize("after", [1, 7, 14, 20, 27, 35, 45])
