@@ -33,9 +33,9 @@ class InitOptions:
     to: str = "spec.yaml"
     """Spec to write."""
     text: str | None = None
-    """Column with the text (default: that with a usual name, or the longest texts)."""
+    """Column with the text (default: usual name, else longest texts)."""
     id: str | None = None
-    """Column with the id (default: that with a usual name and different values)."""
+    """Column with the id (default: usual name and distinct values)."""
     preset: PresetName | None = None
     """Tasks that published classifiers answer (default: one task as an example)."""
     model: str | None = None
@@ -72,7 +72,7 @@ class RunOptions(WorkOptions):
     """End the run, with exit code 3, before the model's server can have taken more than this, in
     the currency of model.price."""
     save: bool = False
-    """Read the whole model only where a cheaper answer is not sure: as if each task with a question
+    """Use the whole model only where a cheaper answer is unsure: as if each task with a question
     had `cascade: auto`."""
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class GoldOptions:
     """Gold labels: a CSV, TSV, JSON lines or Parquet file, or another run's output (default: the
     spec's gold.path)."""
     tasks: tuple[str, ...] = ()
-    """Use this task only (default: every task that the gold has labels for). Repeatable."""
+    """Task to use (default: every task that the gold has labels for). Repeatable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""assay beside vLLM, llama.cpp and OpenVINO GenAI, on the workloads of `assay bench`.
+"""assay beside vLLM, llama.cpp and OpenVINO GenAI, on the workloads of `benchmarks.bench`.
 
     python -m benchmarks.peers [SPEC] [--peers NAMES] [--workloads NAMES] [--rounds N] [--isa avx2]
         [--to FILE]
@@ -83,11 +83,11 @@ def main(
     peers
         Engines with a number format, as `vllm:float32` (default: all that the processor has).
     workloads
-        As `1000x8`: tokens of a document x questions (default: those of `assay bench`).
+        As `1000x8`: tokens of a document x questions (default: those of `benchmarks.bench`).
     rounds
         Number of rounds. A ratio is the median of the rounds, with the least and the greatest.
     documents
-        Documents of a round (default: those of `assay bench`).
+        Documents of a round (default: those of `benchmarks.bench`).
     isa
         Instruction set that every engine is held to; only float32 is measured, without llama.cpp.
     cache

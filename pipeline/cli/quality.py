@@ -45,7 +45,7 @@ def fit(
 ) -> int:
     """Train readouts, small classifiers of the model's states, from gold labels.
 
-    One reading gives the state of the document and, for a task with a question, that after it. The
+    The model reads each document once, and gives the states after document and question. The
     better of the two is chosen, by the loss of rows that were held out by cross-validation; the
     figures come from these rows. Of the layers that are as good as the best one, up to one standard
     error, the cheapest is chosen.

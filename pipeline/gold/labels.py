@@ -135,7 +135,7 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
     """
     source = path or spec.gold.path
     if source is None:
-        raise SpecError([Problem("gold.path", "missing; add it, or write --gold FILE")])
+        raise SpecError([Problem("gold.path", "missing; write --gold FILE, or add it")])
     chosen = _chosen(spec, tasks)
     format = gold_format(source)
     if format is None:

@@ -33,9 +33,9 @@ def filter_facts(quality: FilterQuality) -> Iterator[tuple[str, str]]:
     """What is judged, by which labels: names and values."""
     yield "rule", quality.rule
     yield "labels", f"{quality.labels:,} of {quality.drawn:,} texts drawn from {quality.texts:,}"
-    yield "drawn from", f"snapshot {quality.sampled_snapshot:08d}, with the rule of then"
+    yield "drawn from", f"snapshot {quality.sampled_snapshot:08d}, with the earlier rule"
     if quality.sampled_rule != quality.rule:
-        yield "rule of then", quality.sampled_rule
+        yield "the earlier rule", quality.sampled_rule
     if quality.not_in_corpus:
         yield "not used", f"{quality.not_in_corpus:,} texts that have no answer now"
     if lacks := quality.lacks:

@@ -94,7 +94,7 @@ def show_gc(result: GcResult) -> Iterator[Part]:
     for prefix, amount in result.prefixes.items():
         rows[prefix] = f"{amount.objects:,} objects, {amount.size_bytes / 1e6:,.1f} MB"
     if result.young:
-        rows["younger"] = f"{result.young:,} objects that nothing else needs; see --older-than"
+        rows["younger"] = f"{result.young:,} unneeded objects, kept because young; see --older-than"
     if result.unknown:
         rows["not touched"] = f"{result.unknown:,} unknown files, left alone"
     rows["verdict"] = "nothing was deleted; add --delete to delete these objects"

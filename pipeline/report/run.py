@@ -150,7 +150,7 @@ def show_forecast(
         rows["limit"] = f"{planned.limit}: the run labels only these documents of those shards"
     if forecast.tokens:
         rows["tokens"] = f"at most about {forecast.tokens:,.0f} in documents, "
-        rows["tokens"] += f"{forecast.tokens_per_document:,.0f} in each as in those labelled"
+        rows["tokens"] += f"{forecast.tokens_per_document:,.0f} per document, as labelled before"
     if forecast.server_tokens is not None:
         read, written = forecast.server_tokens
         rows["server"] = f"about {written:,.0f} requests with {read:,.0f} tokens in their prompts"

@@ -53,7 +53,7 @@ class FilterSpec(Frozen):
     on_error: Literal["fail", "keep", "drop"] = "fail"
     """What happens to documents without an answer: the filter fails, keeps them or drops them."""
     storage_options: StorageOptions | None = None
-    """Options of the fsspec file systems of `--to` and `--dropped`. Default: the output's."""
+    """Options of the fsspec file system of `--to`. Default: the output's."""
 
     @model_validator(mode="after")
     def _has_a_rule(self) -> FilterSpec:

@@ -93,7 +93,7 @@ class ModelSpec(Frozen):
     api_key_file: KeyFile | None = None
     """Path of a file with the server's key, in place of `api_key_env`."""
     concurrency: PositiveInt = 4
-    """Most requests that wait for the server's answer at once."""
+    """Maximum number of requests in flight."""
     price: PriceSpec | None = None
     """Price of the server's tokens, for `assay run --dry-run` and `--max-cost`."""
     tensor_parallel: PositiveInt = 1

@@ -40,24 +40,6 @@ _FIXES = {
 
 
 _WRITE = "no such key; write "
-# Keys that went, and what to write.
-_GONE = {
-    "model.kind": "kind was removed: tasks of labels alone are answered by the head of a sequence "
-    "classifier, and others by a language model; remove it",
-    "explain": "no such key: continuations are not stored any more; remove it",
-    "exit": "exit was removed: a readout is read at the layer that its file names; fit it with "
-    "`assay fit --layers N`",
-    "gpus": "gpus was removed: a worker has one GPU; for several write engine: vllm and "
-    "tensor_parallel",
-    "quantize": "quantize was removed; write dtype: int8",
-    "scoring": "scoring was removed: labels that share a first token are scored whole, and so are "
-    "all with beam or length_penalty; remove it",
-    "filter.thresholds": "thresholds was removed; write the threshold of each group into "
-    "filter.keep as SQL: toxic.p.toxic <= CASE language.label WHEN 'en' THEN 0.62 ELSE 0.6 END",
-    "filter.policy": "policy was removed; to keep the thresholds of a filter, paste the condition "
-    "that it prints as removes into filter.keep: (CONDITION) IS NOT TRUE",
-    "calibration": "calibration was removed; fit thresholds or a readout with `assay fit`",
-}
 
 
 def problems_of(error: ValidationError, content: Mapping[str, Any]) -> list[Problem]:
@@ -128,8 +110,6 @@ def _other_key(loc: Sequence[int | str]) -> str:
     for part in above:  # — indices and names of types are not keys of a model
         models = [inner for model in models for inner in _models(model, str(part))] or models
     key, keys = str(last), dict.fromkeys(name for model in models for name in model.model_fields)
-    if gone := _GONE.get(key) or _GONE.get(f"{above[-1]}.{key}" if above else key):
-        return gone
     if key in keys:  # — of another kind of task; the tag of this kind is the part before
         return f"{above[-1]} takes no {key}; remove one of the two"
     sections = [

@@ -155,7 +155,7 @@ class JobSpec(Frozen):
     max_error_rate: float | None = Field(default=None, ge=0, le=1)
     """Largest share of rows without an answer. A run above it fails. Default: none."""
     tasks: tuple[TaskSpec, ...] = Field(min_length=1)
-    """The questions. All are asked of every document."""
+    """The questions. Without `when`, each is asked of every document."""
     gold: GoldSpec = GoldSpec()
     """Gold labels, which `fit`, `eval`, `report` and the gates of a run read."""
     filter: FilterSpec | None = None

@@ -65,7 +65,7 @@ class DocumentsSpec(Frozen):
     """How much of a document the model reads."""
 
     max_tokens: PositiveInt = 2048
-    """Most tokens of a document, or of a chunk, that the model reads at once."""
+    """Maximum number of tokens of a document, or of a chunk."""
     too_long: Literal["head", "tail", "middle", "chunk"] = "head"
     """What is read of a longer document. `head`: its start; `tail`: its end; `middle`: its
     middle, without both ends; `chunk`: all of it, in chunks."""

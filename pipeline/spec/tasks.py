@@ -45,9 +45,9 @@ class CascadeSpec(Frozen):
     """Share of all documents that have the label of the last stage; of a score, one step beside it
     counts, too. Default, without `recall` and `precision`: 0.98."""
     recall: Share | None = None
-    """Of the documents that are positive by the last stage, the share that the cascade calls so."""
+    """Recall of the cascade, with the answers of the last stage as truth."""
     precision: Share | None = None
-    """Of the documents that the cascade calls positive, the share that the last stage does."""
+    """Precision of the cascade, with the answers of the last stage as truth."""
     label: str | None = None
     """The positive label of `recall` and `precision`. Default: the first one."""
     threshold: Share = 0.5
@@ -55,7 +55,7 @@ class CascadeSpec(Frozen):
     by: Text | None = None
     """Column of the input: what is promised holds of each of its values in the sample."""
     confidence: Share = 0.95
-    """The probability that no sample proves what is not true."""
+    """Confidence level of the proof."""
     sample: PositiveInt | None = None
     """Documents that are drawn, which every stage answers: at most a tenth of the corpus. Default:
     2,000, or more where the promise needs more."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ SAMPLE_CHARS = 8 * 1024 * 1024  # a sample of long texts has fewer rows
 _ID = re.compile(r"([_\W]|[a-z](?=I))[iI][dD]$")  # the end of the name of a column of ids
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z_/][\w./-]*", re.ASCII)
 _SPEC = """\
-# Written by `assay init`. Edit the task, then label some documents: assay review {file}
+# Written by `assay init`, which printed the next commands.
 # docs/reference/keys.md of a checkout describes every key.
 name: {name}
 
@@ -243,7 +242,6 @@ def _spec(proposal: Proposal, name: str, preset: Preset) -> str:
     comment = f"  # other columns: {', '.join(others[:SHOWN_COLUMNS])}{more}" if others else ""
     model = "" if proposal.model is None else f"\nmodel: {{path: {_yaml(proposal.model)}}}\n"
     return (_SPEC + preset.tasks).format(
-        file=shlex.quote(proposal.file),
         name=_yaml(name),
         model=preset.about + model,
         path=_yaml(proposal.path),

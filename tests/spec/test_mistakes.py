@@ -211,34 +211,6 @@ OF_CASCADES = [
     ({"model": SERVER, **task(cascade="auto")}, "tasks.0.cascade", "one of engine assay"),
     (task(question=None, cascade="auto"), "tasks.0.cascade", "to a question"),
 ]
-REMOVED = [
-    ({"model": {"path": "m", "kind": "encoder"}}, "model.kind", "remove it"),
-    ({"model": {"path": "m", "kind": "decoder"}}, "model.kind", "by a language model"),
-    ({"model": {"path": "m", "quantize": "int8_dynamic"}}, "model.quantize", "write dtype: int8"),
-    ({"model": {"path": "m", "gpus": 2}}, "model.gpus", "write engine: vllm and tensor_parallel"),
-    ({"exit": {"layer": 8}}, "exit", "fit it with `assay fit --layers N`"),
-    (
-        stages({"readout": "r", "exit": {"layer": 1}}, ASKED),
-        "tasks.0.cascade.stages.0.exit",
-        "fit it with `assay fit --layers N`",
-    ),
-    (task(scoring="full"), "tasks.0.scoring", "share a first token are scored whole"),
-    (
-        task(calibration={"method": "batch", "file": "f"}),
-        "tasks.0.calibration",
-        "calibration was removed; fit thresholds or a readout with `assay fit`",
-    ),
-    (
-        {"filter": {"thresholds": {"of": "toxic.p.toxic", "otherwise": 0.6}}},
-        "filter.thresholds",
-        "toxic.p.toxic <= CASE language.label WHEN 'en' THEN 0.62 ELSE 0.6 END",
-    ),
-    (
-        {"filter": {"policy": "policy.json", "keep": "true"}},
-        "filter.policy",
-        "paste the condition that it prints as removes into filter.keep",
-    ),
-]
 ENGINES = [
     ({"model": {"path": "m", "engine": "sglang"}}, "model.engine", "'assay', 'vllm' or 'openai'"),
     (task(model={"path": "n"}), "tasks.0.model", "only a stage of a cascade"),
@@ -301,7 +273,6 @@ IMAGES = [
         *OTHERS,
         *((job, f"tasks.0.cascade.{below}".rstrip("."), fix) for job, below, fix in STAGES),
         *OF_CASCADES,
-        *REMOVED,
         *ENGINES,
         *(
             ({**job, "input": {"path": "i", "image": "png"}}, "input.image", f"{key}; remove")
