@@ -146,13 +146,17 @@ class StagedSchedule:
         return StagedSchedule(self.model, text, ())
 
     def states(
-        self, suffixes: Sequence[Suffix], counter: TokenCounter
+        self, suffixes: Sequence[Suffix], counter: TokenCounter, *, below: Sequence[int] = ()
     ) -> Tensor:  # [suffixes, hidden]
-        """The last layer's normalised states at the suffixes' last tokens."""
-        below = [(*self.pending_tokens, *suffix) for suffix in suffixes]
-        counter.tokens += sum(token_ids.size for token_ids, _ in _padded(below))
+        """The last layer's normalised states at the suffixes' last tokens.
+
+        `below` are tokens that follow the text, and that come before each of the suffixes.
+        """
+        text = self.with_tokens(below, counter) if below else self
+        whole = [(*text.pending_tokens, *suffix) for suffix in suffixes]
+        counter.tokens += sum(token_ids.size for token_ids, _ in _padded(whole))
         layer = self.model.layers
-        return states_at_ends(self.model, self.text, below, [layer])[layer][0]
+        return states_at_ends(self.model, text.text, whole, [layer])[layer][0]
 
 
 class StagedReader:
