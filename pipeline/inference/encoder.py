@@ -25,6 +25,7 @@ from pipeline.inference.engine import DocumentIds, Labelled, read_in_batches
 from pipeline.inference.labels.tokenizer import encode
 from pipeline.inference.loading import read_config, read_network
 from pipeline.inference.model.linear import use_onednn
+from pipeline.inference.out_of_memory import naming_lack_of_memory
 from pipeline.inference.schedules.batching import Usage, pad
 from pipeline.spec.labels import NOT, task_of
 
@@ -53,7 +54,9 @@ class EncoderEngine:
         self._max_batch_tokens = max_batch_tokens
         self._before, self._after = _special_tokens(tokenizer)
         config: Any = network.config
-        self._fill = config.pad_token_id or 0
+        if config.pad_token_id is None:
+            config.pad_token_id = _padding(tokenizer, self._after)
+        self._fill = config.pad_token_id
         self._excludes = config.problem_type != "multi_label_classification"
         names = [str(config.id2label[number]) for number in range(config.num_labels)]
         self.classes = tuple(names) if self._excludes else (*names, *(NOT + name for name in names))
@@ -141,9 +144,10 @@ def load_encoder(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
     """The sequence classifier in a folder; ModelError names what makes it unusable."""
     fix = "use a model with a trained classification head"
     kind = AutoModelForSequenceClassification
-    network: Any = read_network(folder, kind, read_config, dtype=dtype, fix=fix)
-    prepared: PreTrainedModel = network.eval().requires_grad_(False).to(device)
-    use_onednn(prepared)
+    with naming_lack_of_memory(folder):
+        network: Any = read_network(folder, kind, read_config, dtype=dtype, fix=fix)
+        prepared: PreTrainedModel = network.eval().requires_grad_(False).to(device)
+        use_onednn(prepared)
     return prepared
 
 
@@ -168,6 +172,20 @@ def encoder_context(folder: Path, tokenizer: PreTrainedTokenizerBase) -> int:
     ]
     before, after = _special_tokens(tokenizer)
     return positions - max(unused, default=0) - len(before) - len(after)
+
+
+def _padding(tokenizer: PreTrainedTokenizerBase, after: Sequence[int]) -> int:
+    """A token that no document ends with: a head on a decoder reads the last one that is another.
+
+    ModelError if the tokenizer has none.
+    """
+    for token in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+        if token is not None and token not in after[-1:]:
+            return int(token)
+    raise ModelError(
+        "config.json states no pad_token_id, and the tokenizer has no control token in its place; "
+        "add the one that the model was trained with"
+    )
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

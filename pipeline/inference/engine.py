@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from pipeline.inference.labels.answers import (
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
+from pipeline.inference.out_of_memory import is_out_of_memory
 from pipeline.inference.proof import prove_layers
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import Usage, pack
@@ -35,9 +35,6 @@ Read = TypeVar("Read")
 
 # Memory is not short because of a batch smaller than this.
 _MIN_BATCH_TOKENS = 64
-# Of the CPU's allocator; of the CUDA driver; of cuBLAS, cuDNN and cuSOLVER, whose workspaces are
-# their own.
-_OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +179,3 @@ def read_in_batches(
             waiting.append((batch, tokens // 2))
         else:
             yield batch, None
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocator failed: torch has an exception for its own, others only a message."""
-    of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return of_memory or any(message in str(error) for message in _OUT_OF_MEMORY)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, overload
 
 from jinja2 import TemplateError
@@ -22,6 +23,8 @@ from pipeline.inference.decoding import decode_image
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 # Images that are tokenised, and then read, together: 16 of 1,024 patches are rows enough for a GPU.
 IMAGES_AT_ONCE = 16
+# Of what the model reads of images that are kept. One image may have 50 MB of pixels.
+_KEPT_BYTES = 1 << 29
 # A private-use character, which no template writes.
 _MARK = "\ue0d3"
 
@@ -62,8 +65,8 @@ class ImageReader:
         return ImageReader(folder)
 
     def __init__(self, folder: Path) -> None:
-        # — one shard is tokenised while another is read; an image has up to 50 MB of pixels
-        self.inputs = lru_cache(maxsize=2 * IMAGES_AT_ONCE)(self._inputs)
+        self._kept: dict[bytes, BatchFeature] = {}  # the oldest first
+        self._lock = Lock()  # — one shard is tokenised while another is read
         try:
             config = AutoConfig.from_pretrained(folder, **_LOCAL)
             self._processor = _processor(folder, config)
@@ -77,8 +80,26 @@ class ImageReader:
         """The token ids of the image; DocumentError if it cannot be decoded."""
         return tuple(self.inputs(data)["input_ids"][0].tolist())
 
+    def inputs(self, data: bytes) -> BatchFeature:
+        """What the whole model reads of the image: `input_ids` [1, tokens], and its pixels.
+
+        The latest images are kept: they are tokenised, and then read.
+        """
+        with self._lock:
+            if (known := self._kept.get(data)) is not None:
+                return known
+        made = self._inputs(data)
+        with self._lock:
+            self._kept[data] = made
+            while len(self._kept) > 2 * IMAGES_AT_ONCE or self._kept_bytes > _KEPT_BYTES:
+                del self._kept[next(iter(self._kept))]
+        return made
+
+    @property
+    def _kept_bytes(self) -> int:
+        return sum(x.nbytes for of_image in self._kept.values() for x in of_image.values())
+
     def _inputs(self, data: bytes) -> BatchFeature:
-        """What the whole model reads of the image: `input_ids` [1, tokens], and its pixels."""
         picture = decode_image(data)
         try:
             inputs: BatchFeature = self._processor(

@@ -42,6 +42,7 @@ from pipeline.inference.model.llama import LlamaDecoder, has_llama_form
 from pipeline.inference.model.loaded import LoadedModel, own_attention, set_attention
 from pipeline.inference.model.operations import operations_for
 from pipeline.inference.model.rounded_products import round_linear
+from pipeline.inference.out_of_memory import is_out_of_memory, naming_lack_of_memory
 from pipeline.inference.processor import native
 from pipeline.inference.processor.native import attend_natively
 from pipeline.inference.proof import tolerance, tree_error
@@ -195,14 +196,16 @@ def load_model(
     """
     kind: Any = AutoModelForImageTextToText if sees_images else AutoModelForCausalLM
     config_of = _seeing_config if sees_images else _config
-    network = read_network(folder, kind, config_of, dtype=dtype, fix="copy the whole folder again")
-    nn.Module.to(network, device)
-    # — proved before it is rounded: rounding turns differences of the last bit into whole steps
-    model = prepare(network, images=ImageReader.of(folder) if sees_images else None)
-    if rounded_to is not None:
-        model = rounded(model, rounded_to)
-        torch.cuda.empty_cache()  # — the weights before they were rounded
-    return replace(model, products=use_onednn(network))
+    fix = "copy the whole folder again"
+    with naming_lack_of_memory(folder):
+        network = read_network(folder, kind, config_of, dtype=dtype, fix=fix)
+        nn.Module.to(network, device)
+        # — proved before it is rounded: rounding turns differences of the last bit into whole steps
+        model = prepare(network, images=ImageReader.of(folder) if sees_images else None)
+        if rounded_to is not None:
+            model = rounded(model, rounded_to)
+            torch.cuda.empty_cache()  # — the weights before they were rounded
+        return replace(model, products=use_onednn(network))
 
 
 def rounded(model: LoadedModel, rounded_to: RoundedFormat) -> LoadedModel:
@@ -244,6 +247,8 @@ def read_network(
             **_LOCAL,
         )
     except (*_UNREADABLE, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{folder}: cannot be loaded: {one_line(error)}") from error
     network: PreTrainedModel
     network, report = loaded
@@ -346,6 +351,8 @@ def prove_tree(model: LoadedModel) -> None:
     try:
         error = tree_error(model)
     except (*_BROKEN, *_UNBUILT, of_triton) as reason:
+        if is_out_of_memory(reason):
+            raise
         refusal = f"{_family(config)} does not run under the tree: {reason!r}"
         raise ModelError(refusal) from reason
     if isnan(error):

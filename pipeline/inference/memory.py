@@ -28,11 +28,11 @@ BLOCK_ROWS, GPU_BLOCK_ROWS = 2_048, 65_536
 # Rows whose logits are in memory at once, on a CPU and on a GPU: 128 x 150,000 x 4 bytes = 77 MB. A
 # GPU reads the unembedding again for each part.
 LOGIT_ROWS, GPU_LOGIT_ROWS = 128, 2_048
-# Copies of a cache with recurrent states that are in memory at once: those of 24 layers of 32 heads
-# of 128 x 128 numbers of 4 bytes take 50 MB each.
+# Copies of a cache with recurrent states that are in memory at once, at most: those of 24 layers of
+# 32 heads of 128 x 128 numbers of 4 bytes take 50 MB each.
 CACHE_COPIES = 16
 # The share of free memory that a batch may use; the rest is for the kernels' own workspaces.
-_USABLE = 0.8
+USABLE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ class ModelShape:
         logits_bytes = min(tokens, self.logit_rows) * self.vocab * (narrow + 2 * 4)
         return max((tokens * 2 * dim + layer) * self.item_bytes, logits_bytes)
 
-    def engine_bytes(self, *, prefix_tokens: int, tokens: int) -> int:
-        """The bytes to have free for a prefix and for batches of up to this many tokens."""
-        prefix = prefix_tokens * self.kv_bytes * self.layers
-        return int((self.batch_bytes(tokens) + prefix) / _USABLE)
+    def engine_bytes(self, *, kept_tokens: int, tokens: int) -> int:
+        """The bytes to have free for kept keys and values, and batches of up to `tokens`."""
+        kept = kept_tokens * self.kv_bytes * self.layers
+        return int((self.batch_bytes(tokens) + kept) / USABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +140,15 @@ def plan_memory(
 ) -> MemoryPlan:
     """Batches of at most `most_tokens` tokens that fit into `free_bytes` beside the weights."""
     shape = shape_of(model)
+    if model.schedule == "staged":
+        free_bytes //= 2  # — `cache_copies` has the other half
     prefix = prefix_tokens * shape.kv_bytes * shape.layers
     if model.kv != "none":
         # — a byte for each number, and four for each head of a token
         prefix = prefix_tokens * 2 * shape.kv_heads * (shape.dim + 4) * shape.layers
         # — a layer reads its part widened, by way of float32 and of one span after the other
         free_bytes -= prefix_tokens * shape.kv_bytes * (1 + 2 * 4 // shape.item_bytes)
-    usable = free_bytes * _USABLE - prefix
+    usable = free_bytes * USABLE - prefix
     return MemoryPlan(
         weights_bytes=sum(
             weights.nbytes for weights in (*model.network.parameters(), *model.network.buffers())

@@ -7,8 +7,10 @@ which makes the documents' tokens where the server's tokenizer is not known. Mus
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from threading import Lock
 
 import numpy as np
@@ -24,35 +26,37 @@ from pipeline.spec.schema import PromptSpec
 from pipeline.spec.tasks import TaskSpec
 
 _TOKENS = np.dtype("<i4")  # so that a token is its bytes
+_FILLING = b"\xff"  # no byte of UTF-8
+# Up to four bytes, which end where a character does.
+_WHOLE_CHARACTERS = re.compile(rb"(?s).{1,%d}(?![\x80-\xbf])" % BYTES_A_TOKEN)
 
 
 class ByteEncoder:
-    """Takes each four bytes of UTF-8 for a token."""
+    """Takes as many characters as four bytes of UTF-8 hold for a token."""
 
     def encode(self, text: str) -> list[int]:
-        """The text's tokens; the last one is filled up with zeros."""
-        data = text.encode()
-        filled = data + bytes(-len(data) % BYTES_A_TOKEN)
-        tokens: list[int] = np.frombuffer(filled, _TOKENS).tolist()
+        """The text's tokens."""
+        filled = (whole.ljust(BYTES_A_TOKEN, _FILLING) for whole in _tokens(text))
+        tokens: list[int] = np.frombuffer(b"".join(filled), _TOKENS).tolist()
         return tokens
 
     def encode_all(self, texts: Sequence[str]) -> Iterator[list[int]]:
         yield from map(self.encode, texts)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Where each token of the text begins and ends, in characters that are whole in it."""
-        sizes = [len(char.encode()) for char in text]
-        ends = np.append(0, np.cumsum(sizes))  # [chars + 1]: bytes before each
-        starts = np.arange(0, ends[-1], BYTES_A_TOKEN)
-        firsts = np.searchsorted(ends, starts, "left")
-        lasts = np.searchsorted(ends, starts + BYTES_A_TOKEN, "right") - 1
-        return [(int(a), int(b)) for a, b in zip(firsts, lasts, strict=True)]
+        """Where each token of the text begins and ends, in characters."""
+        ends = accumulate((len(whole.decode()) for whole in _tokens(text)), initial=0)
+        return list(pairwise(ends))
+
+
+def _tokens(text: str) -> list[bytes]:
+    """The bytes of each token: no character is in two of them."""
+    return _WHOLE_CHARACTERS.findall(text.encode())
 
 
 def decode(tokens: DocumentIds) -> str:
-    """The text of tokens of a `ByteEncoder`, without the parts of characters at both ends."""
-    data = np.asarray(tokens, _TOKENS).tobytes()
-    return data.rstrip(b"\0").decode(errors="ignore")
+    """The text of tokens of a `ByteEncoder`."""
+    return np.asarray(tokens, _TOKENS).tobytes().replace(_FILLING, b"").decode()
 
 
 class OpenAIEngine:

@@ -41,6 +41,7 @@ from pipeline.inference.model.casting import cast_files, needs_cast
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.openai_client import Journal, ServerClient
 from pipeline.inference.openai_engine import ByteEncoder, OpenAIEngine
+from pipeline.inference.schedules.staged import cache_copies
 from pipeline.inference.vllm_engine import GENERATED_TOKENS, VllmOptions, load_vllm
 from pipeline.runtime.fitted_files import load_readouts
 from pipeline.runtime.job import Reader, Run
@@ -73,13 +74,23 @@ def memory_plan(model: LoadedModel, prompt: PromptTokens, *, engines: int = 1) -
     `engines` share the memory of the device.
     """
     on_gpu = model.device.type == "cuda"
-    free_bytes = torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
     return plan_memory(
         model,
         prefix_tokens=len(prompt.prefix),
-        free_bytes=free_bytes // engines,
+        free_bytes=_free_bytes(model) // engines,
         most_tokens=CUDA_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS,
     )
+
+
+def _free_bytes(model: LoadedModel) -> int:
+    on_gpu = model.device.type == "cuda"
+    return torch.cuda.mem_get_info(model.device)[0] if on_gpu else available_bytes()
+
+
+def _engines(reader: Reader) -> int:
+    """The engines that share the memory of the model's device: a GPU has one."""
+    here = reader.placement
+    return 1 if here.device == "cuda" else max(1, min(here.actors, usable_cores() // here.threads))
 
 
 def local_model(files: ModelFiles, model: ModelSpec, cache_dir: Path, send: Send = ignore) -> Path:
@@ -133,18 +144,20 @@ def reader_model(
     if kept != "none" and model.schedule == "staged":
         fix = "layers with a recurrent state keep it in the model's own format; remove this"
         raise SpecError([Problem("model.kv", fix, kept)])
+    if model.schedule == "staged":
+        free_bytes = _free_bytes(model) // _engines(reader)
+        longest = reader.spec.documents.max_tokens
+        copies = cache_copies(model, tokens=longest, free_bytes=free_bytes)
+        model = replace(model, cache_copies=copies)
     return replace(model, kv=kept)
 
 
 def label_engine(reader: Reader, model: LoadedModel, prompt: PromptTokens) -> LabelEngine:
     """The reader's tasks on its model, with the batch size that fits its memory."""
-    here, engines = reader.placement, 1
-    if here.device != "cuda":  # — a GPU has one engine; others share the memory of a machine
-        engines = max(1, min(here.actors, usable_cores() // here.threads))
     return LabelEngine(
         model,
         prompt,
-        max_batch_tokens=memory_plan(model, prompt, engines=engines).max_batch_tokens,
+        max_batch_tokens=memory_plan(model, prompt, engines=_engines(reader)).max_batch_tokens,
         readouts=load_readouts(
             reader.readouts, reader.spec, Path(reader.cache_dir), places=reader.places
         ),

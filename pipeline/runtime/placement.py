@@ -105,8 +105,9 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
         least = ENCODER_BATCH_TOKENS if spec.uses_encoder else CPU_BATCH_TOKENS
         item_bytes = 4 if dtype == "float32" else 2
         asked = sum(len((task.question or "").encode()) for task in spec.model_parts)
-        tokens = max(least, max_tokens + asked // _TOKEN_BYTES)
         prefix = len(spec.prompt.model_dump_json().encode()) // _TOKEN_BYTES
+        # — of the largest forward: a batch, a long document, or the prefix, which is read whole
+        tokens = max(least, max_tokens + asked // _TOKEN_BYTES, prefix)
         try:
             config = model_config(files, spec.model.storage_options)
             shape = ModelShape.of(
@@ -114,7 +115,10 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
                 item_bytes=item_bytes,
                 on_cpu=True,
             )
-            own += shape.engine_bytes(prefix_tokens=prefix, tokens=tokens)
+            searches = any(part.beam is not None for part in spec.model_parts)
+            # — a search keeps the document's keys and values, after a copy of the prefix's
+            kept = prefix + searches * (prefix + max_tokens)
+            own += shape.engine_bytes(kept_tokens=kept, tokens=tokens)
         except (AttributeError, OSError, ValueError):
             # — GGUF, or the family's defaults; what loads the model says what is wrong with a file
             width = (weights / item_bytes / _OF_WEIGHTS) ** (1 / 3)

@@ -148,6 +148,19 @@ def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
         load_encoder(folder, dtype="float32", device="cpu")
 
 
+def test_a_decoder_without_a_padding_token_needs_a_control_token_in_its_place(
+    tmp_path: Path,
+) -> None:
+    folder = write_encoder(tmp_path, "llama")
+    network, tokenizer = load_encoder(folder, dtype="float32", device="cpu"), load_tokenizer(folder)
+    tokenizer.pad_token = None
+    with pytest.raises(ModelError, match=r"config\.json states no pad_token_id, and the tokenizer"):
+        EncoderEngine(network, tokenizer, LABELS, max_batch_tokens=512)
+    tokenizer.bos_token, network.config.pad_token_id = "[CLS]", None
+    EncoderEngine(network, tokenizer, LABELS, max_batch_tokens=512)
+    assert network.config.pad_token_id == 2
+
+
 def test_a_class_that_the_head_lacks_and_a_head_with_one_output_are_named(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "three")
     network, tokenizer = load_encoder(folder, dtype="float32", device="cpu"), load_tokenizer(folder)

@@ -18,7 +18,9 @@ from vision import FAMILIES, encoded_picture, save_vision_model, vision_network,
 
 from pipeline.errors import ModelError
 from pipeline.fitted.readout import LinearMap, Readout
+from pipeline.inference import images
 from pipeline.inference.alternatives import answers_alone
+from pipeline.inference.decoding import decode_image
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.images import ImageDocument
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
@@ -131,6 +133,24 @@ def test_the_vision_tower_runs_once_a_document(
     documents = documents_of(model)
     LabelEngine(model, questions(), max_batch_tokens=1).label(documents)
     assert calls == len(documents)
+
+
+@pytest.mark.parametrize("most_bytes, made", [(1 << 29, 5), (0, 10)])
+def test_what_is_read_of_images_is_kept_within_a_limit_of_bytes(
+    most_bytes: int, made: int, seeing: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_KEPT_BYTES", most_bytes)
+    reader = seeing(MODELLED[0]).images
+    assert reader is not None
+    decoded: list[bytes] = []
+    monkeypatch.setattr(
+        images, "decode_image", lambda data: decoded.append(data) or decode_image(data)
+    )
+    pictures = [encoded_picture(*size, seed=50 * made + seed) for seed, size in enumerate(SIZES)]
+    for picture in (*pictures, *pictures):
+        reader.inputs(picture)
+        assert reader._kept_bytes <= most_bytes
+    assert len(decoded) == made
 
 
 def same_shape(model: LoadedModel, documents: list[ImageDocument]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoConfig
 
 from pipeline.errors import ModelError
@@ -136,3 +137,24 @@ def test_a_configuration_that_cannot_be_read_is_a_model_error(
     with pytest.raises(ModelError, match="cannot be loaded") as caught:
         read(folder)
     assert str(caught.value).startswith(str(folder))
+
+
+SHORT = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"),
+    OSError(12, "Cannot allocate memory"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", ["AutoModelForCausalLM.from_pretrained", "tree_error"])
+def test_a_lack_of_memory_is_not_taken_for_an_unsupported_model(
+    error: Exception, place: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"pipeline.inference.loading.{place}", short)
+    with pytest.raises(ModelError, match=r"memory is too short to load it: .* write dtype: bf"):
+        load_model(model_folder, dtype="float32", device="cpu")

@@ -72,6 +72,18 @@ def test_a_batch_takes_what_the_plan_says_within_15_percent(
     assert 0.85 * expected <= measured <= 1.15 * expected
 
 
+def test_a_search_keeps_the_keys_and_values_of_its_document_once() -> None:
+    model, source = wide_model("llama", num_hidden_layers=24), random.Random(0)
+    labels = {str(n): [(n, *range(50 + n, 53 + n))] for n in range(8)}
+    prompt = PromptTokens((1, 2), (Question("q", tuple(range(30)), labels, beam=8),))
+    engine = LabelEngine(model, prompt, max_batch_tokens=1_000)
+    document = source.choices(range(2_000), k=1_500)
+    measured = allocated_at_most(lambda: engine.label([document]))
+    shape = shape_of(model)
+    kept = len(document) * shape.kv_bytes * shape.layers
+    assert kept < measured < 1.15 * (kept + shape.batch_bytes(len(document)))
+
+
 def test_little_memory_makes_batches_small_and_much_does_not_make_them_large() -> None:
     model = wide_model("llama")
     small = plan_memory(model, prefix_tokens=20, free_bytes=10_000_000, most_tokens=5_000)

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ServerError, SpecError
+from pipeline.inference.chunking import chunk_text
 from pipeline.inference.openai_client import Journal, ServerClient
 from pipeline.inference.openai_engine import ByteEncoder, OpenAIEngine, decode, label_log_probs
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.schema import PromptSpec
-from pipeline.spec.stages import QuestionTask
+from pipeline.spec.stages import DocumentsSpec, QuestionTask
 
 RUDE = QuestionTask(
     name="toxic", question="Rude?", labels={"toxic": ["Yes", "yes"], "clean": ["No", "no"]}
@@ -79,15 +80,26 @@ def test_a_token_is_of_the_label_that_it_begins(token: str, label: int | None) -
     assert not_returned == pytest.approx(0.75)
 
 
-@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
-def test_the_tokens_of_a_text_are_its_bytes(text: str) -> None:
+@given(text=st.text(st.characters(codec="utf-8"), max_size=40))
+def test_the_tokens_of_a_text_are_its_bytes_and_cut_no_character(text: str) -> None:
     found = ENCODER.encode(text)
-    assert decode(found) == text and len(found) == -(-len(text.encode()) // 4)
+    parts = [decode([token]) for token in found]
+    assert decode(found) == "".join(parts) == text
     places = ENCODER.offsets(text)
-    assert len(places) == len(found)
-    for start in range(len(found)):
-        assert decode(found[start:]) == text[places[start][0] :]
-        assert decode(found[: start + 1]) == text[: places[start][1]]
+    assert [text[start:end] for start, end in places] == parts
+    sizes = [len(part.encode()) for part in parts]
+    assert all(size <= 4 for size in sizes)
+    for size, after in zip(sizes, parts[1:], strict=False):  # — none has room for what follows
+        assert size + len(after[0].encode()) > 4
+
+
+def test_chunks_that_do_not_overlap_have_every_character_once() -> None:
+    rules = DocumentsSpec(max_tokens=5, too_long="chunk", overlap_tokens=0)
+    text = "abc创新 déjà vu 🙂 naïve 新创新 x é" * 3
+    tokens = len(ENCODER.encode(text))
+    chunks = chunk_text(ENCODER, text, rules).token_ids
+    repeated = len(chunks) * 5 - tokens  # — the last chunk is as long as the others
+    assert "".join(map(decode, (*chunks[:-1], chunks[-1][repeated:]))) == text
 
 
 def test_a_busy_server_is_asked_again_as_it_says(chat: FakeChat) -> None:

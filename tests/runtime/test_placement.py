@@ -204,7 +204,15 @@ QWEN = {
 }
 
 
-def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any) -> EngineBytes:
+def needs_of(
+    folder: Path,
+    config: dict[str, Any],
+    max_tokens: int,
+    *,
+    beam: int | None = None,
+    system: str = "",
+    **model: Any,
+) -> EngineBytes:
     (folder / "config.json").write_text(json.dumps(config))
     spec = JobSpec.model_validate(
         {
@@ -213,7 +221,15 @@ def needs_of(folder: Path, config: dict[str, Any], max_tokens: int, **model: Any
             "input": {"path": "in"},
             "output": "out",
             "documents": {"max_tokens": max_tokens},
-            "tasks": [{"name": "rude", "question": "Is it rude? " * 9, "labels": ["yes", "no"]}],
+            "prompt": {"system": system},
+            "tasks": [
+                {
+                    "name": "rude",
+                    "question": "Is it rude? " * 9,
+                    "labels": ["yes", "no"],
+                    "beam": beam,
+                }
+            ],
         }
     )
     files = ModelFiles("folder", str(folder), None, {}, 2 * GIB)
@@ -259,6 +275,20 @@ def test_engines_for_long_documents_never_take_more_than_the_machine_has(
         placed = spread(place(spec, machine), spec, machine, work_items=9_000, needs=needs)
         assert placed.actors >= 1 and placed.cores <= 64
         assert needs.weights + placed.actors * needs.own <= machine.memory_bytes
+
+
+def test_a_search_needs_the_keys_and_values_of_its_document(tmp_path: Path) -> None:
+    searched, other = (needs_of(tmp_path, QWEN, 32_768, beam=beam).own for beam in (4, None))
+    kept = 32_768 * 28 * 2 * 2 * 128 * 2
+    assert kept < searched - other < 1.3 * kept
+
+
+def test_a_long_prefix_is_planned_as_the_forward_that_reads_it(tmp_path: Path) -> None:
+    """As one batch of 40,000 tokens, whose keys and values are kept."""
+    long = needs_of(tmp_path, QWEN, 2_048, system="abc" * 40_000).own
+    document = needs_of(tmp_path, QWEN, 40_000).own
+    kept = 40_000 * 28 * 2 * 2 * 128 * 2
+    assert kept < long - document < 1.3 * kept
 
 
 @pytest.mark.parametrize("max_tokens", [2_048, 32_768])

@@ -36,6 +36,7 @@ FAMILIES = {
     "xlm-roberta": {"type_vocab_size": 1},
     "deberta-v2": DEBERTA,
     "modernbert": MODERN,
+    "llama": {"num_key_value_heads": 2, "pad_token_id": None},
 }
 # Of further families, what a small model of them needs.
 OTHERS: dict[str, Any] = {

@@ -6,7 +6,7 @@ the model's forward as the keyword argument `tree`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,15 +32,6 @@ class PrefixKV:
     # The next position minus the number of tokens: below 0 after an image.
     position_offset: int = 0
 
-    def followed_by(self, other: PrefixKV) -> PrefixKV:
-        """Both spans as one, copied."""
-        joined: dict[int, LayerKV | RoundedKV] = {}
-        for layer, kv in self.layers.items():
-            # — all spans below one prefix are kept in one format
-            joined[layer] = kv.followed_by(other.layers[layer])  # type: ignore[arg-type]
-        offset = self.position_offset + other.position_offset
-        return PrefixKV(joined, self.tokens + other.tokens, offset)
-
 
 @dataclass(frozen=True, slots=True)
 class TreeAttention:
@@ -49,7 +40,7 @@ class TreeAttention:
     tree: Tree
     kernel: Kernel
     prefix: PrefixKV | None = None
-    keep: dict[int, LayerKV] | None = None  # filled with every layer's keys and values
+    keep: Callable[[int, LayerKV], None] | None = None  # takes every layer's keys and values
     # [answers] int64: rows of branches, the only ones at which the deepest layer is computed; all
     # others give keys and values to it. None: it is computed at all rows.
     answers: Tensor | None = None
@@ -68,7 +59,7 @@ class TreeAttention:
     ) -> Attended:
         """The attention of the queries; layers with the same window share one plan."""
         if self.keep is not None:
-            self.keep[layer] = LayerKV(k=own.k.contiguous(), v=own.v.contiguous())
+            self.keep(layer, LayerKV(k=own.k.contiguous(), v=own.v.contiguous()))
         prefix = self.prefix.layers[layer] if self.prefix else None
         if isinstance(prefix, RoundedKV):
             prefix = prefix.widened()

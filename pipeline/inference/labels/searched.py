@@ -76,10 +76,9 @@ class SearchedQuestions:
         self, text: Schedule, question: Question, max_tokens: int, counter: TokenCounter
     ) -> Tensor:  # [1, labels]
         *before, last = question.token_ids
-        with_question = text.with_tokens(before, counter) if before else text
         log_probs = search(
             question.trie,
-            lambda paths: with_question.states([(last, *p) for p in paths], counter),
+            lambda paths: text.states([(last, *p) for p in paths], counter, below=before),
             self._unembed,
             beam=question.beam,
             max_tokens=max_tokens,

@@ -19,6 +19,7 @@ from transformers import Cache, PreTrainedModel
 from pipeline.inference.attention.reference import attend_plainly
 from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
+from pipeline.inference.memory import CACHE_COPIES
 from pipeline.inference.model.llama import LlamaDecoder
 from pipeline.inference.model.vision import Image, read_images
 from pipeline.spec.model import KeptFormat
@@ -38,6 +39,7 @@ class LoadedModel:
     products: str = "torch"  # the library of its linear layers
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
     images: ImageReader | None = None  # of a model that sees images
+    cache_copies: int = CACHE_COPIES  # of the staged schedule
 
     @property
     def device(self) -> torch.device:

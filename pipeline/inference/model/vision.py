@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,30 +42,10 @@ class EmbeddedDocument(Sequence[int]):
     @property
     def end(self) -> int:
         """The position after these rows: an image has fewer positions than rows."""
-        return len(self) if self.positions is None else max(0, int(self.positions.max()) + 1)
+        return len(self) if self.positions is None else int(self.positions.max()) + 1
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> EmbeddedDocument: ...
-    def __getitem__(self, index: int | slice) -> int | EmbeddedDocument:
-        """A token id, or some of the rows."""
-        if isinstance(index, int):
-            return self.token_ids[index]
-        start, stop, step = index.indices(len(self))
-        assert step == 1 and start < stop, index
-        positions = self.positions
-        if positions is not None:
-            before = int(positions[:, :start].max(initial=-1)) + 1
-            positions = positions[:, start:stop] - before
-        deep = slice(*(int(self.is_image[:end].sum()) for end in (start, stop)))
-        return EmbeddedDocument(
-            self.token_ids[start:stop],
-            self.embeddings[start:stop],
-            positions,
-            self.is_image[start:stop],
-            tuple(of_layer[deep] for of_layer in self.deep),
-        )
+    def __getitem__(self, index: Any) -> Any:
+        return self.token_ids[index]
 
 
 class _ReachedDecoderError(Exception):

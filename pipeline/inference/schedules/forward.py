@@ -61,15 +61,21 @@ def prefill(
     """
     if not token_ids:
         return prefix
-    keep: dict[int, LayerKV] = {}
-    tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
+    before = prefix or PrefixKV({}, tokens=0)
+    layers: dict[int, LayerKV | RoundedKV] = {}
+
+    def keep(layer: int, own: LayerKV) -> None:  # — one layer at a time is in memory twice
+        kept = own if model.kv == "none" else RoundedKV.of(own)
+        above: Any = before.layers.get(layer)
+        layers[layer] = above.followed_by(kept) if above else kept
+
+    tree = Tree((len(token_ids),), (), before.tokens)
     attention = TreeAttention(tree, model.kernel, prefix, keep)
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     run_to_layers(model, [model.layers], lambda *_: None, tree=attention, **inputs)
     end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
-    layers = keep if model.kv == "none" else {n: RoundedKV.of(kv) for n, kv in keep.items()}
-    own = PrefixKV(layers, tokens=len(token_ids), position_offset=end - len(token_ids))
-    return prefix.followed_by(own) if prefix else own
+    offset = before.position_offset + end - len(token_ids)
+    return PrefixKV(layers, before.tokens + len(token_ids), offset)
 
 
 @dataclass(frozen=True, slots=True)

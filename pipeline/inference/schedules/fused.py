@@ -17,7 +17,6 @@ from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import EmbeddedDocument
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
@@ -36,7 +35,6 @@ class FusedSchedule:
 
     model: LoadedModel
     prefix: PrefixKV | None
-    pending_tokens: Sequence[int] = ()  # a document's last token: every forward below reads it
 
     @classmethod
     def from_prefix(cls, model: LoadedModel, prefix: Sequence[int]) -> FusedSchedule:
@@ -47,23 +45,20 @@ class FusedSchedule:
         return FusedReader(self, points)
 
     def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
-        """The text followed by these tokens, at least one; `counter` counts what is read."""
-        spans = [self.pending_tokens, token_ids[:-1] if len(token_ids) > 1 else ()]
-        if not any(isinstance(span, EmbeddedDocument) for span in spans):
-            spans = [[token for span in spans for token in span]]
-        prefix = self.prefix
-        for span in spans:
-            counter.tokens += len(span)
-            prefix = prefill(self.model, span, prefix=prefix)
-        return FusedSchedule(self.model, prefix, token_ids[-1:])
+        """The text followed by these tokens; `counter` counts what is read."""
+        counter.tokens += len(token_ids)
+        return FusedSchedule(self.model, prefill(self.model, token_ids, prefix=self.prefix))
 
     def states(
-        self, suffixes: Sequence[Suffix], counter: TokenCounter
+        self, suffixes: Sequence[Suffix], counter: TokenCounter, *, below: Sequence[int] = ()
     ) -> Tensor:  # [suffixes, hidden]
-        """The last layer's normalised states at the suffixes' last tokens, in one forward."""
+        """The last layer's normalised states at the suffixes' last tokens, in one forward.
+
+        `below` are tokens that follow the text, and that come before each of the suffixes.
+        """
         reader = self.reader([ReadPoint(self.model.layers, tuple(suffixes))])
-        counter.tokens += len(self.pending_tokens) + reader.question_tokens
-        [read] = reader.read([self.pending_tokens])
+        counter.tokens += len(below) + reader.question_tokens
+        [read] = reader.read([below])
         return read.at_suffixes[:, 0]
 
 

@@ -5,7 +5,8 @@
 
 Packed spans would mix their recurrent states. So what is below a text begins with copies of the
 cache of transformers, with its keys, values and states, that the text ended in. Documents of one
-length are read together: padding would change their states. Entry point: `StagedSchedule`.
+length are read together: padding would change their states. Entry points: `StagedSchedule`, and
+`cache_copies`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from pipeline.inference.attention.tiles import Integers, to_device
-from pipeline.inference.memory import CACHE_COPIES
+from pipeline.inference.memory import CACHE_COPIES, USABLE
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules.batching import TokenCounter, pad
 from pipeline.inference.schedules.forward import (
@@ -49,6 +50,24 @@ class Text:
         # Not `batch_repeat_interleave`: layers with a recurrent state do not have it.
         copied.reorder_cache(torch.tensor(rows))  # type: ignore[arg-type]
         return copied
+
+
+def cache_copies(model: LoadedModel, *, tokens: int, free_bytes: int) -> int:
+    """How many caches of texts of this many tokens may be in memory at once, 1 to `CACHE_COPIES`.
+
+    They take up to half of the free bytes; `plan_memory` has the other half.
+    """
+    ids = torch.zeros(1, _MIN_TOKENS, dtype=torch.int64, device=model.device)
+    _, text = read_below(model, None, [0], ids, [model.layers])
+    kv_bytes = states_bytes = 0
+    for held in map(vars, text.cache.layers):
+        of_tokens = held.get("keys"), held.get("values")
+        kv_bytes += sum(each.nbytes for each in of_tokens if each is not None)
+        for states in (held.get("conv_states", {}), held.get("recurrent_states", {})):
+            states_bytes += sum(each.nbytes for each in states.values() if each is not None)
+    one = states_bytes + kv_bytes * tokens // _MIN_TOKENS
+    # — the documents' own, the copy of these, and it again with a row for each suffix
+    return min(CACHE_COPIES, max(1, int(free_bytes / 2 * USABLE) // (3 * one)))
 
 
 def read_below(
@@ -86,7 +105,7 @@ def states_at_ends(
     """The states at the suffixes' last tokens below each sequence of a text."""
     sequences = text.sequences if text else 1
     by_layer: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    for token_ids, last in _padded(suffixes):
+    for token_ids, last in _padded(suffixes, model.cache_copies):
         count = len(last)
         [flat, at] = to_device([token_ids.ravel(), last], model.device)
         rows = np.repeat(np.arange(sequences), count).tolist()
@@ -98,15 +117,19 @@ def states_at_ends(
     return {layer: torch.cat(states, dim=1) for layer, states in by_layer.items()}
 
 
-def _padded(suffixes: Sequence[Suffix]) -> Iterator[tuple[Integers, Integers]]:
-    """Batches of suffixes, [suffixes, tokens], and the column of the last token of each.
+def _padded(suffixes: Sequence[Suffix], most: int) -> Iterator[tuple[Integers, Integers]]:
+    """Batches of `most` suffixes, [suffixes, tokens], and the column of the last token of each.
 
     Padding comes last, so neither attention nor a recurrent state carries it to a suffix.
     """
-    for start in range(0, len(suffixes), CACHE_COPIES):
-        batch = suffixes[start : start + CACHE_COPIES]
+    for start in range(0, len(suffixes), most):
+        batch = suffixes[start : start + most]
         padded, _ = pad(batch, min_width=_MIN_TOKENS)
         yield padded, np.array([len(suffix) - 1 for suffix in batch])
+
+
+def _padded_tokens(suffixes: Sequence[Suffix], model: LoadedModel) -> int:
+    return sum(token_ids.size for token_ids, _ in _padded(suffixes, model.cache_copies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +169,17 @@ class StagedSchedule:
         return StagedSchedule(self.model, text, ())
 
     def states(
-        self, suffixes: Sequence[Suffix], counter: TokenCounter
+        self, suffixes: Sequence[Suffix], counter: TokenCounter, *, below: Sequence[int] = ()
     ) -> Tensor:  # [suffixes, hidden]
-        """The last layer's normalised states at the suffixes' last tokens."""
-        below = [(*self.pending_tokens, *suffix) for suffix in suffixes]
-        counter.tokens += sum(token_ids.size for token_ids, _ in _padded(below))
+        """The last layer's normalised states at the suffixes' last tokens.
+
+        `below` are tokens that follow the text, and that come before each of the suffixes.
+        """
+        text = self.with_tokens(below, counter) if below else self
+        whole = [(*text.pending_tokens, *suffix) for suffix in suffixes]
+        counter.tokens += _padded_tokens(whole, self.model)
         layer = self.model.layers
-        return states_at_ends(self.model, self.text, below, [layer])[layer][0]
+        return states_at_ends(self.model, text.text, whole, [layer])[layer][0]
 
 
 class StagedReader:
@@ -166,12 +193,12 @@ class StagedReader:
         # Tokens of the prefix that are read again with every document.
         self.repeated_prefix_tokens = len(schedule.pending_tokens)
         # Tokens below every document that go through the model, padding included.
-        self.question_tokens = sum(token_ids.size for token_ids, _ in _padded(self._suffixes))
+        self.question_tokens = _padded_tokens(self._suffixes, schedule.model)
 
     @torch.inference_mode()
     def read(self, documents: Sequence[Sequence[int]]) -> list[LayerStates]:
         """The states of every read point."""
-        at_once = max(1, CACHE_COPIES // max(1, len(self._suffixes)))
+        at_once = max(1, self._schedule.model.cache_copies // max(1, len(self._suffixes)))
         order = sorted(range(len(documents)), key=lambda row: len(documents[row]))
         groups: list[list[Sequence[int]]] = []  # of documents of one length
         for row in order:

@@ -163,11 +163,11 @@ def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
     [expected] = engine.label([[5] * 9]).log_probs
     states, read = FusedSchedule.states, []
 
-    def small(self: FusedSchedule, suffixes: list[Path], counter: TokenCounter) -> torch.Tensor:
+    def small(self: FusedSchedule, suffixes: list[Path], *args: Any, **below: Any) -> torch.Tensor:
         read.append(sum(map(len, suffixes)))
         if read[-1] > 100:
             raise torch.OutOfMemoryError("no room")
-        return states(self, suffixes, counter)
+        return states(self, suffixes, *args, **below)
 
     monkeypatch.setattr(FusedSchedule, "states", small)
     found = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
+from allocations import allocated_at_most
 
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import staged
 from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import ReadPoint
-from pipeline.inference.schedules.staged import StagedSchedule
+from pipeline.inference.schedules.staged import StagedSchedule, cache_copies, read_below
 
 TinyModel = Callable[[str], LoadedModel]
 FAMILIES = ["qwen3_5_text", "lfm2", "nemotron_h", "granitemoehybrid"]
@@ -37,14 +40,14 @@ def test_documents_of_one_length_are_read_together_with_the_states_of_each_alone
     copies: int,
     forwards: int,
     tiny_model: TinyModel,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model(family)
     points = [ReadPoint(model.layers, ((1,), (2, 3)), mean=True)]
     documents = [[9, 8, 7], [6, 5], [4, 3, 2], [7, 7, 7], [1, 2, 3, 4]]
     reader = StagedSchedule.from_prefix(model, [5, 6, 7]).reader(points)
     alone = [reader.read([document])[0] for document in documents]
-    monkeypatch.setattr(staged, "CACHE_COPIES", copies)
+    few = replace(model, cache_copies=copies)
+    reader = StagedSchedule.from_prefix(few, [5, 6, 7]).reader(points)
     counted: list[int] = []
     handle = model.decoder.register_forward_pre_hook(lambda *_: counted.append(1))
     [together] = reader.read(documents)
@@ -77,3 +80,17 @@ def test_of_46_suffixes_16_copies_are_in_memory_at_most(
     assert rows == [1, 16, 16, 14]
     searched = schedule.with_tokens([9, 8, 7], TokenCounter()).states(suffixes, TokenCounter())
     torch.testing.assert_close(searched, read.at_suffixes[:, 0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_there_are_as_many_copies_of_a_cache_as_fit_into_memory(
+    family: str, tiny_model: TinyModel
+) -> None:
+    model, tokens = tiny_model(family), 1_000
+    ids = torch.zeros(1, tokens, dtype=torch.int64)
+    _, text = read_below(model, None, [0], ids, [model.layers])
+    three = 3 * allocated_at_most(lambda: deepcopy(text.cache))
+    for free_bytes in (1, 10 * three, 20 * three, 1 << 40):
+        copies = cache_copies(model, tokens=tokens, free_bytes=free_bytes)
+        assert copies == 1 or copies * three <= free_bytes / 2
+        assert copies == 16 or (copies + 1) * three > 0.7 * free_bytes / 2
