@@ -59,16 +59,16 @@ def prefill(
     Below a kept prefix, the keys and values of both together: those of the prefix are copied
     once. They are rounded if the model has a format for what it keeps (`kv`).
     """
-    if not token_ids:
+    if not len(token_ids):
         return prefix
     keep: dict[int, LayerKV] = {}
     tree = Tree((len(token_ids),), (), prefix.tokens if prefix else 0)
     attention = TreeAttention(tree, model.kernel, prefix, keep)
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     run_to_layers(model, [model.layers], lambda *_: None, tree=attention, **inputs)
-    end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
+    offset = token_ids.rows.offset if isinstance(token_ids, EmbeddedDocument) else 0
     layers = keep if model.kv == "none" else {n: RoundedKV.of(kv) for n, kv in keep.items()}
-    own = PrefixKV(layers, tokens=len(token_ids), position_offset=end - len(token_ids))
+    own = PrefixKV(layers, tokens=len(token_ids), position_offset=offset)
     return prefix.followed_by(own) if prefix else own
 
 
@@ -105,8 +105,11 @@ def run_to_layers(
 ) -> None:
     """Runs a decoder to the deepest of these layers, and gives each one's states as it comes.
 
-    Layer N gives the `hidden_states[N]` of transformers.
+    Layer N gives the `hidden_states[N]` of transformers. Each token is counted, also a repeated or
+    padding one.
     """
+    rows: Tensor = inputs["input_ids" if "input_ids" in inputs else "inputs_embeds"]
+    model.counter.tokens += rows.shape[:2].numel()
     if model.llama is not None:
         return model.llama.run(layers, on_states, **inputs)
     deepest = max(layers)

@@ -17,8 +17,6 @@ from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.model.vision import EmbeddedDocument
-from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
     PackedStates,
@@ -36,7 +34,6 @@ class FusedSchedule:
 
     model: LoadedModel
     prefix: PrefixKV | None
-    pending_tokens: Sequence[int] = ()  # a document's last token: every forward below reads it
 
     @classmethod
     def from_prefix(cls, model: LoadedModel, prefix: Sequence[int]) -> FusedSchedule:
@@ -46,31 +43,18 @@ class FusedSchedule:
         """A reader of these points; tokens that several suffixes begin with are read once."""
         return FusedReader(self, points)
 
-    def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
-        """The text followed by these tokens, at least one; `counter` counts what is read."""
-        spans = [self.pending_tokens, token_ids[:-1] if len(token_ids) > 1 else ()]
-        if not any(isinstance(span, EmbeddedDocument) for span in spans):
-            spans = [[token for span in spans for token in span]]
-        prefix = self.prefix
-        for span in spans:
-            counter.tokens += len(span)
-            prefix = prefill(self.model, span, prefix=prefix)
-        return FusedSchedule(self.model, prefix, token_ids[-1:])
+    def with_tokens(self, token_ids: Sequence[int]) -> FusedSchedule:
+        """The text followed by these tokens."""
+        return FusedSchedule(self.model, prefill(self.model, token_ids, prefix=self.prefix))
 
-    def states(
-        self, suffixes: Sequence[Suffix], counter: TokenCounter
-    ) -> Tensor:  # [suffixes, hidden]
+    def states(self, suffixes: Sequence[Suffix]) -> Tensor:  # [suffixes, hidden]
         """The last layer's normalised states at the suffixes' last tokens, in one forward."""
-        reader = self.reader([ReadPoint(self.model.layers, tuple(suffixes))])
-        counter.tokens += len(self.pending_tokens) + reader.question_tokens
-        [read] = reader.read([self.pending_tokens])
+        [read] = self.reader([ReadPoint(self.model.layers, tuple(suffixes))]).read([()])
         return read.at_suffixes[:, 0]
 
 
 class FusedReader:
     """Read points whose suffixes are the branches of one tree."""
-
-    repeated_prefix_tokens = 0  # tokens of the prefix that are read again with every document
 
     def __init__(self, schedule: FusedSchedule, points: Sequence[ReadPoint]) -> None:
         self._model, self._prefix, self._points = schedule.model, schedule.prefix, points
@@ -83,7 +67,7 @@ class FusedReader:
         ends, end_of_suffix = np.unique(rows, return_inverse=True)
         self._ends: list[int] = ends.tolist()
         self._end_of_suffix = torch.from_numpy(end_of_suffix).to(self._model.device)  # [suffixes]
-        self._cuts = self._model.cuts_last_layer and not deepest.mean
+        self._cuts = self._model.llama is not None and not deepest.mean
         # Tokens below every document that go through the model.
         self.question_tokens = len(self._branches.token_ids)
 
