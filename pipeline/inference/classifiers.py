@@ -51,16 +51,14 @@ def load_classifier(kind: str, file: Path) -> Classifier:
         raise ModelError(
             f"classifier of kind {kind}: needs {package}; pip install 'corpus-assay[classifiers]'"
         ) from error
-    loaders: Mapping[str, Any] = {"fasttext": _FastText, "onnx": _Onnx, "language": _FastText}
     try:
-        classifier: Classifier = loaders[kind](runtime, file)
+        return _Onnx(runtime, file) if kind == "onnx" else _FastText(runtime, file)
     except ModelError:
         raise
     except Exception as error:  # — each runtime has its own classes, some without a common one
         reason = " ".join(str(error).split())
         made = "; `localedef -i en_US -f UTF-8 en_US.UTF-8` makes it" * ("locale" in reason)
         raise ModelError(f"{file}: is not a model of kind {kind}: {reason}{made}") from error
-    return classifier
 
 
 def language_model() -> tuple[Path, str]:

@@ -115,9 +115,13 @@ class LabelEngine:
         answered: list[tuple[list[int], dict[str, Tensor]]] = []
         usage = Usage()
 
-        def read(batch: Sequence[int], max_tokens: int) -> list[tuple[dict[str, Tensor], Usage]]:
-            of_batch = self.model.with_images([documents[i] for i in batch])
-            return [group.answers(of_batch, max_tokens=max_tokens) for group in groups]
+        def read(batch: Sequence[int], max_tokens: int) -> tuple[dict[str, Tensor], Usage]:
+            of_batch, before = [documents[i] for i in batch], self.model.counter.tokens
+            rows, answers = self.model.with_images(of_batch), dict[str, Tensor]()
+            for group in groups:
+                answers |= group.answers(rows, max_tokens=max_tokens)
+            of_documents = sum(map(len, of_batch)) * len(groups)
+            return answers, Usage(of_documents, self.model.counter.tokens - before - of_documents)
 
         batches = read_in_batches(
             lengths,
@@ -125,16 +129,16 @@ class LabelEngine:
             max_tokens=self.max_batch_tokens,
             searches=any(q.searched for q in asked),
         )
-        for batch, by_group in batches:
-            if by_group is not None:
-                answered += [(batch, answers) for answers, _ in by_group]
-                usage = sum((tokens for _, tokens in by_group), usage)
+        for batch, result in batches:
+            if result is not None:
+                answers, of_batch = result
+                answered.append((batch, answers))
+                usage += of_batch
                 on_batch(batch)
         # — read back after the last batch: a device works on one while the next one is prepared
         for batch, answers in answered:
             for question, of_all in zip(asked, log_probs, strict=True):
-                if question.name in answers:
-                    of_all[batch] = answers[question.name].numpy(force=True)
+                of_all[batch] = answers[question.name].numpy(force=True)
         too_large = set(range(len(documents))).difference(*(batch for batch, _ in answered))
         return Labelled(tuple(log_probs), usage, frozenset(too_large))
 

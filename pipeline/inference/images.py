@@ -6,12 +6,11 @@ carries is never run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, overload
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BatchFeature
@@ -29,30 +28,23 @@ _KEPT_BYTES = 1 << 29
 _MARK = "\ue0d3"
 
 
-@dataclass(frozen=True, slots=True)
-class ImageDocument(Sequence[int]):
-    """The token ids of a document with an image, and the image as its file has it.
+class ImageDocument(tuple[int, ...]):
+    """The token ids of a document: those of an image, then those of a text.
 
     Each row of the image has the model's image token.
     """
 
-    token_ids: tuple[int, ...]
-    image: bytes
+    image: bytes  # as its file has it
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        return self.token_ids[index]
+    def __new__(cls, token_ids: Iterable[int], image: bytes) -> ImageDocument:
+        document = super().__new__(cls, token_ids)
+        document.image = image
+        return document
 
 
 def as_document(token_ids: Sequence[int], image: bytes | None) -> Sequence[int]:
     """The token ids, with the image that they are of."""
-    return token_ids if image is None else ImageDocument(tuple(token_ids), image)
+    return token_ids if image is None else ImageDocument(token_ids, image)
 
 
 class ImageReader:

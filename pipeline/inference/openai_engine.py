@@ -130,21 +130,21 @@ class OpenAIEngine:
             with reporting:
                 on_batch(rows)
 
-        def answers(row: int) -> list[Answer] | DocumentError:
-            found = list[Answer]()
+        def ask(row: int) -> list[Answer] | DocumentError:
+            answers = list[Answer]()
             try:  # — one question after the other: the server keeps what they have in common
                 for part in asked:
-                    found.append(self.client.ask(self.chat(documents[row], part)))
+                    answers.append(self.client.ask(self.chat(documents[row], part)))
                     report()
             except DocumentError as error:
                 report(row)
                 return error
             report(row)
-            return found
+            return answers
 
         with ThreadPoolExecutor(self.client.model.concurrency) as pool:
             try:
-                for row, answered in enumerate(pool.map(answers, range(len(documents)))):
+                for row, answered in enumerate(pool.map(ask, range(len(documents)))):
                     if isinstance(answered, DocumentError):
                         refused[row] = str(answered)
                         continue

@@ -6,7 +6,7 @@ Entry points: `tree_error`, and `prove_layers` for states between its layers.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from pipeline.inference.model.alone import PromptAlone, forward_alone, states_al
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.inference.model.rounded_products import RoundedLinear, expert_weights
 from pipeline.inference.schedules import read_prefix
-from pipeline.inference.schedules.forward import LayerStates, ReadPoint, Suffix, run_to_layers
+from pipeline.inference.schedules.forward import ReadPoint, run_to_layers
 
 # Relative errors of rounding where nothing else is known; a wrong mask makes an error near 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
@@ -83,7 +83,6 @@ def _short_windows(model: LoadedModel) -> Iterator[None]:
             owner.sliding_window = window
 
 
-@torch.inference_mode()
 def tree_error(model: LoadedModel) -> float:
     """The relative error of questions' states and logits against independent prompts.
 
@@ -95,58 +94,46 @@ def tree_error(model: LoadedModel) -> float:
     """
     ids = _proof_ids(model, 36 + _PROVED_WINDOW * bool(model.windows - {None}))
     prefix, text = ids[:5], ids[12:]
-    questions = (tuple(ids[5:8]), tuple(ids[8:11]), tuple(ids[11:12]))
-    batches: list[list[Sequence[int]]] = [[text]]
-    if model.images is not None:
-        batches.append([_image_document(model.images, size, text[:7]) for size in _IMAGE_SIZES])
-    errors = []
+    last = ReadPoint(model.layers, (tuple(ids[5:8]), tuple(ids[8:11]), tuple(ids[11:12])))
+    errors = [_head_error(model, ids)]
     with _short_windows(model):
-        errors += [_questions_error(model, prefix, batch, questions) for batch in batches]
+        errors.append(_states_error(model, prefix, [text], [[last]]))
+        if (images := model.images) is not None:
+            shown = [_image_document(images, size, text[:7]) for size in _IMAGE_SIZES]
+            errors.append(_states_error(model, prefix, shown, [[last]]))
         if model.schedule == "fused":
             errors.append(_long_error(model))
     if model.schedule == "fused" and model.windows != {None}:
         errors.append(_long_error(model))
-    return _largest(errors)
+    return float(np.max(errors))  # NaN if one is, which `max` may pass over
+
+
+@torch.inference_mode()
+def _head_error(model: LoadedModel, ids: Sequence[int]) -> float:
+    """The relative error of the logits of the family's own states."""
+    with plain_attention(model.network, "eager"):
+        states = forward_alone(model, PromptAlone((), ids, ())).last_hidden_state[0]
+        inputs = torch.tensor([ids], device=model.device)
+        logits = model.network(input_ids=inputs, use_cache=False).logits[0]
+    return _relative_error(model.unembed(states), logits)
 
 
 def _long_error(model: LoadedModel) -> float:
     """The relative error of the states of a question below a document of several blocks of keys."""
     below = 3
     tokens = min(_LONG_TOKENS + _LONG_TOKENS // 2, model.context_tokens - below)
-    prefix, ids = tokens // 3, _proof_ids(model, tokens + below)
-    layer = min(_LONG_LAYERS, model.layers)
-    document, question = ids[prefix:-below], tuple(ids[-below:])
-    [read] = _read(model, ids[:prefix], document, [ReadPoint(layer, (question,), mean=True)])
-    states: list[Tensor] = []
-    with plain_attention(model.network, "eager"):
-        run_to_layers(
-            replace(model, llama=None),
-            [layer],
-            lambda _, of_layer: states.append(of_layer[0]),
-            input_ids=torch.tensor([ids], device=model.device),
-            use_cache=False,
-        )
-    return _states_error(read, states[0], slice(prefix, -below))
+    ids = _proof_ids(model, tokens + below)
+    prefix, document, question = ids[: tokens // 3], ids[tokens // 3 : -below], tuple(ids[-below:])
+    point = ReadPoint(min(_LONG_LAYERS, model.layers), (question,), mean=True)
+    return _states_error(model, prefix, [document], [[point]], _first_states)
 
 
-def _questions_error(
-    model: LoadedModel,
-    prefix: Sequence[int],
-    documents: Sequence[Sequence[int]],
-    questions: tuple[Suffix, ...],
-) -> float:
-    reader = read_prefix(model, prefix).reader([ReadPoint(model.layers, questions)])
-    [read] = reader.read(model.with_images(documents))
-    states, expected, logits = read.at_suffixes.flatten(0, 1), [], []
-    with plain_attention(model.network, "eager"):
-        for prompt in (
-            PromptAlone(prefix, d, question) for question in questions for d in documents
-        ):
-            expected.append(forward_alone(model, prompt).last_hidden_state[0, -1])
-            output = model.network(**prompt.inputs(model), use_cache=False, logits_to_keep=1)
-            logits.append(output.logits[0, -1])
-    of_states = _relative_error(states, torch.stack(expected))
-    return _largest([of_states, _relative_error(model.unembed(states), torch.stack(logits))])
+def _first_states(model: LoadedModel, prompt: PromptAlone) -> list[Tensor]:  # [tokens, hidden]
+    """As `states_alone`; deeper layers than those of a long document are not computed."""
+    layers, states = range(min(_LONG_LAYERS, model.layers) + 1), list[Tensor]()
+    by_family, inputs = replace(model, llama=None), prompt.inputs(model)
+    run_to_layers(by_family, layers, lambda _, s: states.append(s[0]), use_cache=False, **inputs)
+    return states
 
 
 def _image_document(
@@ -160,13 +147,6 @@ def _image_document(
     return ImageDocument((*images.token_ids(image), *text), image)
 
 
-def _read(
-    model: LoadedModel, prefix: Sequence[int], document: Sequence[int], points: list[ReadPoint]
-) -> list[LayerStates]:
-    """The states of one document at each of these points."""
-    return read_prefix(model, prefix).reader(points).read([document])
-
-
 def _proof_ids(model: LoadedModel, tokens: int) -> list[int]:
     """Token ids spread over the vocabulary."""
     vocabulary = model.network.config.get_text_config().vocab_size
@@ -178,19 +158,18 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:  # both [rows, d
     return float((actual.float() - expected.float()).norm() / expected.float().norm())
 
 
-def _largest(errors: Sequence[float]) -> float:
-    """The largest error; NaN if one is, which `max` may pass over."""
-    return float(np.max(errors))
-
-
 def prove_layers(model: LoadedModel, layers: Collection[int]) -> None:
     """ModelError unless a short forward gives the states that transformers has after these layers.
 
     Layers of some families read more than the layer before.
     """
-    depths = sorted(set(layers))
+    depths, ids = sorted(set(layers)), _proof_ids(model, 24)
+    below = (tuple(ids[3:6]),)
+    # — where no mean is read, the deepest layer may be run at the suffix's last token alone
+    readings = [[ReadPoint(n, below, mean=True) for n in depths]]
+    readings += [[ReadPoint(n, below)] for n in depths]
     # — rounding of what is kept is no difference between the layers
-    error = _depth_error(replace(model, kv="none"), depths)
+    error = _states_error(replace(model, kv="none"), ids[:3], [ids[6:]], readings)
     if not error <= tolerance(model):
         raise ModelError(
             f"model family {model.network.config.model_type!r} has other states between its layers "
@@ -200,26 +179,28 @@ def prove_layers(model: LoadedModel, layers: Collection[int]) -> None:
 
 
 @torch.inference_mode()
-def _depth_error(model: LoadedModel, layers: Sequence[int]) -> float:
-    """The relative error of the states at the layer where it is largest."""
-    ids = _proof_ids(model, 24)
-    prefix, below, document = ids[:3], tuple(ids[3:6]), ids[6:]
-    points = [ReadPoint(layer, (below,), mean=True) for layer in layers]
-    by_layer = _read(model, prefix, document, points)
-    # — where no mean is read, the deepest layer may be run at the suffix's last token alone
-    deepest = [_read(model, prefix, document, [ReadPoint(n, (below,))])[0] for n in layers]
+def _states_error(
+    model: LoadedModel,
+    prefix: Sequence[int],
+    documents: Sequence[Sequence[int]],
+    readings: Sequence[Sequence[ReadPoint]],  # of the same suffixes
+    by_layer_alone: Callable[[LoadedModel, PromptAlone], list[Tensor]] = states_alone,
+) -> float:
+    """The relative error of all states of a read point together, where it is largest."""
+    suffixes, errors = readings[0][0].suffixes, list[float]()
     with plain_attention(model.network, "eager"):
-        hidden_states = states_alone(model, PromptAlone(prefix, document, below))
-    own = slice(len(prefix), len(prefix) + len(document))
-    errors = []
-    for layer, read, as_deepest in zip(layers, by_layer, deepest, strict=True):
-        for at_ends in (read, replace(as_deepest, mean=read.mean)):
-            errors.append(_states_error(at_ends, hidden_states[layer], own))
-    return _largest(errors)
-
-
-def _states_error(read: LayerStates, alone: Tensor, own: slice) -> float:  # alone [tokens, hidden]
-    """The relative error at the only suffix's end, and of the mean of the document's own tokens."""
-    assert read.mean is not None, "no mean is read"
-    expected = torch.stack([alone[-1].float(), alone[own].float().mean(dim=0)])
-    return _relative_error(torch.stack([read.at_suffixes[0, 0].float(), read.mean[0]]), expected)
+        prompts = [PromptAlone(prefix, d, suffix) for suffix in suffixes for d in documents]
+        alone = [by_layer_alone(model, prompt) for prompt in prompts]
+    rows = model.with_images(documents)
+    for points in readings:
+        reader = read_prefix(model, prefix).reader(points)
+        for point, read in zip(points, reader.read(rows), strict=True):
+            number = -1 if point.layer == model.layers else point.layer
+            of_layer = [states[number].float() for states in alone]
+            actual, expected = [*read.at_suffixes.flatten(0, 1).float()], [s[-1] for s in of_layer]
+            if read.mean is not None:
+                own = slice(len(prefix), -len(suffixes[0]))
+                actual += read.mean
+                expected += [states[own].mean(dim=0) for states in of_layer[: len(documents)]]
+            errors.append(_relative_error(torch.stack(actual), torch.stack(expected)))
+    return float(np.max(errors))

@@ -25,7 +25,7 @@ class Counts(Counter[tuple[str, ...]]):
     ("decided", TASK, STAGE)     rows that this stage of a cascade decided
     ("asked", READER)            rows that a model was asked about
     ("label_ms", READER)         time in milliseconds, without loading
-    ("prefix_tokens", READER)    tokens of instructions and documents that a model read
+    ("prefix_tokens", READER)    tokens of documents that a model read
     ("question_tokens", READER)  tokens of questions that a model read
     ("requests", READER)         answers of a server, of one token each
     ("not_returned", READER)     their probability that no returned token has, in millionths

@@ -61,7 +61,7 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         yield "time", f"{run.seconds:.1f} s; workers labelled for {run.label_seconds:.1f} s"
         rate = run.documents_labelled / run.label_seconds if run.label_seconds else 0.0
         yield "speed", f"{rate:.2f} documents per second and worker"
-        where = ("instructions and documents", "questions")
+        where = ("documents", "questions")
         if run.not_returned is not None:
             where = ("prompts", "answers")
             words = f"{run.not_returned:.2%} of an answer's probability, on average"

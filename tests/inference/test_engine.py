@@ -75,7 +75,7 @@ TRIE = {"a": [(1, 2, 3, 4, 5)], "b": [(1, 2, 3, 4, 6, 7)]}
         ("llama", SHARED, 50 + 20, 2 * (4 + 1 + 1 + 1)),
         ("llama", [Question("q", (8, 9, 10, 11), TRIE)], 70, 2 * 9),
         # — padded questions, and with every document the prefix's last token
-        ("lfm2", SHARED, 51 + 21, 2 * 3 * 5),
+        ("lfm2", SHARED, 50 + 20, 2 * (1 + 3 * 5)),
     ],
 )
 def test_usage_counts_each_token_as_often_as_it_is_read(

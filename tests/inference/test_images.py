@@ -187,13 +187,13 @@ def test_images_of_one_shape_go_through_the_tower_together(
     for document, read in zip(documents, together[1:-1], strict=True):
         [alone] = model.with_images([document])
         assert isinstance(read, EmbeddedDocument) and isinstance(alone, EmbeddedDocument)
-        assert read.token_ids == alone.token_ids == document.token_ids
+        assert read == alone == document
+        ours, theirs = read.rows, alone.rows
         for name in ("positions", "is_image"):
-            np.testing.assert_array_equal(getattr(read, name), getattr(alone, name))
-        for ours, theirs in zip(
-            (read.embeddings, *read.deep), (alone.embeddings, *alone.deep), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        pairs = zip((ours.embeddings, *ours.deep), (theirs.embeddings, *theirs.deep), strict=True)
+        for together_states, alone_states in pairs:
+            torch.testing.assert_close(together_states, alone_states, rtol=0, atol=1e-5)
 
 
 def test_gemma3_is_refused_by_name(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import needs_native
-from table_faults import FAULTS, planted
+from numpy.typing import NDArray
+from table_faults import FAULTS, end_early, planted
 
 from pipeline.inference.attention import hook, tiles
 from pipeline.inference.attention.reference import attend_plainly
@@ -51,9 +52,10 @@ def shift_positions(patch: pytest.MonkeyPatch) -> None:
 def hide_a_key(patch: pytest.MonkeyPatch) -> None:
     right = tiles._tiles
 
-    def without_the_last(*args: Any, **options: Any) -> tiles.Tile:
-        tile = right(*args, **options)
-        return replace(tile, whole_stop=np.maximum(tile.whole_stop - 1, tile.whole_first))
+    def without_the_last(*args: Any, **options: Any) -> NDArray[np.int32]:
+        table = right(*args, **options)
+        end_early(table)
+        return table
 
     patch.setattr(tiles, "_tiles", without_the_last)
 

@@ -10,10 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-import torch
 
-from benchmarks.methods import expand, per_label
-from pipeline.inference.alternatives import per_question
 from pipeline.inference.engine import LabelEngine
 from pipeline.inference.labels.prompt_tokens import PromptTokens, tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
@@ -80,19 +77,6 @@ def test_every_label_has_its_independent_prompts_log_probability(ask: Callable[.
                     model, prompt.prefix, document, question.token_ids, first
                 )
                 np.testing.assert_allclose(answers[row, column], oracle, rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [expand, per_question, per_label])
-def test_what_the_bench_compares_with_gives_the_same_answers(
-    method: Callable[..., list[list[torch.Tensor]]], ask: Callable[..., Asked]
-) -> None:
-    spec = load_spec(SPEC)
-    model, prompt, documents = ask(spec.prompt, spec.tasks[:3])
-    labelled = LabelEngine(model, prompt, max_batch_tokens=1_280).label(documents[:1])
-    (answers,) = method(model, prompt, documents[:1])
-    for of_tree, others in zip(labelled.log_probs, answers, strict=True):
-        np.testing.assert_allclose(of_tree[0], others.numpy(), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.slow

@@ -59,8 +59,8 @@ def _nodes(depth: int) -> Any:
 def defined_trees(
     draw: Any, *, prefix_tokens: Any = None, min_branches: int = 0, most_tokens: int = 14
 ) -> DefinedTree:
-    """Documents and a prefix have up to `most_tokens`; blocks of keys have 64."""
-    documents = draw(st.lists(st.integers(1, most_tokens), min_size=1, max_size=3))
+    """Documents and a prefix have none or up to `most_tokens`; blocks of keys have 64."""
+    documents = draw(st.lists(st.integers(0, most_tokens), min_size=1, max_size=3))
     branches = draw(st.lists(_nodes(2), min_size=min_branches, max_size=3))
     most_above = most_tokens if most_tokens > 64 else 9
     above = draw(st.integers(0, most_above) if prefix_tokens is None else st.just(prefix_tokens))
@@ -83,8 +83,9 @@ def _defined_paths(
     paths: list[Path] = []
     ends = []
     for tokens in documents:
-        paths += _below([Node(tokens)], prefix, len(paths))
-        ends.append(paths[-1])
+        own = list(_below([Node(tokens)], prefix, len(paths)))
+        paths += own
+        ends.append(own[-1] if own else prefix)
     for end in ends:
         paths += _below(branches, end, len(paths))
     return paths

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from pipeline.inference.attention import tiles
 from pipeline.inference.attention.tiles import TilePlan
 
 Table = NDArray[np.int32]
@@ -17,19 +18,25 @@ Table = NDArray[np.int32]
 
 def skip_a_block(table: Table, plan: TilePlan) -> None:
     """Tiles do not see the first 64 keys of the document."""
-    table[:, 3] = np.minimum(table[:, 3] + 64, table[:, 4])
+    table[:, tiles.WHOLE_FIRST] = np.minimum(
+        table[:, tiles.WHOLE_FIRST] + 64, table[:, tiles.WHOLE_STOP]
+    )
 
 
-def end_early(table: Table, plan: TilePlan) -> None:
-    table[:, 4] = np.maximum(table[:, 4] - 1, table[:, 3])
+def end_early(table: Table, plan: TilePlan | None = None) -> None:
+    table[:, tiles.WHOLE_STOP] = np.maximum(
+        table[:, tiles.WHOLE_STOP] - 1, table[:, tiles.WHOLE_FIRST]
+    )
 
 
 def begin_the_prefix_late(table: Table, plan: TilePlan) -> None:
-    table[:, 2] = np.minimum(table[:, 2] + 1, plan.tree.prefix_tokens)
+    table[:, tiles.PREFIX_FIRST] = np.minimum(
+        table[:, tiles.PREFIX_FIRST] + 1, plan.tree.prefix_tokens
+    )
 
 
 def begin_their_own_rows_late(table: Table, plan: TilePlan) -> None:
-    table[:, 5] = np.minimum(table[:, 5] + 1, table[:, 1] - 1)
+    table[:, tiles.OWN_FIRST] = np.minimum(table[:, tiles.OWN_FIRST] + 1, table[:, tiles.STOP] - 1)
 
 
 FAULTS = [skip_a_block, end_early, begin_the_prefix_late, begin_their_own_rows_late]

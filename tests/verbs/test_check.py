@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from calls import Assay, WriteSpec
+from numpy.typing import NDArray
 from processors import takes_int8
 from transformers import AutoModelForCausalLM
 
@@ -47,17 +48,6 @@ from pipeline.verbs.exactness import (
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def plant_in_tiles(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Columns of the table of tiles become what the functions make of the right ones."""
-    correct = tiles._tiles
-
-    def wrong(*args: Any, **options: Any) -> tiles.Tile:
-        right = correct(*args, **options)
-        return replace(right, **{name: change(right) for name, change in changes.items()})
-
-    monkeypatch.setattr(tiles, "_tiles", wrong)
-
-
 def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every question also reads the questions before it."""
     made = Tree.__init__
@@ -71,7 +61,14 @@ def siblings_leak(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_document_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_in_tiles(monkeypatch, whole_stop=lambda tile: tile.whole_first)
+    correct = tiles._tiles
+
+    def wrong(*args: Any, **options: Any) -> NDArray[np.int32]:
+        table = correct(*args, **options)
+        table[:, tiles.WHOLE_STOP] = table[:, tiles.WHOLE_FIRST]
+        return table
+
+    monkeypatch.setattr(tiles, "_tiles", wrong)
 
 
 def the_instruction_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,12 @@ from pipeline.inference.attention.tree import Tree
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The columns of a table of tiles. Rows are counted from the batch's first one."""
-
-    first: Any  # of its rows
-    stop: Any
-    prefix_first: Any  # the first row of the prefix that one of them sees
-    whole_first: Any  # rows of the document that all of them see, where no window hides one
-    whole_stop: Any
-    own_first: Any  # from here to `stop`: rows that are seen by the rule of the tree
-    document: Any  # its number
+# The columns of a table of tiles. Rows are counted from the batch's first one.
+FIRST, STOP = 0, 1  # its rows
+PREFIX_FIRST = 2  # the first row of the prefix that one of them sees
+WHOLE_FIRST, WHOLE_STOP = 3, 4  # what of the document all of them see, where no window hides one
+OWN_FIRST = 5  # from here to STOP: rows that are seen by the rule of the tree
+DOCUMENT = 6  # its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +49,12 @@ class TilePlan:
     document_starts: Tensor  # [docs + 1] int32: the first row of each, and of what follows them
     _tables: dict[int, Tensor] = field(default_factory=dict)
 
-    def tiles(self, rows: int) -> Tensor:  # [tiles, 7] int32: the columns of `Tile`
+    def tiles(self, rows: int) -> Tensor:  # [tiles, 7] int32
         """The tiles of at most this many rows; the table is made once."""
         if rows not in self._tables:
-            tile = _tiles(self.tree, rows, self.window, branches_only=self.first > 0)
-            columns = np.stack([getattr(tile, name) for name in Tile.__slots__], axis=1)
-            device = self.subtree_stops.device
-            [table] = to_device([columns.astype(np.int32).ravel()], device)
-            self._tables[rows] = table.view(columns.shape)
+            table = _tiles(self.tree, rows, self.window, branches_only=self.first > 0)
+            [flat] = to_device([table.ravel()], self.subtree_stops.device)
+            self._tables[rows] = flat.view(table.shape)
         return self._tables[rows]
 
 
@@ -87,7 +80,9 @@ def tile_plan(
     return TilePlan(tree, window, first, stops, positions, starts_there)
 
 
-def _tiles(tree: Tree, rows: int, window: int | None, *, branches_only: bool) -> Tile:
+def _tiles(
+    tree: Tree, rows: int, window: int | None, *, branches_only: bool
+) -> NDArray[np.int32]:  # [tiles, 7]
     """All tiles, in the order of their rows."""
     starts, lengths = tree.document_starts, tree.documents
     parts = [] if branches_only else [_split(starts, lengths, rows)]
@@ -106,7 +101,8 @@ def _tiles(tree: Tree, rows: int, window: int | None, *, branches_only: bool) ->
         seen_from = np.minimum.reduceat(queries, first - first[0]) - window + 1
         prefix_first = np.clip(seen_from, 0, tree.prefix_tokens)
         whole_first = np.clip(whole_first + seen_from - tree.prefix_tokens, whole_first, whole_stop)
-    return Tile(first, stop, prefix_first, whole_first, whole_stop, own_first, document)
+    columns = [first, stop, prefix_first, whole_first, whole_stop, own_first, document]
+    return np.stack(columns, axis=1).astype(np.int32)
 
 
 def _split(starts: Integers, lengths: Integers, rows: int) -> tuple[Integers, Integers, Integers]:

@@ -13,7 +13,7 @@ is on a GPU, which reads a document in a batch faster than single questions belo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from pipeline.inference.labels.scoring import LabelScorer
 from pipeline.inference.labels.searched import SearchedQuestions
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule
-from pipeline.inference.schedules.batching import Usage
 from pipeline.inference.schedules.forward import LayerStates, ReadPoint
 
 Readouts = Mapping[str, Readout]  # by task
@@ -69,28 +68,6 @@ def check_readouts(readouts: Readouts, *, layers: int, hidden: int) -> None:
                 )
 
 
-class StackedMaps:
-    """The maps of all questions that read the same state, as one matrix."""
-
-    def __init__(self, maps: Mapping[str, LinearMap], device: torch.device) -> None:
-        """`maps` are by question."""
-        weight = np.concatenate([m.weight for m in maps.values()])  # [all labels, hidden]
-        bias = np.concatenate([m.bias for m in maps.values()])  # [all labels]
-        self._weight, self._bias = (torch.from_numpy(a).to(device) for a in (weight, bias))
-        self._labels = {name: len(m.bias) for name, m in maps.items()}
-
-    def log_probs(
-        self,
-        states: Tensor,  # [docs, hidden]
-    ) -> Iterator[tuple[str, Tensor]]:  # a question and its [docs, labels] fp32
-        """The answers of every question, from one product for all."""
-        _docs, _hidden = states.shape
-        logits = torch.nn.functional.linear(states.float(), self._weight, self._bias)
-        by_question = torch.split(logits, list(self._labels.values()), dim=1)
-        for name, of_question in zip(self._labels, by_question, strict=True):
-            yield name, of_question.log_softmax(dim=-1)
-
-
 class _LayerAnswers:
     """What is answered from the states of one layer: by label tokens, or by trained readouts."""
 
@@ -101,20 +78,24 @@ class _LayerAnswers:
         by_suffix: dict[tuple[int, ...], dict[str, LinearMap]] = {}
         by_mean: dict[str, LinearMap] = {}
         for question in questions:
-            readout = readouts.get(question.name)
-            if readout is None:
+            if (readout := readouts.get(question.name)) is None:
                 scored.append(question)
-            elif readout.card.pooling == "mean":
-                by_mean[question.name] = readout.maps[layer]
-            else:
-                by_suffix.setdefault(question.token_ids, {})[question.name] = readout.maps[layer]
+                continue
+            is_mean, below = readout.card.pooling == "mean", question.token_ids
+            maps = by_mean if is_mean else by_suffix.setdefault(below, {})
+            maps[question.name] = readout.maps[layer]
         of_scorer = [suffix for question in scored for suffix in question.suffixes]
-        # The suffixes of the scorer first, then one for each of the maps.
+        # The suffixes of the scorer first, then one for each state that maps read.
         self.point = ReadPoint(layer, (*of_scorer, *by_suffix), mean=bool(by_mean))
         self._scored, self._of_scorer = [question.name for question in scored], len(of_scorer)
         self._scorer = LabelScorer([question.trie for question in scored], device)
-        self._maps = [StackedMaps(maps, device) for maps in by_suffix.values()]
-        self._mean_maps = StackedMaps(by_mean, device) if by_mean else None
+        # By state, the mean last: the labels of each question, and all of its maps as one.
+        self._maps: list[tuple[dict[str, int], Tensor, Tensor]] = []
+        for maps in filter(None, (*by_suffix.values(), by_mean)):
+            weight = torch.from_numpy(np.concatenate([m.weight for m in maps.values()]))
+            bias = torch.from_numpy(np.concatenate([m.bias for m in maps.values()]))
+            labels = {name: len(m.bias) for name, m in maps.items()}
+            self._maps.append((labels, weight.to(device), bias.to(device)))
 
     def log_probs(self, states: LayerStates, model: LoadedModel) -> dict[str, Tensor]:
         """By question: [docs, labels] fp32."""
@@ -123,10 +104,13 @@ class _LayerAnswers:
             at_nodes = states.at_suffixes[: self._of_scorer]
             by_question = self._scorer.log_probs(at_nodes, model.unembed)
             answers.update(zip(self._scored, by_question, strict=True))
-        for maps, at_suffix in zip(self._maps, states.at_suffixes[self._of_scorer :], strict=True):
-            answers.update(maps.log_probs(at_suffix))
-        if self._mean_maps is not None and states.mean is not None:
-            answers.update(self._mean_maps.log_probs(states.mean))
+        own_states = [*states.at_suffixes[self._of_scorer :]]
+        if states.mean is not None:
+            own_states.append(states.mean)
+        for (labels, weight, bias), state in zip(self._maps, own_states, strict=True):
+            logits = torch.nn.functional.linear(state.float(), weight, bias)
+            parts = torch.split(logits, list(labels.values()), dim=1)
+            answers.update(zip(labels, (own.log_softmax(-1) for own in parts), strict=True))
         return answers
 
 
@@ -158,14 +142,9 @@ class OnePassQuestions:
     @torch.inference_mode()
     def answers(
         self, documents: Sequence[Sequence[int]], *, max_tokens: int
-    ) -> tuple[dict[str, Tensor], Usage]:  # by question: [docs, labels] fp32
-        """Label log-probabilities, and the tokens read for them.
-
-        `max_tokens` limits what a search reads at once.
-        """
+    ) -> dict[str, Tensor]:  # by question: [docs, labels] fp32
+        """Label log-probabilities; `max_tokens` limits what a search reads at once."""
         answers: dict[str, Tensor] = {}
         for of_layer, states in zip(self._layers, self._reader.read(documents), strict=True):
             answers |= of_layer.log_probs(states, self._model)
-        docs, repeated = len(documents), self._reader.repeated_prefix_tokens
-        of_documents = sum(map(len, documents)) + docs * repeated
-        return answers, Usage(of_documents, docs * self.question_tokens)
+        return answers

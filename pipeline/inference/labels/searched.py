@@ -21,7 +21,6 @@ from pipeline.inference.labels.scoring import Edges, LabelScorer, Unembed, edge_
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import Schedule
-from pipeline.inference.schedules.batching import TokenCounter, Usage
 from pipeline.inference.schedules.forward import ReadPoint
 
 States = Callable[[Sequence[Path]], Tensor]  # paths below a question -> [paths, hidden]
@@ -37,48 +36,36 @@ class SearchedQuestions:
         at_once = [question for question in questions if not question.searched]
         self._suffixes = [suffix for question in at_once for suffix in question.suffixes]
         self._scorer = LabelScorer([question.trie for question in at_once], model.device)
-        self._reader = schedule.reader([ReadPoint(model.layers, tuple(self._suffixes))])
-        self.question_tokens = self._reader.question_tokens  # searches come after these
+        reader = schedule.reader([ReadPoint(model.layers, tuple(self._suffixes))])
+        self.question_tokens = reader.question_tokens  # searches come after these
 
     @torch.inference_mode()
     def answers(
         self, documents: Sequence[Sequence[int]], *, max_tokens: int
-    ) -> tuple[dict[str, Tensor], Usage]:  # by question: [docs, labels] fp32
-        """Label log-probabilities, and the tokens read for them.
-
-        `max_tokens` limits what a search reads at once. How much of a trie is followed depends on
-        the document.
-        """
-        counter = TokenCounter()  # of documents and below them
-        by_document = [self._answer(document, max_tokens, counter) for document in documents]
+    ) -> dict[str, Tensor]:  # by question: [docs, labels] fp32
+        """Label log-probabilities; `max_tokens` limits what a search reads at once."""
+        by_document = [self._answer(document, max_tokens) for document in documents]
         pairs = zip(self._questions, zip(*by_document, strict=True), strict=True)
-        answers = {question.name: torch.cat(of_question) for question, of_question in pairs}
-        repeated = self._reader.repeated_prefix_tokens
-        of_documents = sum(map(len, documents)) + len(documents) * repeated
-        return answers, Usage(of_documents, counter.tokens - of_documents)
+        return {question.name: torch.cat(of_question) for question, of_question in pairs}
 
     def _answer(
-        self, document: Sequence[int], max_tokens: int, counter: TokenCounter
+        self, document: Sequence[int], max_tokens: int
     ) -> list[Tensor]:  # one [1, labels] a question
-        text = self._schedule.with_tokens(document, counter)
+        text = self._schedule.with_tokens(document)
         at_once: Iterator[Tensor] = iter(())
         if self._suffixes:
-            states = text.states(self._suffixes, counter)  # [suffixes, hidden]
+            states = text.states(self._suffixes)  # [suffixes, hidden]
             at_once = iter(self._scorer.log_probs(states.unsqueeze(1), self._unembed))
         return [
-            self._search(text, question, max_tokens, counter)
-            if question.searched
-            else next(at_once)
+            self._search(text, question, max_tokens) if question.searched else next(at_once)
             for question in self._questions
         ]
 
-    def _search(
-        self, text: Schedule, question: Question, max_tokens: int, counter: TokenCounter
-    ) -> Tensor:  # [1, labels]
+    def _search(self, text: Schedule, question: Question, max_tokens: int) -> Tensor:  # [1, labels]
         *before, last = question.token_ids
         log_probs = search(
             question.trie,
-            lambda paths: text.states([(last, *p) for p in paths], counter, below=before),
+            lambda paths: text.states([(last, *p) for p in paths], below=before),
             self._unembed,
             beam=question.beam,
             max_tokens=max_tokens,

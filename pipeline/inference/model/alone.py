@@ -40,7 +40,7 @@ class PromptAlone:
         assert model.images is not None, "a model without images"
         image = model.images.inputs(document.image)
         text = document[image["input_ids"].shape[1] :]
-        return whole_prompt(model.network, image, before=before, after=[(*text, *after)])
+        return whole_prompt(model.network, image, before=before, after=(*text, *after))
 
 
 def forward_alone(model: LoadedModel, prompt: PromptAlone, **options: bool) -> Any:

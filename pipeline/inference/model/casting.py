@@ -55,9 +55,8 @@ def cast_files(source: Path, target: Path, dtype: str) -> None:
     for file in source.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             names = tensors.keys()
-            cast = {name: _cast(tensors.get_tensor(name), dtype) for name in names}
+            cast = {name: tensors.get_tensor(name) for name in names}
+        for name, tensor in cast.items():
+            if tensor.is_floating_point():
+                cast[name] = tensor.to(getattr(torch, dtype))
         save_file(cast, target / file.name, metadata={"format": "pt"})
-
-
-def _cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:  # any shape
-    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor

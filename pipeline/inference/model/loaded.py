@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -21,8 +21,15 @@ from pipeline.inference.attention.tiles import Kernel
 from pipeline.inference.images import ImageDocument, ImageReader
 from pipeline.inference.memory import CACHE_COPIES
 from pipeline.inference.model.llama import LlamaDecoder
-from pipeline.inference.model.vision import Image, read_images
+from pipeline.inference.model.vision import EmbeddedDocument, read_images
 from pipeline.spec.model import KeptFormat
+
+
+@dataclass(slots=True)
+class TokenCounter:
+    """A count of tokens that grows as a model reads."""
+
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class LoadedModel:
     kv: KeptFormat = "none"  # of keys and values that outlive a forward; none: the model's own
     images: ImageReader | None = None  # of a model that sees images
     cache_copies: int = CACHE_COPIES  # of the staged schedule
+    counter: TokenCounter = field(default_factory=TokenCounter, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -55,11 +63,6 @@ class LoadedModel:
         return decoder_of(self.network)
 
     @property
-    def cuts_last_layer(self) -> bool:
-        """Whether the deepest layer may be computed at the answers alone."""
-        return self.llama is not None
-
-    @property
     def layers(self) -> int:
         """How many layers the decoder has; 0 if it does not list them: only its end can be read."""
         layers = getattr(self.decoder, "layers", None)
@@ -73,17 +76,18 @@ class LoadedModel:
 
     def with_images(self, documents: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The documents, those with an image as the rows that the decoder reads of them."""
-        images: dict[int, Image] = {}
-        for number, document in enumerate(documents):
-            if isinstance(document, ImageDocument):
-                assert self.images is not None, "a model without images"
-                inputs = self.images.inputs(document.image)
-                images[number] = inputs, document.token_ids[inputs["input_ids"].shape[1] :]
-        if not images:
+        shown = [document for document in documents if isinstance(document, ImageDocument)]
+        if not shown:
             return list(documents)
-        read = read_images(self.network, self.decoder, list(images.values()))
-        rows = dict(zip(images, read, strict=True))
-        return [rows.get(number, document) for number, document in enumerate(documents)]
+        assert self.images is not None, "a model without images"
+        inputs = [self.images.inputs(document.image) for document in shown]
+        rows = iter(read_images(self.network, self.decoder, inputs))
+        return [
+            EmbeddedDocument(document, next(rows))
+            if isinstance(document, ImageDocument)
+            else document
+            for document in documents
+        ]
 
     def unembed(
         self,

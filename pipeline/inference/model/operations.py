@@ -54,18 +54,17 @@ def rotate(
 
 
 def gate(gates: Tensor, ups: Tensor) -> Tensor:
-    """SwiGLU's product (Shazeer, 2020); both [rows, inner], and the gates are written."""
+    """SwiGLU's product (Shazeer, 2020); both [rows, inner], contiguous; the gates are written."""
     return silu(gates, inplace=True).mul_(ups)
 
 
 PLAIN = Operations(normalise, rotate, gate)
-NATIVE = Operations(native.normalise, native.rotate, native.gate)
 
 
 def operations_for(device: torch.device, dtype: torch.dtype) -> list[Operations]:
     """The ways on this device and in this number format, the fastest first."""
     if device.type == "cpu" and native.takes(dtype):
-        return [NATIVE]
+        return [Operations(native.normalise, native.rotate, native.gate)]
     if device.type == "cuda":
         try:
             from pipeline.inference.model import triton_operations as kernels

@@ -76,13 +76,7 @@ def normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return out
 
 
-def rotate(
-    x: Tensor,  # [rows, heads, dim], with heads beside one another; it is written
-    cos: Tensor,  # [rows, dim]
-    sin: Tensor,  # [rows, dim]
-    norm: Tensor | None,  # [dim]
-    epsilon: float,
-) -> None:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None, epsilon: float) -> None:
     """The RMS norm of each head, if there is one, and the rotary embedding, in place."""
     rows, heads, dim = x.shape
     with torch.cuda.device_of(x):

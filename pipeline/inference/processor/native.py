@@ -167,12 +167,8 @@ def attend_natively(
     return Attended(out, lse)
 
 
-def normalise(
-    x: Tensor,  # [..., inputs]
-    weight: Tensor,  # [inputs]
-    epsilon: float,
-) -> Tensor:  # [..., inputs]
-    """An RMS norm (Zhang and Sennrich, 2019), computed in float32."""
+def normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`operations.normalise`, of any number of dimensions before the last."""
     x, inputs = x.contiguous(), x.shape[-1]
     out = torch.empty_like(x)
     pointers = x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr()
@@ -181,14 +177,8 @@ def normalise(
     return out
 
 
-def rotate(
-    x: Tensor,  # [rows, heads, dim], with heads beside one another; it is written
-    cos: Tensor,  # [rows, dim]
-    sin: Tensor,  # [rows, dim]
-    norm: Tensor | None,  # [dim]: the weight of an RMS norm of each head, which comes first
-    epsilon: float,  # of this norm
-) -> None:
-    """The rotary embedding (Su et al., 2021), in place; its pairs are i and i + dim / 2."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None, epsilon: float) -> None:
+    """`operations.rotate`."""
     rows, heads, dim = x.shape
     assert x.stride()[1:] == (dim, 1), f"heads of strides {x.stride()}"
     cos, sin = cos.contiguous(), sin.contiguous()
@@ -199,11 +189,8 @@ def rotate(
     )
 
 
-def gate(
-    gates: Tensor,  # contiguous, which is written
-    ups: Tensor,  # of the same shape
-) -> Tensor:
-    """silu(gates) * ups, in place (Shazeer, 2020: GLU variants)."""
+def gate(gates: Tensor, ups: Tensor) -> Tensor:
+    """`operations.gate`, of any shape."""
     assert gates.is_contiguous(), f"gates of strides {gates.stride()}"
     ups, format_ = ups.contiguous(), _FORMATS[gates.dtype]
     _kernel("gate")(

@@ -49,17 +49,10 @@ def pad(
 class Usage:
     """Tokens that went through the model."""
 
-    prefix_tokens_computed: int = 0  # of documents, and of the prefix where documents repeat it
-    question_tokens_computed: int = 0
+    prefix_tokens_computed: int = 0  # of documents
+    question_tokens_computed: int = 0  # all others
     requests: int = 0  # to a server that answered
     not_returned: float = 0.0  # the sum of their probabilities outside the tokens it returned
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, astuple(self), astuple(other)))
-
-
-@dataclass(slots=True)
-class TokenCounter:
-    """A count of tokens that grows as a model reads."""
-
-    tokens: int = 0

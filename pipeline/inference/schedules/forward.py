@@ -59,7 +59,7 @@ def prefill(
     Below a kept prefix, the keys and values of both together: those of the prefix are copied
     once. They are rounded if the model has a format for what it keeps (`kv`).
     """
-    if not token_ids:
+    if not len(token_ids):
         return prefix
     before = prefix or PrefixKV({}, tokens=0)
     layers: dict[int, LayerKV | RoundedKV] = {}
@@ -73,8 +73,9 @@ def prefill(
     attention = TreeAttention(tree, model.kernel, prefix, keep)
     inputs = batch_inputs(model, tree, [token_ids], (), prefix)
     run_to_layers(model, [model.layers], lambda *_: None, tree=attention, **inputs)
-    end = token_ids.end if isinstance(token_ids, EmbeddedDocument) else len(token_ids)
-    offset = before.position_offset + end - len(token_ids)
+    offset = before.position_offset
+    if isinstance(token_ids, EmbeddedDocument):
+        offset += token_ids.rows.offset
     return PrefixKV(layers, before.tokens + len(token_ids), offset)
 
 
@@ -111,8 +112,11 @@ def run_to_layers(
 ) -> None:
     """Runs a decoder to the deepest of these layers, and gives each one's states as it comes.
 
-    Layer N gives the `hidden_states[N]` of transformers.
+    Layer N gives the `hidden_states[N]` of transformers. Each token is counted, also a repeated or
+    padding one.
     """
+    rows: Tensor = inputs["input_ids" if "input_ids" in inputs else "inputs_embeds"]
+    model.counter.tokens += rows.shape[:2].numel()
     if model.llama is not None:
         return model.llama.run(layers, on_states, **inputs)
     deepest = max(layers)

@@ -17,7 +17,6 @@ from pipeline.inference.attention.hook import PrefixKV, TreeAttention
 from pipeline.inference.attention.tiles import to_device
 from pipeline.inference.attention.tree import Branches, Tree
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import (
     LayerStates,
     PackedStates,
@@ -44,28 +43,23 @@ class FusedSchedule:
         """A reader of these points; tokens that several suffixes begin with are read once."""
         return FusedReader(self, points)
 
-    def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> FusedSchedule:
-        """The text followed by these tokens; `counter` counts what is read."""
-        counter.tokens += len(token_ids)
+    def with_tokens(self, token_ids: Sequence[int]) -> FusedSchedule:
+        """The text followed by these tokens."""
         return FusedSchedule(self.model, prefill(self.model, token_ids, prefix=self.prefix))
 
     def states(
-        self, suffixes: Sequence[Suffix], counter: TokenCounter, *, below: Sequence[int] = ()
+        self, suffixes: Sequence[Suffix], *, below: Sequence[int] = ()
     ) -> Tensor:  # [suffixes, hidden]
         """The last layer's normalised states at the suffixes' last tokens, in one forward.
 
         `below` are tokens that follow the text, and that come before each of the suffixes.
         """
-        reader = self.reader([ReadPoint(self.model.layers, tuple(suffixes))])
-        counter.tokens += len(below) + reader.question_tokens
-        [read] = reader.read([below])
+        [read] = self.reader([ReadPoint(self.model.layers, tuple(suffixes))]).read([below])
         return read.at_suffixes[:, 0]
 
 
 class FusedReader:
     """Read points whose suffixes are the branches of one tree."""
-
-    repeated_prefix_tokens = 0  # tokens of the prefix that are read again with every document
 
     def __init__(self, schedule: FusedSchedule, points: Sequence[ReadPoint]) -> None:
         self._model, self._prefix, self._points = schedule.model, schedule.prefix, points
@@ -78,7 +72,7 @@ class FusedReader:
         ends, end_of_suffix = np.unique(rows, return_inverse=True)
         self._ends: list[int] = ends.tolist()
         self._end_of_suffix = torch.from_numpy(end_of_suffix).to(self._model.device)  # [suffixes]
-        self._cuts = self._model.cuts_last_layer and not deepest.mean
+        self._cuts = self._model.llama is not None and not deepest.mean
         # Tokens below every document that go through the model.
         self.question_tokens = len(self._branches.token_ids)
 

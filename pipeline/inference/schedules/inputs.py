@@ -34,31 +34,32 @@ def batch_inputs(
     assert len(token_ids) == tree.tokens, f"{len(token_ids)} ids for {tree.tokens} rows"
     positions = tree.positions + (prefix.position_offset if prefix else 0)
     images = {
-        number: document
-        for number, document in enumerate(documents)
-        if isinstance(document, EmbeddedDocument)
+        n: each.rows for n, each in enumerate(documents) if isinstance(each, EmbeddedDocument)
     }
     if not images:
         ids, places = to_device([token_ids, positions], model.device)
         inputs: dict[str, Any] = {"input_ids": ids.unsqueeze(0)}
         return {**inputs, "position_ids": places.unsqueeze(0), "use_cache": False}
-    axes = [len(each.positions) for each in images.values() if each.positions is not None]
+    axes = [len(rows.positions) for rows in images.values() if rows.positions is not None]
     if axes:
         positions = np.tile(positions, (max(axes), 1))
-    starts, below = tree.document_starts, tree.branch_starts
     of_image = np.zeros(tree.tokens, np.bool_)
+    places_of_images = list[slice]()
     for number, rows in images.items():
-        own = slice(starts[number], starts[number] + len(rows))
-        of_image[own] = rows.is_image
+        start, copy = tree.document_starts[number], tree.branch_starts[number]
+        image = slice(start, start + len(rows.is_image))
+        places_of_images.append(image)
+        of_image[image] = rows.is_image
         if rows.positions is not None:
-            positions[:, own] = positions[:, own.start, None] + rows.positions
-            copy = slice(below[number], below[number] + tree.branch_rows)
-            positions[:, copy] += rows.end - len(rows)
+            positions[:, image] = positions[:, start, None] + rows.positions
+            text = slice(image.stop, start + len(documents[number]))
+            for below in (text, slice(copy, copy + tree.branch_rows)):
+                positions[:, below] += rows.offset
     ids, *by_axis = to_device([token_ids, *np.atleast_2d(positions)], model.device)
     places = torch.stack(by_axis) if axes else by_axis[0]
     embeddings = model.network.get_input_embeddings()(ids)
-    for number, rows in images.items():
-        embeddings[starts[number] : starts[number] + len(rows)] = rows.embeddings
+    for image, rows in zip(places_of_images, images.values(), strict=True):
+        embeddings[image] = rows.embeddings
     inputs = {"inputs_embeds": embeddings.unsqueeze(0)}
     if deepest := max(len(rows.deep) for rows in images.values()):
         layers = (torch.cat([r.deep[i] for r in images.values()]) for i in range(deepest))

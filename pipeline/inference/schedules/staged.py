@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from pipeline.inference.attention.tiles import Integers, to_device
 from pipeline.inference.memory import CACHE_COPIES, USABLE
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokenCounter, pad
+from pipeline.inference.schedules.batching import pad
 from pipeline.inference.schedules.forward import (
     LayerStates,
     ReadPoint,
@@ -155,29 +155,27 @@ class StagedSchedule:
         """A reader of these points."""
         return StagedReader(self, points)
 
-    def with_tokens(self, token_ids: Sequence[int], counter: TokenCounter) -> StagedSchedule:
-        """The text followed by these tokens; `counter` counts what is read.
+    def with_tokens(self, token_ids: Sequence[int]) -> StagedSchedule:
+        """The text followed by these tokens.
 
         A span too short for a forward is read with what follows.
         """
         together = (*self.pending_tokens, *token_ids)
         if self.text and len(together) < _MIN_TOKENS:
             return StagedSchedule(self.model, self.text, together)
-        counter.tokens += len(together)
         ids = torch.tensor([together], device=self.model.device)
         _, text = read_below(self.model, self.text, [0], ids, [self.model.layers])
         return StagedSchedule(self.model, text, ())
 
     def states(
-        self, suffixes: Sequence[Suffix], counter: TokenCounter, *, below: Sequence[int] = ()
+        self, suffixes: Sequence[Suffix], *, below: Sequence[int] = ()
     ) -> Tensor:  # [suffixes, hidden]
         """The last layer's normalised states at the suffixes' last tokens.
 
         `below` are tokens that follow the text, and that come before each of the suffixes.
         """
-        text = self.with_tokens(below, counter) if below else self
+        text = self.with_tokens(below) if below else self
         whole = [(*text.pending_tokens, *suffix) for suffix in suffixes]
-        counter.tokens += _padded_tokens(whole, self.model)
         layer = self.model.layers
         return states_at_ends(self.model, text.text, whole, [layer])[layer][0]
 
@@ -190,8 +188,6 @@ class StagedReader:
         self._suffixes = list(dict.fromkeys(s for point in points for s in point.suffixes))
         row_of = {suffix: row for row, suffix in enumerate(self._suffixes)}
         self._rows = {point.layer: [row_of[s] for s in point.suffixes] for point in points}
-        # Tokens of the prefix that are read again with every document.
-        self.repeated_prefix_tokens = len(schedule.pending_tokens)
         # Tokens below every document that go through the model, padding included.
         self.question_tokens = _padded_tokens(self._suffixes, schedule.model)
 

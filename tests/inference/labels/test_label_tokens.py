@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import SpecError
 from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import tokenise_prompt
-from pipeline.inference.model.loaded import LoadedModel
 from pipeline.spec.schema import PromptSpec
 from pipeline.spec.stages import QuestionTask
 from pipeline.spec.tasks import TaskSpec
-
-TinyModel = Callable[[str], LoadedModel]
-# fp32 sums of a few thousand terms in another order, as for first tokens, a token.
-TOLERANCE = 1e-4
 
 TOPICS = ["财经", "政治", "娱乐", "体育", "军事", "科技", "农业民生", "能源", "汽车", "创新设计"]
 COUNTRIES = ["英国", "中国", "法国", "日本", "美国", "印度"]

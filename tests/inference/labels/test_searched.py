@@ -18,7 +18,6 @@ from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.labels.searched import search
 from pipeline.inference.labels.trie import LabelTrie, Path
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.fused import FusedSchedule
 
 TinyModel = Callable[[str], LoadedModel]
@@ -50,7 +49,8 @@ def test_what_a_narrow_beam_reaches_has_its_exact_log_probability(
     model, source = tiny_model("llama"), random.Random(beam)
     question = question_of(taxonomy(source), beam=beam)
     prompt = PromptTokens((1, 2), (question,))
-    (found,) = LabelEngine(model, prompt, max_batch_tokens=500).label([[5, 6, 7]]).log_probs
+    document = np.array([5, 6, 7], np.int32)  # as a shard has them
+    (found,) = LabelEngine(model, prompt, max_batch_tokens=500).label([document]).log_probs
     asked = (model, (1, 2), [5, 6, 7], question.token_ids)
     expected = np.array(
         [reference.verbalizer_log_prob(*asked, path) for [path] in question.trie.verbalizers]
@@ -143,10 +143,10 @@ def test_a_search_for_which_memory_does_not_suffice_names_its_document(
     engine = LabelEngine(model, prompt, max_batch_tokens=500)
     with_tokens = FusedSchedule.with_tokens
 
-    def small(self: FusedSchedule, tokens: list[int], counter: TokenCounter) -> FusedSchedule:
+    def small(self: FusedSchedule, tokens: list[int]) -> FusedSchedule:
         if len(tokens) > 5:
             raise torch.OutOfMemoryError("no room")
-        return with_tokens(self, tokens, counter)
+        return with_tokens(self, tokens)
 
     monkeypatch.setattr(FusedSchedule, "with_tokens", small)
     found = engine.label([[5] * 9, [6] * 3])
@@ -163,11 +163,11 @@ def test_a_search_is_done_in_smaller_parts_before_its_document_is_given_up(
     [expected] = engine.label([[5] * 9]).log_probs
     states, read = FusedSchedule.states, []
 
-    def small(self: FusedSchedule, suffixes: list[Path], *args: Any, **below: Any) -> torch.Tensor:
+    def small(self: FusedSchedule, suffixes: list[Path], **below: Any) -> torch.Tensor:
         read.append(sum(map(len, suffixes)))
         if read[-1] > 100:
             raise torch.OutOfMemoryError("no room")
-        return states(self, suffixes, *args, **below)
+        return states(self, suffixes, **below)
 
     monkeypatch.setattr(FusedSchedule, "states", small)
     found = engine.label([[5] * 9])  # alone: no smaller batch of documents can be made

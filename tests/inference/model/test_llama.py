@@ -14,7 +14,6 @@ from torch import Tensor
 from pipeline.inference.loading import prepare
 from pipeline.inference.memory import LLAMA_FORM
 from pipeline.inference.model import linear, llama, operations
-from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.model.operations import Operations
 from pipeline.inference.processor import native
 from pipeline.inference.proof import prove_layers, tree_error
@@ -22,13 +21,9 @@ from pipeline.inference.proof import prove_layers, tree_error
 MakeNetwork = Callable[..., Any]
 
 
-OPERATIONS = [
-    operations.PLAIN,
-    *([operations.NATIVE] if native.takes(torch.float32) else []),
-]
-
-
-@pytest.mark.parametrize("of", OPERATIONS)
+@pytest.mark.parametrize(
+    "of", [operations.PLAIN, *operations.operations_for(torch.device("cpu"), torch.float32)]
+)
 @pytest.mark.parametrize("rows", [None, 1, 7])
 @pytest.mark.parametrize("family", sorted(LLAMA_FORM - {"qwen3_vl_text"}))
 def test_the_decoder_gives_the_states_of_separate_prompts(
@@ -55,15 +50,6 @@ def test_biases_and_wide_heads_are_those_of_the_family(
             parameter.data.normal_()
     model = prepare(network)
     assert model.llama is not None and tree_error(model) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "family", ["gemma2", "gemma3_text", "phi3", "olmo2", "gpt_oss", "qwen3_moe", "lfm2"]
-)
-def test_other_families_run_whole_by_their_own_code(family: str, make_network: MakeNetwork) -> None:
-    model = prepare(make_network(family))
-    assert model.llama is None
-    assert tree_error(model) < 1e-4
 
 
 def test_a_model_that_calls_itself_llama_and_computes_something_else_runs_whole(
@@ -99,17 +85,13 @@ def test_attention_in_bfloat16_leaves_the_states_in_float32(make_network: MakeNe
     assert 1e-5 < tree_error(narrow) < 4 * torch.finfo(torch.bfloat16).eps
 
 
-def fused(model: LoadedModel, patch: pytest.MonkeyPatch) -> LoadedModel:
-    """The model with products of oneDNN, which compute what follows them."""
-    patch.setattr(linear, "is_onednn_faster", lambda *_: True)
-    assert linear.use_onednn(model.network) == "oneDNN"
-    return replace(model, llama=llama.LlamaDecoder(model.decoder, operations.PLAIN))
-
-
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_products_that_compute_what_follows_them_give_the_same_states(
     family: str, make_network: MakeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = fused(prepare(make_network(family)), monkeypatch)
+    model = prepare(make_network(family))
+    monkeypatch.setattr(linear, "is_onednn_faster", lambda *_: True)
+    assert linear.use_onednn(model.network) == "oneDNN"
+    model = replace(model, llama=llama.LlamaDecoder(model.decoder, operations.PLAIN))
     assert tree_error(model) < 1e-5

@@ -29,7 +29,7 @@ def model_without_numbers(tiny_model: Callable[[str], LoadedModel]) -> Callable[
     def make(family: str, *, cut: bool) -> LoadedModel:
         whole = tiny_model(family)
         network = copy.deepcopy(whole.network).to("meta")
-        assert whole.cuts_last_layer or not cut
+        assert whole.llama or not cut
         llama = LlamaDecoder(network.model, PLAIN) if cut else None
         return replace(whole, network=network, llama=llama, kernel=on_paper)
 

@@ -12,7 +12,6 @@ from allocations import allocated_at_most
 
 from pipeline.inference.model.loaded import LoadedModel
 from pipeline.inference.schedules import staged
-from pipeline.inference.schedules.batching import TokenCounter
 from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.inference.schedules.staged import StagedSchedule, cache_copies, read_below
 
@@ -26,8 +25,9 @@ def test_documents_read_the_last_token_of_the_prefix(
 ) -> None:
     model = tiny_model("lfm2")
     point = ReadPoint(model.layers, ((1,), (2,)))
-    reader = StagedSchedule.from_prefix(model, [5] * prefix).reader([point])
-    assert reader.repeated_prefix_tokens == left
+    schedule = StagedSchedule.from_prefix(model, [5] * prefix)
+    reader = schedule.reader([point])
+    assert len(schedule.pending_tokens) == left
     assert reader.question_tokens == 2 * 2
     [read] = reader.read([[1], [2, 3], [4]])
     assert read.at_suffixes.shape == (2, 3, 48)
@@ -78,7 +78,7 @@ def test_of_46_suffixes_16_copies_are_in_memory_at_most(
     monkeypatch.setattr(staged, "read_below", watched)
     [read] = schedule.reader([ReadPoint(model.layers, suffixes)]).read([[9, 8, 7]])
     assert rows == [1, 16, 16, 14]
-    searched = schedule.with_tokens([9, 8, 7], TokenCounter()).states(suffixes, TokenCounter())
+    searched = schedule.with_tokens([9, 8, 7]).states(suffixes)
     torch.testing.assert_close(searched, read.at_suffixes[:, 0], rtol=0, atol=1e-5)
 
 
