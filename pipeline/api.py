@@ -50,8 +50,8 @@ def run(
             `~/.cache/assay`).
         address: A Ray cluster, such as `auto` (default: a local Ray).
         options: What is labelled and published, and when the run ends.
-        announce: Takes the progress at each change, and once a second (default: a bar shows it on a
-            terminal and in a notebook).
+        announce: Takes the progress at each change, and once a second (default: lines on a
+            terminal, in a notebook or in the log).
 
     Returns:
         Counts of rows and shards, and the number of the snapshot.

@@ -18,8 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout, suppress
-from difflib import get_close_matches
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args, get_origin
@@ -47,39 +46,6 @@ if TYPE_CHECKING:
 Announce = TypeVar("Announce", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
-# Verbs that were removed, and what to write.
-_GONE = {
-    "audit": "audit was removed; `assay review --by audit` draws the sample, `assay eval` judges",
-    "bench": "bench was removed; in a checkout, write `python -m benchmarks.bench SPEC`",
-    "calibrate": "calibrate was removed; fit thresholds or a readout with `assay fit`",
-    "cascade": "cascade was removed; write cascade: auto in a task of the spec",
-    "plan": "plan was removed; write `assay run SPEC --dry-run`",
-    "pull": "pull was removed; `assay check` fetches the model",
-    "show": "show was removed; write `assay export SPEC --head N`",
-}
-
-# Options that are keys of the spec: what to write.
-_IN_SPEC = {
-    "--column": "gold: {columns: {TASK: COLUMN}}",
-    "--gate": "publish: {gates: [TASK.METRIC >= NUMBER]}",
-    "--gold": "gold: {path: FILE}",
-    "--id": "gold: {id: COLUMN}",
-    "--max-failing": "publish: {max_failing: SHARE}",
-    "--max-flip-rate": "publish: {max_flip_rate: SHARE}",
-    "--max-psi": "publish: {max_psi: NUMBER}",
-    "--score": "gold: {scores: {TASK: COLUMN}}",
-    "--text": "gold: {text: COLUMN}",
-    "--value": "gold: {values: {GOLD_VALUE: LABEL}}",
-}
-
-# Other options that were removed: what to write.
-_GONE_OPTIONS = {
-    "--document": "leave it out: `assay fit` tries the document and the question",
-    "--dropped": "leave it out: dropped documents are below --to",
-    "--format": "write --to FILE.csv, FILE.jsonl or FILE.parquet; a folder is Parquet",
-    "--resamples": "leave it out: an interval has 1,000 resamples",
-}
-
 EXIT_COMPLETE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENT = 2
@@ -106,8 +72,7 @@ def shown_by(progress: Callable[[TextIO], AbstractContextManager[Announce]]) -> 
     To import torch or Ray takes seconds, so a verb does it in the block.
     """
     # — Ray reports workers that died on standard output, but it is the place of the result
-    reports = _RayReports(sys.stderr)
-    with closing(reports), redirect_stdout(reports), progress(sys.stderr) as announce:
+    with redirect_stdout(sys.stderr), progress(sys.stderr) as announce:
         yield announce
 
 
@@ -125,34 +90,6 @@ def print_result(
     else:
         show(result, console_on(sys.stdout))
     return code
-
-
-class _RayReports(io.TextIOBase):
-    """Standard output while Ray runs: Ray's reports of workers that died go to the stream.
-
-    A worker that Ray Data itself ends, as after Ctrl-C, has not died. Ray reports its tasks as
-    failed where the report is faster than the end of the run.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._line = ""  # its beginning
-
-    def write(self, text: str) -> int:
-        *lines, self._line = f"{self._line}{text}".split("\n")
-        for line in lines:
-            if "killed by `ray.kill`" not in line:
-                self._stream.write(f"{line}\n")
-        return len(text)
-
-    def flush(self) -> None:
-        """Writes what is complete; `close` writes an unfinished line, too."""
-        self._stream.flush()
-
-    def close(self) -> None:
-        if self._line:
-            self.write("\n")
-        super().close()
 
 
 def new_app(name: str, help: str) -> App:
@@ -316,15 +253,10 @@ def _problem(error: CycloptsError, command: App) -> Problem:
     match error:
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
-            if key := _IN_SPEC.get(option.partition("=")[0]):
-                return Problem(option, f"is a key of the spec; write {key}", option)
-            if gone := _GONE_OPTIONS.get(option.partition("=")[0]):
-                return Problem(option, f"was removed; {gone}", option)
-            return Problem(option, f"no such option; {_help_for(option) or instead}", option)
+            return Problem(option, f"no such option; {instead}", option)
         case UnknownCommandError():
             first, *_ = error.unused_tokens or ("",)
-            fix = _GONE.get(first) or f"no such verb; {_help_for(first) or instead}"
-            return Problem("VERB", fix, first)
+            return Problem("VERB", f"no such verb; {instead}", first)
         case MissingArgumentError():
             return Problem(place, f"missing; add it: {help}")
         case UnusedCliTokensError():
@@ -337,9 +269,3 @@ def _problem(error: CycloptsError, command: App) -> Problem:
                 fix = f"write one of {', '.join(get_args(error.target_type))}"
             return Problem(place, fix, error.token.value if error.token else value)
     return Problem(place, " ".join(str(error).split()), error.unused_tokens)
-
-
-def _help_for(word: str) -> str:
-    """The fix for a misspelt `--help`, and for `help`."""
-    meant = get_close_matches(f"--{word.lstrip('-')}", ["--help"], cutoff=0.8)
-    return "write --help" if meant else ""

@@ -260,15 +260,10 @@ def choose(gold: GoldStates, strengths: Sequence[float]) -> Choices:
 def cheapest(choices: Choices) -> tuple[int, int]:
     """The lowest layer within one standard error of the smallest loss, and its best pooling."""
     best = [_best(of_layer) for of_layer in choices]
-    limit = loss_limit(best)
+    smallest = _best(best)
+    limit = smallest.loss + smallest.standard_error
     layer = next(n for n, choice in enumerate(best) if choice.loss <= limit)
     return layer, choices[layer].index(best[layer])
-
-
-def loss_limit(choices: Sequence[Choice]) -> float:
-    """The smallest loss plus its standard error."""
-    smallest = _best(choices)
-    return smallest.loss + smallest.standard_error
 
 
 def _best(choices: Sequence[Choice]) -> Choice:

@@ -23,7 +23,7 @@ from pipeline.gold.values import UNLABELLED
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import Contents, contents, read_snapshot, snapshot_numbers
+from pipeline.ledger.snapshots import Contents, contents, headers
 from pipeline.runtime.job import job_of_output, limited
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.id_text import spellings
@@ -68,14 +68,11 @@ def matching_snapshot(
     names = list(dict.fromkeys(map(task_of, tasks)))
     job = job_of_output(spec, store, cache_dir)
     newest: Mapping[str, Any] | None = None
-    for number in snapshot_numbers(store):
-        header = read_snapshot(store, number)  # — of the others, no table of files is read
-        if header["spec"] != spec.name:
-            continue
+    for header in headers(store, spec.name):  # — of the others, no table of files is read
         newest = newest or header
         now = limited(job, header.get("limit")).fp
         if all(_fp(header, task) == now[task] for task in names):
-            return contents(store, number), int(newest["number"])
+            return contents(store, header["number"]), int(newest["number"])
     if newest is None:
         raise StorageError(
             f"{store.url}: has no snapshot of {spec.name} yet; `assay run` publishes one when "

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import computed_field
-from scipy.special import rel_entr
 
 from pipeline.errors import Option, Problem, SpecError, StorageError
 from pipeline.ledger.cells import stored_version
@@ -25,8 +24,8 @@ from pipeline.ledger.snapshots import (
     Contents,
     SnapshotTask,
     contents,
+    headers,
     snapshot_numbers,
-    snapshots_of,
 )
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.gold import PublishSpec
@@ -69,7 +68,6 @@ class TaskChange:
     after: Answers  # `labels` are those of both
     changed: tuple[str, ...]  # what differs between the two versions, such as `question`
     psi: float
-    jensen_shannon: float
     texts: int  # distinct texts that both answered
     flipped: int  # of these, texts with other labels
     moves: tuple[Move, ...]  # the most frequent first
@@ -107,7 +105,7 @@ def sides(
     """
     existing = sorted(snapshot_numbers(store))
     known = ", ".join(map(str, existing)) or "none yet; `assay run` publishes them"
-    own = [str(number) for number in snapshots_of(store, spec_name)] if after is None else []
+    own = [str(h["number"]) for h in headers(store, spec_name)] if after is None else []
     if after is None and len(own) < (2 if before is None else 1):
         fix = f"a comparison needs two snapshots of {spec_name}; {store.url} has {known}"
         raise SpecError([Problem(Option("before", "after"), fix)])
@@ -238,7 +236,6 @@ def _change(
         now,
         changed=changed,
         psi=max(psi(*counts) for counts in drift),
-        jensen_shannon=max(jensen_shannon(*counts) for counts in drift),
         texts=texts,
         flipped=flipped,
         moves=tuple(Move(*pair, count) for pair, count in moves.most_common()),
@@ -315,16 +312,6 @@ def psi(before: Counts, after: Counts) -> float:
     if not before.sum() or not after.sum():
         return 0.0
     return float(((q - p) * np.log(q / p)).sum())
-
-
-def jensen_shannon(before: Counts, after: Counts) -> float:
-    """The Jensen-Shannon divergence in bits, from 0 to 1 (Lin 1991); 0 if one side is empty."""
-    if not before.sum() or not after.sum():
-        return 0.0
-    p, q = shares(before), shares(after)
-    divergence = (rel_entr(p, (p + q) / 2) + rel_entr(q, (p + q) / 2)).sum() / (2 * np.log(2))
-    # — of nearly equal shares it is below 0 by rounding, and scipy's `jensenshannon` NaN
-    return float(max(divergence, 0.0))
 
 
 def exceeded(comparison: Comparison, limits: PublishSpec) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from pipeline.ledger.keys import (
     spec_key,
 )
 from pipeline.ledger.numbered import numbers_from_checkpoint
-from pipeline.ledger.snapshots import read_snapshot, snapshot_numbers, table_of
+from pipeline.ledger.snapshots import headers, table_of
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import ATTEMPTS, PROBE_KEY, Store, StoredObject, open_store
@@ -149,8 +149,8 @@ def _read(
     """
     count: Counter[str] = Counter()
     read = _Snapshots()
-    for number in snapshot_numbers(store):
-        snapshot = read_snapshot(store, number)
+    for snapshot in headers(store):
+        number = snapshot["number"]
         header = stored.get(snapshot_key(number))
         made_s = header.modified_s if header else inf
         versions = {(name, str(task["fp"])) for name, task in snapshot["tasks"].items()}

@@ -116,7 +116,7 @@ def publish(
     files = files_of(complete, tasks, done)
     header["content_hash"] = _content_hash(header, files)
     for number in free_numbers(store, snapshot_key):
-        last = last_published(store, spec_name, skip_damaged=True)
+        last = next(headers(store, spec_name, skip_damaged=True), None)
         if last is not None and last.get("content_hash") == header["content_hash"]:
             table_of(store, last)  # — a damaged one is named
             return int(last["number"])
@@ -167,48 +167,6 @@ def asked_of(snapshot: Mapping[str, Any]) -> int:
     return int(snapshot.get("asked", snapshot["rows"]))
 
 
-def last_contents(store: Store, spec_name: str) -> Contents:
-    """The spec's last snapshot; the current one may be of another spec."""
-    number = last_snapshot(store, spec_name)
-    if number is None:
-        raise StorageError(
-            f"{store.url}: has no snapshot of {spec_name} yet; `assay run` publishes one"
-        )
-    return contents(store, number)
-
-
-def contents_of(
-    spec_name: str,
-    tasks: Mapping[str, SnapshotTask],
-    shards: Sequence[Shard],
-    done: Committed,
-) -> Contents:
-    """The snapshot that this complete work would have; its number is 0, which no snapshot has."""
-    return Contents(0, spec_name, tasks, files_of(shards, tasks, done))
-
-
-def last_snapshot(store: Store, spec_name: str) -> int | None:
-    """The number of the spec's last snapshot, or None; StorageError if a later one is cut off."""
-    last = last_published(store, spec_name)
-    return None if last is None else int(last["number"])
-
-
-def last_published(
-    store: Store, spec_name: str | None, *, skip_damaged: bool = False
-) -> dict[str, Any] | None:
-    """The header of the spec's last snapshot, or None; for no spec, that of the last of any.
-
-    StorageError if a later one is cut off, so that its spec is not known; or it is skipped.
-    """
-    for number in snapshot_numbers(store):
-        data = store.read(snapshot_key(number))
-        with suppress(StorageError) if skip_damaged else nullcontext():
-            snapshot = _parsed(store, number, data)
-            if spec_name in (None, snapshot.get("spec")):
-                return snapshot
-    return None
-
-
 def read_snapshot(store: Store, number: int) -> dict[str, Any]:
     """The header of one snapshot."""
     return _parsed(store, number, store.read(snapshot_key(number)))
@@ -219,16 +177,38 @@ def snapshot_numbers(store: Store) -> list[int]:
     return numbers(store, snapshot_key)[::-1]
 
 
-def snapshots_of(store: Store, spec_name: str) -> Iterator[int]:
-    """The numbers of the spec's snapshots, the last one first."""
+def headers(
+    store: Store, spec_name: str | None = None, *, skip_damaged: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The headers of the spec's snapshots, the last one first; for no spec, of all.
+
+    StorageError if one is cut off, so that its spec is not known; or it is skipped.
+    """
     for number in snapshot_numbers(store):
-        if read_snapshot(store, number)["spec"] == spec_name:
-            yield number
+        data = store.read(snapshot_key(number))
+        with suppress(StorageError) if skip_damaged else nullcontext():
+            header = _parsed(store, number, data)
+            if spec_name in (None, header.get("spec")):
+                yield header
+
+
+def last_snapshot(store: Store, spec_name: str) -> int | None:
+    """The number of the spec's last snapshot, or None."""
+    return next((int(header["number"]) for header in headers(store, spec_name)), None)
+
+
+def last_contents(store: Store, spec_name: str) -> Contents:
+    """The spec's last snapshot; the current one may be of another spec."""
+    if (number := last_snapshot(store, spec_name)) is None:
+        raise StorageError(
+            f"{store.url}: has no snapshot of {spec_name} yet; `assay run` publishes one"
+        )
+    return contents(store, number)
 
 
 def last_files(store: Store, spec_name: str | None) -> pa.Table | None:
     """The files of the spec's last snapshot, or, for no spec, of the last of any."""
-    last = last_published(store, spec_name, skip_damaged=True)
+    last = next(headers(store, spec_name, skip_damaged=True), None)
     return None if last is None else table_of(store, last)
 
 

@@ -6,9 +6,8 @@ Entry points: `histograms`, `score_histogram` and `curves`. A chart is as wide a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -24,13 +23,11 @@ MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar
 MAX_LINES = 5  # labels of a chart: those with the most gold rows
 LABEL_CHARS = 40
-SHOWN_LIMITS = 5  # in words
 LEAST_ROWS = 20  # of each point of the reliability diagram except the last
 _POINTS = 200  # of a curve: more are not visible
 _LOG_BELOW_ONE = 0.3  # the axis begins below 1, so that a bar of one document has a height
 _LOW, _HIGH = 130, 280  # pixels
 
-Limits = Mapping[str, Sequence[float]]
 Ticks = Sequence[tuple[float, str]]
 
 
@@ -54,17 +51,12 @@ class Chart:
     axes: tuple[str, str] = ("", "")  # names
     bars: Sequence[tuple[float, float, str]] = ()  # left end, height, words
     lines: Sequence[Line] = ()
-    marks: Sequence[float] = ()  # vertical lines
     diagonal: bool = False
     caption: str = ""
 
 
-def histograms(
-    scores: Sequence[ScoreCounts], kind: str = "choice", limits: Limits = MappingProxyType({})
-) -> list[Chart]:
+def histograms(scores: Sequence[ScoreCounts], kind: str = "choice") -> list[Chart]:
     """The charts of a task: of two labels the first, else the labels with most to show.
-
-    `limits` are what a rule compares probabilities with.
 
     Of kind `multi`, the second of two labels has a chart of its own. A label has something to show
     if one document in a hundred scores above the lowest bar.
@@ -74,16 +66,16 @@ def histograms(
     above = [sum(score.counts[1:]) for score in candidates]
     most = sorted(range(len(candidates)), key=lambda n: -above[n])[:MOST_FIGURES]
     return [
-        histogram(candidates[n], limits.get(f"{candidates[n].task}.p.{candidates[n].label}", ()))
+        histogram(candidates[n])
         for n in sorted(most)
         if above[n] >= LEAST_SHARE * max(1, sum(candidates[n].counts))
     ]
 
 
-def histogram(score: ScoreCounts, limits: Sequence[float] = ()) -> Chart:
-    """The documents by the probability of a label, with a line at each limit of the rule."""
+def histogram(score: ScoreCounts) -> Chart:
+    """The documents by the probability of a label."""
     name = f"p of {score.label} ({score.task}), {sum(score.counts):,} documents"
-    return _histogram(name, score.counts, (0, 1), limits)
+    return _histogram(name, score.counts, (0, 1))
 
 
 def score_histogram(task: str, scores: ExpectedScores) -> Chart:
@@ -92,9 +84,7 @@ def score_histogram(task: str, scores: ExpectedScores) -> Chart:
     return _histogram(name, scores.counts, (scores.low, scores.high))
 
 
-def _histogram(
-    name: str, bars: Sequence[int], ends: tuple[float, float], limits: Sequence[float] = ()
-) -> Chart:
+def _histogram(name: str, bars: Sequence[int], ends: tuple[float, float]) -> Chart:
     """Bars of equal width on a logarithmic axis, so that a bar of one document is visible."""
     decades = max(1, len(str(max(bars))) - (str(max(bars)).strip("0") == "1"))
     low, width = ends[0], ends[1] - ends[0]
@@ -106,7 +96,6 @@ def _histogram(
         first, last = (low + width * (bar + n) / len(bars) for n in (0, 1))
         return f"{first:.2f} to {last:.2f}"
 
-    shown = ", ".join(f"{limit:.4g}" for limit in limits[:SHOWN_LIMITS])
     highest = max(range(len(bars)), key=bars.__getitem__)
     return Chart(
         name,
@@ -122,9 +111,8 @@ def _histogram(
             for bar, count in enumerate(bars)
             if count
         ],
-        marks=limits,
         caption=f"{name}; the highest bar has {bars[highest]:,} at {words(highest)}; "
-        f"logarithmic scale{shown and f'; the rule compares with {shown}'}",
+        "logarithmic scale",
     )
 
 

@@ -217,10 +217,6 @@ def _statuses(report: CorpusReport) -> Iterator[tuple[str, str]]:
 
 def _overview(report: CorpusReport) -> list[tuple[str, str]]:
     whole = sum(report.whole, Size())
-    pace = ""
-    if report.seconds is not None:
-        pace = f"{report.docs_per_s:,.1f} documents per second in the last run, "
-        pace += f"over {report.seconds:,.0f} s"
     return [
         ("input", report.input),
         ("output", report.output),
@@ -228,7 +224,6 @@ def _overview(report: CorpusReport) -> list[tuple[str, str]]:
         ("model", report.model),
         ("instruction", truncate(report.instruction, INSTRUCTION_CHARS) if report.model else ""),
         ("size", f"{whole.chars:,} characters; {whole.tokens:,} tokens that the model read"),
-        ("speed", pace),
         *((f"{own.task}: cascade", own.cascade) for own in report.tasks if own.cascade),
     ]
 

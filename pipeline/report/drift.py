@@ -83,7 +83,7 @@ def drift_line(task: str, comparison: Comparison) -> str:
     is_stable = not exceeded(replace(comparison, tasks={task: change}), USUAL_LIMITS)
     verdict = "stable" if is_stable else "shifted" if change.psi > USUAL_PSI else "changed"
     line = (
-        f"{verdict}: PSI {change.psi:.4f} · Jensen-Shannon {change.jensen_shannon:.4f} bits · "
+        f"{verdict}: PSI {change.psi:.4f} · "
         f"{change.flip_rate:.2%} of {change.texts:,} shared texts flipped"
     )
     if not change.newly_failing:

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, and lines of a log elsewhere.
+"""Progress for people: lines on a terminal and in a notebook, and of a log elsewhere.
 
 Entry points: `run_progress` for a run, `fit_progress` for a fit, `phase_lines` for a check.
 """
@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.file_proxy import FileProxy
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.console import Console
 
 from pipeline.report.console import console_on, escape_controls, is_notebook
 from pipeline.runtime.conditions import DRAW
@@ -47,9 +46,6 @@ class Shown:
     verb: str = "done"  # what was done to the documents
     failed: int = 0  # of the documents that are done
     work_done: float | None = None  # documents by their cost; None: all cost the same
-
-
-Show = Callable[[Shown], None]
 
 
 class Pace:
@@ -95,11 +91,18 @@ class Pace:
         return tuple(texts)
 
 
-class LogLines:
-    """Logs each new phase, the first documents, then a line every ten seconds, and the last."""
+class Lines:
+    """Shows each new phase, the first documents, then a line every ten seconds, and the last.
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
+    Args:
+        say: Takes the lines.
+        now_s: The clock.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say, self._now_s = say, now_s
         self._last: Shown | None = None
         self._began_s = self._logged_s = self._tick_s = now_s()
         self._pace = Pace(now_s())
@@ -110,78 +113,20 @@ class LogLines:
         if last is None or shown.doing != last.doing:
             self._began_s = self._logged_s = now_s
             self._pace = Pace(self._tick_s)  # — the phase began after the last tick
-            logger.info("%s", shown.doing)
+            self._say(shown.doing)
             last = Shown(shown.doing)
         self._tick_s = now_s
         self._pace.add(now_s, shown)
         news = shown.done > 0 and (last.done == 0 or shown.done >= shown.documents > last.done)
         if news or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
-            logger.info("%s", self._line(shown, now_s))
+            self._say(self._line(shown, now_s))
 
     def _line(self, shown: Shown, now_s: float) -> str:
         if not shown.documents:
             return f"{shown.doing}, {now_s - self._began_s:.0f} s so far"
         count = f"{shown.done:,} of {shown.documents:,} documents {shown.verb}"
         return ", ".join((count, *self._pace.figures(shown)))
-
-
-class _Line(Progress):
-    """A bar that leaves room for the `^C` of a terminal: a bar that wraps is not erased."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        line = Group(*self.get_renderables())
-        return console.render(line, options.update_width(options.max_width - len("^C")))
-
-    def get_renderable(self) -> RenderableType:
-        return self
-
-
-class Bar:
-    """Shows the same as one line of a terminal, which is erased at the end."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._doing = ""
-        self._task = TaskID(0)
-        self._began_s = self._tick_s = time.monotonic()
-        self._pace = Pace(self._tick_s)
-
-    def __call__(self, shown: Shown) -> None:
-        if shown.doing != self._doing:
-            self._began_s = self._tick_s  # — the phase began after the last tick
-            self._pace = Pace(self._tick_s)
-            if self._doing:
-                self._bar.remove_task(self._task)
-            # — without a total the bar shows that something happens
-            self._task = self._bar.add_task(
-                escape_controls(shown.doing), total=shown.documents or None, figures=""
-            )
-            self._doing = shown.doing
-        self._tick_s = time.monotonic()
-        self._pace.add(self._tick_s, shown)
-        figures = f"{self._tick_s - self._began_s:.0f} s so far"
-        if shown.documents:
-            count = f"{shown.done:,}/{shown.documents:,}"
-            figures = "  ".join((count, *self._pace.figures(shown)))
-        self._bar.update(self._task, completed=shown.done, figures=figures)
-
-
-@contextmanager
-def display(console: Console) -> Iterator[Show]:
-    """Gives a function that shows what is done: on a bar if the console is a terminal."""
-    if not console.is_terminal:
-        yield LogLines(time.monotonic)
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(None),
-        TextColumn("{task.fields[figures]}"),
-    )
-    bar = _Line(*columns, console=console, transient=True, expand=True, refresh_per_second=4)
-    # — lines of the log are printed above the bar instead of into it
-    with bar, _log_to(FileProxy(bar.console, console.file), instead_of=console.file):
-        yield Bar(bar)
 
 
 @contextmanager
@@ -223,7 +168,7 @@ def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
 @contextmanager
 def phase_lines(_stream: TextIO) -> Iterator[Callable[[WorkerReport], None]]:
     """Gives a function that logs each phase, also on a terminal: the Hub's client draws bars."""
-    show = LogLines(time.monotonic)
+    show = Lines(partial(logger.info, "%s"))
     show(Shown("starting"))
     yield lambda report: show(Shown(report.phase))
 
@@ -234,23 +179,23 @@ def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], Non
 
     `advance` is called with the number of documents that were read since the last call.
     """
-    with display(console_on(stream)) as show:
-        show(Shown("starting"))
+    show = Lines(partial(_print, console_on(stream)))
+    show(Shown("starting"))
 
-        def announce(documents: int) -> Callable[[int], None]:
-            count = 0
+    def announce(documents: int) -> Callable[[int], None]:
+        count = 0
 
-            def advance(more: int) -> None:
-                nonlocal count
-                count += more
-                show(Shown("reading", documents, count, "read"))
-                if count >= documents:
-                    show(Shown("fitting"))
+        def advance(more: int) -> None:
+            nonlocal count
+            count += more
+            show(Shown("reading", documents, count, "read"))
+            if count >= documents:
+                show(Shown("fitting"))
 
-            advance(0)
-            return advance
+        advance(0)
+        return advance
 
-        yield announce
+    yield announce
 
 
 @contextmanager
@@ -264,8 +209,8 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
     with ExitStack() as stack:
         own = stack.enter_context(_own_descriptor(stream))
         stack.enter_context(_log_to(own, instead_of=stream))
-        console = console_on(own)
-        show = stack.enter_context(display(console))
+        say = partial(_print, console_on(own))
+        show = Lines(say)
         show(Shown("starting"))
 
         def announce(progress: RunProgress) -> None:
@@ -274,7 +219,7 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
                 # — of a large job, a line takes long: once for each plan
                 is_new = latest is None or latest.plan is not plan
                 if is_new and (line := work_line(plan)) != last_line:
-                    _print(console, line)
+                    say(line)
                     last_line = line
                 latest = progress
             show(_shown(progress))

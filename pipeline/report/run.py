@@ -19,7 +19,7 @@ SAMPLE = 1_000  # documents to label, to know the speed
 
 @printed
 def show_run(run: RunResult, *, spec_file: str = "SPEC") -> Iterator[Part]:
-    """What was labelled, how fast, what changed, and whether and where it was published."""
+    """What was labelled, how fast, and whether and where it was published."""
     yield [*_facts(run)]
     if run.diff is not None:
         yield from ("", *comparison_parts(run.diff))
@@ -42,11 +42,6 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         documents = f"{run.documents_asked:,} of {documents} ({run.limit})"
     yield "documents", documents
     yield "labelled now", _labelled(run)
-    if run.documents_new or run.documents_edited:
-        words = f"{run.documents_new:,} new documents and {run.documents_edited:,} edited ones"
-        yield "input", f"{words} since the last snapshot"
-    for task, names in run.changed.items():
-        yield f"  {task}", f"changed since the last snapshot: {', '.join(names)}"
     if run.documents_undecided:
         why = "as a cast of a value or for lack of a column, so they are not asked about"
         yield "no verdict", f"a condition fails on {run.documents_undecided:,} documents: {why}"

@@ -23,7 +23,7 @@ from pipeline.fitted.readout import Readout, ReadoutError, differences, parse_re
 from pipeline.hashes import canonical_json, content_hash, sha256_hex, short_hash
 from pipeline.inference.classifiers import Classifier, language_model, load_classifier
 from pipeline.ledger.cells import stored_version
-from pipeline.ledger.snapshots import last_published
+from pipeline.ledger.snapshots import headers
 from pipeline.local_files import check_regular
 from pipeline.sources.listing import content_etag
 from pipeline.sources.streams import Options
@@ -63,7 +63,7 @@ def refuse_published(spec: JobSpec, paths: Sequence[str]) -> None:
     Its hash is in their fingerprint, so without it the corpus cannot grow.
     """
     store = open_store(spec.output, spec.storage_options)
-    last = last_published(store, spec.name)
+    last = next(headers(store, spec.name), None)
     tasks = {} if last is None else last["tasks"]
     versions = [stored_version(store, name, of["fp"]).json() for name, of in tasks.items()]
     for path in paths:

@@ -24,7 +24,7 @@ from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import stored_fps, stored_version, version_name
 from pipeline.ledger.columns import answer_columns
-from pipeline.ledger.snapshots import SnapshotTask, last_published
+from pipeline.ledger.snapshots import SnapshotTask, headers
 from pipeline.runtime.cascades import Cascade, decided_by
 from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_classifiers, find_readouts
@@ -366,9 +366,10 @@ def job_of_output(
 
 def _answered_in(spec: JobSpec, store: Store) -> str | None:
     """The number format of the newest answers of the spec's model in the output; None: of none."""
-    last = last_published(store, spec.name, skip_damaged=True) or {"tasks": {}}
+    last = next(headers(store, spec.name, skip_damaged=True), None)
+    tasks = {} if last is None else last["tasks"]
     names = [task.name for task in spec.tasks]
-    published = [(name, last["tasks"][name]["fp"]) for name in names if name in last["tasks"]]
+    published = [(name, tasks[name]["fp"]) for name in names if name in tasks]
     stored = ((name, fp) for name in names for fp in stored_fps(store, name))
     for task, fp in chain(published, stored):
         dtype = stored_version(store, task, fp).content.get("dtype")

@@ -14,10 +14,10 @@ from pipeline.ledger.cells import is_whole
 from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.ledger.counts_log import of_shards
 from pipeline.ledger.failpoints import failpoint
+from pipeline.ledger.snapshot_files import files_of
 from pipeline.ledger.snapshots import (
     Contents,
     asked_of,
-    contents_of,
     counted_files,
     publish,
     read_snapshot,
@@ -194,10 +194,11 @@ class Outcome:
 
     @property
     def contents(self) -> Contents:
-        """The contents of the snapshot of a complete output."""
+        """The contents of the snapshot of a complete output; its number is 0, which none has."""
         job = self.job
-        own = contents_of(job.spec.name, job.snapshot_tasks, self.plan.shards, self.plan.done)
-        return replace(own, certificates=job.certificates)
+        files = files_of(self.plan.shards, job.snapshot_tasks, self.plan.done)
+        own = job.spec.name, job.snapshot_tasks, files
+        return Contents(0, *own, certificates=job.certificates)
 
     def published(self, *, partial: bool) -> Outcome:
         """Publishes the complete output, or with `partial` its complete shards, if there are any.

@@ -32,18 +32,6 @@ SMALL_INPUT_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class PlanCounts:
-    """What a run would compute."""
-
-    documents: int
-    shards: int
-    missing_documents: int
-    missing_shards: int
-    distinct_texts: int | None  # of the shards with work; None: not known
-    missing_cells: int  # answers
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """All shards of the input, and what a LIST of the output shows of them."""
 
@@ -68,18 +56,6 @@ class Plan:
     def missing_shards(self) -> int:
         """The number of shards with work; one may have a work item for retries, too."""
         return len({work.shard.id for work in self.work_items})
-
-    @property
-    def counts(self) -> PlanCounts:
-        """Counts of all documents and shards, and of the missing ones."""
-        return PlanCounts(
-            documents=self.rows,
-            shards=len(self.shards),
-            missing_documents=self.missing_rows,
-            missing_shards=self.missing_shards,
-            distinct_texts=self.distinct,
-            missing_cells=sum(self.rows_of(work) * len(work.tasks) for work in self.work_items),
-        )
 
     @property
     def missing_rows(self) -> int:

@@ -23,7 +23,6 @@ STARTING_RAY = "starting Ray"
 CONNECTING = "connecting to Ray"
 CONVERTING = "converting the model"
 FETCHING = "fetching the model"
-CHECKING = "checking the model"  # only of `pull`
 READING_TEXTS = "reading new texts"
 STARTING_WORKERS = "starting the workers"
 LOADING = "loading the model"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import computed_field
-from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import RefusedError, StorageError, option_error
@@ -40,7 +39,6 @@ from pipeline.verbs.samples import SampledDocument, take_samples
 
 DEFAULT_DOCUMENTS = 4
 READ_IDS = 10_000  # at least; fewer if the input has fewer rows
-CONTENT_FREE = ("N/A", "[MASK]")  # of Zhao et al. 2021, "Calibrate Before Use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +68,10 @@ class ReadoutFacts:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """What the answers to one task are read from, and whether they depend on the document."""
+    """What the answers to one task are read from."""
 
     fragments: Mapping[str, str]  # label -> its first token, where that says little
-    documents: int
     mass: float | None  # largest of the documents; None without documents, or a readout
-    distance: float | None  # largest of p to that of documents without content, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +138,7 @@ def check(
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)
     label_tokens = _label_tokens(tokenizer, prompt)
-    content_free = [reader.tokenizer.encode(text) for text in CONTENT_FREE]
-    proof = prove(own, folder, prompt, documents_ids, content_free, announce)
+    proof = prove(own, folder, prompt, documents_ids, announce)
     return Findings(
         output=store.url,
         documents=planned.rows,
@@ -223,9 +218,8 @@ def _answer_facts(
     label_tokens: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> dict[str, AnswerFacts]:
     facts = {}
-    content_free = proof.content_free or [()] * len(prompt.questions)
-    for task, question, answers, without in zip(
-        spec.model_parts, prompt.questions, proof.answers, content_free, strict=True
+    for task, question, answers in zip(
+        spec.model_parts, prompt.questions, proof.answers, strict=True
     ):
         tokens = label_tokens.get(task.name, {}) if question.scores_first_tokens else {}
         fragments = {
@@ -233,14 +227,10 @@ def _answer_facts(
             for label, first in tokens.items()
             if all(is_fragment(token, task.labels[label]) for token in first)
         }
-        by_document, nothing = np.array([*answers]), np.array([*without])
-        mass = distance = None
+        by_document, mass = np.array([*answers]), None
         if len(by_document) and task.readout is None:
             mass = float(np.exp(by_document).sum(axis=1).max())
-        if len(by_document) and len(nothing):
-            p, mean = softmax(by_document, axis=1), softmax(nothing, axis=1).mean(axis=0)
-            distance = float(np.abs(p - mean).sum(axis=1).max() / 2)  # total variation
-        facts[task.name] = AnswerFacts(fragments, len(by_document), mass, distance)
+        facts[task.name] = AnswerFacts(fragments, mass)
     return facts
 
 

@@ -7,21 +7,19 @@ filter's decisions about all documents.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 
 import pyarrow as pa
 from pydantic import computed_field
 
-from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, Thresholds, decided
+from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
 from pipeline.filters.excerpts import excerpts, small_png
 from pipeline.filters.labelled import LabelledRows
 from pipeline.filters.older_answers import older_answers, what_answered
 from pipeline.filters.result import FilterResult, result_of
-from pipeline.filters.rule import FilterRule, SnapshotRule
+from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.tally import (
     BY_LENGTH,
     ScoreCounts,
@@ -32,7 +30,7 @@ from pipeline.filters.tally import (
     scored_labels,
 )
 from pipeline.integrity.diff import Comparison, compare
-from pipeline.ledger.snapshots import Contents, contents, snapshots_of
+from pipeline.ledger.snapshots import Contents, contents, headers
 from pipeline.options import EvalOptions, ReportOptions
 from pipeline.sources.rule import named
 from pipeline.spec.filters import FilterSpec
@@ -41,10 +39,8 @@ from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store
 from pipeline.verbs.doubts import report_doubts
 from pipeline.verbs.evaluate import Evaluation, evaluate
-from pipeline.verbs.status import label_times, pace_of_last_run
 
 TEXT_CHARS = 600  # of each example
-_COMPARED = re.compile(r'(\w+\.p\.(?:\w+|"[^"]+"))\s*[<>]=?\s*(\d*\.?\d+(?:[eE][+-]?\d+)?)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +97,8 @@ class CorpusReport:
     partial: bool  # the snapshot leaves out documents of the input
     whole: tuple[Size, Size]  # kept, dropped
     statuses: Mapping[str, int]
-    seconds: float | None  # of the last run, between its first and its last commit
-    docs_per_s: float | None
     tasks: tuple[TaskReport, ...]
     scores: tuple[ScoreCounts, ...]
-    # By probability, such as toxic.p.toxic: the numbers that the rule compares it with.
-    limits: Mapping[str, tuple[float, ...]]
     filter: FilterResult | None
     by: str | None  # what the groups are
     groups: Pairs
@@ -147,7 +139,6 @@ def report_of(
     published = {task.name: contents.tasks[task.name] for task in spec.tasks}
     scored = scored_labels(published, rule.rule.probabilities)
     before = _before(store, contents)
-    seconds, rate = _pace(store, contents, before)
     with decided(rule.rule, labelled.batches(shards), on_error, rule.by) as table:
         tasks = tuple(_task(task, labelled, table) for task in spec.tasks)
         return CorpusReport(
@@ -163,11 +154,8 @@ def report_of(
             partial=bool(contents.missing_rows or contents.missing_files),
             whole=table.whole,
             statuses=table.counts("status"),
-            seconds=seconds,
-            docs_per_s=rate,
             tasks=tasks,
             scores=tuple(score_counts(table, scored)),
-            limits=_limits(rule.rule, table.thresholds),
             filter=result_of(rule, on_error, table) if spec.filter else None,
             by=", ".join(group.text for group in rule.by) or None,
             groups=table.sizes("_group", MOST_GROUPS) if rule.by else {},
@@ -177,18 +165,6 @@ def report_of(
             quality=quality,
             drift=None if before is None else compare(store, before, contents),
         )
-
-
-def _limits(rule: FilterRule, thresholds: Thresholds | None) -> dict[str, tuple[float, ...]]:
-    """What a rule compares probabilities with: numbers in its SQL, and thresholds of a share."""
-    limits: dict[str, set[float]] = {}
-    for condition in rule.conditions:
-        for name, limit in _COMPARED.findall(condition):
-            limits.setdefault(name.replace('"', ""), set()).add(float(limit))
-    if thresholds is not None and rule.score is not None:
-        name = rule.score.text.replace('"', "")
-        limits.setdefault(name, set()).update(thresholds.at.values() or [thresholds.otherwise])
-    return {name: tuple(sorted(filter(isfinite, of))) for name, of in limits.items()}
 
 
 def _without_filter(spec: JobSpec) -> JobSpec:
@@ -232,25 +208,6 @@ def _expected_scores(task: TaskSpec, table: Decisions) -> ExpectedScores | None:
     return ExpectedScores(mean, low, high, bar_counts(table, score, low, high))
 
 
-def _pace(
-    store: Store, snapshot: Contents, before: Contents | None
-) -> tuple[float | None, float | None]:
-    """The seconds and the documents per second of the last run that labelled the snapshot.
-
-    Label files that the snapshot before has are of earlier runs.
-    """
-    earlier = {*before.files["key"].to_pylist()} if before else set()
-    written: dict[str, float] = {}
-    for task, of in snapshot.tasks.items():
-        written |= label_times(store, task, of.fp)
-    commits = []
-    for shard in snapshot.shards:
-        new = {file.key for file in shard.labels.values()} - earlier
-        if times := [written[key] for key in new if key in written]:
-            commits.append((max(times), shard.rows))
-    return pace_of_last_run(commits) or (None, None)
-
-
 def _with_texts(
     labelled: LabelledRows, examples: Sequence[ShownDocument]
 ) -> tuple[ShownExample, ...]:
@@ -275,9 +232,9 @@ def _with_texts(
 
 def _before(store: Store, snapshot: Contents) -> Contents | None:
     """The spec's snapshot before, with one of its tasks; None if there is none."""
-    for number in snapshots_of(store, snapshot.spec):
-        if number < snapshot.number:
-            before = contents(store, number)
+    for header in headers(store, snapshot.spec):
+        if header["number"] < snapshot.number:
+            before = contents(store, header["number"])
             if before.tasks.keys() & snapshot.tasks:
                 return before
     return None

@@ -27,10 +27,6 @@ LEAST_DOCUMENTS = 50
 CONSTANT_SHARE = 0.99
 # Below it the model would nearly always say something else, and p compares rare tokens.
 LEAST_MASS = 0.01
-# Total variation: a document moves no answer by more than five points. A few documents of one kind
-# may do so by accident.
-LEAST_DISTANCE = 0.05
-LEAST_CHECKED = 10
 
 
 def label_doubts(
@@ -156,12 +152,4 @@ def check_doubts(findings: Findings) -> Iterator[str]:
                 f"{task}: mass is at most {facts.mass:.2g}: the model would nearly always answer "
                 "something else. Let the question name its answers, or write the texts that the "
                 "model would say (labels: {name: [text, ...]})"
-            )
-        is_small = facts.distance is not None and facts.distance < LEAST_DISTANCE
-        if is_small and facts.documents >= LEAST_CHECKED:
-            yield (
-                f"{task}: the answers hardly depend on the document: of {facts.documents} "
-                f"documents, they differ by at most {facts.distance:.3f} from those for a document "
-                "without content. Reword the question, train a readout (assay fit), or use a "
-                "larger model"
             )

@@ -113,7 +113,6 @@ class Proof:
     exactness: Exactness
     quantization: Difference | None  # against the model without quantisation; None if it has none
     answers: LogProbs  # by question, by document, in the job's dtype
-    content_free: LogProbs  # by question, by document without content
     processor: Mapping[str, str]  # what computes the model, as `LoadedModel` names it
 
 
@@ -133,7 +132,6 @@ class _ModelAnswers:
     memory: MemoryPlan
     processor: Mapping[str, str]
     tree: LogProbs
-    content_free: LogProbs
     compared: Sequence[ComparedDocument]
     independent: list[Answer]  # by document and question: [compared labels]
 
@@ -155,15 +153,14 @@ def prove(
     folder: Path,
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
-    content_free: Sequence[DocumentIds] = (),
     announce: Send = ignore,
 ) -> Proof:
     """Measures the memory of a batch, and compares the answers of the model that the job runs.
 
     The tree is compared with independent prompts, and a quantised model with the original. One
-    model is loaded at a time. It also answers for documents without content. What the model keeps
-    in 8 bits belongs to the second comparison alone: independent prompts keep nothing. Where the
-    job's engine is vLLM, its answers are compared, and the tree's choose the labels.
+    model is loaded at a time. What the model keeps in 8 bits belongs to the second comparison
+    alone: independent prompts keep nothing. Where the job's engine is vLLM, its answers are
+    compared, and the tree's choose the labels.
     """
     if reader.spec.model.engine == "vllm":
         check_vllm(prompt)  # — before the minutes that the tree's answers take
@@ -171,7 +168,7 @@ def prove(
     rounded_to = reader.spec.model.rounded_to
     number_format = rounded_to or reader.placement.dtype
     announce(WorkerReport(f"{COMPARING}, in {number_format}"))
-    answers = _answers(reader, folder, prompt, documents, None, content_free)
+    answers = _answers(reader, folder, prompt, documents, None)
     in_float32 = rounding = None
     wide_bytes = (4 if rounded_to else 2) * answers.memory.weights_bytes
     if number_format != "float32" and _have_room(wide_bytes, reader.placement.device):
@@ -185,14 +182,14 @@ def prove(
         chosen = compared_answers(answers.compared, by_vllm)
         differs = difference([chosen], [answers.independent])
         exactness = Exactness(**asdict(differs), number_format=number_format, rounding=rounding)
-        return Proof(None, exactness, None, by_vllm, engine.label(content_free).log_probs, {})
+        return Proof(None, exactness, None, by_vllm, {})
     exactness = Exactness(
         **asdict(answers.difference),
         number_format=number_format,
         in_float32=in_float32,
         rounding=rounding,
     )
-    memory, tree, nothing = answers.memory, answers.tree, answers.content_free
+    memory, tree = answers.memory, answers.tree
     original = tree
     if rounded_to:
         unquantised = reader_model(reader, folder, rounds=False, kv="none")
@@ -202,10 +199,9 @@ def prove(
         model = reader_model(reader, folder)
         memory, engine = memory_plan(model, prompt), label_engine(reader, model, prompt)
         tree = engine.label(documents).log_probs
-        nothing = engine.label(content_free).log_probs if content_free else ()
     is_plain = not rounded_to and reader.spec.model.kv == "none"
     quantization = None if is_plain else difference(tree, original)
-    return Proof(memory, exactness, quantization, tree, nothing, answers.processor)
+    return Proof(memory, exactness, quantization, tree, answers.processor)
 
 
 def by_own_engine(reader: Reader) -> Reader:
@@ -231,7 +227,6 @@ def _answers(
     prompt: PromptTokens,
     documents: Sequence[DocumentIds],
     compared: Sequence[ComparedDocument] | None,
-    content_free: Sequence[DocumentIds] = (),
 ) -> _ModelAnswers:
     """The answers of the job's model; without `compared`, its own answers choose the labels."""
     readouts = load_readouts(reader.readouts, reader.spec, Path(reader.cache_dir))
@@ -239,14 +234,13 @@ def _answers(
     memory = memory_plan(model, prompt)
     engine = label_engine(reader, model, prompt)
     tree = engine.label(documents).log_probs
-    nothing = engine.label(content_free).log_probs if content_free else ()
     compared = choose_compared(prompt, documents, tree) if compared is None else compared
     independent = [
         answer
         for item in compared
         for answer in answers_alone(model, item.prompt, item.document, readouts=readouts)
     ]
-    return _ModelAnswers(memory, model.processor, tree, nothing, compared, independent)
+    return _ModelAnswers(memory, model.processor, tree, compared, independent)
 
 
 def _have_room(weights_bytes: int, device: str) -> bool:

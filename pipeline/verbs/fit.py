@@ -26,7 +26,6 @@ from pipeline.evaluation.readout_fitting import (
     GoldStates,
     fit,
     gain_of_half,
-    loss_limit,
     row_losses,
 )
 from pipeline.fitted.readout import readout_file
@@ -62,7 +61,6 @@ class LayerFit:
     share: float  # of the decoder's layers
     strength: float
     loss: float  # cross-entropy of held-out rows, at the better pooling
-    loss_standard_error: float
     scores: Mapping[str, Figure]  # by headline metric
 
 
@@ -96,7 +94,6 @@ class TaskFit:
     scored: str | None  # the label whose scores the targets are
     readout: str  # path
     in_spec: bool  # whether the spec names this readout, and reads it at this position
-    loss_limit: float  # the layer is the lowest one with at most this loss
     labels: Mapping[str, int]  # rows
     scores: Mapping[str, Figure]  # of held-out rows, as the position has them
     gain_of_half: Figure  # how much lower the loss is with all labels than with half of them
@@ -334,7 +331,6 @@ class _Reading:
             scored=scored,
             readout=path,
             in_spec=task.readout == path and (task.question is None) == (kind == "document"),
-            loss_limit=loss_limit(fitted.best_choices),
             labels=dict(zip(task.labels, counts, strict=True)),
             scores=own.scores,
             gain_of_half=gain_of_half(rows, fitted),
@@ -353,7 +349,6 @@ class _Reading:
                 share=layer / self.read.all_layers,
                 strength=fitted.choices[n].strength,
                 loss=best.loss,
-                loss_standard_error=best.standard_error,
                 scores=measure(fitted.by_layer[n]).headlines,
             )
 

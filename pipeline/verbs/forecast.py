@@ -6,8 +6,7 @@ Loads no model and writes nothing. Must import neither torch nor Ray.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -17,28 +16,32 @@ from pydantic import computed_field
 
 from pipeline.errors import option_error
 from pipeline.ledger.counts_log import counted
-from pipeline.ledger.keys import parse_key
 from pipeline.ledger.label_files import read_file
 from pipeline.ledger.snapshots import known_counts, last_files
 from pipeline.options import WorkOptions
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import job_of_output, limited
-from pipeline.runtime.plan import Plan, PlanCounts
+from pipeline.runtime.plan import Plan
 from pipeline.spec.model import BYTES_A_TOKEN
 from pipeline.spec.prompts import messages
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
 from pipeline.verbs import ForPeople
-from pipeline.verbs.status import Commit, label_files, label_times, pace_of_last_run
+from pipeline.verbs.status import commits, label_files, rate_of_last_run
 
 FILES_FOR_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast(PlanCounts):
+class Forecast:
     """The counts of a run, and its tokens and time, as far as the output shows them."""
 
     plan: ForPeople[Plan]
+    documents: int
+    shards: int
+    missing_documents: int
+    missing_shards: int
+    distinct_texts: int | None  # of the shards with work; None: not known
     documents_for_model: int  # the most that the model reads
     tokens_per_document: float | None  # of those labelled; None: there are none
     docs_per_s: float | None  # that the model read in the last run; None: not known
@@ -83,16 +86,20 @@ def forecast(
     files = label_files(store, job, planned)
     files = files.filter(pc.is_in(files["task"], pa.array(missing, pa.string())))
     files = counted(store, files, known_counts(store, last_files(store, spec.name)))
-    pace = pace_of_last_run(_commits(store, files, len(missing)))
+    asked = pc.subtract(pc.subtract(files["rows"], files["skipped"]), files["taken_over"])
     tokens, own = _server_tokens(spec, planned), spec.model.price
     return Forecast(
-        **asdict(planned.counts),
+        plan=planned,
+        documents=planned.rows,
+        shards=len(planned.shards),
+        missing_documents=planned.missing_rows,
+        missing_shards=planned.missing_shards,
+        distinct_texts=planned.distinct,
         server_tokens=tokens,
         token_price=None if tokens is None or own is None else own.of(*tokens),
-        plan=planned,
         documents_for_model=planned.rows_for_model,
         tokens_per_document=_tokens_per_document(store, files),
-        docs_per_s=None if pace is None else pace[1],
+        docs_per_s=rate_of_last_run(commits(store, files, len(missing), asked)),
         price=price,
     )
 
@@ -112,22 +119,6 @@ def _server_tokens(spec: JobSpec, planned: Plan) -> tuple[float, float] | None:
     around = sum(len(turn["content"].encode()) for turns in asked for turn in turns)
     requests = planned.rows_for_model * chunks
     return requests * (len(asked) * tokens + around / BYTES_A_TOKEN), requests * len(asked)
-
-
-def _commits(store: Store, files: pa.Table, tasks: int) -> Iterator[Commit]:
-    """When each shard got the last of its files of all tasks, and the documents that were read."""
-    keys = files["key"].to_pylist()
-    versions = {(key.task, key.fp) for key in map(parse_key, keys) if key is not None}
-    times: dict[str, float] = {}
-    for task, fp in versions:
-        times |= label_times(store, task, fp)
-    at = pa.array([times.get(key) for key in keys], pa.float64())
-    asked = pc.subtract(pc.subtract(files["rows"], files["skipped"]), files["taken_over"])
-    files = files.append_column("at", at).append_column("asked", asked)
-    how = [("at", "max"), ("asked", "max"), ("task", "count_distinct")]
-    for shard in files.group_by("sid").aggregate(how).to_pylist():
-        if shard["task_count_distinct"] == tasks and shard["at_max"] is not None:
-            yield shard["at_max"], shard["asked_max"]
 
 
 def _tokens_per_document(store: Store, files: pa.Table) -> float | None:

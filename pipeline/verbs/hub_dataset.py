@@ -7,7 +7,8 @@ first, in the folder for temporary files, and are uploaded in one commit.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,98 +35,85 @@ def write_export(
     spec: JobSpec, options: ExportOptions, *, cache_dir: Path, command: str
 ) -> ExportResult:
     """As `export`, also to a table, and to a dataset of the Hub, whose card shows the command."""
-    to = str(options.to)
-    if table_at(to) is not None:
+    url = str(options.to)
+    if table_at(url) is not None:
         return export_to_table(spec, options, cache_dir=cache_dir)
-    if not to.startswith(PROTOCOL):
+    if not url.startswith(PROTOCOL):
         return export(spec, options, cache_dir=cache_dir)
-    return _export_to_hub(spec, options, cache_dir=cache_dir, command=command)
+    with _dataset(spec, url, "Labels", command) as (folder, card):
+        to = f"{folder}/" if options.layout else f"{folder}/data/"
+        written = export(spec, replace(options, to=to), cache_dir=cache_dir)
+        for manifest in folder.rglob(MANIFEST):  # — it names folders of this machine
+            manifest.unlink()
+        lines = [f"{written.rows:,} documents, snapshot {written.snapshot} of `{spec.name}`."]
+        if not written.complete:
+            lines += [f"{written.missing_rows:,} documents of the input are left out."]
+        on_hub = _on_hub([written.glob], folder, url)
+        card(written.snapshot, lines, default=on_hub)
+    return replace(written, to=url, glob=on_hub[0])
 
 
 def write_filter(
     spec: JobSpec, options: FilterOptions, *, cache_dir: Path, command: str
 ) -> FilterResult:
-    """As `filter_corpus`, also to a dataset of the Hub, whose card shows the command."""
-    if not options.folder().startswith(PROTOCOL):
-        return filter_corpus(spec, options, cache_dir=cache_dir)
-    return _filter_to_hub(spec, options, cache_dir=cache_dir, command=command)
+    """As `filter_corpus`, also to a dataset of the Hub, whose card shows the command.
 
-
-def _export_to_hub(
-    spec: JobSpec, options: ExportOptions, *, cache_dir: Path, command: str
-) -> ExportResult:
-    url = str(options.to)
-    dataset_of(url)
-    with tempfile.TemporaryDirectory(prefix="assay-hub-") as folder:
-        to = f"{folder}/" if options.layout else f"{folder}/data/"
-        written = export(spec, replace(options, to=to), cache_dir=cache_dir)
-        for manifest in Path(folder).rglob(MANIFEST):  # — it names folders of this machine
-            manifest.unlink()
-        below = written.glob.removeprefix(folder).lstrip("/")
-        lines = [f"{written.rows:,} documents, snapshot {written.snapshot} of `{spec.name}`."]
-        if not written.complete:
-            lines += [f"{written.missing_rows:,} documents of the input are left out."]
-        card = _card(spec, [below], lines, command)
-        Path(folder, "README.md").write_text(card)
-        message = f"Labels of snapshot {written.snapshot} of {spec.name}"
-        upload(Path(folder), url, spec.storage_options, message=message, replaces=_REPLACES)
-    return replace(written, to=url, glob=f"{url.rstrip('/')}/{below}")
-
-
-def _filter_to_hub(
-    spec: JobSpec, options: FilterOptions, *, cache_dir: Path, command: str
-) -> FilterResult:
-    """As `filter_corpus`, to the dataset that `to` names: its split is what is kept.
-
-    The configuration `dropped` has the dropped documents.
+    The split of the dataset is what is kept. Its configuration `dropped` has the other documents.
     """
     url = options.folder()
-    dataset_of(url)
-    with tempfile.TemporaryDirectory(prefix="assay-hub-") as name:
-        folder = Path(name)
-        result = filter_corpus(spec, replace(options, to=name), cache_dir=cache_dir)
-        assert result.written is not None
-
-        def moved(files: Files) -> Files:
-            below = tuple(glob.removeprefix(name).lstrip("/") for glob in files.globs)
-            return Files(files.folder.replace(name, url.rstrip("/")), below)
-
-        kept, dropped = moved(result.written.kept), moved(result.written.dropped)
+    if not url.startswith(PROTOCOL):
+        return filter_corpus(spec, options, cache_dir=cache_dir)
+    with _dataset(spec, url, "Filter", command) as (folder, card):
+        result = filter_corpus(spec, replace(options, to=str(folder)), cache_dir=cache_dir)
+        written = result.written
+        assert written is not None, options
+        kept, dropped = (
+            Files(_on_hub([files.folder], folder, url)[0], _on_hub(files.globs, folder, url))
+            for files in (written.kept, written.dropped)
+        )
         lines = [
             f"{result.documents - result.dropped:,} of {result.documents:,} documents, snapshot "
             f"{result.snapshot} of `{spec.name}`; {result.dropped:,} are dropped.",
             f"The rule keeps documents where: {result.rule}",
             *(f"- {reason}: {count:,}" for reason, count in sorted(result.reasons.items())),
         ]
-        card = _card(spec, kept.globs, lines, command, dropped=dropped.globs)
-        (folder / "README.md").write_text(card)
-        message = f"Filter of snapshot {result.snapshot} of {spec.name}"
+        card(result.snapshot, lines, default=kept.globs, dropped=dropped.globs)
+    on_hub = replace(written, kept=kept, dropped=dropped, current=url, manifest=url)
+    return replace(result, written=on_hub)
+
+
+def _on_hub(places: Sequence[str], folder: Path, url: str) -> tuple[str, ...]:
+    """Paths and globs below a folder as they are in the dataset."""
+    return tuple(place.replace(str(folder), url.rstrip("/"), 1) for place in places)
+
+
+@contextmanager
+def _dataset(
+    spec: JobSpec, url: str, what: str, command: str
+) -> Iterator[tuple[Path, Callable[..., None]]]:
+    """A folder whose files become those of a dataset when the block ends, and what writes its card.
+
+    The card has the snapshot, some lines, and the globs of each configuration's files.
+    """
+    dataset_of(url)
+    message = ""
+    with tempfile.TemporaryDirectory(prefix="assay-hub-") as name:
+        folder = Path(name)
+
+        def card(snapshot: int, lines: Sequence[str], **globs: Sequence[str]) -> None:
+            nonlocal message
+            message = f"{what} of snapshot {snapshot} of {spec.name}"
+            configs = [
+                {"config_name": config, "data_files": [{"split": "train", "path": paths}]}
+                for config, own in globs.items()
+                if (paths := [glob.removeprefix(f"{url.rstrip('/')}/") for glob in own])
+            ]
+            header = yaml.safe_dump({"configs": configs, "tags": ["assay"]}, sort_keys=False)
+            text = [f"---\n{header}---\n\n# {spec.name}\n", *lines, "", *_made_by(spec, command)]
+            (folder / "README.md").write_text("\n".join([*text, ""]))
+
+        yield folder, card
         upload(folder, url, spec.storage_options, message=message, replaces=_REPLACES)
-
-    def on_hub(files: Files) -> Files:
-        return replace(files, globs=tuple(f"{url.rstrip('/')}/{glob}" for glob in files.globs))
-
-    written = replace(result.written, kept=on_hub(kept), dropped=on_hub(dropped))
-    return replace(result, written=replace(written, current=url, manifest=url))
-
-
-def _card(
-    spec: JobSpec,
-    globs: Sequence[str],
-    lines: Sequence[str],
-    command: str,
-    dropped: Sequence[str] = (),
-) -> str:
-    """The README of a dataset: its files, those of the dropped documents, and how it was made."""
-    configs = [
-        {"config_name": name, "data_files": [{"split": "train", "path": [*paths]}]}
-        for name, paths in (("default", globs), ("dropped", dropped))
-        if paths
-    ]
-    header = yaml.safe_dump({"configs": configs, "tags": ["assay"]}, sort_keys=False)
-    return "\n".join(
-        [f"---\n{header}---\n\n# {spec.name}\n", *lines, "", *_made_by(spec, command), ""]
-    )
 
 
 def _made_by(spec: JobSpec, command: str) -> Iterator[str]:

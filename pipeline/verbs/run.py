@@ -5,12 +5,10 @@ Entry point: `judged_run`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import computed_field
 
 from pipeline.errors import Problem, SpecError, option_error
@@ -18,10 +16,7 @@ from pipeline.evaluation.gates import Decision
 from pipeline.fitted.certificate import Certificate
 from pipeline.gold.labels import read_gold
 from pipeline.integrity.diff import Comparison, compare, exceeded
-from pipeline.ledger.cells import stored_version
 from pipeline.ledger.counts import Counts
-from pipeline.ledger.keys import documents_key
-from pipeline.ledger.label_files import read_source
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import EvalOptions, RunOptions
 from pipeline.runtime.job import Run
@@ -38,8 +33,6 @@ from pipeline.verbs.doubts import label_doubts
 from pipeline.verbs.evaluate import evaluate, parse_gates, why_not_judged
 
 Gate = Callable[[Contents], tuple[Decision, ...]]  # decides on an unpublished snapshot
-
-MOST_COMPARED = 5_000_000  # documents, whose ids and hashes are in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +56,6 @@ class RunResult:
     documents_labelled: int
     documents_read_by_model: int
     documents_reused: int  # with the answers of equal texts
-    # Since the last snapshot before the run; None without one, and above MOST_COMPARED.
-    documents_new: int | None
-    documents_edited: int | None  # with another text below a known id
     objects_created: int
     status: Mapping[str, int]  # documents
     answered: Mapping[str, int]  # by task
@@ -81,8 +71,6 @@ class RunResult:
     not_returned: float | None
     output: str
     snapshot: int | None
-    # By task: what has changed of its version since the last snapshot before the run.
-    changed: Mapping[str, tuple[str, ...]]
     previous: int | None = None  # the snapshot that it was compared with
     reasons: tuple[str, ...] = ()  # not published if there are any
     gates: tuple[Decision, ...] = ()
@@ -91,10 +79,9 @@ class RunResult:
     @classmethod
     def of(cls, outcome: Outcome, sampled: Counts | None = None) -> RunResult:
         """The counts of a run, which was not judged; of a cascade's sample only the cost."""
-        n, before, price = outcome.tally.n, _before(outcome), outcome.job.spec.model.price
+        n, price = outcome.tally.n, outcome.job.spec.model.price
         requests, paid = n.total_of("requests"), Counts(n + (sampled or Counts()))
         prompts, answers = paid.total_of("prefix_tokens"), paid.total_of("question_tokens")
-        new, edited = (None, None) if before is None else _arrived(outcome, before)
         return cls(
             outcome=outcome,
             complete=outcome.complete,
@@ -113,8 +100,6 @@ class RunResult:
             documents_labelled=n.total_of("rows"),
             documents_read_by_model=n.asked,
             documents_reused=n["reused",],
-            documents_new=new,
-            documents_edited=edited,
             objects_created=n["created",],
             status=n.by("rows"),
             answered=n.by("answered"),
@@ -129,7 +114,6 @@ class RunResult:
             not_returned=n.total_of("not_returned") / 1e6 / requests if requests else None,
             output=outcome.output,
             snapshot=outcome.snapshot,
-            changed={} if before is None else dict(_changed(outcome, before)),
         )
 
     @computed_field
@@ -143,42 +127,6 @@ class RunResult:
     def warnings(self) -> tuple[str, ...]:
         """Each reason why the labels may mean nothing."""
         return tuple(label_doubts(self.labels, self.answered))
-
-
-def _before(outcome: Outcome) -> Contents | None:
-    """The spec's snapshot that was the output's last one when the run began."""
-    since = outcome.job.run.since
-    before = contents(outcome.store, since) if since else None
-    return before if before is not None and before.spec == outcome.job.spec.name else None
-
-
-def _changed(outcome: Outcome, before: Contents) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for task, stored in before.tasks.items():
-        if task in outcome.job.fingerprints:
-            version = stored_version(outcome.store, task, stored.fp)
-            if changes := outcome.job.fingerprints[task].changes(version):
-                yield task, changes
-
-
-def _arrived(outcome: Outcome, before: Contents) -> tuple[int, int] | tuple[None, None]:
-    """The new and the edited documents, by the shards that came and went since a snapshot."""
-    had = {shard.sid: shard.rows for shard in before.shards}
-    has = {s.id: s.rows for s in outcome.plan.shards if s.id in outcome.plan.done.documents}
-    came, went = has.keys() - had.keys(), had.keys() - {s.id for s in outcome.plan.shards}
-    if sum(has[sid] for sid in came) + sum(had[sid] for sid in went) > MOST_COMPARED:
-        return None, None
-    now, then = (_ids_and_hashes(outcome, sids) for sids in (came, went))
-    known_id, known_text = (pc.is_in(now[name], value_set=then[name]) for name in now.column_names)
-    is_edited = pc.and_not(known_id, known_text)
-    edited = pc.sum(is_edited).as_py() or 0
-    return (pc.sum(pc.invert(known_text)).as_py() or 0) - edited, edited
-
-
-def _ids_and_hashes(outcome: Outcome, sids: Collection[str]) -> pa.Table:
-    schema = pa.schema({"doc_id": pa.string(), "content_hash": pa.string()})
-    read = (read_source(outcome.store, documents_key(sid), schema.names) for sid in sids)
-    tables = [table.cast(schema) for table in read if table is not None]
-    return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
 
 
 def judged_run(

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.filters.older_answers import changed_since
-from pipeline.ledger.cells import CONCURRENT_LISTS, committed, equal_versions, stored_version
+from pipeline.ledger.cells import committed, equal_versions, stored_version
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
@@ -27,9 +26,9 @@ from pipeline.ledger.snapshots import (
     Contents,
     SnapshotTask,
     contents,
+    headers,
     known_counts,
     last_snapshot,
-    snapshots_of,
 )
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job, job_of_output
@@ -104,13 +103,13 @@ def published_snapshots(spec: JobSpec) -> Snapshots:
     store = open_store(spec.output, spec.storage_options)
     listed: list[PublishedSnapshot] = []
     before, known = Contents(0, spec.name, {}, pa.table({})), set[str]()
-    for number in [*snapshots_of(store, spec.name)][::-1]:
-        now = contents(store, number)
+    for header in [*headers(store, spec.name)][::-1]:
+        now = contents(store, header["number"])
         sids = {*now.files["sid"].unique().to_pylist()}
         changed = dict(_changed(store, before.tasks, now.tasks))
         shards = len(sids - known), len(known - sids)
         listed.append(
-            PublishedSnapshot(number, now.created_at, now.rows, now.limit, changed, *shards)
+            PublishedSnapshot(now.number, now.created_at, now.rows, now.limit, changed, *shards)
         )
         before, known = now, sids
     return Snapshots(spec.output, tuple(listed))
@@ -147,7 +146,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     if last:
         for line in changed_since(job, store, last):
             logger.warning("warning: %s", line)
-    rate = docs_per_s(_commits(store, planned, job.fp), time.time())
+    whole = files.filter(files["is_whole"])
+    rate = docs_per_s(commits(store, whole, len(job.fp), whole["rows"]), time.time())
     missing = planned.missing_rows
     return Status(
         output=spec.output,
@@ -167,14 +167,12 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
 
 
 def docs_per_s(commits: Iterable[Commit], now_s: float) -> float | None:
-    """The documents a second of the last quarter of an hour; None as of `_pace`."""
-    recent = [commit for commit in commits if commit[0] >= now_s - WINDOW_S]
-    pace = _pace(recent, now_s)
-    return None if pace is None else pace[1]
+    """The documents a second of the last quarter of an hour; None as of `_rate`."""
+    return _rate((commit for commit in commits if commit[0] >= now_s - WINDOW_S), now_s)
 
 
-def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
-    """The seconds of the last run among these commits, and its documents a second, as of `_pace`.
+def rate_of_last_run(commits: Iterable[Commit]) -> float | None:
+    """The documents a second of the last run among these commits, as of `_rate`.
 
     A run ends where nothing was committed for an hour.
     """
@@ -183,11 +181,11 @@ def pace_of_last_run(commits: Iterable[Commit]) -> tuple[float, float] | None:
         if run and commit[0] - run[-1][0] > IDLE_S:
             run = []
         run.append(commit)
-    return _pace(run, 0.0)
+    return _rate(run, 0.0)
 
 
-def _pace(commits: Iterable[Commit], until_s: float) -> tuple[float, float] | None:
-    """The seconds since the first commit, until a time or the last commit, and documents a second.
+def _rate(commits: Iterable[Commit], until_s: float) -> float | None:
+    """The documents a second since the first commit, until a time or the last commit.
 
     The documents of the first commit are left out: nobody knows when their work began. None with
     fewer than two commits, or within five seconds.
@@ -197,7 +195,7 @@ def _pace(commits: Iterable[Commit], until_s: float) -> tuple[float, float] | No
         return None
     # — the clock of the store may be ahead of this machine's
     seconds = max(until_s, others[-1][0]) - first[0]
-    return None if seconds < SHORTEST_S else (seconds, sum(of for _, of in others) / seconds)
+    return None if seconds < SHORTEST_S else sum(of for _, of in others) / seconds
 
 
 def _task_status(planned: Plan, task: str, files: pa.Table) -> TaskStatus:
@@ -237,19 +235,18 @@ def _flagged(files: pa.Table, *, is_whole: bool) -> pa.Table:
     return files.append_column("is_whole", pa.array([is_whole] * len(files), pa.bool_()))
 
 
-def _commits(store: Store, planned: Plan, fp: Mapping[str, str]) -> Sequence[Commit]:
-    """When each shard got the last of its label files, and its documents."""
-    with ThreadPoolExecutor(CONCURRENT_LISTS) as pool:
-        listed = list(pool.map(lambda task: label_times(store, task, fp[task]), fp))
-    by_sid = [
-        {key.sid: seconds for name, seconds in times.items() if (key := parse_key(name))}
-        for times in listed
-    ]
-    rows = {shard.id: shard.rows for shard in planned.shards}
-    committed_by_all = rows.keys() & set(by_sid[0]).intersection(*by_sid)
-    return [(max(times[sid] for times in by_sid), rows[sid]) for sid in committed_by_all]
-
-
-def label_times(store: Store, task: str, fp: str) -> dict[str, float]:
-    """When each label file of the task was created, by key."""
-    return {item.key: item.modified_s for item in store.list(label_folders(task, fp)[0])}
+def commits(
+    store: Store, files: pa.Table, tasks: int, documents: pa.ChunkedArray
+) -> Iterator[Commit]:
+    """When each shard got the last of its files of all tasks, and the most documents of a file."""
+    keys = files["key"].to_pylist()
+    versions = {(key.task, key.fp) for key in map(parse_key, keys) if key is not None}
+    times: dict[str, float] = {}
+    for task, fp in versions:
+        times |= {item.key: item.modified_s for item in store.list(label_folders(task, fp)[0])}
+    at = pa.array([times.get(key) for key in keys], pa.float64())
+    files = files.append_column("at", at).append_column("documents", documents)
+    how = [("at", "max"), ("documents", "max"), ("task", "count_distinct")]
+    for shard in files.group_by("sid").aggregate(how).to_pylist():
+        if shard["task_count_distinct"] == tasks and shard["at_max"] is not None:
+            yield shard["at_max"], shard["documents_max"]

@@ -24,7 +24,6 @@ from finished import (
 
 from pipeline.cli import main
 from pipeline.integrity.verify import VerifyResult, verify
-from pipeline.ledger.keys import spec_key
 from pipeline.ledger.label_files import sealed_hash
 from pipeline.ledger.snapshots import contents
 from pipeline.sources.source import InputObject, find_objects
@@ -99,46 +98,7 @@ def test_each_input_file_is_looked_up_once_however_many_shards_it_has(
     assert sorted(looked_up) == sorted({shard.path for shard in shards})
 
 
-def test_a_missing_file_is_named_and_every_other_is_still_read(
-    finished: LocalStore, look: Look
-) -> None:
-    first, second, *_ = keys_of(finished)
-    documents = [*contents(finished).shards][2].documents.key
-    finished.delete([second, documents])
-    found = look(finished)
-    gone = "cannot be read: No such file or directory"
-    assert damages(found) == [(second, gone), (documents, gone)]
-    assert "assay run" in str(found.damages[0]) and first not in str(found.damages)
-
-
 CHANGED = "its content was changed after it was written"
-
-
-def test_files_of_two_shards_that_were_swapped_are_both_named(
-    finished: LocalStore, look: Look
-) -> None:
-    first, second, *_ = keys_of(finished)
-    for key, data in {first: finished.read(second), second: finished.read(first)}.items():
-        rewrite(finished, key, data)
-    expected = {
-        (first, f"is the file {second}, under another key"),
-        (second, f"is the file {first}, under another key"),
-    }
-    assert {*damages(look(finished))} == expected
-    accept(finished)
-    assert {*damages(look(finished))} == expected
-
-
-def test_a_spec_that_does_not_hash_to_its_fingerprint_is_named(
-    finished: LocalStore, look: Look
-) -> None:
-    key = spec_key("topic", FP["topic"])
-    rewrite(finished, key, finished.read(key).replace(b"topic", b"Topic"))
-    ((named, what),) = damages(look(finished))
-    assert named == key and "its content was changed" in what
-    finished.delete([key])
-    ((named, what),) = damages(look(finished))
-    assert named == key and "cannot be read" in what
 
 
 OTHER = {"assay.task": "topic", "assay.fp": "f" * 16, "assay.shard": "{}"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +75,10 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
 ) -> None:
     """The spec has no model: the plan of the labelling is a stand-in."""
     planned = Plan(Cuts((), {}), Committed({}, {}, {}, {}), ())
-    rest = {
-        "documents_for_model": 0,
-        "tokens_per_document": None,
-        "docs_per_s": None,
-        "price": None,
-    }
-    nothing = Forecast(**asdict(planned.counts), plan=planned, **rest)  # type: ignore[arg-type]
+    names = ("documents", "shards", "missing_documents", "missing_shards", "documents_for_model")
+    unknown = ("distinct_texts", "tokens_per_document", "docs_per_s", "price")
+    rest: dict[str, Any] = dict.fromkeys(names, 0) | dict.fromkeys(unknown)
+    nothing = Forecast(plan=planned, **rest)
     monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: nothing)
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     folder = labelled(tmp_path / "corpus", ["en", "de", None])

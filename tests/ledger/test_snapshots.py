@@ -21,7 +21,6 @@ from pipeline.ledger.label_files import sealed_hash, to_parquet
 from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
-    contents_of,
     last_contents,
     publish,
     read_snapshot,
@@ -179,9 +178,8 @@ def test_a_snapshot_under_a_condition_has_all_rows_and_counts_those_that_were_as
     shown, header = contents(store), read_snapshot(store, 1)
     assert (shown.rows, shown.missing_rows, shown.limit) == (rows, len(SHARDS), limit)
     assert header["complete"] is False and header["asked"] == rows - len(SHARDS)
-    unpublished = contents_of("job", TASKS, SHARDS, committed(store, FPS, SIDS))
-    files = shown.files.select(unpublished.files.column_names)
-    assert unpublished.files.equals(files) and unpublished.rows == rows
+    unpublished = snapshot_files.files_of(SHARDS, TASKS, committed(store, FPS, SIDS))
+    assert unpublished.equals(shown.files.select(unpublished.column_names))
     # — of the next snapshot no label file is read
     assert publish_limited({"toxic": TASKS["toxic"]}) == 2
     assert not any(key.startswith("labels/") for key in store.read_keys)

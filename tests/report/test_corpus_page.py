@@ -41,7 +41,6 @@ def test_the_page_says_first_what_is_kept_how_good_it_is_and_what_to_do_next() -
     first, names = first_screen(shown(REPORT)), headings(shown(REPORT))
     assert names[:4] == ["Kept and dropped", "Quality", "Doubts", "What to do next"]
     assert names[-1] == "What was labelled, and with what"
-    assert "the rule compares with 0.25" in shown(REPORT)
     assert "60 of 100 documents are kept, 40 are dropped (40.0%" in first
     assert re.search(r"kept <strong>60</strong> \(60.0%\).*dropped <strong>40</strong>", first)
     assert "<h2>Doubts</h2>\n<p>None.</p>" in first

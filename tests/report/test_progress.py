@@ -1,10 +1,9 @@
-"""Progress of a run: lines of a log, one line of a terminal, and what Ctrl-C says."""
+"""Progress of a run: its lines, and what Ctrl-C says."""
 
 from __future__ import annotations
 
 import io
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,15 +12,12 @@ from label_tables import toy_shard
 
 from pipeline.ledger.cells import Committed, WorkItem
 from pipeline.ledger.cuts import Cuts
-from pipeline.report.console import console_on
 from pipeline.report.progress import (
     LOG_INTERVAL_S,
     REUSE,
-    Bar,
-    LogLines,
+    Lines,
     Pace,
     Shown,
-    display,
     fit_progress,
     kept_line,
     run_progress,
@@ -69,7 +65,7 @@ def test_a_log_has_each_phase_the_first_documents_ten_seconds_and_the_last(
 ) -> None:
     clock_s = [0.0]
     caplog.set_level(logging.INFO)
-    show = LogLines(lambda: clock_s[0])
+    show = Lines(logging.getLogger().info, lambda: clock_s[0])
     for second, shown in (
         (0, Shown("loading the model")),
         (1, Shown("loading the model")),
@@ -100,7 +96,7 @@ def test_a_log_says_that_a_phase_in_which_nothing_was_answered_yet_continues(
 ) -> None:
     caplog.set_level(logging.INFO)
     clock_s = [0.0]
-    show = LogLines(lambda: clock_s[0])
+    show = Lines(logging.getLogger().info, lambda: clock_s[0])
     for clock_s[0] in (0.0, LOG_INTERVAL_S, 2 * LOG_INTERVAL_S):
         show(COUNTED)
     assert messages(caplog) == ["labelling", *["0 of 100 documents labelled"] * 2]
@@ -134,68 +130,6 @@ def test_the_rate_and_the_time_left_are_those_of_the_documents(
     assert pace.figures(COUNTED) == ()
     pace.add(second, shown)
     assert pace.figures(shown) == figures
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_a_bar_is_one_line_however_long_its_numbers_are(
-    columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm-256color")
-    stream, clock_s = Terminal(), [0.0]
-    monkeypatch.setattr("pipeline.report.progress.time.monotonic", lambda: clock_s[0])
-    with display(console_on(stream)) as show:
-        assert isinstance(show, Bar)
-        show(Shown("loading the model"))
-        show._bar.refresh()
-        shown = Shown("labelling", 10_000_000, 0, "labelled")
-        show(shown)
-        clock_s[0] = 1_000.0
-        show(replace(shown, done=1_234_567, failed=12_345))
-        logging.getLogger().debug("quiet")
-        show._bar.refresh()
-        last = show._bar.console.render_lines(show._bar.get_renderable(), pad=False)
-    assert len(last) == 1
-    text = "".join(segment.text for segment in last[0])
-    assert len(text) == columns - len("^C")  # — which a terminal writes behind the bar
-    for part in ("labelling", "━", "1,234,567/10,000,000", "/s", "left", "1.00% failed"):
-        assert part in text, text
-
-
-def test_a_bar_without_a_count_shows_the_seconds_of_its_phase(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream, clock_s = Terminal(), [100.0]
-    monkeypatch.setattr("pipeline.report.progress.time.monotonic", lambda: clock_s[0])
-    with display(console_on(stream)) as show:
-        assert isinstance(show, Bar)
-        for phase, seconds in (("starting Ray", 3.0), ("loading the model", 12.0)):
-            began_s = clock_s[0]
-            while clock_s[0] <= began_s + seconds:
-                show(Shown(phase))
-                clock_s[0] += 1.0
-            (line,) = show._bar.console.render_lines(show._bar.get_renderable())
-            text = "".join(segment.text for segment in line)
-            # — a phase began at the last tick of the one before
-            late_s = seconds + (phase == "loading the model")
-            assert text.startswith(phase) and f"{late_s:.0f} s so far" in text
-
-
-def test_lines_of_the_log_are_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    stream = Terminal()
-    handler = logging.StreamHandler(stream)
-    logging.getLogger().addHandler(handler)
-    try:
-        with display(console_on(stream)) as show:
-            show(COUNTED)
-            logging.getLogger("pipeline").warning("left out: a.jsonl")
-            assert handler.stream is not stream
-        assert handler.stream is stream
-    finally:
-        logging.getLogger().removeHandler(handler)
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
-    assert "left out: a.jsonl" in re.split(r"[\r\n]+", plain)
 
 
 def test_reading_is_counted_and_the_phases_around_it_are_named(
@@ -288,8 +222,10 @@ def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
     ]
 
 
-def test_a_cell_of_a_notebook_has_a_bar() -> None:
-    cell = Cell()
-    with run_progress(cell) as announce:
-        announce(Progress("labelling", plan(work())))
-    assert "labelling" in cell.getvalue() and "\r" in cell.getvalue()
+@pytest.mark.parametrize("stream", [Terminal(), Cell()])
+def test_a_terminal_and_a_cell_of_a_notebook_have_the_lines_without_a_log(
+    stream: io.StringIO,
+) -> None:
+    with run_progress(stream) as announce:
+        announce(Progress("labelling\r", plan(work())))
+    assert stream.getvalue().splitlines() == ["starting", TO_LABEL, "labelling "]

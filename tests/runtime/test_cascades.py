@@ -365,23 +365,3 @@ def asked_by_shards(corpus: Corpus, texts: Mapping[str, str], low: float, high: 
         of = next(e for e in ends if e[0] == row["path"] and e[1] <= row["row"] < e[2])
         shards.setdefault(of[:2], set()).add(texts[row["doc_id"]])
     return sum((Counter(asked_of(of, low, high)) for of in shards.values()), Counter())
-
-
-@pytest.mark.parametrize("is_retry", [True, False])
-def test_an_answer_after_a_failure_is_kept_under_other_thresholds(
-    staged: Corpus, is_retry: bool
-) -> None:
-    texts = write_shared(staged)
-    staged.decide(0.2, 0.8)
-    failing = next(text for text in texts.values() if text and decided(text, 0.3, 0.7)[0] == 2)
-    staged.broken.add(("second", failing))
-    staged.run()
-    staged.broken.clear()
-    if not is_retry:
-        staged.decide(0.25, 0.75)
-    staged.run(retry_failed=is_retry)
-    staged.assert_asked({("second", failing)})
-    staged.decide(0.3, 0.7)
-    staged.run()
-    assert not staged.asked
-    staged.check(0.3, 0.7)

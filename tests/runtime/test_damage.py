@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from changing_corpus import TOPIC, Corpus, numbered
-from finished import exchanged, read_parquet, rewrite, write_parquet
+from finished import rewrite
 
-from pipeline.errors import StorageError
-from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.stores.store import Store
 
 Damage = Callable[[Store, str], None]
@@ -19,10 +17,6 @@ def flip(store: Store, key: str) -> None:
     data = bytearray(store.read(key))
     data[len(data) // 3] ^= 1
     rewrite(store, key, bytes(data))
-
-
-def exchange(store: Store, key: str) -> None:
-    rewrite(store, key, write_parquet(exchanged(read_parquet(store, key))))
 
 
 def empty(store: Store, key: str) -> None:
@@ -39,28 +33,6 @@ def whole(plain: Corpus) -> Corpus:
 def only_key(corpus: Corpus, folder: str) -> str:
     (key,) = (stored.key for stored in corpus.store.list(folder))
     return key
-
-
-@pytest.mark.parametrize("damage", [flip, exchange, empty])
-def test_a_damaged_label_file_is_named_not_published_and_asked_again_once_it_is_deleted(
-    damage: Damage, whole: Corpus
-) -> None:
-    whole.others = [TOPIC]
-    whole.write("a", numbered("a", 6))
-    assert whole.run().snapshot == 1
-    key = only_key(whole, "labels/topic/")
-    damage(whole.store, key)
-    whole.write("b", numbered("b", 2))  # what is new is labelled all the same
-    for texts in (numbered("b", 2), []):
-        with pytest.raises(StorageError, match=f"{key}: .* delete this file, then `assay run`"):
-            whole.run()
-        assert {text for _, text in whole.asked} == {*texts}
-        assert snapshot_numbers(whole.store) == [1]
-    whole.store.delete([key])
-    assert whole.run().snapshot == 2
-    assert {*whole.asked} == {("topic", text) for text in numbered("a", 6)}
-    whole.check()
-    whole.verify()
 
 
 @pytest.mark.parametrize("damage", [flip, empty])
@@ -99,14 +71,5 @@ def test_a_damaged_documents_file_fails_its_shard_alone_and_is_read_again_once_i
     whole.store.delete([key])
     assert whole.run().snapshot == 2
     assert {*whole.asked} == {("topic", text) for text in numbered("a", 6)}
-    whole.check()
-    whole.verify()
-
-
-def test_a_deleted_documents_file_is_made_again(whole: Corpus) -> None:
-    whole.write("a", numbered("a", 6))
-    whole.run()
-    whole.store.delete([only_key(whole, "documents/")])
-    assert whole.run().snapshot is not None and not whole.asked
     whole.check()
     whole.verify()

@@ -108,16 +108,14 @@ def test_a_dry_run_predicts_what_the_run_does_for_every_option(
     before = set(folder.rglob("*"))
     plan = grown.plan(**options)
     assert set(folder.rglob("*")) == before
-    shown = plan.counts
     outcome = grown.run(**options)
     result = RunResult.of(outcome)
-    assert outcome.complete and shown.missing_documents == result.documents_labelled > 0
-    assert shown.missing_cells == sum(sum(n.values()) for n in result.labels.values())
-    assert (shown.documents, shown.shards) == (result.documents, result.shards)
+    assert outcome.complete and plan.missing_rows == result.documents_labelled > 0
+    assert (plan.rows, len(plan.shards)) == (result.documents, result.shards)
     new = set(folder.rglob("*.parquet")) - before
     labelled = {path.stem for path in new if path.parts[-5] == "labels"}
     retried = {path.parent.name for path in new if path.parts[-5] == "retries"}
-    assert shown.missing_shards == len(labelled | retried)
+    assert plan.missing_shards == len(labelled | retried)
     # — under a condition there are other files, in which the failed rows are missing
     assert bool(retried) == (options.get("retry_failed", False) and outcome.limit is None)
     again = grown.plan(**options)

@@ -19,7 +19,7 @@ from pipeline.errors import AssayError, ModelError, StorageError, UnavailableErr
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime import graph, worker
-from pipeline.runtime.graph import label_items, read_items  # not those that `plain` replaces
+from pipeline.runtime.graph import label_items  # not those that `plain` replaces
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.plan import plan
@@ -172,6 +172,7 @@ def stub(folder: Path, deaths: int) -> type:
     return Stub
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("shared_ray")
 def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run(
@@ -189,11 +190,3 @@ def test_engines_that_die_while_they_start_are_replaced_and_too_many_end_the_run
     ) as raised:
         list(label_items(items, job))
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.xdist_group("ray")
-@pytest.mark.usefixtures("shared_ray")
-def test_on_ray_a_shard_whose_input_is_gone_is_named_and_the_others_are_read(many: Corpus) -> None:
-    job, items = work_of(many)
-    many.delete("f20")
-    assert sum(shard.n.total_of("rows") for shard in read_items(items, job)) == 3 * (SHARDS - 1)

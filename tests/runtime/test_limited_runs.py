@@ -171,18 +171,6 @@ def test_a_plan_counts_what_a_condition_leaves(plain: Corpus, share: str | None)
     assert share or planned.rows_for_model <= asked + 2
 
 
-def test_a_corpus_that_moved_before_a_sample_is_asked_nothing_again(plain: Corpus) -> None:
-    """The sample's answers are in the shards of the new place, and do not hide the old ones."""
-    plain.shard_bytes = 600
-    for name in "abcdefgh":
-        plain.write(name, numbered(name, 5))
-    assert plain.run().shards > 8
-    plain.move("moved")
-    assert plain.run(sample="20%").complete and not plain.asked
-    assert plain.run().complete and not plain.asked
-    plain.check()
-
-
 def test_status_counts_the_answers_of_runs_with_conditions(plain: Corpus) -> None:
     texts = write(plain, "a", 60)
     plain.run(sample="50%")

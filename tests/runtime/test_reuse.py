@@ -133,30 +133,6 @@ def test_each_change_of_the_spec_costs_what_it_changes(
     assert plain.rows("topic") == unlimited
 
 
-def test_a_corpus_that_changes_its_form_is_asked_about_new_texts_alone(plain: Corpus) -> None:
-    corpus = plain
-    corpus.others = [TOPIC]
-    for number in range(8):
-        corpus.write(str(number), numbered(str(number), 5))
-    corpus.run()
-    assert corpus.asked.total() == 2 * 40
-    for number in range(2):  # compacted into two
-        corpus.write(f"big{number}", corpus.delete(*map(str, range(number, 8, 2))))
-    corpus.run()
-    assert not corpus.asked
-    corpus.check()
-    corpus.move("elsewhere")
-    corpus.shard_bytes = 700
-    corpus.run()
-    assert not corpus.asked
-    corpus.check()
-    corpus.write("day2", numbered("day2", 7))
-    corpus.run()
-    new = [(question, text) for question in ("first", "topic") for text in numbered("day2", 7)]
-    assert corpus.asked == Counter(new)
-    corpus.check()
-
-
 def test_a_task_that_no_other_shard_answers_does_not_keep_the_others_from_it(
     plain: Corpus,
 ) -> None:
@@ -288,21 +264,6 @@ def test_a_large_input_is_read_on_the_workers_and_known_texts_not_again(
     assert len(answers) == 37
     for n in range(9):  # — in other batches, float32 sums have another order
         assert answers[f"c{n}"] in (answers[f"a{n}"], answers[f"b{8 - n}"])
-
-
-def test_a_task_that_is_added_is_asked_about_new_texts_together_with_the_others(
-    plain: Corpus,
-) -> None:
-    plain.write("a", numbered("old", 4))
-    plain.run()
-    plain.others = [TOPIC]
-    plain.write("b", [*numbered("new", 3), *numbered("old", 2)])
-    outcome = plain.run()
-    new = [(question, text) for question in ("first", "topic") for text in numbered("new", 3)]
-    plain.assert_asked([*new, *(("topic", text) for text in numbered("old", 4))])
-    # — each text was read once in a shard, whatever it was asked
-    assert outcome.tally.n.asked == 4 + 3 + 2
-    plain.check()
 
 
 def test_a_resumed_first_run_reads_no_text_twice_and_compares_none(

@@ -11,7 +11,6 @@ from changing_corpus import TOPIC, Corpus, Killed, decided, numbered
 from fake_engine import p_of
 
 from pipeline.errors import SpecError
-from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.runtime.conditions import accepted_by
 from pipeline.runtime.readers import LoadedReader
 from pipeline.sources.rule import Rule
@@ -136,23 +135,6 @@ def test_a_condition_on_the_input_alone_is_computed_few_times_a_shard(
     check(plain, accepted(plain, lambda _, row: row % 3 == 0))
 
 
-def test_another_condition_asks_only_what_it_newly_accepts(plain: Corpus) -> None:
-    write(plain, 60)
-    known: set[str] = set()
-    for bound in (0.8, 0.3, 0.5, 0.0):
-        plain.others = [topic(f"toxic.p.toxic > {bound}")]
-        assert plain.run().complete
-        wanted = accepted(plain, lambda text, _, bound=bound: p_of("first", text) > bound)
-        assert asked_of_topic(plain) == {*wanted.values()} - known
-        assert not any(question == "first" for question, _ in plain.asked) or bound == 0.8
-        known |= {*wanted.values()}
-        check(plain, wanted)
-    plain.others = [topic()]
-    plain.run()
-    assert not plain.asked and snapshot_numbers(plain.store)[0] == 5
-    check(plain, accepted(plain, lambda *_: True))
-
-
 def test_a_task_with_a_condition_may_come_later(plain: Corpus) -> None:
     """The answers that it names are read from their label files."""
     write(plain)
@@ -162,28 +144,6 @@ def test_a_task_with_a_condition_may_come_later(plain: Corpus) -> None:
     wanted = accepted(plain, lambda text, _: p_of("first", text) > 0.5)
     assert {*plain.asked} == {("topic", text) for text in wanted.values()}
     check(plain, wanted)
-
-
-@pytest.mark.parametrize("is_new", [False, True])
-def test_the_answers_of_a_condition_that_are_mended_are_judged_again(
-    is_new: bool, plain: Corpus
-) -> None:
-    """Also where the task with the condition was never asked before the answers were mended."""
-    texts = write(plain)
-    failed = [text for text in texts if text and p_of("first", text) > 0.5][:3]
-    plain.broken |= {("first", text) for text in failed}
-    asked: set[str] = set()
-    if not is_new:
-        plain.others = [topic("toxic.p.toxic > 0.5")]
-    plain.run()
-    asked |= asked_of_topic(plain)
-    assert asked.isdisjoint(failed)
-    plain.broken.clear()
-    plain.others = [topic("toxic.p.toxic > 0.5")]
-    plain.run(retry_failed=True)
-    wanted = {text for text in texts if text and p_of("first", text) > 0.5}
-    assert asked_of_topic(plain) == wanted - asked
-    check(plain, accepted(plain, lambda text, _: p_of("first", text) > 0.5))
 
 
 @pytest.mark.parametrize("creates", [1, 2])
@@ -223,18 +183,6 @@ def test_a_cascade_may_have_a_condition_and_be_named_in_one(plain: Corpus) -> No
         | {(question, text) for question in ("second", "third") for text in doubtful}
     )
     check(plain, english)
-
-
-def test_the_conditions_of_a_run_and_of_a_task_are_joined(plain: Corpus) -> None:
-    texts = write(plain, 40)
-    plain.others = [topic("toxic.p.toxic > 0.5")]
-    plain.run(where="lang = 'en'")
-    wanted = {text for row, text in enumerate(texts) if text and row % 3 == 0}
-    assert asked_of_topic(plain) == {text for text in wanted if p_of("first", text) > 0.5}
-    plain.run()
-    rest = {text for text in texts if text} - wanted
-    assert asked_of_topic(plain) == {text for text in rest if p_of("first", text) > 0.5}
-    check(plain, accepted(plain, lambda text, _: p_of("first", text) > 0.5))
 
 
 @pytest.mark.parametrize("is_when", [True, False])

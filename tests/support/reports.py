@@ -15,7 +15,7 @@ from rich.console import Console
 from pipeline.filters.decisions import Size
 from pipeline.filters.result import FilterResult, Sizes
 from pipeline.filters.tally import BARS, ScoreCounts
-from pipeline.integrity.diff import Answers, Move, TaskChange, jensen_shannon, psi
+from pipeline.integrity.diff import Answers, Move, TaskChange, psi
 from pipeline.report.console import console_on
 from pipeline.report.corpus_page import page
 from pipeline.verbs.corpus_report import CorpusReport, TaskReport
@@ -65,11 +65,8 @@ REPORT = CorpusReport(
     partial=False,
     whole=PAIR,
     statuses={"ok": 100},
-    seconds=20.0,
-    docs_per_s=4.5,
     tasks=(task("toxic", {"ok": 90, "truncated": 10}), task("spam", {"ok": 90, "truncated": 10})),
     scores=(scores("toxic", {0: 900, 500: 1, 1_000: 99}),),
-    limits={"toxic.p.toxic": (0.25,)},
     filter=FilterResult(
         snapshot=7,
         rule="a and b",
@@ -130,7 +127,6 @@ def change_of(
         *sides,
         changed=() if questions is None else ("question",),
         psi=psi(before, after),
-        jensen_shannon=jensen_shannon(before, after),
         texts=int(flips.sum()),
         flipped=sum(move.texts for move in moves),
         moves=tuple(moves),

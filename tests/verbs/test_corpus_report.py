@@ -106,7 +106,6 @@ def test_the_counts_are_those_of_duckdb(report: Report, folder: Path) -> None:
         )
     )
     assert limits.keys() == clean.keys()
-    assert result["limits"]["toxic.p.toxic"] == sorted({*limits.values()})
     dropped = " or ".join(
         f"(source = '{source}' and toxic.p.toxic > {limit!r})" for source, limit in limits.items()
     )

@@ -124,7 +124,6 @@ def test_json_has_flat_columns(folder: Path, assay: Assay) -> None:
         ("--to x.csv --where true", "--where: is for example rows; add --head N (got 'true')"),
         ("--head 0", "--head: write a number above 0"),
         ("--to x.csv --why", "--why: is for example rows; add --head N"),
-        ("--to x/ --format csv", "--format: was removed; write --to FILE.csv, FILE.jsonl or"),
     ],
 )
 def test_an_export_is_written_or_its_head_is_shown(words: str, line: str, assay: Assay) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from calls import Assay, WriteSpec
 from finished import LABELS, Corpus, commit_all, toy_fingerprints
 from outcomes import toy_job
-from reports import printed
 from stages import run_without_ray
 
 import pipeline
@@ -23,8 +21,6 @@ from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.snapshots import Contents
 from pipeline.options import EvalOptions
 from pipeline.report.console import json_value
-from pipeline.report.run import show_run
-from pipeline.runtime.job import Run
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.plan import list_missing
 from pipeline.sources.shards import Shard
@@ -82,26 +78,6 @@ def test_without_new_documents_no_snapshot_is_published(store: LocalStore, corpu
     again = judge(done(store, corpus), None, PublishSpec(max_psi=0, max_flip_rate=0))
     assert again.snapshot == first.snapshot == current(store) == 1
     assert not again.reasons
-
-
-def test_a_run_says_how_many_documents_are_new_and_edited(
-    store: LocalStore, corpus: Corpus
-) -> None:
-    """In one file, two texts change and three rows come; another file moves, with one row less."""
-    first = judge(done(store, corpus), None, USUAL_LIMITS)
-    assert first.documents_new is first.documents_edited is None
-    file, moved = sorted(corpus.folder.glob("*.jsonl"))[:2]
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    rows[0]["text"], rows[9]["text"] = "another", "text"
-    rows += [{"id": f"new-{number}", "text": f"text {number}"} for number in range(3)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    *kept, _ = moved.read_text().splitlines(keepends=True)
-    moved.rename(moved.with_name("9.jsonl")).write_text("".join(kept))
-    outcome = done(store, corpus)
-    ended = RunResult.of(replace(outcome, job=replace(outcome.job, run=Run(since=1))))
-    assert (ended.documents_new, ended.documents_edited) == (3, 2)
-    words = "input 3 new documents and 2 edited ones since the last snapshot"
-    assert words in " ".join(printed(show_run, ended).split())
 
 
 def test_a_failing_gate_rejects_the_first_snapshot(store: LocalStore, corpus: Corpus) -> None:

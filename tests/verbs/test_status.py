@@ -22,7 +22,7 @@ from pipeline.verbs.status import (
     WINDOW_S,
     TaskStatus,
     docs_per_s,
-    pace_of_last_run,
+    rate_of_last_run,
     status,
 )
 
@@ -139,15 +139,12 @@ NIGHT_S = 86_400.0
         ([], None),
         ([0], None),
         ([0, 4], None),
-        ([0, 10, 20], (20, 1)),
-        ([0, 10, NIGHT_S, NIGHT_S + 20], (20, 0.5)),
+        ([0, 10, 20], 1),
+        ([0, 10, NIGHT_S, NIGHT_S + 20], 0.5),
         ([0, 10, NIGHT_S], None),
-        ([n * NIGHT_S + at for n in range(9) for at in (0, 40)], (40, 0.25)),
-        ([0, 3_600, 7_201, 8_201], (1_000, 0.01)),
+        ([n * NIGHT_S + at for n in range(9) for at in (0, 40)], 0.25),
+        ([0, 3_600, 7_201, 8_201], 0.01),
     ],
 )
-def test_the_pace_is_that_of_the_last_run(
-    times: list[float], expected: tuple[float, float] | None
-) -> None:
-    pace = pace_of_last_run([(at, 10) for at in reversed(times)])
-    assert pace == (None if expected is None else pytest.approx(expected))
+def test_the_rate_is_that_of_the_last_run(times: list[float], expected: float | None) -> None:
+    assert rate_of_last_run([(at, 10) for at in reversed(times)]) == pytest.approx(expected)
