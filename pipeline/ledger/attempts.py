@@ -21,7 +21,7 @@ import socket
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -207,14 +207,21 @@ def check_shown(store: Store, key: str) -> None:
 def in_use(store: Store, by: str = RUN) -> Iterator[None]:
     """Shows that a run, or `assay gc`, works on the output, until the block ends.
 
-    RefusedError while the other one does, and for ten minutes after that was killed.
+    RefusedError while the other one does, and for ten minutes after that was killed. Runs name each
+    other in the log.
     """
+
     marks: list[str] = []
+    named: set[str] = set()
     ended = threading.Event()
 
     def mark() -> None:
         marks.append(f"{IN_USE}{by}-{uuid.uuid4().hex}")
         store.create(marks[-1], f"{socket.gethostname()}, process {os.getpid()}".encode())
+
+    def name_others() -> None:
+        if by == RUN:
+            _name_other_runs(store, marks, named)
 
     def renew() -> None:
         while not ended.wait(RENEWED_AFTER_S):
@@ -222,12 +229,14 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
                 mark()
                 store.delete(marks[:-1])
                 del marks[:-1]
+                name_others()
 
     mark()
     thread = threading.Thread(target=renew, name="in use", daemon=True)
     thread.start()
     try:
         _check_not_in_use(store, GC if by == RUN else RUN)
+        name_others()
         yield
     except UnavailableError:  # the store would not answer now, either: the mark expires
         marks.clear()
@@ -239,6 +248,20 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
             store.delete(marks)
         except StorageError as error:  # the result is kept, and the mark expires
             logger.warning("the output stays marked as in use for a while: %s", error)
+
+
+def _name_other_runs(store: Store, own: Collection[str], named: set[str]) -> None:
+    """Logs each other run of the last ten minutes once."""
+    marks = list(store.list(f"{IN_USE}{RUN}-"))
+    now_s = max((mark.modified_s for mark in marks), default=-inf)
+    for mark in marks:
+        if mark.key in own or now_s - mark.modified_s >= ENDED_AFTER_S:
+            continue
+        with suppress(StorageError):  # it has ended
+            if (who := store.read(mark.key).decode()) not in named:
+                named.add(who)
+                text = "%s: another run (%s) writes to this output, or was killed a few minutes ago"
+                logger.warning(f"{text}; both read the same documents", store.url, who)
 
 
 def _check_not_in_use(store: Store, by: str) -> None:

@@ -15,6 +15,7 @@ from pipeline.errors import SpecError, UnavailableError, one_line, option_error
 from pipeline.stores.hub import HUB_ERRORS, hub_fix
 
 _DATASET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?")
+_ATTEMPTS = 3  # of a commit, while others commit to the same branch
 _CONFLICTS = (409, 412)  # status
 
 
@@ -33,7 +34,7 @@ def upload(
 
     They are `README.md` and those that match `replaces`; others of the dataset that match it are
     deleted by the same commit. A dataset that does not exist is made, and is private. SpecError if
-    the token may not write, UnavailableError if the Hub does not answer, or another commits now.
+    the token may not write, UnavailableError if the Hub does not answer, or others keep committing.
     """
     repo, branch = dataset_of(url)
     api = hub.HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
@@ -43,28 +44,32 @@ def upload(
 
     files = {f.relative_to(folder).as_posix(): f for f in sorted(folder.rglob("*")) if f.is_file()}
     new = {n: f for n, f in files.items() if is_replaced(n) or n == "README.md"}
-    try:
-        api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
-        before: Any = api.repo_info(repo, repo_type="dataset", revision=branch)
-        old = {file.rfilename for file in before.siblings if is_replaced(file.rfilename)}
-        # — `upload_folder` makes several commits of many files
-        commit: Any = api.create_commit(
-            repo,
-            [
-                *map(hub.CommitOperationDelete, sorted(old - new.keys())),
-                *(hub.CommitOperationAdd(name, file) for name, file in new.items()),
-            ],
-            repo_type="dataset",
-            revision=branch,
-            commit_message=message,
-            parent_commit=before.sha,
-        )
-        return str(commit.commit_url)
-    except HUB_ERRORS as error:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        raise _problem(error, status, repo, url) from error
-    except ValueError as error:  # — the Hub refuses the card, or the client a name
-        raise option_error("to", one_line(error), url) from error
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
+            before: Any = api.repo_info(repo, repo_type="dataset", revision=branch)
+            old = {file.rfilename for file in before.siblings if is_replaced(file.rfilename)}
+            # — `upload_folder` makes several commits of many files
+            commit: Any = api.create_commit(
+                repo,
+                [
+                    *map(hub.CommitOperationDelete, sorted(old - new.keys())),
+                    *(hub.CommitOperationAdd(name, file) for name, file in new.items()),
+                ],
+                repo_type="dataset",
+                revision=branch,
+                commit_message=message,
+                parent_commit=before.sha,
+            )
+            return str(commit.commit_url)
+        except HUB_ERRORS as error:
+            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+            if status in _CONFLICTS and attempt < _ATTEMPTS:
+                continue
+            raise _problem(error, status, repo, url) from error
+        except ValueError as error:  # — the Hub refuses the card, or the client a name
+            raise option_error("to", one_line(error), url) from error
+    raise AssertionError(attempt)
 
 
 def _problem(
@@ -74,5 +79,5 @@ def _problem(
         fix = f"the token may not write to {repo}; set HF_TOKEN to one that may"
         return option_error("to", fix, url)
     if status in _CONFLICTS:
-        return UnavailableError(f"{url}: another program has committed to it meanwhile; run again")
+        return UnavailableError(f"{url}: others keep committing to it; run again")
     return UnavailableError(f"{url}: {hub_fix(error, repo)}")

@@ -5,6 +5,7 @@ Entry points: `drawn`, `accepted_by` and `Reading`.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -153,17 +154,23 @@ class Reading:
         self._has_some, self._ends = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._read_all, daemon=True)
         self._thread.start()
+        order = "pipeline.review.order"
+        self._order = threading.Thread(target=importlib.import_module, args=(order,), daemon=True)
 
     def wait(self, *, for_all: bool) -> None:
         """Returns when the pool has documents or all of them, or reading failed."""
         if for_all:
             self._thread.join()
         self._has_some.wait()
+        if len(self._pool):
+            self._order.start()  # — scikit-learn loads while people look at the first document
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
         self._ends.set()
         self._thread.join()
+        if self._order.is_alive():
+            self._order.join()
 
     def _read_all(self) -> None:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import socket
 from collections.abc import Callable, Collection
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from pipeline.errors import (
     AssayError,
     LoadError,
     ModelError,
+    RefusedError,
     StorageError,
     WorkerError,
 )
@@ -24,6 +27,7 @@ from pipeline.ledger.attempts import (
     DEATHS_OF_A_READER,
     DEATHS_OF_A_ROW,
     DEATHS_OF_A_SHARD,
+    GC,
     Attempts,
     attempt_name,
     in_use,
@@ -293,3 +297,17 @@ def test_what_is_not_the_fault_of_the_rows_leaves_no_marker(error: BaseException
     with pytest.raises(type(error)):
         Attempts(store, "fp/sid", "run").run(4, label)
     assert not list(store.list("attempts/"))
+
+
+def test_two_runs_on_one_output_name_each_other_and_gc_is_no_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    with in_use(store):
+        assert not caplog.messages
+        with in_use(store):
+            [line] = caplog.messages
+        assert f"another run ({socket.gethostname()}, process {os.getpid()}) writes" in line
+    with in_use(store), pytest.raises(RefusedError), in_use(store, GC):
+        pass
+    assert caplog.messages == [line]
