@@ -8,7 +8,7 @@ of 1,000 rows take it 6 s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,20 +39,10 @@ Bools = NDArray[np.bool_]
 HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier")
 MULTI_HEADLINES = ("macro_f1", "macro_auroc")
 LABEL_METRICS = ("precision", "recall", "f1", "auroc", "ap")
-BINS = 15  # of the reliability of answers, as in Guo et al. 2017
 # Ranking every label in every resample takes most of the time: above this number of labels, AUROC
 # and average precision have no interval.
 RANKED_LABELS = 100
 _MEANS_OF_LABELS = ("f1", "auroc", "ap")
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Rows of similar confidence, and the share of them that is right."""
-
-    rows: int
-    confidence: float  # mean
-    accuracy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +69,6 @@ class Scores:
     headlines: Mapping[str, Figure]
     labels: tuple[LabelScore, ...]
     confusion: tuple[tuple[int, ...], ...]  # rows by gold label, by predicted label
-    reliability: tuple[Bin, ...]
     resamples: int
 
 
@@ -114,7 +103,6 @@ def score(
             for number, (label, *figures) in enumerate(zip(labels, *of_labels, strict=True))
         ),
         confusion=tuple(map(tuple, confusion.tolist())),
-        reliability=tuple(_reliability(*confidence_and_hits(truth, p))),
         resamples=resamples,
     )
 
@@ -201,8 +189,8 @@ def resampled_metrics(
     """
     _, labels = p.shape
     total = counts.sum(axis=1)
-    _, hits = confidence_and_hits(truth, p)
-    gold, predicted = _one_hot(truth, labels), _one_hot(p.argmax(axis=1), labels)
+    answers = p.argmax(axis=1)
+    hits, gold, predicted = answers == truth, _one_hot(truth, labels), _one_hot(answers, labels)
     f1 = ratio(
         2 * (counts @ gold.multiply(hits[:, None]).tocsr()), counts @ gold + counts @ predicted
     )
@@ -245,34 +233,6 @@ def ranked(
         ratio((hits * below).sum(axis=1), positives * negatives),
         ratio((hits * precision).sum(axis=1), positives),
     )
-
-
-def confidence_and_hits(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]
-) -> tuple[Floats, Bools]:  # [rows] each
-    """The predicted label's probability, and whether that label is the gold label."""
-    rows, _ = p.shape
-    predicted = p.argmax(axis=1)
-    return p[np.arange(rows), predicted], predicted == truth
-
-
-def _reliability(
-    confidence: Floats,  # [rows]
-    hits: Bools,  # [rows]
-) -> Iterator[Bin]:
-    """Bins of equal mass (Nguyen & O'Connor 2015); rows of equal confidence share a bin.
-
-    The least confident comes first. scikit-learn's `calibration_curve` does not return how many
-    rows a bin has.
-    """
-    order = np.argsort(confidence, kind="stable")
-    rising = confidence[order]
-    first = np.searchsorted(rising, rising, side="left")  # of the rows of equal confidence
-    bins = BINS * first // len(rising)
-    for number in np.unique(bins):
-        own = bins == number
-        yield Bin(int(own.sum()), float(rising[own].mean()), float(hits[order][own].mean()))
 
 
 def _squared_errors(truth: Ints, p: Floats) -> Floats:  # [rows], [rows, labels] -> [rows]

@@ -21,7 +21,7 @@ from pipeline.filters.decisions import Size
 from pipeline.filters.result import unanswered_words
 from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.audit import filter_facts, filter_grid, filter_words
-from pipeline.report.charts import curves, histograms, score_histogram
+from pipeline.report.charts import HEIGHT, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.drift import change_grids, drift_line, version_facts
 from pipeline.report.evaluation import issue_grid, sections, sources
@@ -96,9 +96,9 @@ def _template() -> Template:
         "share": lambda part, whole: f"{part / max(1, whole):.1%}",
         "shown_groups": SHOWN_GROUPS,
         "ranked_labels": RANKED_LABELS,
+        "chart_height": HEIGHT,
         "histograms": histograms,
         "score_histogram": score_histogram,
-        "curves": curves,
         "sources": sources,
         "filter_grid": filter_grid,
         "filter_words": filter_words,

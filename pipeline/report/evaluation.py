@@ -52,7 +52,6 @@ class Section:
     doubts: Sequence[str]
     grids: Sequence[Grid]  # in all, by label, by threshold, the confusion matrix; () without rows
     issues: Sequence[LabelIssue]
-    evaluated: TaskEvaluation | None  # None of kind `multi`
 
 
 @printed
@@ -130,7 +129,6 @@ def sections(evaluation: Evaluation) -> Iterator[Section]:
             doubts=list(shared_doubts(parts)),
             grids=list(_grids(name, figures, parts, is_multi=is_multi)) if figures else (),
             issues=_issues(parts) if is_multi else parts[0].mislabelled,
-            evaluated=None if is_multi else parts[0],
         )
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn import metrics as oracle
 
 from pipeline.evaluation import resampling
-from pipeline.evaluation.metrics import BINS, HEADLINES, resampled_metrics, score
+from pipeline.evaluation.metrics import HEADLINES, resampled_metrics, score
 from pipeline.evaluation.resampling import bootstrap
 
 Sample = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -147,21 +147,3 @@ def test_the_brier_score_is_from_0_to_1(labels: int) -> None:
         figure = score(truth, p, [str(n) for n in range(labels)], resamples=20).headlines["brier"]
         assert figure.value == value and figure.low is not None and figure.high is not None
         assert 0 <= figure.low <= value <= figure.high <= 1
-
-
-@pytest.mark.parametrize("decimals", [1, 2, 8])  # from nearly all equal to all distinct
-@pytest.mark.parametrize("rows", [1, 7, 200])
-def test_bins_of_reliability_equal_a_count_by_hand(rows: int, decimals: int) -> None:
-    source = np.random.default_rng(rows)
-    confidence = np.round(source.uniform(0.5, 1, rows), decimals)
-    hits = source.random(rows) < confidence
-    bins: dict[int, list[int]] = {}
-    for row in range(rows):
-        less_sure = sum(other < confidence[row] for other in confidence)
-        bins.setdefault(int(BINS * less_sure / rows), []).append(row)
-    p = np.stack([confidence, 1 - confidence], 1)
-    curve = score((~hits).astype(np.int64), p, ["a", "b"], resamples=1).reliability
-    assert [each.rows for each in curve] == [len(bins[key]) for key in sorted(bins)]
-    for each, key in zip(curve, sorted(bins), strict=True):
-        assert each.confidence == pytest.approx(confidence[bins[key]].mean())
-        assert each.accuracy == pytest.approx(hits[bins[key]].mean())

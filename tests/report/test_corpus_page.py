@@ -15,10 +15,9 @@ import pytest
 from reports import REPORT, change_of, printed, scores, shown, task
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.evaluation.metrics import Bin
 from pipeline.filters.tally import BARS
 from pipeline.integrity.diff import Comparison
-from pipeline.report.charts import LEAST_ROWS, LEAST_SHARE, histogram, histograms, merged_bins
+from pipeline.report.charts import HEIGHT, LEAST_SHARE, histogram, histograms
 from pipeline.report.console import json_value
 from pipeline.report.corpus_page import (
     show_corpus_report,
@@ -110,19 +109,7 @@ def test_a_histogram_has_a_bar_for_each_count_on_a_scale_of_powers_of_ten(
     for count, (_, place, words) in zip(expected, chart.bars, strict=True):
         assert place == pytest.approx(ticks[1] + unit * math.log10(count))
         assert words.endswith(f": {count:,}")
-        assert chart.height * place > 4  # a bar of one document is visible
-
-
-@pytest.mark.parametrize("rows", [[4] * 15, [20, 20, 20], [300], [], [1, 19, 1]])
-def test_a_point_of_the_reliability_has_enough_documents(rows: list[int]) -> None:
-    random = np.random.default_rng(7)
-    bins = [Bin(n, *random.random(2).tolist()) for n in rows]
-    merged = merged_bins(bins)
-    assert all(bin.rows >= LEAST_ROWS for bin in merged[:-1])
-    for name in ("confidence", "accuracy"):
-        sums = [sum(bin.rows * getattr(bin, name) for bin in of) for of in (bins, merged)]
-        assert sums[0] == pytest.approx(sums[1])
-    assert sum(bin.rows for bin in merged) == sum(rows)
+        assert HEIGHT * place > 4  # a bar of one document is visible
 
 
 def test_only_labels_with_something_to_show_have_a_figure_and_few_of_them() -> None:

@@ -113,7 +113,7 @@ def test_the_task_may_be_of_any_reader(
     kept = {name: value for name, value in answers.items() if value is not None}
     content["tasks"][0] = {"name": "toxic", "labels": ["toxic", "clean"], **kept}
     [line] = opened(spec_of(known, tasks=content["tasks"]), tmp_path, 1)
-    assert line["shown"].chosen == "random"
+    assert line["shown"].chosen == "uncertain"
 
 
 def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
