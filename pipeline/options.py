@@ -131,7 +131,7 @@ class FilterOptions:
     """What happens to documents without an answer; fail stops the filter, and writes nothing
     (default: the spec's filter.on_error)."""
     dry_run: bool = False
-    """Print what would be dropped, and what other shares would drop; write nothing."""
+    """Print what would be dropped; write nothing."""
 
     def folder(self) -> str:
         """Where the kept documents are written; SpecError without it."""

@@ -1,6 +1,6 @@
 """Thresholds of a label's probability, and gold rows whose label is probably wrong.
 
-Entry points: `choose_threshold`, `operating_points` and `find_label_issues`.
+Entry points: `choose_threshold` and `find_label_issues`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,6 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class OperatingPoints:
-    """The result of `score >= threshold` for every threshold with a different result, falling."""
-
-    thresholds: Floats  # [points]
-    precision: Floats  # [points]
-    recall: Floats  # [points]
-
-
-@dataclass(frozen=True, slots=True)
 class Threshold:
     """A threshold, and what to expect of it on other rows."""
 
@@ -38,17 +29,6 @@ class Threshold:
     precision: Figure
     recall: Figure
     flagged: int  # rows at or above it
-
-
-def operating_points(
-    positive: Bools,  # [rows], some of them
-    score: Floats,  # [rows], 0 to 1
-) -> OperatingPoints:
-    """A threshold half-way between any two neighbouring scores; the last one flags all rows."""
-    precision, recall, scores = precision_recall_curve(positive, score)
-    following = np.r_[0.0, scores[:-1]]
-    # — the curve begins at the lowest score, and ends with a point without a threshold
-    return OperatingPoints(((scores + following) / 2)[::-1], precision[-2::-1], recall[-2::-1])
 
 
 def choose_threshold(
@@ -81,18 +61,22 @@ def choose_threshold(
 
 
 def _best(metric: str, least: float, positive: Bools, score: Floats) -> float | None:
-    """The threshold that reaches `least`, with the best value of the other metric."""
+    """The threshold that reaches `least`, with the best value of the other metric.
+
+    It is half-way between two neighbouring scores; the lowest one flags all rows.
+    """
     if not positive.any():
         return None
-    points = operating_points(positive, score)
-    metrics = {"precision": points.precision, "recall": points.recall}
+    precision, recall, scores = precision_recall_curve(positive, score)
+    # — the curve ends with a point without a threshold
+    metrics = {"precision": precision[:-1], "recall": recall[:-1]}
     own = metrics.pop(metric)
     [other] = metrics.values()
     candidates = np.flatnonzero(own >= least)
     if not len(candidates):
         return None
     best = candidates[np.lexsort((own[candidates], other[candidates]))[-1]]
-    return float(points.thresholds[best])
+    return float((scores[best] + (scores[best - 1] if best else 0.0)) / 2)
 
 
 def _share(part: Bools, whole: Bools) -> Figure:

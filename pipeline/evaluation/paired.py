@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from scipy.stats import binomtest
 
 from pipeline.evaluation.intervals import Figure, difference, number_or_none
 from pipeline.evaluation.metrics import RANKED_LABELS, Floats, Ints, resampled_metrics
@@ -30,9 +29,6 @@ class Paired:
 
     rows: int
     figures: Mapping[str, FigurePair]  # by headline metric
-    alone_right: int  # rows that the first answers right, and the other does not
-    other_alone_right: int
-    p_value: float  # of McNemar's exact test: both are right equally often
 
 
 def paired(
@@ -60,9 +56,6 @@ def paired(
     )
     support = np.bincount(truth)
     rarest = int(support[support > 0].min())
-    right, other_right = (answers.argmax(axis=1) == truth for answers in (p, other))
-    alone, other_alone = int((right & ~other_right).sum()), int((other_right & ~right).sum())
-    differing = alone + other_alone
     return Paired(
         rows=rows,
         figures={
@@ -73,7 +66,4 @@ def paired(
             )
             for name, found in own.items()
         },
-        alone_right=alone,
-        other_alone_right=other_alone,
-        p_value=float(binomtest(alone, differing).pvalue) if differing else 1.0,
     )

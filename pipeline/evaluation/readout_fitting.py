@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.evaluation.intervals import Figure, mean_figure
 from pipeline.evaluation.metrics import Floats, Ints
 from pipeline.evaluation.resampling import Split, folds
 from pipeline.fitted.readout import LinearMap
@@ -225,26 +224,6 @@ def fit(gold: GoldStates, *, strengths: Sequence[float] = STRENGTHS) -> Fitted:
 def row_losses(p: Floats, targets: Floats) -> Floats:  # [rows, labels] each -> [rows]
     """The cross-entropy of each row's probabilities."""
     return log_losses(np.log(np.maximum(p, np.finfo(np.float64).tiny)), targets)
-
-
-def gain_of_half(gold: GoldStates, fitted: Fitted) -> Figure:
-    """How much lower the loss of held-out rows is with all other rows than with half of them.
-
-    Both are fitted at the chosen layer. The interval is that of the mean of the rows' differences.
-    """
-    layer = slice(fitted.layer, fitted.layer + 1)
-    of_layer = replace(gold, states=gold.states[:, layer])
-    p = np.empty_like(gold.targets)
-    for split in folds(gold.truth, gold.groups, number=FOLDS, seed=SEED):
-        others = split.fitted
-        half, *_ = folds(gold.truth[others], gold.groups[others], number=2, seed=SEED)
-        part, asked = of_layer.part(others[half.fitted]), of_layer.part(split.held_out)
-        choices = choose(part, STRENGTHS)
-        _, pooling = cheapest(choices)
-        map_ = refit(part, 0, pooling, choices[0][pooling])
-        p[split.held_out] = softmax(map_.logits(asked.at(0, pooling)), axis=1)
-    of_all = row_losses(fitted.by_layer[fitted.layer], gold.targets)
-    return mean_figure(row_losses(p, gold.targets) - of_all)
 
 
 def choose(gold: GoldStates, strengths: Sequence[float]) -> Choices:

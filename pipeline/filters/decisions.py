@@ -105,13 +105,19 @@ class Decisions:
 
         A group of that name is counted with them.
         """
+        counted = ("count(*)", "sum(n_chars)", "sum(_tokens)")  # — as in `Size`
+        sums = (
+            f"coalesce({of} filter ({which}), 0)::BIGINT"
+            for which in ("not _dropped", "_dropped")
+            for of in counted
+        )
         place = "row_number() over (order by count(*) desc, name)"
         shown = f"if(place <= {most}, name, {quoted(OTHERS)})" if most else "name"
         rows = self.rows(
             f"""
             with sizes as (select {group} as name, {place} as place from documents group by name),
             places as (select *, {shown} as shown from sizes)
-            select shown, {sizes_where("not _dropped")}, {sizes_where("_dropped")}
+            select shown, {", ".join(sums)}
             from documents join places on {group} = name group by shown order by max(place)
             """
         )
@@ -121,20 +127,6 @@ class Decisions:
     def whole(self) -> tuple[Size, Size]:
         """All documents: kept and dropped."""
         return self.sizes("''").get("", (Size(), Size()))
-
-    @property
-    def several(self) -> int:
-        """The documents with more than one reason: they are in the counts of each."""
-        [(count,)] = self.rows("select count(*) from documents where len(_reasons) > 1")
-        return int(count)
-
-
-def sizes_where(condition: str) -> str:
-    """The columns of a `Size`, of the documents for which the condition is true."""
-    sums = (
-        f"coalesce(sum({name}) filter ({condition}), 0)::BIGINT" for name in ("n_chars", "_tokens")
-    )
-    return ", ".join((f"count(*) filter ({condition})", *sums))
 
 
 @contextmanager
@@ -218,19 +210,19 @@ def _columns(rule: FilterRule, by: Sequence[Group]) -> dict[str, str]:
     return columns
 
 
-def limits(scores: str, shares: Sequence[float]) -> str:
-    """A query: the threshold of each share of the highest scores, for each part of the scores.
+def _limits(part: str, share: float) -> str:
+    """A query: of each part of the scores, its number of scores and its threshold.
 
-    It is the largest score that stays when at most this share goes: of n scores, number
-    n - floor(n * share), as DuckDB's `quantile_disc(score, 1 - share)`. Decimals keep it exact.
+    It is the largest score that stays when at most this share of the highest goes: of n scores,
+    number n - floor(n * share), as DuckDB's `quantile_disc(score, 1 - share)`. A decimal keeps it
+    exact.
     """
-    values = ", ".join(f"({Decimal(str(share)):f})" for share in shares)
     return f"""
-        select part, n, share, score as threshold from (
-            select part, score, row_number() over (partition by part order by score) as place,
-                count(*) over (partition by part) as n
-            from {scores}
-        ) join (values {values}) as shares(share) on place = n - floor(n * share)
+        select part, n, _score from (
+            select {part} as part, _score, count(*) over (partition by part) as n,
+                row_number() over (partition by part order by _score) as place
+            from answers where _ranked
+        ) where place = n - floor(n * {Decimal(str(share)):f})
     """
 
 
@@ -240,13 +232,12 @@ def _thresholds(table: Decisions, top: DropTopSpec) -> Thresholds:
     for (doc_id,) in table.rows(f"{without} order by _shard, row limit 1"):
         fix = f"is not a finite number for document {doc_id!r}, which has an answer"
         raise SpecError([Problem(OF, f"{fix}; write coalesce(..., 0)", top.of)])
-    scores = "(select {} as part, _score as score from answers where _ranked)"
-    whole = table.rows(limits(scores.format("''"), [top.share]))
+    whole = table.rows(_limits("''", top.share))
     if not whole:
         fix = "no document has a score, so there is no threshold; label first"
         raise SpecError([Problem(OF, fix, top.of)])
-    groups = table.rows(f"{limits(scores.format('_part'), [top.share])} order by part")
-    at = {name: threshold for name, size, _, threshold in groups if size >= top.smallest}
+    groups = table.rows(f"{_limits('_part', top.share)} order by part")
+    at = {name: threshold for name, size, threshold in groups if size >= top.smallest}
     at = at if top.by else {}
     columns = pa.array([*at], pa.string()), pa.array([*at.values()], pa.float64())
     table.add("thresholds", pa.table(columns, ["_part", "of_part"]))

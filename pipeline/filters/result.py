@@ -11,21 +11,11 @@ from dataclasses import dataclass
 
 from pydantic import computed_field
 
-from pipeline.filters.decisions import (
-    Decisions,
-    Size,
-    Thresholds,
-    limits,
-    number,
-    sizes_where,
-)
-from pipeline.filters.rule import ALL, FilterRule, SnapshotRule
+from pipeline.filters.decisions import Decisions, Size, Thresholds, number
+from pipeline.filters.rule import FilterRule, SnapshotRule
 from pipeline.options import OnError
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
 from pipeline.sources.rule import named, quoted
-
-# The shares of the documents for which a dry run counts what they would drop.
-SHARES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +35,6 @@ class GroupResult:
     dropped: int
     threshold: float | None  # of `drop_top`
     sizes: Sizes
-
-
-@dataclass(frozen=True, slots=True)
-class OtherShare:
-    """What `drop_top` would drop of a group at another share."""
-
-    share: float
-    group: str
-    threshold: float
-    dropped: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +71,10 @@ class FilterResult:
     sizes: Sizes
     groups: tuple[GroupResult, ...]  # of `drop_top`; without groups, all documents
     reasons: Mapping[str, int]  # dropped documents by reason; a document may have several
-    several: int  # documents with more than one reason
     failed: Mapping[str, int]  # documents without an answer, by status
     missing_rows: int  # rows of the input that the snapshot does not have
     missing_files: int
     limit: str | None  # the condition of the run that made the snapshot
-    other_shares: tuple[OtherShare, ...] = ()  # of a dry run
     written: Written | None = None  # None of a dry run
 
     @computed_field
@@ -126,7 +104,6 @@ def result_of(rule: SnapshotRule, on_error: OnError, table: Decisions) -> Filter
         sizes=Sizes(kept, dropped),
         groups=_groups(rule, table),
         reasons=table.counts("unnest(_reasons)"),
-        several=table.several,
         failed=table.counts("_failed"),
         missing_rows=contents.missing_rows,
         missing_files=contents.missing_files,
@@ -150,28 +127,6 @@ def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
             sizes=Sizes(kept, dropped),
         )
         for name, (kept, dropped) in sorted(sizes.items())
-    )
-
-
-def other_shares(rule: FilterRule, table: Decisions) -> tuple[OtherShare, ...]:
-    """What each of `SHARES` would drop by `drop_top`, of all documents and of each group."""
-    if rule.score is None:
-        return ()
-    groups = "union all from ranked" if rule.group else ""
-    rows = table.rows(
-        f"""
-        with ranked as (
-            select _part as part, _score as score, n_chars, _tokens from documents where _ranked
-        ),
-        parts as (select * replace ('{ALL}' as part) from ranked {groups}),
-        limits as ({limits("parts", SHARES)})
-        select share::DOUBLE, part, threshold, {sizes_where("score > threshold")}
-        from limits join parts using (part)
-        group by share, part, threshold order by part <> '{ALL}', part, share
-        """
-    )
-    return tuple(
-        OtherShare(share, part, threshold, Size(*size)) for share, part, threshold, *size in rows
     )
 
 

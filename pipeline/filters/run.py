@@ -25,14 +25,7 @@ from pipeline.filters.decisions import Decisions, decided
 from pipeline.filters.labelled import identity_of, labelled_texts
 from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
 from pipeline.filters.older_answers import warn_of_older_answers
-from pipeline.filters.result import (
-    Files,
-    FilterResult,
-    Written,
-    other_shares,
-    result_of,
-    stop_words,
-)
+from pipeline.filters.result import Files, FilterResult, Written, result_of, stop_words
 from pipeline.filters.rule import SnapshotRule
 from pipeline.filters.writers import kept_rows
 from pipeline.hashes import canonical_json, sha256_hex
@@ -70,7 +63,7 @@ class _Filter:
 
 
 def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
-    """What the spec's filter would do, and what other shares would; nothing is written.
+    """What the spec's filter would do; nothing is written.
 
     Raises as `filter_corpus`; where documents without an answer stop the filter, it says so.
     """
@@ -79,8 +72,7 @@ def preview(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> Filter
     shards, _ = rule.labelled.shards(cache_dir)
     on_error = options.on_error or rule.rule.filter.on_error
     with decided(rule.rule, rule.labelled.batches(shards), on_error) as table:
-        result = result_of(rule, on_error, table)
-        return replace(result, other_shares=other_shares(rule.rule, table))
+        return result_of(rule, on_error, table)
 
 
 def filter_corpus(spec: JobSpec, options: FilterOptions, *, cache_dir: Path) -> FilterResult:
@@ -237,7 +229,7 @@ def _manifest(job: _Filter, table: Decisions, result: FilterResult) -> dict[str,
         "spec": labelled.spec.name,
         "output": labelled.store.url,
         "tasks": {name: task.fp for name, task in labelled.contents.tasks.items()},
-        **_RESULT.dump_python(result, mode="json", exclude={"written", "other_shares"}),
+        **_RESULT.dump_python(result, mode="json", exclude={"written"}),
         "files": files,
     }
 

@@ -92,11 +92,6 @@ def _against(evaluation: Evaluation, against: Against) -> Iterator[Part]:
         ]
         names = ("", evaluation.spec, against.spec, "difference (95 % interval)")
         yield from ("", Grid(f"{task}: both on the same {pair.rows:,} documents", names, rows))
-        yield (
-            f"right alone: {evaluation.spec} on {pair.alone_right:,} documents, {against.spec} on "
-            f"{pair.other_alone_right:,}; if both are right equally often, such a difference has "
-            f"the probability {pair.p_value:.3f} (McNemar's exact test)"
-        )
     if absent := [task for task in evaluation.tasks if task not in against.tasks]:
         yield f"not compared: {', '.join(absent)} (no shared rows, or other labels there)"
 

@@ -16,22 +16,17 @@ _NAMES = ("documents", "characters", "tokens")
 
 @printed
 def show_filter(result: FilterResult) -> Iterator[Part]:
-    """What is kept and dropped, by group; of a dry run, what other shares would drop."""
+    """What is kept and dropped, by group and by reason."""
     rows = [*_pair(ALL, result.sizes)]
     largest = sorted(
         (group for group in result.groups if group.group), key=lambda group: -group.documents
     )
-    shown = [(", ".join(group.group.values()), group.sizes) for group in largest[:SHOWN_GROUPS]]
-    for name, sizes in shown:
-        rows += _pair(name, sizes)
+    for group in largest[:SHOWN_GROUPS]:
+        rows += _pair(", ".join(group.group.values()), group.sizes)
     if len(largest) > SHOWN_GROUPS:
         rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
     yield Grid("", ("", *_NAMES), rows)
-    if result.other_shares:
-        yield _other_shares(result, {ALL, *(name for name, _ in shown)})
     facts = {f"  {reason}": f"{count:,}" for reason, count in sorted(result.reasons.items())}
-    if result.several:
-        facts["  more than one of these"] = f"{result.several:,}"
     facts["removes documents where"] = truncate(result.removes, SQL_CHARS)
     facts["snapshot"] = f"{result.snapshot:08d}"
     if not result.complete:
@@ -69,17 +64,3 @@ def _pair(name: str, sizes: Sizes) -> Iterator[tuple[str, ...]]:
         numbers = zip(astuple(size), whole, strict=True)
         cells = (f"{n:,} ({n / of_all:.1%})" if of_all else f"{n:,}" for n, of_all in numbers)
         yield f"{name}, {which}", *cells
-
-
-def _other_shares(result: FilterResult, shown: set[str]) -> Grid:
-    rows = [
-        (
-            row.group,
-            f"{row.share:.1%}",
-            f"{row.threshold:.4g}",
-            *(f"{number:,}" for number in astuple(row.dropped)),
-        )
-        for row in result.other_shares
-        if row.group in shown
-    ]
-    return Grid("dropped at other shares", ("group", "share", "threshold", *_NAMES), rows)

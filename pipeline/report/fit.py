@@ -116,11 +116,6 @@ def _facts(task: TaskFit) -> Iterator[tuple[str, str]]:
     counts = ", ".join(f"{label} {rows:,}" for label, rows in task.labels.items())
     without = f"; {task.unlabelled:,} without a label for this task" if task.unlabelled else ""
     yield "rows", f"{task.rows:,}: {counts}{without}"
-    gain, half = task.gain_of_half, f"the second half of the {task.rows:,} labels"
-    changed = "did not measurably change the loss; more labels may or may not help"
-    if gain.low is not None and gain.low > 0:
-        changed = "lowered the loss, so more labels are likely to lower it further"
-    yield "more labels", f"{half} {changed}: without them, it differs by {interval(gain)}"
     ordinal = {"qwk": "quadratic weighted kappa", "mae": "mean absolute error"}
     for key, name in {**ordinal, "spearman": "rank correlation"}.items():
         if key in task.scores:

@@ -25,7 +25,6 @@ from pipeline.evaluation.readout_fitting import (
     Fitted,
     GoldStates,
     fit,
-    gain_of_half,
     row_losses,
 )
 from pipeline.fitted.readout import readout_file
@@ -96,7 +95,6 @@ class TaskFit:
     in_spec: bool  # whether the spec names this readout, and reads it at this position
     labels: Mapping[str, int]  # rows
     scores: Mapping[str, Figure]  # of held-out rows, as the position has them
-    gain_of_half: Figure  # how much lower the loss is with all labels than with half of them
     agreement: Agreement | None  # with the scores
     positions: tuple[PositionFit, ...]
     layers: tuple[LayerFit, ...]  # at the position of the readout
@@ -333,7 +331,6 @@ class _Reading:
             in_spec=task.readout == path and (task.question is None) == (kind == "document"),
             labels=dict(zip(task.labels, counts, strict=True)),
             scores=own.scores,
-            gain_of_half=gain_of_half(rows, fitted),
             agreement=_agreement(rows, fitted) if scored else None,
             positions=tuple(positions.values()),
             layers=tuple(self._layers(task, rows, fitted)),

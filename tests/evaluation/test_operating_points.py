@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.evaluation.metrics import Bools, Floats
-from pipeline.evaluation.operating_points import (
-    choose_threshold,
-    find_label_issues,
-    operating_points,
-)
+from pipeline.evaluation.operating_points import choose_threshold, find_label_issues
 
 
 def sample(seed: int, decimals: int) -> tuple[Bools, Floats]:
@@ -40,6 +36,8 @@ def test_the_best_threshold_is_the_best_of_all(seed: int, decimals: int, least: 
     if precise is not None:
         cut = score >= precise.threshold
         assert cut.sum() == precise.flagged and positive[cut].mean() >= least - 1e-9
+        neighbours = score[cut].min(), score[~cut].max(initial=0.0)
+        assert precise.threshold == pytest.approx(np.mean(neighbours))
         assert positive[cut].sum() / positive.sum() == best_recall
     assert finding is not None
     cut = score >= finding.threshold
@@ -61,15 +59,6 @@ def test_the_precision_of_a_threshold_is_what_other_rows_get() -> None:
             assert chosen.precision.low < chosen.precision.high
     assert len(truths) > 20 and min(truths) >= 0.62
     assert np.mean(estimates) == pytest.approx(0.5, abs=0.12)
-
-
-@pytest.mark.parametrize("decimals", [1, 6])
-def test_a_point_is_half_way_between_scores_and_its_metrics_are_counts(decimals: int) -> None:
-    positive, score = sample(0, decimals)
-    points = operating_points(positive, score)
-    distinct = np.unique(score)
-    assert points.thresholds == pytest.approx((distinct + np.r_[0, distinct[:-1]])[::-1] / 2)
-    assert list(zip(points.precision, points.recall, strict=True)) == tried(positive, score)[::-1]
 
 
 def test_a_single_row_has_a_threshold_without_an_expectation() -> None:

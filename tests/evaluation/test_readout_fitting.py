@@ -19,7 +19,6 @@ from pipeline.evaluation.readout_fitting import (
     fit,
     fit_logits,
     fit_path,
-    gain_of_half,
     row_weights,
 )
 from pipeline.evaluation.resampling import folds
@@ -158,14 +157,6 @@ def test_probabilities_are_as_frequent_as_they_say_also_where_a_rare_label_is_we
     groups = np.array_split(np.argsort(p), 15)
     assert np.mean([abs(p[own].mean() - is_second[own].mean()) for own in groups]) < 0.04
     assert fitted.held_out[:, 1].mean() == pytest.approx(rows.truth.mean(), abs=0.01)
-
-
-def test_what_the_second_half_of_the_labels_brought_has_an_interval_that_is_wide_for_few() -> None:
-    many = gold(1_000, signal=(1.0,))
-    of_many, of_none = gain_of_half(many, fit(many)), gold(60, signal=(0.0,))
-    assert of_many.low is not None and of_many.low > 0
-    few = gain_of_half(of_none, fit(of_none))
-    assert few.low is not None and few.high is not None and few.low < 0 < few.high
 
 
 def test_a_teachers_probabilities_are_learnt() -> None:

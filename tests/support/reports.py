@@ -77,7 +77,6 @@ REPORT = CorpusReport(
         sizes=Sizes(*PAIR),
         groups=(),
         reasons={"not (a)": 30, "not (b)": 25},
-        several=15,
         failed={},
         missing_rows=0,
         missing_files=0,

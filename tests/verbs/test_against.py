@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from judged import Bench
-from scipy.stats import binomtest
-from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.metrics import roc_auc_score
 
 from pipeline.evaluation.paired import paired
 
@@ -30,7 +29,7 @@ def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(ben
         assert difference["low"] < difference["value"] < difference["high"]
     shown = bench.evaluate(*words).out
     assert f"toxic: both on the same {found['rows']} documents" in shown
-    assert "not compared: topic" in shown and "McNemar's exact test" in shown
+    assert "not compared: topic" in shown
 
 
 def test_a_spec_without_such_answers_is_named(bench: Bench) -> None:
@@ -80,21 +79,9 @@ def test_the_interval_of_the_difference_holds_the_truth() -> None:
     assert all(times >= 89 for times in held.values()), held
 
 
-def test_mcnemars_test_is_of_the_rows_that_one_alone_answers_right() -> None:
-    truth, p = answers(1.0, 80, 3)
-    _, other = answers(0.0, 80, 4)
-    result = paired(truth, p, other, resamples=10)
-    right, other_right = p.argmax(1) == truth, other.argmax(1) == truth
-    counts = int((right & ~other_right).sum()), int((~right & other_right).sum())
-    assert (result.alone_right, result.other_alone_right) == counts
-    assert result.p_value == pytest.approx(binomtest(counts[0], sum(counts)).pvalue)
-    accuracy = result.figures["accuracy"]
-    assert accuracy.other == accuracy_score(truth, other.argmax(1))
-
-
 def test_equal_answers_may_differ_on_rows_that_were_not_seen() -> None:
     truth, p = answers(1.0, 50, 3)
     result = paired(truth, p, p, resamples=20)
     for pair in result.figures.values():
         assert pair.difference.value == 0 and pair.difference.low is not None
-        assert pair.difference.low < 0 and result.p_value == 1
+        assert pair.difference.low < 0
