@@ -108,5 +108,5 @@ def _array(values: list[object]) -> pa.Array:
     """The values as a column of the type that they share, or as strings."""
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowException, OverflowError, UnicodeError):  # JSON has any integer, half a pair
         return pa.array([None if value is None else id_text(value) for value in values])
