@@ -286,7 +286,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     except UnreadableError as error:
         broken = error
     # — after it was read, because the object may change meanwhile
-    _check_unchanged(shard, options)
+    check_unchanged(shard, options)
     if broken is not None:
         reason = f"cannot be read: {one_line(broken.__cause__ or broken)[:REASON_CHARS]}"
         name = shard.path.rpartition("/")[2]
@@ -297,7 +297,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
         raise changed(shard.path, f": it has {count} rows instead of {shard.rows} from row {start}")
 
 
-def _check_unchanged(shard: Shard, options: Options) -> None:
+def check_unchanged(shard: Shard, options: Options) -> None:
     """StorageError if the size, or a remote object's etag, differs from the one at the cut.
 
     Of text files, `text_rows` checks each one that it reads.
