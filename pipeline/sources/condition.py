@@ -78,6 +78,7 @@ def input_columns(
 
     Raises:
         StorageError: The object is not the version that was cut.
+        SpecError: A table has two columns of one name.
     """
     count = shard.rows if count is None else count
     if shard.version.format not in TABLES:
@@ -86,6 +87,9 @@ def input_columns(
     try:
         with reading(shard.path), opened_table(shard, options) as table:
             present = [name for name in names if name in table.schema.names]
+            if twins := [name for name in present if table.schema.names.count(name) > 1]:
+                fix = f"{shard.path} has several columns of this name; rename all but one"
+                raise SpecError([Problem("input.path", fix, twins[0])])
             schema = pa.schema([table.schema.field(name) for name in present])
             for batch in table.batches(present) if present else ():
                 batches.append(batch.select(present))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import StorageError
+from pipeline.errors import SpecError, StorageError
 from pipeline.sources.condition import input_columns
 from pipeline.sources.source import InputObject, cut, read_documents
 from pipeline.spec.schema import Columns
@@ -50,3 +50,18 @@ def test_a_broken_column_has_no_values_from_there_on_and_the_texts_are_read(
         return
     assert input_columns(shard, ["source"], {}).num_rows == rows // 2
     assert sum(documents.num_rows for documents in read_documents(shard)) == rows
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_two_columns_of_one_name_are_an_error_of_the_input(write: Write, name: str) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["text", "n", "n"])
+    sink = io.BytesIO()
+    if name == "a.parquet":
+        pq.write_table(table, sink)
+    else:
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    (shard,) = cut(write(name, sink.getvalue()), Columns("text", None), 10**6)
+    with pytest.raises(SpecError, match="has several columns of this name") as raised:
+        input_columns(shard, ["text", "n"], {})
+    assert [(each.place, each.value) for each in raised.value.problems] == [("input.path", "n")]
