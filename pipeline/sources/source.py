@@ -228,7 +228,8 @@ def cut(
     version = source.version(columns)
     try:
         with reading(source.path):
-            checked = source.version(Columns(None, None)) if lacking else version
+            named = columns._replace(text=None, id=None, image=None) if lacking else columns
+            checked = source.version(named)
             units = reader.units(checked, source.options)
             return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
     except (UnreadableError, MissingColumnsError) as error:
