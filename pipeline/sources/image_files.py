@@ -23,7 +23,7 @@ _MAX_PATH_CHARS = 1_024
 _PATH_CHARS = 200
 # The errors of a path that can name no file on this disk.
 _NO_PATH = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
-_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*(://|::)")  # `::` chains URLs
 
 
 def image_of(value: object, *, path: str, options: Options) -> bytes:

@@ -208,6 +208,7 @@ def beside(tmp_path: Path) -> Path:
     (tmp_path / "in" / "images" / "linked.png").symlink_to("../../secret.png")
     (tmp_path / "in" / "out").symlink_to("..")
     (tmp_path / "in" / "own.png").symlink_to("images/a.png")
+    (tmp_path / "in" / "img:1.png").write_bytes(b"own")
     return tmp_path / "in"
 
 
@@ -222,7 +223,15 @@ def test_an_image_outside_the_folder_of_its_row_is_not_read(image: str, beside: 
 
 
 @pytest.mark.parametrize(
-    "image", ["images/a.png", "images/../own.png", "own.png", "{beside}/images/a.png", "./own.png"]
+    "image",
+    [
+        "images/a.png",
+        "images/../own.png",
+        "own.png",
+        "{beside}/images/a.png",
+        "./own.png",
+        "img:1.png",
+    ],
 )
 def test_an_image_below_the_folder_of_its_row_is_read(image: str, beside: Path) -> None:
     (beside.parent / "link").symlink_to(beside.name)
