@@ -38,6 +38,7 @@ from pipeline.sources.formats import (
 )
 from pipeline.sources.image_files import image_of
 from pipeline.sources.listing import NO_FILE, FileInfo, LeftOut, files_at, is_file, remote_etag
+from pipeline.sources.records import DELIMITERS
 from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import (
     Options,
@@ -81,6 +82,8 @@ class InputObject:
     def version(self, columns: Columns) -> ObjectVersion:
         """The version under which its shards are recorded."""
         view = None if self.file is None else self.file.view_of(columns)
+        if self.format.partition(".")[0] not in DELIMITERS:
+            columns = columns._replace(quoted=None)
         return ObjectVersion(self.path, self.size_bytes, self.etag, self.format, *columns, view)
 
 
