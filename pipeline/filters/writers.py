@@ -129,7 +129,7 @@ def _kept_samples(shard: Shard, options: Options, keep: Keep) -> Iterator[bytes]
 
 
 def _samples_in(stream: Stream, _: bool | None) -> int:
-    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as archive:
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as archive:
         return sum(1 for _ in samples(archive))
 
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Problem, SpecError
+from pipeline.errors import Problem, SpecError, UnreadableError
 from pipeline.sources.documents import TooLong
 from pipeline.sources.id_text import id_text
 from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.rule import Rule
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import read_rows
+from pipeline.sources.source import check_unchanged, read_rows
 from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
@@ -61,7 +61,7 @@ def first_values(shards: Iterable[Shard], names: Sequence[str], options: Options
 def check_values(parts: Sequence[pa.Table], sql: str, shards: Sequence[Shard], place: str) -> None:
     """SpecError if a column that a condition names has no value in any of these rows."""
     rows = sum(part.num_rows for part in parts)
-    for name in parts[0].column_names if parts else ():
+    for name in parts[0].column_names if rows else ():
         if all(part.column(name).null_count == part.num_rows for part in parts):
             fix = f"the first {rows} rows of {shards[0].path} have no value in {name}"
             raise SpecError([Problem(place, f"{fix}; name a column of the input", sql)])
@@ -70,24 +70,35 @@ def check_values(parts: Sequence[pa.Table], sql: str, shards: Sequence[Shard], p
 def input_columns(
     shard: Shard, names: Sequence[str], options: Options, count: int | None = None
 ) -> pa.Table:
-    """These columns of the shard's rows, or of its first `count`; rows at its end may be missing.
+    """These columns of the shard's rows, or of its first `count`.
 
-    A table without one of the columns does not have it. In a format without a schema, a column is
-    of the type that its values share, or of strings.
+    Rows at its end may be missing: those from a place on that cannot be read. A table without one
+    of the columns does not have it. In a format without a schema, a column is of the type that its
+    values share, or of strings.
+
+    Raises:
+        StorageError: The object is not the version that was cut.
+        SpecError: A table has two columns of one name.
     """
     count = shard.rows if count is None else count
     if shard.version.format not in TABLES:
         return _values(shard, names, options, count)
-    with reading(shard.path), opened_table(shard, options) as table:
-        present = [name for name in names if name in table.schema.names]
-        schema = pa.schema([table.schema.field(name) for name in present])
-        batches, rows = [], 0
-        for batch in table.batches(present) if present else ():
-            batches.append(batch.select(present))
-            rows += batch.num_rows
-            if rows >= count:
-                break
-        return pa.Table.from_batches(batches, schema).slice(0, count)
+    schema, batches, rows = pa.schema([]), list[pa.RecordBatch](), 0
+    try:
+        with reading(shard.path), opened_table(shard, options) as table:
+            present = [name for name in names if name in table.schema.names]
+            if twins := [name for name in present if table.schema.names.count(name) > 1]:
+                fix = f"{shard.path} has several columns of this name; rename all but one"
+                raise SpecError([Problem("input.path", fix, twins[0])])
+            schema = pa.schema([table.schema.field(name) for name in present])
+            for batch in table.batches(present) if present else ():
+                batches.append(batch.select(present))
+                rows += batch.num_rows
+                if rows >= count:
+                    break
+    except UnreadableError:  # — the other columns may be whole
+        check_unchanged(shard, options)
+    return pa.Table.from_batches(batches, schema).slice(0, count)
 
 
 def _values(shard: Shard, names: Sequence[str], options: Options, count: int) -> pa.Table:
@@ -108,5 +119,5 @@ def _array(values: list[object]) -> pa.Array:
     """The values as a column of the type that they share, or as strings."""
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowException, OverflowError, UnicodeError):  # JSON has any integer, half a pair
         return pa.array([None if value is None else id_text(value) for value in values])

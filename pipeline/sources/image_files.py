@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -16,9 +17,13 @@ from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import Cause, as_storage_error, cause_of
 
 MAX_IMAGE_BYTES = 64 * 1024 * 1024
+# A longer text, such as an image in base64, is no path.
+_MAX_PATH_CHARS = 1_024
 # The length of a path in a row's status.
 _PATH_CHARS = 200
-_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
+# The errors of a path that can name no file on this disk.
+_NO_PATH = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*(://|::)")  # `::` chains URLs
 
 
 def image_of(value: object, *, path: str, options: Options) -> bytes:
@@ -50,6 +55,8 @@ def image_of(value: object, *, path: str, options: Options) -> bytes:
 
 def _read_image_file(written: str, folder: str, options: Options) -> bytes:
     shown = written[:_PATH_CHARS]
+    if len(written) > _MAX_PATH_CHARS:
+        raise DocumentError(f"its image is a text of {len(written):,} characters and no path")
     if "\0" in written:
         raise DocumentError("the path of its image has a NUL")
     path = written if _ABSOLUTE.match(written) else f"{folder}/{written}"
@@ -75,6 +82,10 @@ def _read_image_file(written: str, folder: str, options: Options) -> bytes:
             raise DocumentError(f"there is no image {shown!r}") from None
         except IsADirectoryError:
             raise DocumentError(f"the image {shown!r} is not a file") from None
+        except OSError as error:
+            if error.errno not in _NO_PATH:
+                raise
+            raise DocumentError(f"there is no image {shown!r}") from None
     if len(data) > MAX_IMAGE_BYTES:
         raise DocumentError(f"the image is longer than {MAX_IMAGE_BYTES:,} bytes")
     return data

@@ -80,7 +80,7 @@ def files_at(
     if itself is not None and not is_folder:
         return [itself]
     is_local = isinstance(file_system, LocalFileSystem)
-    root, glob = (place, "**") if is_folder else _split_glob(place, is_local=is_local)
+    root, glob = (place, "**") if is_folder else split_glob(place, is_local=is_local)
     if not _WILDCARD.search(glob):
         return []
     named = [part for part in glob.split("/") if _HIDDEN.match(part)]
@@ -124,7 +124,7 @@ def _info(file_system: AbstractFileSystem, place: str) -> FileInfo:
     return info
 
 
-def _split_glob(place: str, *, is_local: bool) -> tuple[str, str]:
+def split_glob(place: str, *, is_local: bool) -> tuple[str, str]:
     """The folder that a glob starts from, and the glob below it.
 
     A local folder with a wildcard in its name is taken for itself, as a file is.

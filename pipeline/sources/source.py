@@ -38,6 +38,7 @@ from pipeline.sources.formats import (
 )
 from pipeline.sources.image_files import image_of
 from pipeline.sources.listing import NO_FILE, FileInfo, LeftOut, files_at, is_file, remote_etag
+from pipeline.sources.records import DELIMITERS
 from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
 from pipeline.sources.streams import (
     Options,
@@ -81,6 +82,8 @@ class InputObject:
     def version(self, columns: Columns) -> ObjectVersion:
         """The version under which its shards are recorded."""
         view = None if self.file is None else self.file.view_of(columns)
+        if self.format.partition(".")[0] not in DELIMITERS:
+            columns = columns._replace(quoted=None)
         return ObjectVersion(self.path, self.size_bytes, self.etag, self.format, *columns, view)
 
 
@@ -228,7 +231,8 @@ def cut(
     version = source.version(columns)
     try:
         with reading(source.path):
-            checked = source.version(Columns(None, None)) if lacking else version
+            named = columns._replace(text=None, id=None, image=None) if lacking else columns
+            checked = source.version(named)
             units = reader.units(checked, source.options)
             return [Shard(version, piece) for piece in cut_units(units, target_bytes)]
     except (UnreadableError, MissingColumnsError) as error:
@@ -286,7 +290,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
     except UnreadableError as error:
         broken = error
     # — after it was read, because the object may change meanwhile
-    _check_unchanged(shard, options)
+    check_unchanged(shard, options)
     if broken is not None:
         reason = f"cannot be read: {one_line(broken.__cause__ or broken)[:REASON_CHARS]}"
         name = shard.path.rpartition("/")[2]
@@ -297,7 +301,7 @@ def read_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
         raise changed(shard.path, f": it has {count} rows instead of {shard.rows} from row {start}")
 
 
-def _check_unchanged(shard: Shard, options: Options) -> None:
+def check_unchanged(shard: Shard, options: Options) -> None:
     """StorageError if the size, or a remote object's etag, differs from the one at the cut.
 
     Of text files, `text_rows` checks each one that it reads.

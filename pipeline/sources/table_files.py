@@ -7,6 +7,7 @@ Entry points: `table_files`, `lance_folder` for a folder that is a Lance dataset
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -59,16 +60,17 @@ def table_files(table: TablePath, options: Options) -> list[DataFile]:
 
 
 def lance_folder(path: str, options: Options) -> TablePath | None:
-    """The Lance dataset in a folder whose name ends in `.lance`; None of other paths."""
-    if not path.rstrip("/").endswith(".lance"):
+    """The Lance dataset in a folder `*.lance`, or `*.lance@VERSION`; None of other paths."""
+    named = re.fullmatch(r"(.*\.lance)/?(?:@([\w.-]+))?", path, re.DOTALL)
+    if named is None:
         return None
     with suppress(
         ValueError, ImportError, TypeError, KeyError
     ):  # — reading it fails again, and names it
-        file_system, place = file_system_at(path, options)
+        file_system, place = file_system_at(named[1], options)
         with fetching(path):
             if retry_transient(partial(file_system.isdir, place)):
-                return TablePath("lance", path, None)
+                return TablePath("lance", named[1], named[2])
     return None
 
 

@@ -68,7 +68,7 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     _check_types(version, view.schema(schema))
     paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
     in_file = [view.names.get(name, name) for name in columns]
-    leaves = [i for i, path in enumerate(paths) if path.partition(".")[0] in in_file]
+    leaves = [i for i, path in enumerate(paths) if _is_of(path, in_file)]
     for index, rows in enumerate(_group_rows(footer, view)):
         group = footer.row_group(index)
         sizes = (group.column(leaf).total_uncompressed_size for leaf in leaves)
@@ -277,12 +277,17 @@ def _batch_rows(group: pq.RowGroupMetaData, columns: Names) -> int:
     longest = 0
     for index in range(group.num_columns):
         chunk = group.column(index)
-        is_read = columns is None or chunk.path_in_schema.partition(".")[0] in columns
+        is_read = columns is None or _is_of(chunk.path_in_schema, columns)
         shares_values = not SHARED_VALUES.isdisjoint(chunk.encodings)
         if is_read and chunk.physical_type == "BYTE_ARRAY":
             size = chunk.total_uncompressed_size
             longest += size if shares_values else size // max(1, group.num_rows)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
+
+
+def _is_of(path: str, columns: Iterable[str]) -> bool:
+    """Whether a leaf of Parquet is one of the columns, whose names may have dots, or inside one."""
+    return any(path == name or path.startswith(f"{name}.") for name in columns)
 
 
 def _codecs(footer: pq.FileMetaData) -> dict[str, str]:

@@ -8,7 +8,6 @@ folder that is named, or that the glob starts from.
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.hashes import canonical_json, content_hashes, short_hash
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
-from pipeline.sources.listing import FileInfo, LeftOut, files_at, is_file, remote_etag
+from pipeline.sources.listing import FileInfo, LeftOut, files_at, is_file, remote_etag, split_glob
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import Options, check_same, fetching, retry_transient
 from pipeline.stores.file_systems import file_system_at
@@ -73,7 +72,8 @@ def _listed(
     now = sum(size for _, size, _ in files), short_hash(canonical_json(files))
     if version.etag:
         check_same(version.path, now, (version.size_bytes, version.etag.partition("-")[0]))
-    return _folder(place, [name for name, _, _ in files]), files
+    is_local = isinstance(file_system, LocalFileSystem)
+    return _folder(place, [name for name, _, _ in files], is_local=is_local), files
 
 
 def text_infos(file_system: AbstractFileSystem, place: str) -> list[FileInfo]:
@@ -117,12 +117,13 @@ def file_path(file_system: AbstractFileSystem, name: str) -> str:
     return name if is_local else str(file_system.unstrip_protocol(name))
 
 
-def _folder(place: str, names: list[str]) -> str:
+def _folder(place: str, names: list[str], *, is_local: bool) -> str:
     """The folder, with a slash, that a file, a folder or a glob starts from."""
     if place not in names and all(name.startswith(f"{place}/") for name in names):
         return f"{place}/"
-    start = place if place in names else re.split(r"[*?\[]", place)[0]
-    return start[: start.rfind("/") + 1]
+    if place in names:
+        return place[: place.rfind("/") + 1]
+    return split_glob(place, is_local=is_local)[0]
 
 
 def _text(file_system: AbstractFileSystem, file: _File) -> bytes | TooLong:

@@ -17,7 +17,7 @@ from typing import IO, cast
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, opened
+from pipeline.sources.streams import BLOCK_BYTES, Options, opened
 
 KEY = "__key__"
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
@@ -88,10 +88,23 @@ def samples(archive: tarfile.TarFile) -> Iterator[Sample]:
                 sample = Sample(key, member.offset, 0)
             sample.members[column] = member
             sample.end_byte = member.offset_data + -(-member.size // 512) * 512
+        _check_end(archive)
     except tarfile.TarError as error:
         raise OSError(f"is a broken tar file: {error}") from error
     if sample is not None:
         yield sample
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """OSError unless only zeros follow the last member: `tarfile` also ends at a broken header."""
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    while block := archive.fileobj.read(BLOCK_BYTES):
+        if block.strip(b"\0"):
+            raise OSError(
+                f"is a broken tar file, or several in one: there is data after the last member, "
+                f"from byte {archive.offset} on"
+            )
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import json
 import random
 import re
 import struct
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import duckdb
@@ -180,6 +181,39 @@ def test_a_file_that_is_something_else_says_what_it_is(
     (problem,) = raised.value.problems
     assert problem.place == "input.path" and fix in problem.fix
     assert problem.fix.startswith(found.path) and "it has" not in problem.fix
+
+
+def tar_of(texts: Iterable[str]) -> bytes:
+    """An archive with one member of 512 bytes, behind one header, for each text."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for number, text in enumerate(texts):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return sink.getvalue()
+
+
+FIVE = tar_of("abcde")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(FIVE[:2148] + b"\xff" + FIVE[2149:], id="a header is damaged"),
+        pytest.param(FIVE[:2148], id="it ends inside a header"),
+        pytest.param(FIVE + FIVE, id="two archives"),
+    ],
+)
+def test_members_of_an_archive_are_not_lost_behind_what_ends_it(write: Write, data: bytes) -> None:
+    with pytest.raises(UnreadableError, match="is a broken tar file, or several in one"):
+        cut(write("a.tar", data), Columns("txt", "__key__"), 10**6)
+
+
+@pytest.mark.parametrize("zeros", [0, 512, 1024, 10**6])
+def test_an_archive_may_end_in_any_number_of_zeros(write: Write, zeros: int) -> None:
+    (shard,) = cut(write("a.tar", FIVE[:5120] + bytes(zeros)), Columns("txt", "__key__"), 10**6)
+    assert all_documents(shard)["text"].to_pylist() == [*"abcde"]
 
 
 @pytest.mark.parametrize("indent", [None, 1])

@@ -149,9 +149,11 @@ def test_what_is_no_image_is_a_row_with_the_reason(
     monkeypatch.setattr(image_files, "MAX_IMAGE_BYTES", 20)
     os.mkfifo(tmp_path / "images" / "fifo")
     (tmp_path / "images" / "large").write_bytes(bytes(21))
+    (tmp_path / "images" / "loop").symlink_to("loop")
     values: list[Any] = [
         files[0], None, "", "images/none.png", "images", "images/fifo", "images/large", 7,
         "images/0.png/below", "a\0b", {"path": files[1]}, {"bytes": None},
+        "A" * 300, "A" * 1_025, "images/loop",
     ]  # fmt: skip
     lines = (json.dumps({"id": f"{n}", "image": value}) for n, value in enumerate(values))
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
@@ -169,6 +171,9 @@ def test_what_is_no_image_is_a_row_with_the_reason(
         "the path of its image has a NUL",
         "ok",
         "no image",
+        f"there is no image {'A' * 200!r}",
+        "its image is a text of 1,025 characters and no path",
+        "there is no image 'images/loop'",
     ]
 
 
@@ -203,6 +208,7 @@ def beside(tmp_path: Path) -> Path:
     (tmp_path / "in" / "images" / "linked.png").symlink_to("../../secret.png")
     (tmp_path / "in" / "out").symlink_to("..")
     (tmp_path / "in" / "own.png").symlink_to("images/a.png")
+    (tmp_path / "in" / "img:1.png").write_bytes(b"own")
     return tmp_path / "in"
 
 
@@ -217,7 +223,15 @@ def test_an_image_outside_the_folder_of_its_row_is_not_read(image: str, beside: 
 
 
 @pytest.mark.parametrize(
-    "image", ["images/a.png", "images/../own.png", "own.png", "{beside}/images/a.png", "./own.png"]
+    "image",
+    [
+        "images/a.png",
+        "images/../own.png",
+        "own.png",
+        "{beside}/images/a.png",
+        "./own.png",
+        "img:1.png",
+    ],
 )
 def test_an_image_below_the_folder_of_its_row_is_read(image: str, beside: Path) -> None:
     (beside.parent / "link").symlink_to(beside.name)

@@ -237,6 +237,14 @@ def test_quotes_of_a_tsv_file_are_characters_and_no_line_is_lost(write: Write) -
     assert pa.concat_tables(map(all_documents, told)).num_rows == 4
 
 
+def test_a_file_without_a_column_is_cut_at_the_quotes_of_the_others(write: Write) -> None:
+    found = write("a.tsv", b'text\n"p\nq"\nr\n')
+    columns = Columns("text", "id", quoted=True)
+    shards = cut(found, columns, 1, lacking=True)
+    documents = pa.concat_tables(map(all_documents, shards))
+    assert documents["text"].to_pylist() == ["p\nq", "r"]
+
+
 @pytest.mark.parametrize(
     ("header", "shown"),
     [

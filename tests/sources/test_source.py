@@ -48,6 +48,18 @@ def encoded(table: pa.Table, format: str) -> bytes:
     return sink.getvalue()
 
 
+def test_quotes_of_csv_are_no_part_of_the_identity_of_other_formats(write: Write) -> None:
+    found = write("a.parquet", parquet_bytes(pa.table({"text": ["a"]})))
+    [[plain], [told]] = (cut(found, Columns("text", None, None, q), 10**6) for q in (None, True))
+    assert plain == told
+
+
+def test_texts_below_a_name_with_a_dot_are_cut_by_their_size(write: Write) -> None:
+    table = pa.table({"answers.text": [f"{n:05}" * 200 for n in range(1_000)]})
+    shards = cut(write("a.parquet", parquet_bytes(table)), Columns("answers.text", None), 600_000)
+    assert len(shards) == 3 and sum(shard.piece.text_bytes for shard in shards) > 10**6
+
+
 @pytest.mark.parametrize("target_bytes", TARGETS)
 def test_all_shards_of_any_cut_hold_the_rows_of_the_file(
     corpus: Path, rows: list[Row], target_bytes: int, tmp_path: Path
