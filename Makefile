@@ -12,7 +12,8 @@ MODEL := models/smollm2-135m-instruct.gguf
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
 QUICK := -n 2 --dist loadgroup -m "not slow"
 FAULTS := tests/runtime/test_fault_table.py tests/runtime/test_run_s3.py \
-	tests/runtime/test_failed_rows.py tests/runtime/test_machines.py
+	tests/runtime/test_node_loss.py tests/runtime/test_failed_rows.py \
+	tests/runtime/test_machines.py
 
 .PHONY: demo test test-pythons test-slow test-vllm test-label-studio coverage docs bench-peers
 

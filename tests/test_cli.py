@@ -231,3 +231,15 @@ def test_a_dry_run_with_save_plans_cascades(
     monkeypatch.setattr(forecast, "dry_run", noted)
     assay("run", write_spec(), "--dry-run", "--save")
     assert len(tasks) == 2 and all(isinstance(task, CascadeTask) for task in tasks)
+
+
+def test_ray_s_reports_of_workers_that_the_run_ended_are_dropped() -> None:
+    stream = io.StringIO()
+    reports = _RayReports(stream)
+    print("(raylet) a worker died: out of memory", file=reports)
+    print("(raylet) Task MapWorker failed.", end=" ", file=reports)
+    print("The actor is dead because it was killed by `ray.kill`.", file=reports)
+    print("last", end="", file=reports)
+    assert stream.getvalue() == "(raylet) a worker died: out of memory\n"
+    reports.close()
+    assert stream.getvalue() == "(raylet) a worker died: out of memory\nlast\n"

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout, suppress
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args, get_origin
@@ -72,7 +72,8 @@ def shown_by(progress: Callable[[TextIO], AbstractContextManager[Announce]]) -> 
     To import torch or Ray takes seconds, so a verb does it in the block.
     """
     # — Ray reports workers that died on standard output, but it is the place of the result
-    with redirect_stdout(sys.stderr), progress(sys.stderr) as announce:
+    reports = _RayReports(sys.stderr)
+    with closing(reports), redirect_stdout(reports), progress(sys.stderr) as announce:
         yield announce
 
 
@@ -90,6 +91,34 @@ def print_result(
     else:
         show(result, console_on(sys.stdout))
     return code
+
+
+class _RayReports(io.TextIOBase):
+    """Standard output while Ray runs: Ray's reports of workers that died go to the stream.
+
+    A worker that Ray Data itself ends, as after Ctrl-C, has not died. Ray reports its tasks as
+    failed where the report is faster than the end of the run.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ""  # its beginning
+
+    def write(self, text: str) -> int:
+        *lines, self._line = f"{self._line}{text}".split("\n")
+        for line in lines:
+            if "killed by `ray.kill`" not in line:
+                self._stream.write(f"{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Writes what is complete; `close` writes an unfinished line, too."""
+        self._stream.flush()
+
+    def close(self) -> None:
+        if self._line:
+            self.write("\n")
+        super().close()
 
 
 def new_app(name: str, help: str) -> App:

@@ -101,6 +101,8 @@ def test_ctrl_c_ends_the_run_and_says_what_is_kept_and_how_to_continue(
     assert last.endswith(f"to continue, run: assay run {long_spec}")
     _, left = psutil.wait_procs(family, timeout=5)
     assert not left
+    # — every line is of our log: nothing of Ray's own
+    assert [line for line in run.lines[:-1] if not re.match(r"\d\d:\d\d:\d\d \w", line)] == []
 
 
 @pytest.mark.parametrize("service", ["gcs_server", "raylet"])
