@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pydantic import computed_field
 
 from pipeline.filters.decisions import (
+    MOST_GROUPS,
+    OTHERS,
     Decisions,
     Size,
     Thresholds,
@@ -43,7 +45,7 @@ class GroupResult:
     group: Mapping[str, str]  # what the groups are, and the name of this one; empty: all documents
     documents: int
     dropped: int
-    threshold: float | None  # of `drop_top`
+    threshold: float | None  # of `drop_top`; None of `OTHERS`
     sizes: Sizes
 
 
@@ -135,18 +137,22 @@ def result_of(rule: SnapshotRule, on_error: OnError, table: Decisions) -> Filter
 
 
 def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
-    """The groups of `drop_top` in the order of their names; without groups, all documents."""
+    """The largest groups of `drop_top` by name, and `OTHERS`; without groups, all documents."""
     written = rule.labelled.spec.filter
     assert written is not None
     top, thresholds = written.drop_top, table.thresholds
     by = top.by if top else None  # — as the user wrote it
-    sizes = {"": table.whole} if by is None else table.sizes("_part")
+    sizes = {"": table.whole} if by is None else table.sizes("_part", MOST_GROUPS)
     return tuple(
         GroupResult(
             group={} if by is None else {by: name},
             documents=(kept + dropped).documents,
             dropped=dropped.documents,
-            threshold=thresholds.at.get(name, thresholds.otherwise) if thresholds else None,
+            threshold=(
+                thresholds.at.get(name, thresholds.otherwise)
+                if thresholds and name != OTHERS
+                else None
+            ),
             sizes=Sizes(kept, dropped),
         )
         for name, (kept, dropped) in sorted(sizes.items())
@@ -154,14 +160,18 @@ def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
 
 
 def other_shares(rule: FilterRule, table: Decisions) -> tuple[OtherShare, ...]:
-    """What each of `SHARES` would drop by `drop_top`, of all documents and of each group."""
+    """What each of `SHARES` would drop by `drop_top`, of all documents and the largest groups."""
     if rule.score is None:
         return ()
-    groups = "union all from ranked" if rule.group else ""
+    groups = "union all from ranked where part in (select part from largest)" if rule.group else ""
     rows = table.rows(
         f"""
         with ranked as (
             select _part as part, _score as score, n_chars, _tokens from documents where _ranked
+        ),
+        largest as (
+            select _part as part from documents group by part
+            order by count(*) desc, part limit {MOST_GROUPS}
         ),
         parts as (select * replace ('{ALL}' as part) from ranked {groups}),
         limits as ({limits("parts", SHARES)})

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -342,15 +343,26 @@ def _read_teacher(
         raise gold_error(source, fix) from error
     by: By = "doc_id" if how.id else "content_hash"
     columns = _task_columns(spec, how, chosen, asked, tuple(teacher.labels), source)
-    table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
-    tasks: dict[str, GoldTask] = {}
-    for task, column in columns:
-        labels = teacher.labels[column]
-        tasks |= teacher_tasks(table.column(column), labels, task, how.values, source)
-    tasks = _asked(tasks, asked)
-    answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
-    kept = np.flatnonzero(answered)
-    keys = table.column(by).take(pa.array(kept)).to_pylist()
-    answered_tasks = {name: _of_rows(task, kept) for name, task in tasks.items()}
-    counts = GoldCounts(source, by, len(keys))
-    return _without_repeats(Gold(counts, tuple(keys), answered_tasks, None))
+    read = [by, *dict.fromkeys(column for _, column in columns)]
+    nothing = pa.RecordBatch.from_pylist([], teacher.schema)
+    keys: list[str] = []
+    parts: list[dict[str, GoldTask]] = []
+    for batch in chain([nothing], teacher.to_batches(columns=read)):
+        tasks: dict[str, GoldTask] = {}
+        for task, column in columns:
+            labels = teacher.labels[column]
+            tasks |= teacher_tasks(batch.column(column), labels, task, how.values, source)
+        tasks = _asked(tasks, asked)
+        answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
+        kept = np.flatnonzero(answered)
+        keys += batch.column(by).take(pa.array(kept)).to_pylist()
+        parts.append({name: _of_rows(task, kept) for name, task in tasks.items()})
+    joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    return _without_repeats(Gold(GoldCounts(source, by, len(keys)), tuple(keys), joined, None))
+
+
+def _joined(parts: Sequence[GoldTask]) -> GoldTask:
+    """The rows of all parts, which have soft targets."""
+    soft = [part.soft for part in parts if part.soft is not None]
+    truth = np.concatenate([part.truth for part in parts])
+    return replace(parts[0], truth=truth, soft=np.concatenate(soft))

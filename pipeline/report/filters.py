@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple
 
+from pipeline.filters.decisions import MOST_GROUPS
 from pipeline.filters.result import FilterResult, Sizes, Written, stop_words
 from pipeline.filters.rule import ALL
 from pipeline.report.console import Grid, Part, printed, truncate
@@ -25,7 +26,7 @@ def show_filter(result: FilterResult) -> Iterator[Part]:
     for name, sizes in shown:
         rows += _pair(name, sizes)
     if len(largest) > SHOWN_GROUPS:
-        rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
+        rows.append((f"more groups; --json has the {MOST_GROUPS} largest",))
     yield Grid("", ("", *_NAMES), rows)
     if result.other_shares:
         yield _other_shares(result, {ALL, *(name for name, _ in shown)})

@@ -224,7 +224,9 @@ def test_repeated_gold_counts_once_and_of_several_labels_the_most_frequent(bench
     assert (gold.counts.contradictory, gold.counts.ties) == (2, ("5",))
 
 
-def test_rows_of_one_document_complete_each_other_and_a_tie_is_of_its_task_alone(bench: Bench) -> None:
+def test_rows_of_one_document_complete_each_other_and_a_tie_is_of_its_task_alone(
+    bench: Bench,
+) -> None:
     rows = [
         {"id": 1, "toxic": "toxic"},
         {"id": 1, "topic": "art"},
