@@ -48,31 +48,38 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        # — a process that is forked from a large one counts the memory of both
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            shards = pool.submit(_labelled, folder, options.documents).result()
-        print(f"{options.documents:,} documents in {shards:,} shards of two tasks")
-        spec = folder / "spec.json"
-        top = {"share": 0.05, "of": "toxic.p.toxic", "by": "language"}
-        content = {
-            "name": "synthetic",
-            "model": {"path": "none"},
-            "input": {"path": str(folder / "in"), "id": "id"},
-            "output": str(folder / "out"),
-            "tasks": [
-                {"name": task, "question": "?", "labels": list(labels)}
-                for task, labels in TASKS.items()
-            ],
-            "filter": {"keep": "language.label != 'it'", "drop_top": top, "on_error": "keep"},
-        }
-        spec.write_text(json.dumps(content))
+        spec = write_labels(folder, options.documents)
         for words in (
             ["filter", str(spec), "--dry-run"],
             ["report", str(spec), "--by", "doc.source", "--to", str(folder / "page.html")],
             ["filter", str(spec), "--to", str(folder / "clean")],
         ):
-            _measure(words, options.documents, folder / "cache")
+            name = " ".join(word for word in words[::2] if word.startswith("-") or word == words[0])
+            measure(name, words, options.documents, folder / "cache")
         print(f"the page has {(folder / 'page.html').stat().st_size / 1e6:.1f} MB")
+
+
+def write_labels(folder: Path, documents: int) -> Path:
+    """Writes Parquet files to `in` and their labels to `out`; the spec, which has a filter."""
+    # — a process that is forked from a large one counts the memory of both
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        shards = pool.submit(_labelled, folder, documents).result()
+    print(f"{documents:,} documents in {shards:,} shards of two tasks")
+    spec = folder / "spec.json"
+    top = {"share": 0.05, "of": "toxic.p.toxic", "by": "language"}
+    content = {
+        "name": "synthetic",
+        "model": {"path": "none"},
+        "input": {"path": str(folder / "in"), "id": "id"},
+        "output": str(folder / "out"),
+        "tasks": [
+            {"name": task, "question": "?", "labels": list(labels)}
+            for task, labels in TASKS.items()
+        ],
+        "filter": {"keep": "language.label != 'it'", "drop_top": top, "on_error": "keep"},
+    }
+    spec.write_text(json.dumps(content))
+    return spec
 
 
 def _labelled(folder: Path, documents: int) -> int:
@@ -120,7 +127,8 @@ def _commit(store: LocalStore, shard: Shard, source: np.random.Generator) -> Non
     commit_shard(store, shard, documents, files)
 
 
-def _measure(words: list[str], documents: int, cache: Path) -> None:
+def measure(name: str, words: list[str], documents: int, cache: Path) -> None:
+    """Runs a command, and prints a line with its time and its peak memory."""
     environment = {**os.environ, "ASSAY_CACHE": str(cache)}
     command = [sys.executable, "-m", "pipeline", *words, "--json"]
     started = time.perf_counter()
@@ -129,7 +137,6 @@ def _measure(words: list[str], documents: int, cache: Path) -> None:
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, words
-    name = " ".join(word for word in words[::2] if word.startswith("-") or word == words[0])
     print(
         f"{name:18} {seconds:6.1f} s, {documents / seconds:9,.0f} documents/s, "
         f"peak {usage.ru_maxrss / 1_000:,.0f} MB"

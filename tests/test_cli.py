@@ -18,6 +18,7 @@ from rich.console import Console
 
 import pipeline
 from pipeline.cli import app, main
+from pipeline.cli.app import _RayReports
 from pipeline.cli.parameters import flag_of
 from pipeline.options import EvalOptions, WorkOptions
 from pipeline.runtime.dry_run import dry_run

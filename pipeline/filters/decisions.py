@@ -236,12 +236,12 @@ def _thresholds(table: Decisions, top: DropTopSpec) -> Thresholds:
     if not whole:
         fix = "no document has a score, so there is no threshold; label first"
         raise SpecError([Problem(OF, fix, top.of)])
-    groups = table.rows(f"{_limits('_part', top.share)} order by part")
-    at = {name: threshold for name, size, threshold in groups if size >= top.smallest}
-    at = at if top.by else {}
-    columns = pa.array([*at], pa.string()), pa.array([*at.values()], pa.float64())
-    table.add("thresholds", pa.table(columns, ["_part", "of_part"]))
-    return Thresholds(whole[0][-1], at)
+    own = f"n >= {top.smallest}" if top.by else "false"
+    table.rows(
+        f"create table thresholds as select part as _part, _score as of_part "
+        f"from ({_limits('_part', top.share)}) where {own}"
+    )
+    return Thresholds(whole[0][-1], dict(table.rows("from thresholds order by _part")))
 
 
 def _decisions_view(rule: FilterRule, on_error: str, thresholds: Thresholds | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +24,7 @@ from pipeline.sources.streams import Options, reading
 from pipeline.sources.tables import TABLES, opened_table
 
 INPUT = "doc"  # the column of the input's columns, which are strings
-SAMPLE_ROWS = 100
+SAMPLE_ROWS = 100_000  # of files without a header, one of which has a value in the column
 _HEADED = (*TABLES, "csv", "tsv")  # the formats whose files name their columns
 FILES_AT_ONCE = 16
 
@@ -48,7 +48,7 @@ def with_inputs(
 def check_columns_of(
     shards: Sequence[Shard], options: Options, columns: Sequence[str], *, place: str
 ) -> None:
-    """SpecError unless a file has each column, and a value in its first rows.
+    """SpecError unless a file has each column; without a header, a value in one of its first rows.
 
     A row without the column counts as null, also in a table. In a file with a header, two columns
     of one name are an error.
@@ -63,16 +63,18 @@ def check_columns_of(
         having = [shard for shard in shards if column not in lacking.get(shard.path, ())]
         if not having:
             raise SpecError([Problem(place, lacking[shards[0].path][column], column)])
-        first = islice(input_values(having[0], [column], options), SAMPLE_ROWS)
-        if all(value is None for [value] in first):
-            fix = f"the first {SAMPLE_ROWS} rows of {having[0].path} have no value in this column"
+        if any(shard.path in headed for shard in having):
+            continue
+        values = chain.from_iterable(input_values(shard, [column], options) for shard in having)
+        if all(value is None for [value] in islice(values, SAMPLE_ROWS)):
+            fix = f"the first {SAMPLE_ROWS:,} rows from {having[0].path} on have no value there"
             raise SpecError([Problem(place, fix, column)])
 
 
 def _check_file(
     shard: Shard, options: Options, columns: Sequence[str], place: str
 ) -> Mapping[str, str]:
-    """The columns that a table lacks, each with a line that says so; SpecError for a wrong one."""
+    """The columns that a file lacks, each with a line that says so; SpecError for a wrong one."""
     kinds: Mapping[str, pa.DataType] = {}
     with reading(shard.path):
         if shard.version.format in TABLES:
@@ -89,7 +91,7 @@ def _check_file(
             fix = f"{shard.path} has {kinds[column]} there; name a column of strings or numbers"
             raise SpecError([Problem(place, fix, column)])
     lacks = f"{shard.path} has no such column; {has}"
-    return {column: lacks for column in columns if kinds and column not in kinds}
+    return {column: lacks for column in columns if column not in names}
 
 
 def input_values(

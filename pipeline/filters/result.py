@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import computed_field
 
-from pipeline.filters.decisions import Decisions, Size, Thresholds, number
+from pipeline.filters.decisions import MOST_GROUPS, OTHERS, Decisions, Size, Thresholds, number
 from pipeline.filters.rule import FilterRule, SnapshotRule
 from pipeline.options import OnError
 from pipeline.sources.documents import OK, SKIPPED, TRUNCATED
@@ -33,7 +33,7 @@ class GroupResult:
     group: Mapping[str, str]  # what the groups are, and the name of this one; empty: all documents
     documents: int
     dropped: int
-    threshold: float | None  # of `drop_top`
+    threshold: float | None  # of `drop_top`; None of `OTHERS`
     sizes: Sizes
 
 
@@ -112,18 +112,22 @@ def result_of(rule: SnapshotRule, on_error: OnError, table: Decisions) -> Filter
 
 
 def _groups(rule: SnapshotRule, table: Decisions) -> tuple[GroupResult, ...]:
-    """The groups of `drop_top` in the order of their names; without groups, all documents."""
+    """The largest groups of `drop_top` by name, and `OTHERS`; without groups, all documents."""
     written = rule.labelled.spec.filter
     assert written is not None
     top, thresholds = written.drop_top, table.thresholds
     by = top.by if top else None  # — as the user wrote it
-    sizes = {"": table.whole} if by is None else table.sizes("_part")
+    sizes = {"": table.whole} if by is None else table.sizes("_part", MOST_GROUPS)
     return tuple(
         GroupResult(
             group={} if by is None else {by: name},
             documents=(kept + dropped).documents,
             dropped=dropped.documents,
-            threshold=thresholds.at.get(name, thresholds.otherwise) if thresholds else None,
+            threshold=(
+                thresholds.at.get(name, thresholds.otherwise)
+                if thresholds and name != OTHERS
+                else None
+            ),
             sizes=Sizes(kept, dropped),
         )
         for name, (kept, dropped) in sorted(sizes.items())

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -34,6 +35,7 @@ Kind = Literal["people", "chosen", "scores", "teacher"]
 SHOWN_TIES = 5
 # How people label a random sample.
 RANDOM = "assay review --by random"
+_NO_ROW = -1
 _FORMATS = " ".join(f".{format}" for format in FORMATS)
 _SNAPSHOT = re.compile(r"(?P<output>.+?)/+snapshots/(?P<number>\d{8,})\.json")
 
@@ -43,7 +45,7 @@ class GoldCounts:
     """Where gold is from, and what became of its rows.
 
     Several rows of one document, as of several people, are merged. The label that most of them give
-    is kept; a tie is left out. Scores are averaged.
+    is kept; after a tie the document has no label for this task. Scores are averaged.
     """
 
     source: str
@@ -52,7 +54,7 @@ class GoldCounts:
     repeated: int = 0  # rows of a document with a row before
     contradictory: int = 0  # rows of `ties`
     outvoted: int = 0  # documents with several labels, of which one was given most often
-    ties: tuple[str, ...] = ()  # documents that are left out
+    ties: tuple[str, ...] = ()  # documents that are left out of a task, or of an audit
     unused: tuple[str, ...] = ()  # columns of the file that name no document and no task
 
     @property
@@ -65,7 +67,7 @@ class GoldCounts:
         if self.ties:
             shown = ", ".join(self.ties[:SHOWN_TIES]) + ", ..." * (len(self.ties) > SHOWN_TIES)
             of_rows = f"{len(self.ties):,} documents ({self.contradictory:,} gold rows)"
-            facts.append(("left out", f"{of_rows}, whose labels are a tie: {shown}"))
+            facts.append(("left out", f"{of_rows}, of the tasks whose labels are a tie: {shown}"))
         return facts
 
 
@@ -225,7 +227,7 @@ def _asked(tasks: Mapping[str, GoldTask], asked: Sequence[str]) -> dict[str, Gol
 
 
 def _without_repeats(gold: Gold) -> Gold:
-    """One row for each document, with the label that most of its rows give; no tie."""
+    """One row for each document, with the label that most of its rows give; none after a tie."""
     rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(gold.keys):
         rows_of.setdefault(key, []).append(row)
@@ -235,36 +237,39 @@ def _without_repeats(gold: Gold) -> Gold:
         for name, task in gold.tasks.items() if len(rows) > 1 else ():
             labelled = [row for row in rows if task.truth[row] != UNLABELLED]
             labels = task.truth[labelled].tolist()
-            if len(set(labels)) > 1:
-                outvoted.add(key)
             if labels and (most := majority(labels)) is None:
                 ties.add(key)
+                chosen[name][key] = _NO_ROW
             elif labels:
                 chosen[name][key] = labelled[labels.index(most)]
-    kept = [key for key in rows_of if key not in ties]
-    first = [rows_of[key][0] for key in kept]
+                if len(set(labels)) > 1:
+                    outvoted.add(key)
+    tasks = {
+        name: _of_rows(task, np.array([*chosen[name].values()], np.int64))
+        for name, task in gold.tasks.items()
+    }
+    first = (rows[0] for rows in rows_of.values())
     return replace(
         gold,
-        keys=tuple(kept),
-        tasks={
-            name: _of_rows(task, np.array([chosen[name][key] for key in kept], np.int64))
-            for name, task in gold.tasks.items()
-        },
+        keys=tuple(rows_of),
+        tasks=tasks,
         texts=None if gold.texts is None else tuple(gold.texts[row] for row in first),
         counts=replace(
             gold.counts,
-            documents=len(kept),
-            repeated=sum(len(rows_of[key]) - 1 for key in kept),
+            documents=len(rows_of),
+            repeated=len(gold.keys) - len(rows_of),
             contradictory=sum(len(rows_of[key]) for key in ties),
-            outvoted=len(outvoted - ties),
+            outvoted=len(outvoted),
             ties=tuple(key for key in rows_of if key in ties),
         ),
     )
 
 
 def _of_rows(task: GoldTask, rows: NDArray[np.int64]) -> GoldTask:
-    soft = None if task.soft is None else task.soft[rows]
-    return replace(task, truth=task.truth[rows], soft=soft)
+    """The gold of these rows; none for `_NO_ROW`."""
+    none = rows == _NO_ROW
+    soft = None if task.soft is None else np.where(none[:, None], np.nan, task.soft[rows])
+    return replace(task, truth=np.where(none, UNLABELLED, task.truth[rows]), soft=soft)
 
 
 def _documents(
@@ -338,15 +343,26 @@ def _read_teacher(
         raise gold_error(source, fix) from error
     by: By = "doc_id" if how.id else "content_hash"
     columns = _task_columns(spec, how, chosen, asked, tuple(teacher.labels), source)
-    table = teacher.to_table(columns=[by, *dict.fromkeys(column for _, column in columns)])
-    tasks: dict[str, GoldTask] = {}
-    for task, column in columns:
-        labels = teacher.labels[column]
-        tasks |= teacher_tasks(table.column(column), labels, task, how.values, source)
-    tasks = _asked(tasks, asked)
-    answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
-    kept = np.flatnonzero(answered)
-    keys = table.column(by).take(pa.array(kept)).to_pylist()
-    answered_tasks = {name: _of_rows(task, kept) for name, task in tasks.items()}
-    counts = GoldCounts(source, by, len(keys))
-    return _without_repeats(Gold(counts, tuple(keys), answered_tasks, None))
+    read = [by, *dict.fromkeys(column for _, column in columns)]
+    nothing = pa.RecordBatch.from_pylist([], teacher.schema)
+    keys: list[str] = []
+    parts: list[dict[str, GoldTask]] = []
+    for batch in chain([nothing], teacher.to_batches(columns=read)):
+        tasks: dict[str, GoldTask] = {}
+        for task, column in columns:
+            labels = teacher.labels[column]
+            tasks |= teacher_tasks(batch.column(column), labels, task, how.values, source)
+        tasks = _asked(tasks, asked)
+        answered = np.any([task.truth != UNLABELLED for task in tasks.values()], axis=0)
+        kept = np.flatnonzero(answered)
+        keys += batch.column(by).take(pa.array(kept)).to_pylist()
+        parts.append({name: _of_rows(task, kept) for name, task in tasks.items()})
+    joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    return _without_repeats(Gold(GoldCounts(source, by, len(keys)), tuple(keys), joined, None))
+
+
+def _joined(parts: Sequence[GoldTask]) -> GoldTask:
+    """The rows of all parts, which have soft targets."""
+    soft = [part.soft for part in parts if part.soft is not None]
+    truth = np.concatenate([part.truth for part in parts])
+    return replace(parts[0], truth=truth, soft=np.concatenate(soft))

@@ -169,7 +169,7 @@ def _written(value: object) -> str | None:
 
 
 def teacher_tasks(
-    column: pa.ChunkedArray,
+    answers: pa.StructArray,  # [rows]
     teacher_labels: tuple[str, ...],
     task: TaskSpec,
     meanings: Meanings,
@@ -180,7 +180,6 @@ def teacher_tasks(
     A label of a task of kind `multi` that the teacher does not have is left out. SpecError if the
     teacher has other labels, or is of kind `multi` where the task is not.
     """
-    answers = column.combine_chunks()
     if (answers.type.get_field_index("labels") >= 0) != (task.kind == "multi"):
         fix = f"task {task.name} is of kind {task.kind}, and the teacher's task is "
         fix += "not" if task.kind == "multi" else "of kind multi"

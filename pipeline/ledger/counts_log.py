@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +35,7 @@ from pipeline.ledger.numbered import (
     numbers_from_checkpoint,
     read_numbered,
 )
+from pipeline.sources.documents import SKIPPED
 from pipeline.stores.store import Store
 
 logger = logging.getLogger(__name__)
@@ -164,6 +166,23 @@ def of_shards(files: pa.Table, name: str, how: str) -> int:
     """The sum over the shards of the `min` or `max` of a count over the label files of a shard."""
     by_shard = files.filter(files["task"].is_valid()).group_by("sid").aggregate([(name, how)])
     return pc.sum(by_shard[f"{name}_{how}"]).as_py() or 0
+
+
+def skipped_by_all(store: Store, files: pa.Table) -> int:
+    """The rows that every task of their shard skips: label files are read to count them."""
+    by_shard = files.filter(files["task"].is_valid()).group_by("sid")
+    shards = by_shard.aggregate([("key", "list"), ("rows", "max"), ("skipped", "min")])
+    at_most = shards["skipped_min"]
+    is_open = pc.and_(pc.greater(at_most, 0), pc.less(at_most, shards["rows_max"]))
+
+    def count(keys: Sequence[str]) -> int:
+        statuses = (read_file(store, key, ["status"])["status"].cast(pa.string()) for key in keys)
+        is_skipped = reduce(pc.and_, (pc.equal(status, SKIPPED) for status in statuses))
+        return pc.sum(is_skipped).as_py() or 0
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        counts = sum(pool.map(count, shards["key_list"].filter(is_open).to_pylist()))
+    return counts + (pc.sum(at_most.filter(pc.invert(is_open))).as_py() or 0)
 
 
 def refuse(lines: Sequence[str]) -> None:

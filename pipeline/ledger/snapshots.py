@@ -24,7 +24,7 @@ from pipeline.hashes import canonical_json, parse_sealed_json, sealed_json, shor
 from pipeline.ledger import counts_log
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.counts_log import counted, logged_counts, object_hashes, of_shards
+from pipeline.ledger.counts_log import counted, logged_counts, object_hashes
 from pipeline.ledger.keys import RETRIES, manifest_key, parse_key, snapshot_key
 from pipeline.ledger.label_files import remedy
 from pipeline.ledger.numbered import free_numbers, numbers
@@ -54,6 +54,7 @@ class Contents:
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
     limit: str | None = None  # the condition of the run: the other documents have no answers
+    asked: int = 0  # documents that a task was asked about; without a condition, all
     certificates: Mapping[str, Certificate] = field(default_factory=dict)  # by task with a cascade
 
     @property
@@ -65,11 +66,6 @@ class Contents:
     def rows(self) -> int:
         """The number of documents."""
         return pc.sum(self.files["rows"].filter(self.files["task"].is_null())).as_py() or 0
-
-    @property
-    def asked(self) -> int:
-        """The number of documents that were asked about; without a condition, all."""
-        return self.rows - (0 if self.limit is None else of_shards(self.files, "skipped", "min"))
 
 
 def publish(
@@ -83,16 +79,17 @@ def publish(
     partial: bool = False,
     missing_files: int = 0,
     limit: str | None = None,
+    asked: int | None = None,
     certificates: Mapping[str, Certificate] = MappingProxyType({}),
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
     A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
     number of input files whose rows cannot be counted. With `limit`, the condition of a run, a
-    snapshot is never complete. A file is read if neither the log of counts nor the last snapshot
-    has its counts. StorageError if work is missing and the snapshot is not partial; also if a file
-    is not as it was written, or as the spec's last snapshot published it: each such file is named,
-    with what to do.
+    snapshot is never complete, and `asked` documents were asked about. A file is read if neither
+    the log of counts nor the last snapshot has its counts. StorageError if work is missing and the
+    snapshot is not partial; also if a file is not as it was written, or as the spec's last snapshot
+    published it: each such file is named, with what to do.
     """
     complete = [shard for shard in shards if is_whole(shard, tasks, done)]
     has_all = len(complete) == len(shards) and not missing_files
@@ -126,7 +123,7 @@ def publish(
             _check_unchanged(store, int(last["number"]), published, shown, done)
         content = header | {"created_at": created_at, "number": number}
         if limit is not None:
-            content["asked"] = rows - of_shards(shown, "skipped", "min")
+            content["asked"] = asked
         if _create(store, content, shown, 1 + len(tasks)):
             break
     return number
@@ -155,6 +152,7 @@ def contents(store: Store, number: int | None = None) -> Contents:
             missing_files=int(content["missing_files"]),
             created_at=str(content["created_at"]),
             limit=content.get("limit"),
+            asked=asked_of(content),
             certificates={
                 task: validated(Certificate, own)
                 for task, own in content.get("certificates", {}).items()

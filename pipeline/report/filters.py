@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import astuple
 
+from pipeline.filters.decisions import MOST_GROUPS
 from pipeline.filters.result import FilterResult, Sizes, Written, stop_words
 from pipeline.filters.rule import ALL
 from pipeline.report.console import Grid, Part, printed, truncate
@@ -24,7 +25,7 @@ def show_filter(result: FilterResult) -> Iterator[Part]:
     for group in largest[:SHOWN_GROUPS]:
         rows += _pair(", ".join(group.group.values()), group.sizes)
     if len(largest) > SHOWN_GROUPS:
-        rows.append((f"{len(largest) - SHOWN_GROUPS:,} more groups; --json has them all",))
+        rows.append((f"more groups; --json has the {MOST_GROUPS} largest",))
     yield Grid("", ("", *_NAMES), rows)
     facts = {f"  {reason}": f"{count:,}" for reason, count in sorted(result.reasons.items())}
     facts["removes documents where"] = truncate(result.removes, SQL_CHARS)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import Option, Problem, SpecError, option_error
+from pipeline.hashes import parse_json
 from pipeline.ledger.columns import STAGE, Bools, answer_columns, answers_type, cast_rows
 from pipeline.ledger.text_index import leading_bits
 from pipeline.sources.condition import accepted, check_values, first_values, input_columns
@@ -81,6 +82,13 @@ def check(
     if parts and not whole:
         lacking = next(name for name in names if name not in parts[0].column_names)
         fix = f"{shards[0].path} has no column {lacking}; name a column of the input"
+        raise SpecError([Problem(place, fix, sql)])
+    view = parse_json(shards[0].version.view or "{}") if parts else {}
+    if free := [name for name in names if name not in view.get("columns", names)]:
+        fix = (
+            f"reads column {free[0]} of a Lance dataset without a version, in which it may change "
+        )
+        fix += "while shards stay the same; name a version: lance+PATH@VERSION"
         raise SpecError([Problem(place, fix, sql)])
     check_values(whole, sql, shards, place)
     if names and not parts:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.cells import is_whole
 from pipeline.ledger.counts import Counts, ShardCounts
-from pipeline.ledger.counts_log import of_shards
+from pipeline.ledger.counts_log import of_shards, skipped_by_all
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshot_files import files_of
 from pipeline.ledger.snapshots import (
@@ -26,6 +26,7 @@ from pipeline.ledger.snapshots import (
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
 from pipeline.sources.documents import is_failed_status
+from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
 
 # A run ends when this many shards fail in a row, or two for each engine if these are more.
@@ -76,24 +77,28 @@ class Tally:
             raise kind(f"{number} them; finished shards are kept; the last reason: {counts.error}")
 
     def count_finished(
-        self, store: Store, spec_name: str, planned: Plan, *, publishes: bool
+        self, store: Store, spec: JobSpec, planned: Plan, *, publishes: bool
     ) -> int | None:
-        """Documents of the finished shards that the plan's condition accepts; None without one.
+        """Documents of the finished shards that a task is asked about; None without a condition.
 
         FailedRowsError if these are published, and too many of their rows failed in this run or
         before; those of a shard are of its worst task. A label file is read only if nothing has its
-        counts.
+        counts, or if each of several tasks has a condition of its own.
         """
         checks = publishes and self.max_error_rate is not None
         if planned.limit is None and not checks:
             return None
         done = planned.done
         finished = [shard for shard in planned.shards if is_whole(shard, list(done.fp), done)]
-        files = counted_files(store, spec_name, finished, done, keep=True)
-        asked = sum(shard.rows for shard in finished) - of_shards(files, "skipped", "min")
+        files = counted_files(store, spec.name, finished, done, keep=True)
+        rows, skipped = sum(shard.rows for shard in finished), of_shards(files, "skipped", "min")
         if checks:
-            self._check(of_shards(files, "failed", "max"), asked)
-        return None if planned.limit is None else asked
+            self._check(of_shards(files, "failed", "max"), rows - skipped)
+        if planned.limit is None:
+            return None
+        if len(spec.tasks) > 1 and all(task.when is not None for task in spec.tasks):
+            skipped = skipped_by_all(store, files)
+        return rows - skipped
 
     def _check(self, failed: int, rows: int, bound: str = "") -> None:
         limit = self.max_error_rate
@@ -120,7 +125,7 @@ class Outcome:
     """Counts of the rows, statuses and labels of this run."""
     seconds: float
     asked: int | None = None
-    """Documents of the finished shards that the condition of the run accepts; None without one."""
+    """Documents of the finished shards that a task is asked about; None without a condition."""
     stopped: str | None = None
     """The option that ended the run before it was complete."""
     snapshot: int | None = None
@@ -196,9 +201,9 @@ class Outcome:
     def contents(self) -> Contents:
         """The contents of the snapshot of a complete output; its number is 0, which none has."""
         job = self.job
-        files = files_of(self.plan.shards, job.snapshot_tasks, self.plan.done)
-        own = job.spec.name, job.snapshot_tasks, files
-        return Contents(0, *own, certificates=job.certificates)
+        shards, tasks = self.plan.shards, job.snapshot_tasks
+        files, rows = files_of(shards, tasks, self.plan.done), sum(shard.rows for shard in shards)
+        return Contents(0, job.spec.name, tasks, files, asked=rows, certificates=job.certificates)
 
     def published(self, *, partial: bool) -> Outcome:
         """Publishes the complete output, or with `partial` its complete shards, if there are any.
@@ -220,6 +225,7 @@ class Outcome:
                 partial=not self.complete,
                 missing_files=len(self.unreadable),
                 limit=self.limit,
+                asked=self.asked,
                 certificates=self.job.certificates,
             )
         failpoint("published")

@@ -176,7 +176,7 @@ def _labelled(
             else:
                 watch.enter(LISTING, planned)
     publishes = not planned.work_items or options.publish_partial
-    asked = counts.count_finished(store, spec.name, planned, publishes=publishes)
+    asked = counts.count_finished(store, spec, planned, publishes=publishes)
     failpoint("labelled")
     is_over = planned.work_items and job.run.is_over
     stopped = f"--max-hours {options.max_hours:g}" if is_over else None
@@ -361,7 +361,7 @@ def _publish_after_error(job: Job, store: Store, planned: Plan, counts: Tally) -
     """Publishes the complete shards, unless too many of their rows failed."""
     try:
         listed = list_missing(job, store, planned.cuts)
-        counts.count_finished(store, job.spec.name, listed, publishes=True)
-        Outcome(job, store, listed, counts, 0.0).published(partial=True)
+        asked = counts.count_finished(store, job.spec, listed, publishes=True)
+        Outcome(job, store, listed, counts, 0.0, asked).published(partial=True)
     except AssayError as error:  # the error that ended the run is raised by the caller
         logger.warning("no partial snapshot is published: %s", error)

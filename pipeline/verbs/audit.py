@@ -41,11 +41,11 @@ from pipeline.review.options import ReviewOptions
 from pipeline.review.session import Document
 from pipeline.sources.rule import named
 from pipeline.spec.schema import JobSpec
+from pipeline.verbs.review_documents import shown_text
 
 Numbers = NDArray[np.int64]
 
 TEXTS = 200
-TEXT_CHARS = 20_000  # of each text on the page
 LABELLED = 0.9  # the least share of a sample that is evidence: what is left out may be different
 HALF_WIDTH = 0.05  # of the intervals for which `more_labels` are counted
 _NAME_DIGITS = 16
@@ -117,12 +117,12 @@ def draw_sample(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> li
         )
     [places] = shown.select(["path", "row"]).combine_chunks().to_batches()
     labelled, own = rule.labelled, spec.input.storage_options
-    read = excerpts(labelled.store, labelled.contents, places, own, chars=TEXT_CHARS)
+    read = excerpts(labelled.store, labelled.contents, places, own, chars=None)
     hashes, ids, docs = (shown[name].to_pylist() for name in ("content_hash", "id", "doc"))
     columns = [{name: of[name] or "" for name in options.columns} for of in docs]
     drawn = _designs(hashes, codes, chosen, labelled.contents.number, words)
     return [
-        Document(text_hash, doc_id, excerpt.text or "", place, audit=design, columns=of)
+        Document(text_hash, doc_id, shown_text(excerpt.text or ""), place, audit=design, columns=of)
         for place, (text_hash, doc_id, excerpt, design, of) in enumerate(
             zip(hashes, ids, read, drawn, columns, strict=True)
         )

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappush, heappushpop
 from itertools import groupby, islice, repeat
 from pathlib import Path
 
@@ -78,19 +79,19 @@ def accepted_by(sql: str, spec: JobSpec, count: int, seed: int, *, cache_dir: Pa
     labelled = LabelledRows.of(spec, dict.fromkeys(fields_in(sql, INPUT, place=place), place))
     rule, contents = Rule(sql, labelled.schema, place=place), labelled.contents
     shards, _ = labelled.shards(cache_dir)
-    accepted: list[tuple[str, int]] = []
+    random = np.random.default_rng(seed)
+    # — of all accepted rows those with the largest draws, the smallest of them first
+    held: list[tuple[float, str, int]] = []
     for named, batch in zip(contents.shards, labelled.batches(shards), strict=True):
         rows = batch.filter(rule.verdicts(batch)).column("row").to_pylist()
-        accepted += ((named.sid, row) for row in rows)
-    if not accepted:
+        for row in zip(random.random(len(rows)).tolist(), repeat(named.sid), rows, strict=False):
+            (heappush if len(held) < count else heappushpop)(held, row)
+    if not held:
         fix = f"accepts no document of snapshot {contents.number}; write a wider condition"
         raise option_error("where", fix, sql)
-    random = np.random.default_rng(seed)
-    picked = random.choice(len(accepted), min(count, len(accepted)), replace=False)
     draws: dict[str, dict[int, int]] = {}
-    for rank, number in enumerate(picked.tolist()):
-        sid, row = accepted[number]
-        draws.setdefault(sid, {})[row] = rank
+    for rank, (_, sid, row_number) in enumerate(sorted(held, reverse=True)):
+        draws.setdefault(sid, {})[row_number] = rank
     return [(shards[sid], ranks) for sid, ranks in draws.items()]
 
 

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size, decided
 from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
-from pipeline.filters.rule import FilterRule, SnapshotRule, in_sql
+from pipeline.filters.rule import ALL, FilterRule, SnapshotRule, in_sql
 from pipeline.options import ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
@@ -140,6 +140,22 @@ def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     for name in largest:
         assert few.groups[name] == whole.groups[name]
     assert sum(s.documents for pair in few.groups.values() for s in pair) == 3 * ROWS
+
+
+def test_of_many_groups_the_largest_are_listed_and_the_others_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = {"of": "toxic.p.toxic", "share": 0.1, "by": "topic", "smallest": 1}
+    whole = previewed(folder, drop_top=top)
+    monkeypatch.setattr("pipeline.filters.result.MOST_GROUPS", 2)
+    few = previewed(folder, drop_top=top)
+    assert (few.removes, few.sizes, len(few.groups)) == (whole.removes, whole.sizes, 3)
+    largest = {group.group["topic"]: group for group in few.groups}
+    others = largest.pop(OTHERS)
+    assert others.threshold is None
+    assert [*largest.values()] == [g for g in whole.groups if g.group["topic"] in largest]
+    assert sum(group.documents for group in few.groups) == few.documents
+    assert {each.group for each in few.other_shares} == {ALL, *largest}
 
 
 def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(

@@ -218,11 +218,11 @@ def test_verbs_read_the_current_labels_of_all_tasks_by_content_hash(
     spec = load_spec(spec_file)
     gold = read_gold(str(path), spec)
     assert gold.counts.joined_by == "content_hash" and gold.kind("topic") == "people"
-    assert gold.keys == ("hash-b", "hash-d")
-    assert gold.tasks["topic"].truth.tolist() == [0, 1]
-    assert gold.tasks["quality"].truth.tolist() == [-1, 2]
+    assert gold.keys == ("hash-a", "hash-b", "hash-d")
+    assert gold.tasks["topic"].truth.tolist() == [-1, 0, 1]
+    assert gold.tasks["quality"].truth.tolist() == [-1, -1, 2]
     assert (gold.counts.repeated, gold.counts.contradictory, gold.counts.ties) == (
-        1,
+        2,
         2,
         ("hash-a",),
     )

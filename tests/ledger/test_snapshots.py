@@ -16,6 +16,7 @@ from pipeline.errors import StorageError, UnavailableError
 from pipeline.ledger import snapshot_files, snapshots
 from pipeline.ledger.cells import committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
+from pipeline.ledger.counts_log import skipped_by_all
 from pipeline.ledger.keys import documents_key, label_key, manifest_key, snapshot_key
 from pipeline.ledger.label_files import sealed_hash, to_parquet
 from pipeline.ledger.snapshots import (
@@ -172,12 +173,14 @@ def test_a_snapshot_under_a_condition_has_all_rows_and_counts_those_that_were_as
     def publish_limited(tasks: dict[str, SnapshotTask]) -> int:
         done = committed(store, FPS, SIDS)
         store.read_keys.clear()
-        return publish(store, "job", tasks, SHARDS, done, created_at="", limit=limit)
+        asked = rows - len(SHARDS)
+        return publish(store, "job", tasks, SHARDS, done, created_at="", limit=limit, asked=asked)
 
     assert publish_limited(TASKS) == 1
+    assert skipped_by_all(store, contents(store).files) == len(SHARDS)
     shown, header = contents(store), read_snapshot(store, 1)
     assert (shown.rows, shown.missing_rows, shown.limit) == (rows, len(SHARDS), limit)
-    assert header["complete"] is False and header["asked"] == rows - len(SHARDS)
+    assert header["complete"] is False and header["asked"] == shown.asked == rows - len(SHARDS)
     unpublished = snapshot_files.files_of(SHARDS, TASKS, committed(store, FPS, SIDS))
     assert unpublished.equals(shown.files.select(unpublished.column_names))
     # — of the next snapshot no label file is read

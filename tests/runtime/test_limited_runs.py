@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from changing_corpus import Corpus, numbered
+from changing_corpus import TOPIC, Corpus, numbered
 from rich.console import Console
 
 from pipeline.cli import main
@@ -113,6 +113,20 @@ def test_a_snapshot_under_a_condition_says_so_and_is_never_complete(plain: Corpu
     assert (summary.snapshot, summary.documents_read_by_model) == (1, 2)
     whole = RunResult.of(plain.run())
     assert (whole.documents_read_by_model, whole.limit) == (18, None)
+
+
+def test_documents_of_tasks_that_all_have_conditions_are_counted_once(plain: Corpus) -> None:
+    write(plain, "a", 60)
+    plain.task |= {"when": "doc.year < 2003"}
+    plain.others = [{**TOPIC, "when": "doc.year >= 2002 and doc.year < 2005"}]
+    outcome = plain.run(where="year <> 2001")
+    years_asked = 4  # 2000, and 2002 to 2004; 2002 by both tasks
+    shown = contents(plain.store)
+    assert outcome.asked == shown.asked == 6 * years_asked
+    assert (shown.rows, shown.missing_rows) == (60, 60 - 6 * years_asked)
+    to = plain.folder / "table.parquet"
+    assert export(plain.spec, ExportOptions(str(to)), cache_dir=plain.cache).rows == shown.asked
+    assert pq.read_metadata(to).num_rows == shown.asked
 
 
 def test_a_column_that_only_later_rows_have_is_null_before(plain: Corpus) -> None:

@@ -20,6 +20,7 @@ from lake_tables import (
     Delta,
     Iceberg,
     Lake,
+    Lance,
     documents,
     map_columns,
     rows,
@@ -123,6 +124,28 @@ def test_another_version_asks_only_its_new_rows(labelled: Corpus, lake: Lake) ->
     labelled.verify()
     labelled.run()
     assert not labelled.asked
+
+
+def test_a_condition_reads_only_columns_of_a_named_version_of_lance(
+    plain: Corpus, tmp_path: Path
+) -> None:
+    lake = Lance(tmp_path)
+    lake.append(rows("a"))
+
+    def run() -> set[str]:
+        path = f"lance+{lake.path}@{lake.version}"
+        plain.settings["input"] = {"path": path, "id": "id"}
+        plain.run()
+        return {name for name, row in plain.rows().items() if row["status"] == "ok"}
+
+    plain.task |= {"when": "doc.source = 'mail'"}
+    assert run() == {f"a-{number}" for number in range(0, 20, 2)}
+    lake.dataset.drop_columns(["source"])
+    lake.dataset.add_columns({"source": "'mail'"})
+    assert run() == {*texts(lake)}
+    plain.settings["input"] = {"path": lake.path, "id": "id"}
+    with pytest.raises(SpecError, match=r"tasks\.0\.when: reads column source of a Lance dataset"):
+        plain.run()
 
 
 def test_a_version_that_is_named_stays(lake: Lake, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pipeline.gold.labels import read_gold
 from pipeline.review.options import ReviewOptions
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.verbs.audit import FilterQuality
+from pipeline.verbs.audit import FilterQuality, draw_sample
 from pipeline.verbs.review import open_review
 
 TOXIC, SPAM, ENGLISH = "toxic.p.toxic < 0.5", "spam.p.spam < 0.5", "language.label = 'English'"
@@ -127,6 +127,16 @@ def test_every_line_has_the_design_and_the_probability_of_its_document(
     known.review(spec, tmp_path / "again.jsonl", is_unwanted, documents=100, seed=3)
     again = [line["content_hash"] for line in lines(tmp_path / "again.jsonl")]
     assert again == [line["content_hash"] for line in lines(file)]
+
+
+def test_a_text_that_is_cut_says_so(
+    known: Known, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.verbs.review_documents.TEXT_CHARS", 4)
+    options = ReviewOptions(str(file), order="audit", documents=60)
+    drawn = draw_sample(known.spec(keep=DEMO), options, cache_dir=known.folder / "cache")
+    starts = {f"{text[:4]}\n[… {len(text) - 4:,} more characters]" for text in known.by_text}
+    assert {document.text for document in drawn} <= starts
 
 
 def test_one_sample_judges_every_later_rule(known: Known, file: Path) -> None:

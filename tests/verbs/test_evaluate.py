@@ -218,13 +218,15 @@ def test_repeated_gold_counts_once_and_of_several_labels_the_most_frequent(bench
     said = [(1, "toxic"), (2, "clean"), ("1", "toxic"), (3, "clean"), (3, "toxic"), (3, "toxic")]
     said += [(4, None), (5, "clean"), (5, "toxic")]
     gold = gold_of(bench, [{"id": id, "toxic": label} for id, label in said])
-    assert gold.keys == ("1", "2", "3", "4")
-    assert gold.tasks["toxic"].truth.tolist() == [1, 0, 1, UNLABELLED]
-    assert (gold.counts.repeated, gold.counts.outvoted, gold.texts) == (3, 1, None)
+    assert gold.keys == ("1", "2", "3", "4", "5")
+    assert gold.tasks["toxic"].truth.tolist() == [1, 0, 1, UNLABELLED, UNLABELLED]
+    assert (gold.counts.repeated, gold.counts.outvoted, gold.texts) == (4, 1, None)
     assert (gold.counts.contradictory, gold.counts.ties) == (2, ("5",))
 
 
-def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
+def test_rows_of_one_document_complete_each_other_and_a_tie_is_of_its_task_alone(
+    bench: Bench,
+) -> None:
     rows = [
         {"id": 1, "toxic": "toxic"},
         {"id": 1, "topic": "art"},
@@ -234,11 +236,11 @@ def test_rows_of_one_document_complete_each_other(bench: Bench) -> None:
         {"id": 3, "toxic": "clean", "topic": "art"},
     ]
     gold = gold_of(bench, rows)
-    assert gold.keys == ("1", "2")
-    for task, labels in (("toxic", ["toxic", "clean"]), ("topic", ["art", "law"])):
+    assert gold.keys == ("1", "2", "3")
+    for task, labels in (("toxic", ["toxic", "clean", "clean"]), ("topic", ["art", "law", None])):
         of = gold.tasks[task]
-        assert [of.labels[place] for place in of.truth] == labels
-    assert (gold.counts.repeated, gold.counts.contradictory) == (2, 2)
+        assert [None if at == UNLABELLED else of.labels[at] for at in of.truth] == labels
+    assert (gold.counts.repeated, gold.counts.contradictory, gold.counts.outvoted) == (3, 2, 0)
 
 
 def test_gold_of_a_repeated_text_is_evaluated_once(bench: Bench) -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from filtered import labelled, spec_of
 from reviews import task_of
 from scipy.stats import binom, chi2
 
+from pipeline.filters.labelled import LabelledRows
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.review.session import Pool
+from pipeline.sources.rule import Rule
 from pipeline.sources.shards import ObjectVersion, Piece, Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
 from pipeline.verbs import review_documents
-from pipeline.verbs.review_documents import Answers, Draw, Read, Reading, drawn
+from pipeline.verbs.review_documents import Answers, Draw, Read, Reading, accepted_by, drawn
 
 SIZES = (1, 40, 3, 3, 120, 1, 30, 2)  # rows of shards
 RISK = 1e-6  # of a test that fails by chance
@@ -110,3 +116,25 @@ def test_the_drawn_rows_are_read_and_equal_texts_once(
     ]  # fmt: skip
     # — the first row of the random order alone, then the others
     assert read == [(5, 6), *([(3, 6), (42, 43), (95, 96)] if format == "parquet" else [(0, 100)])]
+
+
+def test_of_the_rows_that_a_condition_accepts_only_the_drawn_ones_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled(tmp_path, ["en"])
+    spec, of_shard = spec_of(tmp_path, keep="true"), 100_000
+
+    def batches(own: LabelledRows, shards: Mapping[str, Shard]) -> Iterator[pa.RecordBatch]:
+        for _ in own.contents.shards:
+            yield pa.record_batch({"row": np.arange(of_shard), "n_chars": np.arange(of_shard)})
+
+    monkeypatch.setattr(LabelledRows, "batches", batches)
+    monkeypatch.setattr(Rule, "verdicts", lambda self, rows: pc.greater(rows["n_chars"], 9))
+    tracemalloc.start()
+    draws = accepted_by("n_chars > 9", spec, 50, 0, cache_dir=tmp_path / "cache")
+    _, held_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    ranks = sorted(rank for _, of in draws for rank in of.values())
+    assert ranks == [*range(50)] and 0 in draws[0][1].values() and len(draws) > 1
+    assert min(row for _, of in draws for row in of) > 9
+    assert held_bytes < 150 * of_shard  # — of one shard
