@@ -6,7 +6,9 @@ shard before it is labelled: ids, hashes and lengths of its texts. Imports neith
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,9 +33,18 @@ from pipeline.stores.store import Store, open_store
 
 
 def output_of(job: Job) -> Store:
-    """The output's store on a worker; StorageError if it is not the driver's output."""
+    """The output's store on a worker; StorageError if that, or the input, is not the driver's."""
     store = open_store(job.spec.output, job.spec.storage_options)
     check_shown(store, job.run.shown)
+    if folder := job.run.input_folder:
+        names: list[str] = []  # — a disk that is not mounted leaves an empty folder
+        with suppress(OSError):
+            names = os.listdir(folder)
+        if not names:
+            raise StorageError(
+                f"{folder}: the input is not on this machine; mount the driver's folder at this "
+                f"path, or name an s3:// or gs:// input"
+            )
     return store
 
 

@@ -6,6 +6,7 @@ Entry points: `run`, and `label` for the same without a snapshot.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -170,7 +171,8 @@ def _labelled(
                     local_ray(job.placement),
                     shown_to_workers(store) if connected else nullcontext("") as shown,
                 ):
-                    job = replace(job, run=replace(job.run, shown=shown))
+                    folder = _input_folder(planned) if connected else ""
+                    job = replace(job, run=replace(job.run, shown=shown, input_folder=folder))
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
@@ -205,6 +207,13 @@ def job_of_run(
 def cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
     """What `source.cut` does, on a node of the cluster."""
     from pipeline.runtime.graph import on_a_node  # — imports Ray Data
+def _input_folder(planned: Plan) -> str:
+    """The folder with all input files of the work, if they are on a disk; or ""."""
+    paths = {work.shard.path for work in planned.work_items}
+    local = {os.path.dirname(path) for path in paths if "://" not in path}
+    return os.path.commonpath(local) if local else ""
+
+
 
     return on_a_node(partial(cut, *of_object, **options), num_cpus=1, **elsewhere(unable))
 
