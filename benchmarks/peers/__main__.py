@@ -175,7 +175,7 @@ def _of_a_run(setup: Setup) -> tuple[int, int]:
     model = ModelSpec(path=setup.folder, device="cpu")  # — int8 is measured where a run refuses it
     weights = sum(file.stat().st_size for file in Path(setup.folder).glob("*.safetensors"))
     needs = EngineBytes(weights, 1024**3, 0, shares_weights=not is_int8)
-    placed = spread(place(model, machine), model, machine, work_items=_MUCH_WORK, needs=needs)
+    placed = spread(place(model, machine), model, machine, work_items=_MUCH_WORK, needs=[needs])
     return placed.actors, placed.threads
 
 

@@ -4,8 +4,8 @@ A worker creates a marker before it labels a range of rows and deletes it afterw
 remains shows that the worker died, or that it met an error that no store explains: the next attempt
 splits its rows sixteen ways, until one row is left. A preempted machine also leaves markers, at
 whatever rows it was: so a success deletes all markers of its range, and a row is quarantined only
-after several deaths in sequence, alone. If a reader keeps dying, the shard fails instead, because
-documents cannot be distinguished before they are read.
+after several deaths in sequence, alone. Reading and committing are steps of all documents together:
+if workers keep dying at such a step, the shard fails.
 
 A run also renews one marker of its own, which shows to `assay gc` that the output is in use, and so
 does `assay gc` while it deletes. Each creates its marker before it looks for those of the other, so
@@ -56,7 +56,7 @@ DEATHS_OF_A_ROW = 3
 # Two deaths in other runs count as one: who kills a driver kills its workers, too.
 OTHER_RUNS_DEATHS = 2
 # More than for a row, because these fail a shard: a machine short of memory kills several times.
-DEATHS_OF_A_READER = 5
+DEATHS_OF_A_STEP = 5
 
 RowRange = tuple[int, int]  # start, end (exclusive)
 # Waits until a shard may be at work in this process; True: until no other one is.
@@ -123,20 +123,18 @@ class Attempts:
         self.store.delete([key, *markers])
 
     @contextmanager
-    def reading(self, place: str) -> Iterator[None]:
-        """Marks that rows of an input file are being read, with one create and one delete.
+    def surviving(self, step: str, fix: str) -> Iterator[None]:
+        """Marks that a worker is at a step of the shard, with one create and one delete.
 
-        StorageError, with the place, if readers of this run died there too often.
+        StorageError, with the fix, if workers of this run died at this step too often.
         """
-        numbers = range(DEATHS_OF_A_READER)
-        keys = [f"{self._folder}reading-{self.run_id}-{number}" for number in numbers]
-        # — a number is taken if its reader died, so no LIST is needed to count deaths
+        numbers = range(DEATHS_OF_A_STEP)
+        keys = [f"{self._folder}{step}-{self.run_id}-{number}" for number in numbers]
+        # — a number is taken if its worker died, so no LIST is needed to count deaths
         made = next((n for n in numbers if self.store.create(keys[n], b"")), None)
         if made is None:
             raise StorageError(
-                f"{place}: the worker died {DEATHS_OF_A_READER} times while it read this; the file "
-                f"crashes its reader, or memory is short: rewrite or remove the file, or use a "
-                f"machine with more memory"
+                f"the worker died {DEATHS_OF_A_STEP} times while {step} this shard; {fix}"
             )
         try:
             yield

@@ -74,6 +74,7 @@ class ShardCounts:
     files: tuple[FileCounts, ...] = ()  # those that were created
     error: str | None = None  # with the place of the shard, in one line
     unavailable: bool = False  # whether the error may be gone later
+    bad_file: str | None = None  # the input file whose error it is; its other shards fail, too
     ends_run: ServerError | None = None  # an error that each other shard would meet, too
 
     @classmethod
@@ -81,13 +82,17 @@ class ShardCounts:
         """The counts of a shard that could not be read, labelled or committed."""
         path, piece = work.shard.path, work.shard.piece
         place = f"{path}: rows {piece.start_row} to {piece.end_row}: "
-        reason = str(error).partition("\n")[0].removeprefix(place).removeprefix(f"{path}: ")
+        line = str(error).partition("\n")[0].removeprefix(place)
+        reason = line.removeprefix(f"{path}: ")
+        is_unavailable = isinstance(error, UnavailableError)
+        of_file = reason != line and not is_unavailable
         if not isinstance(error, AssayError):
             reason = f"internal error: {type(error).__name__}: {one_line(error)}"
         return cls(
             work.shard.id,
             work.tasks,
             error=f"{place}{reason}",
-            unavailable=isinstance(error, UnavailableError),
+            unavailable=is_unavailable,
+            bad_file=path if of_file else None,
             ends_run=error if isinstance(error, ServerError) else None,
         )

@@ -101,6 +101,7 @@ class Run:
     limit: str | None = None  # the condition of the run: SQL, as `conditions.limit_of` makes it
     since: int = 0  # the number of the output's last snapshot when the run began
     shown: str = ""  # the key of an object of the output that each worker must see; "": of none
+    input_folder: str = ""  # on a disk, which each worker must see, too
     began: float = field(default_factory=time.time)  # seconds since the epoch
     ends: float | None = None  # seconds since the epoch; no shard is begun after that
     max_cost: float | None = None  # of the model's server

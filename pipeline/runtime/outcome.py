@@ -29,7 +29,8 @@ from pipeline.sources.documents import is_failed_status
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store
 
-# A run ends when this many shards fail in a row, or two for each engine if these are more.
+# A run ends when this many shards fail in a row, or two for each engine if these are more. Those of
+# a bad file count once: its shards are next to each other, and other files may be good.
 _FAILED_IN_A_ROW = 20
 # What is counted once for a shard with several work items.
 _OF_ROWS = ("rows", "outside", "undecided", "reused")
@@ -47,7 +48,7 @@ class Tally:
     max_error_rate: float | None = None  # the most rows of the input that may fail, as a share
     n: Counts = field(default_factory=Counts)
     failures: dict[str, str] = field(default_factory=dict)  # the last reason, by shard id
-    _failed_in_a_row: set[str] = field(default_factory=set, repr=False)
+    _failed_in_a_row: set[str] = field(default_factory=set, repr=False)  # bad files, ids of shards
     _counted: set[str] = field(default_factory=set, repr=False)  # ids of shards
 
     def add(self, counts: ShardCounts, *, engines: int) -> None:
@@ -70,11 +71,14 @@ class Tally:
         if counts.ends_run is not None:
             raise counts.ends_run
         self.failures[counts.sid] = counts.error
-        self._failed_in_a_row.add(counts.sid)
+        self._failed_in_a_row.add(counts.bad_file or counts.sid)
         if len(self._failed_in_a_row) >= max(_FAILED_IN_A_ROW, 2 * engines):
             kind = UnavailableError if counts.unavailable else StorageError
-            number = f"{len(self._failed_in_a_row):,} shards failed, and none succeeded between"
-            raise kind(f"{number} them; finished shards are kept; the last reason: {counts.error}")
+            number = len(self._failed_in_a_row)
+            raise kind(
+                f"{number:,} files or shards failed, and no shard succeeded between them; finished "
+                f"shards are kept; the last reason: {counts.error}"
+            )
 
     def count_finished(
         self, store: Store, spec: JobSpec, planned: Plan, *, publishes: bool

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,9 +219,16 @@ def place(model: ModelSpec, machine: Machine) -> Placement:
 
 
 def spread(
-    placement: Placement, model: ModelSpec, machine: Machine, *, work_items: int, needs: EngineBytes
+    placement: Placement,
+    model: ModelSpec,
+    machine: Machine,
+    *,
+    work_items: int,
+    needs: Sequence[EngineBytes],
 ) -> Placement:
     """A placement on CPUs with as many engines as fit into the cores and the memory of each node.
+
+    `needs` are those of all models in one process, which read one after the other.
 
     With fewer work items than cores, and with little memory, an engine has several threads, so that
     all cores are at work. SpecError if not even one engine fits. vLLM is one engine of all cores,
@@ -228,16 +236,18 @@ def spread(
     """
     if model.engine != "assay":
         return placement
-    shared, own = (needs.weights, 0) if needs.shares_weights else (0, needs.weights)
-    in_memory = (machine.memory_bytes - shared) / (own + needs.own)
+    weights = sum(each.weights for each in needs)
+    shared = sum(each.weights for each in needs if each.shares_weights)
+    most = max(needs, key=attrgetter("own"))
+    in_memory = (machine.memory_bytes - shared) / (weights - shared + most.own)
     if in_memory < 1:
         fix = (
-            f"one engine takes {(needs.weights + needs.own) / 1e9:,.1f} GB with documents of this "
-            f"length ({needs.weights / 1e9:,.1f} GB are the weights), and "
+            f"one engine takes {(weights + most.own) / 1e9:,.1f} GB with documents of this "
+            f"length ({weights / 1e9:,.1f} GB are the weights of all its models), and "
             f"{machine.memory_bytes / 1e9:,.1f} GB are available; write a smaller number, or use a "
             "smaller model or a larger machine"
         )
-        raise SpecError([Problem("documents.max_tokens", fix, needs.max_tokens)])
+        raise SpecError([Problem("documents.max_tokens", fix, most.max_tokens)])
     smallest, threads = min(machine.cores), placement.threads
     fit = int(min(in_memory, smallest))
     if model.threads == "auto":

@@ -6,7 +6,9 @@ shard before it is labelled: ids, hashes and lengths of its texts. Imports neith
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,9 +33,18 @@ from pipeline.stores.store import Store, open_store
 
 
 def output_of(job: Job) -> Store:
-    """The output's store on a worker; StorageError if it is not the driver's output."""
+    """The output's store on a worker; StorageError if that, or the input, is not the driver's."""
     store = open_store(job.spec.output, job.spec.storage_options)
     check_shown(store, job.run.shown)
+    if folder := job.run.input_folder:
+        names: list[str] = []  # — a disk that is not mounted leaves an empty folder
+        with suppress(OSError):
+            names = os.listdir(folder)
+        if not names:
+            raise StorageError(
+                f"{folder}: the input is not on this machine; mount the driver's folder at this "
+                f"path, or name an s3:// or gs:// input"
+            )
     return store
 
 
@@ -90,11 +101,19 @@ def with_texts(job: Job, store: Store, shard: ReadShard, attempts: Attempts) -> 
 def commit_documents(job: Job, work: WorkItem) -> ShardCounts:
     """Commits the documents file of a shard; the number of rows, and whether the file is new."""
     store = output_of(job)
-    slices = _read_slices(job, work, Attempts(store, attempt_name(job.fp, work), job.run.id))
+    attempts = Attempts(store, attempt_name(job.fp, work), job.run.id)
+    slices = _read_slices(job, work, attempts)
     documents = pa.concat_tables([part.select(DOCUMENTS_FILE_COLUMNS) for part in slices])
-    made = commit_shard(store, work.shard, documents, [], since=job.run.since)
+    with committing(attempts):
+        made = commit_shard(store, work.shard, documents, [], since=job.run.since)
     read = Counts({("rows", OK): documents.num_rows})
     return ShardCounts(work.shard.id, (), read, tuple(made))
+
+
+def committing(attempts: Attempts) -> AbstractContextManager[None]:
+    """Marks that the shard's files are built and created; see `Attempts.surviving`."""
+    fix = "memory is short, or the output does not answer: use a machine with more memory"
+    return attempts.surviving("committing", fix)
 
 
 def readable(documents: pa.Table, inside: Bools) -> Bools:
@@ -124,9 +143,12 @@ def _read_slices(job: Job, work: WorkItem, attempts: Attempts) -> Iterator[pa.Ta
 
     StorageError if the input has changed since it was listed, or if its readers keep dying.
     """
-    path, piece = work.shard.path, work.shard.piece
-    with attempts.reading(f"{path}: rows {piece.start_row} to {piece.end_row}"):
-        failpoint(f"reading {path}")
+    fix = (
+        "the file crashes its reader, or memory is short: rewrite or remove the file, or use a "
+        "machine with more memory"
+    )
+    with attempts.surviving("reading", fix):
+        failpoint(f"reading {work.shard.path}")
         for documents in read_documents(work.shard, job.spec.input.storage_options):
             yield documents
             del documents  # the text of one part is freed before the next one is read

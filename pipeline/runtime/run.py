@@ -6,11 +6,13 @@ Entry points: `run`, and `label` for the same without a snapshot.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,13 @@ from pipeline.options import RunOptions
 from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import limit_of
 from pipeline.runtime.fitted_files import read_classifier
-from pipeline.runtime.job import Job, Reader, Run, limited, make_job, reader_specs
+from pipeline.runtime.job import Job, Run, limited, make_job, reader_specs
 from pipeline.runtime.mailbox import Post
 from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.runtime.placement import (
+    EngineBytes,
     Machine,
+    Placement,
     engine_bytes,
     longest_batch_s,
     place,
@@ -171,7 +175,8 @@ def _labelled(
                     local_ray(job.placement),
                     shown_to_workers(store) if connected else nullcontext("") as shown,
                 ):
-                    job = replace(job, run=replace(job.run, shown=shown))
+                    folder = _input_folder(planned) if connected else ""
+                    job = replace(job, run=replace(job.run, shown=shown, input_folder=folder))
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
                 watch.enter(LISTING, planned)
@@ -201,6 +206,13 @@ def job_of_run(
     job = limited(replace(job, run=this), limit)
     _check_classifiers(job, store)
     return job
+
+
+def _input_folder(planned: Plan) -> str:
+    """The folder with all input files of the work, if they are on a disk; or ""."""
+    paths = {work.shard.path for work in planned.work_items}
+    local = {os.path.dirname(path) for path in paths if "://" not in path}
+    return os.path.commonpath(local) if local else ""
 
 
 def cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
@@ -235,23 +247,39 @@ def _check_classifiers(job: Job, store: Store) -> None:
 
 
 def _spread(job: Job, machine: Machine, work_items: int) -> Job:
-    """The job with as many engines as fit; on a cluster their number may grow."""
+    """The job with as many engines as fit; on a cluster their number may grow.
 
-    def spread_one(reader: Reader) -> Reader:
+    An actor has all readers, so that all have one number of actors and of threads.
+    """
+    placed, needs, most = list[Placement](), dict[str, EngineBytes](), work_items
+    for reader in job.readers:
+        model = reader.spec.model
         with model_at(reader.places["model"]):
-            placement = replace(place(reader.spec.model, machine), dtype=reader.placement.dtype)
-            if not placement.gpus:
-                needs = engine_bytes(reader.spec, reader.files, placement.dtype)
-                placement = spread(
-                    placement, reader.spec.model, machine, work_items=work_items, needs=needs
-                )
-        grows = machine.grows and reader.spec.model.engine != "openai"
-        return replace(reader, placement=replace(placement, grows=grows))
-
-    readers = tuple(map(spread_one, job.readers))
-    # — an actor has all readers: it needs a GPU if one does, and the largest model's memory
-    needed = max((r.placement for r in readers), key=lambda own: (own.gpus, -own.actors))
-    return replace(job, readers=readers, placement=needed)
+            own = replace(place(model, machine), dtype=reader.placement.dtype)
+        placed.append(own)
+        if own.gpus or model.engine == "openai":
+            most = min(most, own.actors)
+        if not own.gpus:
+            # — readers of one model share its weights
+            name, one = model.model_dump_json(), engine_bytes(reader.spec, reader.files, own.dtype)
+            needs[name] = max(one, needs.get(name, one), key=attrgetter("own"))
+    for number, reader in enumerate(job.readers):
+        if not placed[number].gpus:
+            placed[number] = spread(
+                placed[number],
+                reader.spec.model,
+                machine,
+                work_items=most,
+                needs=[*needs.values()],
+            )
+    first = max(placed, key=lambda own: (own.gpus, -own.actors))
+    threads = max(own.threads for own in placed)
+    grows = machine.grows and all(r.spec.model.engine != "openai" for r in job.readers)
+    readers = tuple(
+        replace(reader, placement=replace(own, actors=first.actors, threads=threads))
+        for reader, own in zip(job.readers, placed, strict=True)
+    )
+    return replace(job, readers=readers, placement=replace(first, threads=threads, grows=grows))
 
 
 def _label_missing(

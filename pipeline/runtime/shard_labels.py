@@ -72,22 +72,24 @@ class ShardLabels:
             (self._asked(step) & ~self._answered(step.version)).any() for step in self._steps
         )
 
-    def labelled(
-        self, attempts: Attempts, send: Send, turn: Turn
-    ) -> tuple[list[LabelFile], Counts]:
-        """The shard's label files and counts. Finds the documents that kill their worker."""
+    def answer(self, attempts: Attempts, send: Send, turn: Turn) -> None:
+        """Answers what is missing. Finds the documents that kill their worker."""
         progress = LabelProgress(send, self._work, self._rows_for_model())
-        if self.asks:
-            doc_ids = self._documents.column("doc_id")
+        if not self.asks:
+            return
+        doc_ids = self._documents.column("doc_id")
 
-            def ask(start: int, end: int) -> None:
-                for doc_id in doc_ids[start:end] if failpoints_set() else ():
-                    failpoint(f"document {doc_id}")
-                self._ask(start, end, progress)
+        def ask(start: int, end: int) -> None:
+            for doc_id in doc_ids[start:end] if failpoints_set() else ():
+                failpoint(f"document {doc_id}")
+            self._ask(start, end, progress)
 
-            for row in attempts.run(self._rows, ask, turn):
-                self._status[row] = QUARANTINED
-            self._met.clear()
+        for row in attempts.run(self._rows, ask, turn):
+            self._status[row] = QUARANTINED
+        self._met.clear()
+
+    def files(self) -> tuple[list[LabelFile], Counts]:
+        """The shard's label files, of which all is answered, and its counts."""
         # — first what a later choice of thresholds reuses: it is of no use before the shard is done
         stages = [self._stage_file(step) for step in self._steps if step.thresholds is not None]
         files = [self._task_file(task) for task in self._tasks]

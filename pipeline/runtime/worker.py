@@ -29,7 +29,7 @@ from pipeline.runtime.progress import (
     work_report,
 )
 from pipeline.runtime.readers import LoadedReader
-from pipeline.runtime.reading import read_shard, with_texts
+from pipeline.runtime.reading import committing, read_shard, with_texts
 from pipeline.runtime.shard_labels import ShardLabels
 from pipeline.stores.store import Store
 
@@ -89,17 +89,19 @@ def label_shard(
     labels = ShardLabels(job, readers, shard)
     if labels.asks and not shard.has_texts:
         labels = ShardLabels(job, readers, with_texts(job, store, shard, attempts))
-    files, counts = labels.labelled(attempts, send, turn)
+    labels.answer(attempts, send, turn)
     send(work_report(COMMITTING, work))
-    made = commit_shard(
-        store,
-        work.shard,
-        shard.documents.select(DOCUMENTS_FILE_COLUMNS),
-        files,
-        # — whoever read the documents has compared them with those of the documents file
-        has_documents=not work.documents,
-        since=job.run.since,
-    )
+    with committing(attempts):
+        files, counts = labels.files()
+        made = commit_shard(
+            store,
+            work.shard,
+            shard.documents.select(DOCUMENTS_FILE_COLUMNS),
+            files,
+            # — whoever read the documents has compared them with those of the documents file
+            has_documents=not work.documents,
+            since=job.run.since,
+        )
     for reader in readers:
         reader.end_shard()
     if work.tasks:

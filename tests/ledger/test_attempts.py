@@ -24,9 +24,9 @@ from pipeline.errors import (
     WorkerError,
 )
 from pipeline.ledger.attempts import (
-    DEATHS_OF_A_READER,
     DEATHS_OF_A_ROW,
     DEATHS_OF_A_SHARD,
+    DEATHS_OF_A_STEP,
     GC,
     Attempts,
     attempt_name,
@@ -186,7 +186,7 @@ def test_a_success_clears_the_rows_that_machines_died_at_before() -> None:
 
 def read(store: Store, run_id: str = "run", *, dies: bool = False) -> None:
     """Reads in a worker that lives on, or does not."""
-    with attempts(store, run_id).reading("/a.parquet: rows 0 to 9"):
+    with attempts(store, run_id).surviving("reading", "rewrite the file"):
         if dies:
             die()
 
@@ -197,10 +197,11 @@ def reads_that_die(store: Store, number: int) -> None:
             read(store, dies=True)
 
 
-def test_a_reader_that_keeps_dying_ends_its_run_alone_with_the_place() -> None:
+def test_a_reader_that_keeps_dying_fails_in_its_run_alone() -> None:
     store = Dying()
-    reads_that_die(store, DEATHS_OF_A_READER)
-    with pytest.raises(StorageError, match=r"^/a\.parquet: rows 0 to 9: .* 5 times .*; .* rewrite"):
+    reads_that_die(store, DEATHS_OF_A_STEP)
+    died = r"^the worker died 5 times while reading this shard; rewrite the file$"
+    with pytest.raises(StorageError, match=died):
         read(store)
     read(store, "another")
     assert tried(store, 9) == ([], [(0, 9)])
@@ -210,7 +211,7 @@ def test_a_reader_that_keeps_dying_ends_its_run_alone_with_the_place() -> None:
 
 def test_a_reader_that_lived_at_last_leaves_no_marker_and_costs_one_create() -> None:
     store = Dying()
-    reads_that_die(store, DEATHS_OF_A_READER - 1)
+    reads_that_die(store, DEATHS_OF_A_STEP - 1)
     read(store)
     assert list(store.list("attempts/")) == []
     recording = Recording(store)

@@ -21,6 +21,7 @@ from toy_assay import in_children
 
 from pipeline.errors import ModelError, SpecError, StorageError, WorkerError
 from pipeline.inference.classifiers import _FastText
+from pipeline.ledger.attempts import DEATHS_OF_A_STEP
 from pipeline.runtime import mailbox, worker
 from pipeline.runtime.assembly import DocumentReader
 from pipeline.runtime.readers import LoadedReader
@@ -130,6 +131,23 @@ def test_a_text_that_ends_the_model(
 
     monkeypatch.setattr(LoadedReader, "label", acting)
     assert_quarantined(corpus)
+
+
+def test_a_shard_whose_commit_keeps_killing_its_worker_fails_and_is_named(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_FAULT", "create 1=die")  # between the documents file and the labels
+    outcome = corpus.run()
+    assert not outcome.complete and outcome.missing_shards == 2
+    rows = {"a": 41, "b": 40}
+    assert sorted(outcome.failed_shards) == [
+        f"{corpus.input}/{name}.jsonl: rows 0 to {count}: the worker died {DEATHS_OF_A_STEP} times "
+        "while committing this shard; memory is short, or the output does not answer: use a "
+        "machine with more memory"
+        for name, count in rows.items()
+    ]
+    monkeypatch.delenv("ASSAY_FAULT")
+    assert corpus.run().complete and not markers(corpus)
 
 
 @pytest.fixture

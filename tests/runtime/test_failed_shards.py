@@ -96,10 +96,31 @@ def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
         return None if len(done) <= good else kind("credentials expired\nmore of it")
 
     fail_reads(monkeypatch, error)
-    with pytest.raises(kind, match="20 shards failed, and none succeeded between them") as raised:
+    match = "20 files or shards failed, and no shard succeeded between them"
+    with pytest.raises(kind, match=match) as raised:
         many.run()
     assert len(done) == len(set(done)) == 20 + good
     assert str(raised.value).endswith(": rows 0 to 3: credentials expired")
+
+
+def test_a_bad_file_of_many_shards_ends_no_run(
+    plain: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain.shard_bytes = 100
+    plain.write("bad", ["a text of a hundred bytes or more, which is a shard of its own " * 2] * 30)
+    good = {f"good{number}": [f"text {number}"] for number in range(30)}
+    for name, texts in good.items():
+        plain.write(name, texts)
+    monkeypatch.setattr("pipeline.runtime.plan.SMALL_INPUT_BYTES", -1)
+    gone = StorageError(f"{plain.input}/bad.jsonl: cannot be read: it is gone")
+    fail_reads(monkeypatch, lambda name, _number: gone if name == "bad" else None)
+    outcome = plain.run()
+    assert (outcome.shards, outcome.missing_shards) == (60, 30) and outcome.snapshot is None
+    assert outcome.tally.n.total_of("rows") == len(good)
+    assert (
+        outcome.failed_shards[0]
+        == f"{plain.input}/bad.jsonl: rows 0 to 1: cannot be read: it is gone"
+    )
 
 
 def test_a_failure_in_a_commit_ends_no_run(many: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def any_job(*, gpus: int = 0) -> Any:
     return SimpleNamespace(
         placement=SimpleNamespace(gpus=gpus, threads=1),
         spec=SimpleNamespace(output="", storage_options={}),
-        run=SimpleNamespace(is_over=False, ends=None, shown=""),
+        run=SimpleNamespace(is_over=False, ends=None, shown="", input_folder=""),
     )
 
 

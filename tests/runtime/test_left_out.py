@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command import assay
@@ -17,8 +19,10 @@ from many_rows import assert_every_row_once, write_many
 
 from pipeline.errors import AssayError, ModelError, StorageError
 from pipeline.options import RunOptions
+from pipeline.runtime.job import Run
 from pipeline.runtime.mailbox import Letter, Mailbox
 from pipeline.runtime.progress import LABELLING, STARTING_WORKERS, WorkerReport
+from pipeline.runtime.reading import output_of
 from pipeline.runtime.run import run
 from pipeline.runtime.watch import GRACE_S, MORE_ENDS, Watch, Workers
 from pipeline.spec.parse import load_spec
@@ -148,6 +152,37 @@ def test_a_node_with_another_folder_as_output_is_named_once_and_gets_no_label(
     (named,) = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
     what = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
     assert re.search(rf"process \d+ on [\d.]+ {what}", named), named
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_node_that_lacks_the_folder_of_the_input_is_named_once_and_gets_no_shard(
+    write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    (other := tmp_path / "other").mkdir()
+    documents = write_many(tmp_path, 400, shard_bytes=20_000)
+    ran = run_on_two_nodes(write_spec(input={**documents, "path": "/proc/self/cwd/*.jsonl"}), other)
+    assert ran.returncode == 0, ran.stderr
+    assert_every_row_once(tmp_path / "out", 400)
+    assert "a shard failed" not in ran.stderr
+    (named,) = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
+    assert "cannot load: /proc/self/cwd: the input is not on this machine; mount" in named
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_worker_that_lacks_the_folder_of_the_input_cannot_load(
+    made: bool, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    spec = load_spec(write_spec(input=write_many(tmp_path, 1, shard_bytes=20_000)))
+    job: Any = SimpleNamespace(spec=spec, run=Run(input_folder=str(folder)))
+    if made:
+        folder.mkdir()
+    with pytest.raises(StorageError, match=f"^{folder}: the input is not on this machine; mount"):
+        output_of(job)
+    folder.mkdir(exist_ok=True)
+    (folder / "a.jsonl").touch()
+    assert output_of(job).url == spec.output
 
 
 def main(spec: Path, folder: Path | None = None) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changing_corpus import Corpus
 
 from pipeline.errors import SpecError
+from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.mailbox import STALL_LIMIT_S
 from pipeline.runtime.placement import (
     PROCESS_BYTES,
@@ -23,6 +25,7 @@ from pipeline.runtime.placement import (
     processor_formats,
     spread,
 )
+from pipeline.runtime.run import _spread
 from pipeline.runtime.weights import ModelFiles
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.schema import JobSpec
@@ -151,7 +154,7 @@ def engines(
     cores: tuple[int, ...], items: int, memory: float = 1e9, **model: Any
 ) -> tuple[int, int]:
     spec, machine = ModelSpec(path="m", **model), Machine((), cores, memory_bytes=memory)
-    placed = spread(place(spec, machine), spec, machine, work_items=items, needs=SMALL)
+    placed = spread(place(spec, machine), spec, machine, work_items=items, needs=[SMALL])
     return placed.actors, placed.threads
 
 
@@ -251,7 +254,7 @@ def test_no_more_engines_than_fit_into_memory(
 ) -> None:
     machine = replace(BYTES, cores=(16,), memory_bytes=gib * GIB)
     spec, needs = ModelSpec(path="m", **model), needs_of(tmp_path, QWEN, 2_048, **model)
-    placed = spread(place(spec, machine), spec, machine, work_items=1_000, needs=needs)
+    placed = spread(place(spec, machine), spec, machine, work_items=1_000, needs=[needs])
     assert (placed.actors, placed.threads, placed.workers) == (*expected, 1)
 
 
@@ -270,9 +273,9 @@ def test_engines_for_long_documents_never_take_more_than_the_machine_has(
         machine = Machine(gpus=(), cores=(64,), memory_bytes=gib * GIB)
         if needs.weights + needs.own > machine.memory_bytes:
             with pytest.raises(SpecError, match=r"documents\.max_tokens: .* GB .*are available"):
-                spread(place(spec, machine), spec, machine, work_items=9_000, needs=needs)
+                spread(place(spec, machine), spec, machine, work_items=9_000, needs=[needs])
             continue
-        placed = spread(place(spec, machine), spec, machine, work_items=9_000, needs=needs)
+        placed = spread(place(spec, machine), spec, machine, work_items=9_000, needs=[needs])
         assert placed.actors >= 1 and placed.cores <= 64
         assert needs.weights + placed.actors * needs.own <= machine.memory_bytes
 
@@ -306,3 +309,42 @@ def test_a_batch_of_a_large_model_may_take_longer_than_the_usual_silence_of_a_wo
     assert longest_batch_s(16_000_000_000, 8_192, on_cpu) > 3 * large
     on_gpu = Placement("cuda", "bfloat16", 1, 1, gpus=1)
     assert longest_batch_s(16_000_000_000, 8_192, on_gpu) == 0
+
+
+def job_of_two(corpus: Corpus, other: dict[str, Any]) -> Job:
+    """A job of a model with 12 GB of weights in float32, and of another one with 1 GB."""
+    corpus.write("a", ["a text"])
+    job = make_job(corpus.spec, Placement("cpu", "float32", 1, 1), corpus.cache)
+    [reader] = job.readers
+    model = reader.spec.model.model_copy(update=other)
+    spec = reader.spec.model_copy(update={"model": model})
+    big = replace(reader, files=replace(reader.files, size_bytes=6_000_000_000))
+    small = replace(reader, spec=spec, files=replace(reader.files, size_bytes=500_000_000))
+    return replace(job, readers=(small, big))
+
+
+@pytest.mark.parametrize(
+    ("other", "memory_bytes", "expected"),
+    [
+        ({"revision": "other"}, 100e9, (8, 1)),
+        ({"revision": "other"}, 15e9, (2, 4)),  # alone: 8 x 1 and 2 x 3
+        ({"revision": "other", "threads": 3}, 100e9, (2, 3)),
+        ({"engine": "openai"}, 100e9, (1, 8)),  # one client, and the cores are for the big one
+    ],
+)
+def test_an_actor_with_two_models_has_one_number_of_threads_and_the_memory_of_both(
+    other: dict[str, Any], memory_bytes: float, expected: tuple[int, int], plain: Corpus
+) -> None:
+    machine = replace(OLD, memory_bytes=memory_bytes)
+    job = _spread(job_of_two(plain, other), machine, work_items=100)
+    assert (job.placement.actors, job.placement.threads) == expected
+    for reader in job.readers:
+        assert (reader.placement.actors, reader.placement.threads) == expected
+
+
+def test_two_models_of_which_only_one_fits_into_memory_are_a_spec_error(plain: Corpus) -> None:
+    job, machine = job_of_two(plain, {"revision": "other"}), replace(OLD, memory_bytes=13.5e9)
+    for reader in job.readers:
+        assert _spread(replace(job, readers=(reader,)), machine, work_items=100)
+    with pytest.raises(SpecError, match=r"takes 13\.8 GB .*13\.0 GB are the weights of all"):
+        _spread(job, machine, work_items=100)

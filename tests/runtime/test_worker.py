@@ -26,7 +26,8 @@ from pipeline.errors import ModelError, StorageError
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model
 from pipeline.inference.model.loaded import LoadedModel
-from pipeline.ledger.attempts import DEATHS_OF_A_READER, shown_to_workers
+from pipeline.ledger.attempts import DEATHS_OF_A_STEP, shown_to_workers
+from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.job import Job, Run, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.plan import plan
@@ -168,18 +169,21 @@ def test_a_shard_whose_reading_was_deadly_too_often_ends_with_its_file_and_rows(
     assert not list(store.list("attempts/"))
     with monkeypatch.context() as dying:
         dying.setattr(LocalStore, "delete", lambda _self, _keys: None)  # nobody is left to do it
-        for _ in range(DEATHS_OF_A_READER):
+        for _ in range(DEATHS_OF_A_STEP):
             list(read(job, [work]))
-    with pytest.raises(StorageError, match=r"corpus\.jsonl: rows 0 to 1: the worker died 5 times"):
+    with pytest.raises(StorageError) as raised:
         list(read(job, [work]))
+    named = ShardCounts.of_failed(work, raised.value).error or ""
+    died = "corpus.jsonl: rows 0 to 1: the worker died 5 times while reading this shard; the file"
+    assert died in named
     [shard] = read(replace(job, run=Run("another")), [work])
     assert shard.documents.num_rows == 1
 
 
-def test_a_new_shard_takes_six_requests_and_one_for_each_task(
+def test_a_new_shard_takes_eight_requests_and_one_for_each_task(
     plain: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two markers are made and deleted, one LIST looks for earlier ones, and the files are made."""
+    """Three markers are made and deleted, a LIST looks for earlier ones, and the files are made."""
     requests: Counter[str] = Counter()
 
     class Counting(LocalStore):
@@ -208,8 +212,8 @@ def test_a_new_shard_takes_six_requests_and_one_for_each_task(
     (work,) = planned.work_items
     (counts,) = label_and_commit([work], job)
     assert counts.error is None and len(counts.files) == 1 + 2
-    assert requests == {"create": 2 + 1 + 2, "list": 1, "delete": 2}
-    assert requests.total() == 6 + 2
+    assert requests == {"create": 3 + 1 + 2, "list": 1, "delete": 3}
+    assert requests.total() == 8 + 2
 
 
 @pytest.mark.parametrize("stage", [output_of, commit_documents])
