@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import botocore.exceptions as boto
 from aiohttp import ClientError as HttpClientError
+from aiohttp import ClientResponseError, ClientSSLError, InvalidURL
 from botocore.parsers import ResponseParserError
 from tenacity import (
     RetryCallState,
@@ -98,14 +99,14 @@ _STATUSES = {
     403: Cause.DENIED,
     404: Cause.MISSING,
     412: Cause.EXISTS,
+    **dict.fromkeys((408, 409, 429, *range(500, 600)), Cause.BUSY),
     501: Cause.UNSUPPORTED,
-    **dict.fromkeys((408, 409, 429, 500, 502, 503, 504), Cause.BUSY),
 }
 # In this order: some are subclasses of later ones.
 _TYPES: tuple[tuple[Cause, tuple[type[BaseException], ...]], ...] = (
     (Cause.EXISTS, (FileExistsError,)),
-    (Cause.MISSING, (FileNotFoundError,)),
-    (Cause.OTHER, (boto.SSLError,)),
+    (Cause.MISSING, (FileNotFoundError, ClientResponseError)),
+    (Cause.OTHER, (boto.SSLError, ClientSSLError, InvalidURL)),
     (Cause.EXPIRED, (boto.CredentialRetrievalError, boto.SSOError, boto.TokenRetrievalError)),
     (Cause.DENIED, (boto.NoCredentialsError, boto.PartialCredentialsError, PermissionError)),
     (Cause.BUSY, (TimeoutError, ConnectionError, boto.ConnectionError, boto.HTTPClientError)),
@@ -133,7 +134,8 @@ def cause_of(error: BaseException) -> Cause:
         cause = _CODES.get(_code(linked)) or _STATUSES.get(_status(linked))
         if cause is not None:
             return cause
-    return next((cause for cause, types in _TYPES if isinstance(error, types)), Cause.OTHER)
+    own = _own(error)
+    return next((cause for cause, types in _TYPES if isinstance(own, types)), Cause.OTHER)
 
 
 def retry(call: Callable[[], Result], policy: RetryPolicy) -> Result:
@@ -205,9 +207,16 @@ def as_storage_error(
 def _reason(error: BaseException) -> str:
     """The server's code and message, or the exception's, on one line."""
     code = next((_code(linked) for linked in _chain(error) if _code(linked)), "")
-    strerror = getattr(error, "strerror", None)
-    text = " ".join(str(strerror or error).split()) or type(error).__name__
+    own = _own(error)
+    strerror = getattr(own, "strerror", None)
+    text = " ".join(str(strerror or own).split()) or type(own).__name__
     return text if not code or code.isdigit() or code in text else f"{code}: {text}"
+
+
+def _own(error: BaseException) -> BaseException:
+    """The client's error: for every failure of a web server, fsspec says that there is no file."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    return cause if isinstance(cause, HttpClientError | TimeoutError) else error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
