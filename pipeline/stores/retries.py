@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from http.client import HTTPException
+from itertools import chain
 from typing import Any, TypeVar
 
 import botocore.exceptions as boto
@@ -68,10 +70,10 @@ class RetryPolicy:
     longest_wait_s: float = 10.0
 
 
-# All errors that the clients raise for a failed request. s3fs raises OSError for the S3 codes that
+# What clients raise for a failed request, without gcsfs. s3fs raises OSError for the S3 codes that
 # it knows, and passes botocore's or aiohttp's own error on for others. NotImplementedError is what
 # fsspec raises where a file system cannot write, or cannot list.
-REMOTE_ERRORS = (
+_ERRORS = (
     OSError, NotImplementedError, boto.BotoCoreError, boto.ClientError, HttpClientError,
     HTTPException, HubClientError,
 )  # fmt: skip
@@ -128,14 +130,33 @@ _LIMITS = {
 }
 
 
+def remote_errors() -> tuple[type[BaseException], ...]:
+    """All errors that the clients raise for a failed request."""
+    return (*_ERRORS, *chain.from_iterable(types for _, types in _gcs_types()))
+
+
+def _gcs_types() -> tuple[tuple[Cause, tuple[type[BaseException], ...]], ...]:
+    """As `_TYPES`, for gcsfs: an extra, and slow to load where nothing else has loaded it."""
+    if "gcsfs.retry" not in sys.modules:
+        return ()
+    from gcsfs.retry import ChecksumError, HttpError
+    from google.auth.exceptions import GoogleAuthError, RefreshError
+
+    return (
+        (Cause.EXPIRED, (RefreshError,)),
+        (Cause.BUSY, (ChecksumError,)),
+        (Cause.OTHER, (HttpError, GoogleAuthError)),
+    )
+
+
 def cause_of(error: BaseException) -> Cause:
     """Why the request failed: by the server's error code, else its status, else the exception."""
     for linked in _chain(error):
         cause = _CODES.get(_code(linked)) or _STATUSES.get(_status(linked))
         if cause is not None:
             return cause
-    own = _own(error)
-    return next((cause for cause, types in _TYPES if isinstance(own, types)), Cause.OTHER)
+    own, kinds = _own(error), (*_TYPES, *_gcs_types())
+    return next((cause for cause, types in kinds if isinstance(own, types)), Cause.OTHER)
 
 
 def retry(call: Callable[[], Result], policy: RetryPolicy) -> Result:
@@ -171,11 +192,14 @@ def _log_retry(state: RetryCallState) -> None:
 
 
 @contextmanager
-def storage_errors(place: str, done: str) -> Iterator[None]:
-    """Raises a client's error as a StorageError of one line: `place: cannot be read: ...`."""
+def storage_errors(place: str, done: str, more: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raises a client's error as a StorageError of one line: `place: cannot be read: ...`.
+
+    `more` is what only the client of this place raises for a failed request.
+    """
     try:
         yield
-    except REMOTE_ERRORS as error:
+    except (*remote_errors(), *more) as error:
         raise as_storage_error(error, place, done) from error
 
 
@@ -191,11 +215,9 @@ def option_errors(place: str, options: Mapping[str, Any]) -> Iterator[None]:
         raise SpecError([Problem(place, fix, sorted(options))]) from error
 
 
-def as_storage_error(
-    error: BaseException, place: str, done: str, cause: Cause | None = None
-) -> StorageError | RefusedError:
+def as_storage_error(error: BaseException, place: str, done: str) -> StorageError | RefusedError:
     """The error that says what failed and what to do; the caller raises it."""
-    cause, line = cause or cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
+    cause, line = cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
     if cause is Cause.UNSUPPORTED:
         return RefusedError(f"{line}; use a store that honours conditional create")
     if cause in (Cause.EXPIRED, Cause.BUSY):
