@@ -267,6 +267,8 @@ def _configure_process() -> None:
     # These log where they found credentials.
     for name in ("botocore", "aiobotocore"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It logs the traceback of each error that it raises.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # The bars of other packages, such as transformers' for GGUF: assay shows the phases itself.
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -32,12 +32,12 @@ from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
-    REMOTE_ERRORS,
     Cause,
     RetryPolicy,
     as_storage_error,
     cause_of,
     option_errors,
+    remote_errors,
     retry,
 )
 from pipeline.stores.store import open_store
@@ -157,7 +157,7 @@ def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) 
         if local:
             check_regular(key)
         return retry(partial(getattr(file_system, method), key), RetryPolicy())
-    except REMOTE_ERRORS as error:
+    except remote_errors() as error:
         if not local and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, path, "read") from error
         unknown = one_line(error) if local else "there is no such file"

@@ -41,11 +41,11 @@ from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_error, hub_fix
 from pipeline.stores.retries import (
-    REMOTE_ERRORS,
     Cause,
     RetryPolicy,
     as_storage_error,
     cause_of,
+    remote_errors,
     retry,
     storage_errors,
 )
@@ -209,8 +209,8 @@ def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> Mod
         file_system, place = file_system_at(url, options)
         infos = _root_files(file_system, place)
         beside = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
-    except (ValueError, TypeError, ImportError, *REMOTE_ERRORS) as error:
-        if isinstance(error, REMOTE_ERRORS) and cause_of(error) is not Cause.MISSING:
+    except (ValueError, TypeError, ImportError, *remote_errors()) as error:
+        if isinstance(error, remote_errors()) and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, url, "read") from error
         raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
     etags = _etags(infos)

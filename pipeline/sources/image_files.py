@@ -14,7 +14,7 @@ from pipeline.errors import DocumentError
 from pipeline.sources.documents import TooLong
 from pipeline.sources.streams import Options, fetching, retry_transient
 from pipeline.stores.file_systems import file_system_at
-from pipeline.stores.retries import Cause, as_storage_error, cause_of
+from pipeline.stores.retries import Cause, cause_of
 
 MAX_IMAGE_BYTES = 64 * 1024 * 1024
 # A longer text, such as an image in base64, is no path.
@@ -76,9 +76,8 @@ def _read_image_file(written: str, folder: str, options: Options) -> bytes:
             with retry_transient(partial(file_system.open, place, "rb")) as file:
                 data: bytes = retry_transient(partial(file.read, MAX_IMAGE_BYTES + 1))
         except (FileNotFoundError, NotADirectoryError) as error:
-            # — fsspec's HTTP client says so of a server that does not answer, too
-            if error.__cause__ is not None and cause_of(error.__cause__) is Cause.BUSY:
-                raise as_storage_error(error.__cause__, path, "read") from error
+            if cause_of(error) is Cause.BUSY:  # — a web server that does not answer
+                raise
             raise DocumentError(f"there is no image {shown!r}") from None
         except IsADirectoryError:
             raise DocumentError(f"the image {shown!r} is not a file") from None

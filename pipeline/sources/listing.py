@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -17,12 +16,12 @@ from glob import escape
 from itertools import chain
 from typing import Any
 
-from aiohttp import ClientError as HttpClientError
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import StorageError
 from pipeline.sources.streams import retry_transient
+from pipeline.stores.retries import Cause, cause_of
 
 FileInfo = Mapping[str, Any]  # a file system's description of a file
 
@@ -73,9 +72,13 @@ def files_at(
     others are left out.
     """
     itself: FileInfo | None = None
-    with suppress(FileNotFoundError):
+    try:
         # — first, so that a file with a bracket in its name is not taken for a glob
-        itself = retry_transient(partial(_info, file_system, place))
+        itself = retry_transient(partial(file_system.info, place))
+    except FileNotFoundError as error:
+        # — with 401 and 403, servers such as the Hub answer for files that they do not have
+        if cause_of(error) in (Cause.BUSY, Cause.OTHER):
+            raise
     is_folder = itself is not None and itself["type"] == "directory"
     if itself is not None and not is_folder:
         return [itself]
@@ -108,20 +111,6 @@ def files_at(
         if info["name"] not in names:
             left_out.add("of another kind", info["name"])
     return list(_once(chosen, path_of, left_out))
-
-
-def _info(file_system: AbstractFileSystem, place: str) -> FileInfo:
-    """The description of what is at this place; FileNotFoundError if nothing is."""
-    try:
-        info: FileInfo = file_system.info(place)
-    except FileNotFoundError as error:
-        # — fsspec also says so of a web server that fails, or does not answer. With 401 and 403,
-        # servers such as the Hub answer for files that they do not have
-        cause = error.__cause__
-        if isinstance(cause, HttpClientError) and getattr(cause, "status", 500) >= 429:
-            raise cause from None
-        raise
-    return info
 
 
 def split_glob(place: str, *, is_local: bool) -> tuple[str, str]:

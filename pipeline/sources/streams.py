@@ -24,11 +24,11 @@ from pipeline.local_files import check_regular
 from pipeline.sources.shards import ObjectVersion, fields_of
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.retries import (
-    REMOTE_ERRORS,
     Cause,
     RetryPolicy,
     as_storage_error,
     cause_of,
+    remote_errors,
     retry,
 )
 
@@ -63,7 +63,7 @@ def fetching(path: str) -> Iterator[None]:
     """Turns errors of fetching the object at `path` into a StorageError of one line."""
     try:
         yield
-    except REMOTE_ERRORS as error:
+    except remote_errors() as error:
         is_remote = "://" in path and not path.startswith("file:")
         cause = cause_of(error) if is_remote else Cause.OTHER
         if cause is Cause.EXISTS:  # of another version: s3fs reads on only if the etag is the same

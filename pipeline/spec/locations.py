@@ -55,6 +55,12 @@ def table_at(path: str) -> TablePath | None:
     return TablePath(cast("TableKind", named[1] or named[2]), named[3], named[4])
 
 
+def split_prefix(path: str) -> tuple[str, str]:
+    """The `delta+` or `lance+` before the folder of a table, or nothing, and what follows."""
+    prefix = re.match(r"(delta|lance)\+", path)
+    return (prefix[0], path[prefix.end() :]) if prefix else ("", path)
+
+
 class Number(str):
     """A number of a YAML file as it is written, such as 007 or 2.10: it may be meant as a text."""
 
@@ -146,12 +152,11 @@ def _masked_option(name: str, value: object) -> object:
 
 def _from_the_spec(path: str, info: ValidationInfo) -> str:
     """The path from the working folder, where the spec has it from its own folder."""
-    if prefix := re.match(r"(delta|lance)\+", path):
-        return prefix[0] + _from_the_spec(path.removeprefix(prefix[0]), info)
     folder = (info.context or {}).get("folder", "")
-    if not folder or "://" in path or path.startswith("~") or os.path.isabs(path):
+    prefix, place = split_prefix(path)
+    if not folder or "://" in place or place.startswith("~") or os.path.isabs(place):
         return path
-    return os.path.relpath(os.path.join(folder, path))
+    return prefix + os.path.relpath(os.path.join(folder, place))
 
 
 def _model_from_the_spec(path: str, info: ValidationInfo) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.errors import Problem, SpecError
+from pipeline.spec.locations import split_prefix
 from pipeline.spec.parse import spec_of
 from pipeline.spec.schema import JobSpec
 
@@ -36,7 +37,8 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
             key = "api_key_file"
         if key not in holder:
             continue
-        place, path = f"{name}.{key}" if name else key, str(holder[key])
+        place = f"{name}.{key}" if name else key
+        prefix, path = split_prefix(str(holder[key]))
         # — a model's path may also be a hub id
         is_file = path.endswith(".gguf") or Path(os.path.expanduser(path)).is_dir()
         is_hub_id = name.endswith("model") and key == "path" and not is_file
@@ -45,7 +47,7 @@ def portable_content(spec: JobSpec, *, same_machine: bool) -> dict[str, Any]:
         if not same_machine:
             fix = "is a folder of this machine; write a URL, or a path that every node has"
             problems.append(Problem(place, fix, path))
-        holder[key] = os.path.abspath(os.path.expanduser(path))
+        holder[key] = prefix + os.path.abspath(os.path.expanduser(path))
     if problems:
         raise SpecError(problems)
     return content

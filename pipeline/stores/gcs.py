@@ -10,19 +10,18 @@ import base64
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pipeline.errors import Problem, RefusedError, SpecError
-from pipeline.stores.retries import REMOTE_ERRORS, Cause, as_storage_error, cause_of, option_errors
+from pipeline.stores.retries import Cause, cause_of, option_errors, remote_errors, storage_errors
 from pipeline.stores.store import StoredObject, check_key, check_prefix, is_listed
 
 try:
     from gcsfs.core import GCSFileSystem  # the REST client; `gcsfs.GCSFileSystem` tries gRPC first
-    from gcsfs.retry import ChecksumError, HttpError
-    from google.auth.exceptions import GoogleAuthError, RefreshError
 except ImportError as missing:
     fix = f"gs:// needs gcsfs ({missing}); pip install 'corpus-assay[gcs]'"
     raise SpecError([Problem("output", fix, "gs://")]) from missing
@@ -30,7 +29,7 @@ except ImportError as missing:
 # The object's metadata has the nonce of the create that made it, as in `stores.s3`.
 ATTEMPT = "assay-attempt"
 # gcsfs raises ValueError for a reply that contains "invalid".
-_ERRORS = (*REMOTE_ERRORS, HttpError, ChecksumError, GoogleAuthError, ValueError)
+_storage_errors = partial(storage_errors, more=(ValueError,))
 
 
 def open_gcs(url: str, options: Mapping[str, Any]) -> GcsStore:
@@ -62,7 +61,7 @@ class GcsStore:
             try:
                 # — mode="create" is ifGenerationMatch=0
                 self.file_system.pipe_file(place, data, metadata={ATTEMPT: nonce}, mode="create")
-            except _ERRORS as error:
+            except remote_errors() as error:
                 if cause_of(error) is not Cause.EXISTS:
                     raise
                 metadata = self._get("b/{}/o/{}", self.bucket, name).get("metadata", {})
@@ -110,12 +109,3 @@ class GcsStore:
     def _place(self, key: str) -> str:
         check_key(key)
         return self.prefix + key
-
-
-@contextmanager
-def _storage_errors(place: str, done: str) -> Iterator[None]:
-    try:
-        yield
-    except _ERRORS as error:
-        cause = Cause.EXPIRED if isinstance(error, RefreshError) else cause_of(error)
-        raise as_storage_error(error, place, done, cause) from error

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from http.client import HTTPException
+from itertools import chain
 from typing import Any, TypeVar
 
 import botocore.exceptions as boto
 from aiohttp import ClientError as HttpClientError
+from aiohttp import ClientResponseError, ClientSSLError, InvalidURL
 from botocore.parsers import ResponseParserError
 from tenacity import (
     RetryCallState,
@@ -67,10 +70,10 @@ class RetryPolicy:
     longest_wait_s: float = 10.0
 
 
-# All errors that the clients raise for a failed request. s3fs raises OSError for the S3 codes that
+# What clients raise for a failed request, without gcsfs. s3fs raises OSError for the S3 codes that
 # it knows, and passes botocore's or aiohttp's own error on for others. NotImplementedError is what
 # fsspec raises where a file system cannot write, or cannot list.
-REMOTE_ERRORS = (
+_ERRORS = (
     OSError, NotImplementedError, boto.BotoCoreError, boto.ClientError, HttpClientError,
     HTTPException, HubClientError,
 )  # fmt: skip
@@ -98,14 +101,14 @@ _STATUSES = {
     403: Cause.DENIED,
     404: Cause.MISSING,
     412: Cause.EXISTS,
+    **dict.fromkeys((408, 409, 429, *range(500, 600)), Cause.BUSY),
     501: Cause.UNSUPPORTED,
-    **dict.fromkeys((408, 409, 429, 500, 502, 503, 504), Cause.BUSY),
 }
 # In this order: some are subclasses of later ones.
 _TYPES: tuple[tuple[Cause, tuple[type[BaseException], ...]], ...] = (
     (Cause.EXISTS, (FileExistsError,)),
-    (Cause.MISSING, (FileNotFoundError,)),
-    (Cause.OTHER, (boto.SSLError,)),
+    (Cause.MISSING, (FileNotFoundError, ClientResponseError)),
+    (Cause.OTHER, (boto.SSLError, ClientSSLError, InvalidURL)),
     (Cause.EXPIRED, (boto.CredentialRetrievalError, boto.SSOError, boto.TokenRetrievalError)),
     (Cause.DENIED, (boto.NoCredentialsError, boto.PartialCredentialsError, PermissionError)),
     (Cause.BUSY, (TimeoutError, ConnectionError, boto.ConnectionError, boto.HTTPClientError)),
@@ -127,13 +130,33 @@ _LIMITS = {
 }
 
 
+def remote_errors() -> tuple[type[BaseException], ...]:
+    """All errors that the clients raise for a failed request."""
+    return (*_ERRORS, *chain.from_iterable(types for _, types in _gcs_types()))
+
+
+def _gcs_types() -> tuple[tuple[Cause, tuple[type[BaseException], ...]], ...]:
+    """As `_TYPES`, for gcsfs: an extra, and slow to load where nothing else has loaded it."""
+    if "gcsfs.retry" not in sys.modules:
+        return ()
+    from gcsfs.retry import ChecksumError, HttpError
+    from google.auth.exceptions import GoogleAuthError, RefreshError
+
+    return (
+        (Cause.EXPIRED, (RefreshError,)),
+        (Cause.BUSY, (ChecksumError,)),
+        (Cause.OTHER, (HttpError, GoogleAuthError)),
+    )
+
+
 def cause_of(error: BaseException) -> Cause:
     """Why the request failed: by the server's error code, else its status, else the exception."""
     for linked in _chain(error):
         cause = _CODES.get(_code(linked)) or _STATUSES.get(_status(linked))
         if cause is not None:
             return cause
-    return next((cause for cause, types in _TYPES if isinstance(error, types)), Cause.OTHER)
+    own, kinds = _own(error), (*_TYPES, *_gcs_types())
+    return next((cause for cause, types in kinds if isinstance(own, types)), Cause.OTHER)
 
 
 def retry(call: Callable[[], Result], policy: RetryPolicy) -> Result:
@@ -169,11 +192,14 @@ def _log_retry(state: RetryCallState) -> None:
 
 
 @contextmanager
-def storage_errors(place: str, done: str) -> Iterator[None]:
-    """Raises a client's error as a StorageError of one line: `place: cannot be read: ...`."""
+def storage_errors(place: str, done: str, more: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raises a client's error as a StorageError of one line: `place: cannot be read: ...`.
+
+    `more` is what only the client of this place raises for a failed request.
+    """
     try:
         yield
-    except REMOTE_ERRORS as error:
+    except (*remote_errors(), *more) as error:
         raise as_storage_error(error, place, done) from error
 
 
@@ -189,11 +215,9 @@ def option_errors(place: str, options: Mapping[str, Any]) -> Iterator[None]:
         raise SpecError([Problem(place, fix, sorted(options))]) from error
 
 
-def as_storage_error(
-    error: BaseException, place: str, done: str, cause: Cause | None = None
-) -> StorageError | RefusedError:
+def as_storage_error(error: BaseException, place: str, done: str) -> StorageError | RefusedError:
     """The error that says what failed and what to do; the caller raises it."""
-    cause, line = cause or cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
+    cause, line = cause_of(error), f"{place}: cannot be {done}: {_reason(error)}"
     if cause is Cause.UNSUPPORTED:
         return RefusedError(f"{line}; use a store that honours conditional create")
     if cause in (Cause.EXPIRED, Cause.BUSY):
@@ -205,9 +229,16 @@ def as_storage_error(
 def _reason(error: BaseException) -> str:
     """The server's code and message, or the exception's, on one line."""
     code = next((_code(linked) for linked in _chain(error) if _code(linked)), "")
-    strerror = getattr(error, "strerror", None)
-    text = " ".join(str(strerror or error).split()) or type(error).__name__
+    own = _own(error)
+    strerror = getattr(own, "strerror", None)
+    text = " ".join(str(strerror or own).split()) or type(own).__name__
     return text if not code or code.isdigit() or code in text else f"{code}: {text}"
+
+
+def _own(error: BaseException) -> BaseException:
+    """The client's error: for every failure of a web server, fsspec says that there is no file."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    return cause if isinstance(cause, HttpClientError | TimeoutError) else error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -16,11 +16,11 @@ from s3fs import S3FileSystem
 
 from pipeline.errors import RefusedError, StorageError
 from pipeline.stores.retries import (
-    REMOTE_ERRORS,
     Cause,
     RetryPolicy,
     cause_of,
     option_errors,
+    remote_errors,
     retry,
     storage_errors,
 )
@@ -74,7 +74,7 @@ class S3Store:
         put = {"Key": place, "Body": data, "IfNoneMatch": "*", "Metadata": {ATTEMPT: nonce}}
         try:
             reply = self._request("put_object", **put)
-        except REMOTE_ERRORS as error:
+        except remote_errors() as error:
             with storage_errors(f"{self.url}/{key}", "written"):
                 if cause_of(error) is not Cause.EXISTS:
                     raise

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from data_fixtures import ENCODERS
+from fsspec.implementations.http import HTTPFileSystem
 from whole_shards import all_documents
 
-from pipeline.errors import SpecError, StorageError
+from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.sources.source import cut, find_objects
+from pipeline.sources.streams import Fetched
 from pipeline.spec.schema import Columns
+from pipeline.stores.retries import RetryPolicy
 
 ROWS = [(f"row-{n}", random.Random(n).randbytes(4000).hex()) for n in range(900)]  # above 5 MB
 
@@ -128,3 +131,23 @@ def test_a_server_that_fails_is_not_a_file_that_is_missing(
     monkeypatch.setattr("pipeline.sources.streams.retry", lambda call, _policy: call())
     with pytest.raises(error, match=words):
         find_objects(f"{web}/corpus.jsonl", tmp_path)
+
+
+def test_a_server_that_stopped_is_asked_again_and_no_file_is_called_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    ask = HTTPFileSystem._open
+
+    def counted(self: HTTPFileSystem, path: str, *args: Any, **kwargs: Any) -> Any:
+        asked.append(path)
+        return ask(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(HTTPFileSystem, "_open", counted)
+    monkeypatch.setattr(
+        "pipeline.sources.streams._RETRY_POLICY", RetryPolicy(0.2, 0.2, first_wait_s=0.01)
+    )
+    words = r"corpus.jsonl: cannot be read: Connect.* may be overloaded or out of reach"
+    with pytest.raises(UnavailableError, match=words):
+        Fetched("http://127.0.0.1:9/corpus.jsonl", {})
+    assert len(asked) > 1

@@ -36,6 +36,21 @@ def test_a_relative_path_is_refused_where_workers_run_on_other_machines(
     assert shared_by_nodes(spec, None) is spec
 
 
+@pytest.mark.parametrize("prefix", ["delta+", "lance+"])
+def test_the_folder_of_a_table_is_absolute_behind_its_prefix(
+    prefix: str, write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = f"{prefix}tables/docs@3"
+    relative = load_spec(write_spec(output="/out", input={"path": path}))
+    absolute = f"{prefix}{tmp_path}/tables/docs@3"
+    assert shared_by_nodes(relative, "auto").input.path == absolute
+    spec = load_spec(write_spec(output="/out", input={"path": absolute}))
+    assert shared_by_nodes(spec, "10.0.0.1:6379").input.path == absolute
+    with pytest.raises(SpecError, match=r"input.path: is a folder of this machine"):
+        shared_by_nodes(relative, "10.0.0.1:6379")
+
+
 @pytest.mark.parametrize(
     ("address", "loopback"),
     [

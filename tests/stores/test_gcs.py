@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fault_proxy import Faults, proxied
 from google.auth.exceptions import RefreshError
-from servers import Server
+from servers import Server, serving
 
-from pipeline.errors import SpecError, UnavailableError
+from pipeline.errors import SpecError, StorageError, UnavailableError
+from pipeline.sources.source import find_objects
 from pipeline.stores import gcs as gcs_store
+from pipeline.stores.named_files import open_target
 from pipeline.stores.store import open_store
 
 
@@ -45,6 +49,29 @@ def test_credentials_that_cannot_be_renewed_are_told_and_to_be_run_again(
     ) as raised:
         store.create("key", b"")
     assert raised.value.exit_code == 3
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers as Google does without rights."""
+
+    def do_GET(self) -> None:
+        reply = b'{"error": {"code": 401, "message": "Anonymous caller may not list"}}'
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_refusal_is_one_line_for_an_input_and_for_a_target(tmp_path: Path) -> None:
+    with serving(Refusing) as endpoint:
+        options = {"endpoint_url": endpoint, "token": "anon"}
+        with pytest.raises(StorageError, match=r"gs://b/x/\*.jsonl: cannot be read: Anonymous"):
+            find_objects("gs://b/x/*.jsonl", tmp_path, options)
+        with pytest.raises(StorageError, match=r"gs://b/out: cannot be read: Anonymous"):
+            open_target("gs://b/out", options).read()
 
 
 def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

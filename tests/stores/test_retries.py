@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
+from types import SimpleNamespace
 from typing import Any
 
 import botocore.exceptions as boto
 import pytest
-from aiohttp import ClientPayloadError, ServerDisconnectedError
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientPayloadError,
+    ClientResponseError,
+    InvalidURL,
+    ServerDisconnectedError,
+)
 from gcsfs.retry import HttpError
 from s3fs.errors import translate_boto_error
 
@@ -21,6 +29,22 @@ def answer(code: str, status: int) -> OSError:
     }
     error: OSError = translate_boto_error(boto.ClientError(response, "PutObject"))
     return error
+
+
+def behind_not_found(cause: Exception) -> FileNotFoundError:
+    """What fsspec raises for every failure of a web server."""
+    error = FileNotFoundError("http://host/a.jsonl")
+    error.__cause__ = cause
+    return error
+
+
+def refused(status: int) -> ClientResponseError:
+    request: Any = SimpleNamespace(real_url="http://host/a.jsonl")
+    return ClientResponseError(request, (), status=status)
+
+
+KEY: Any = SimpleNamespace(host="host", port=443, ssl=True, is_ssl=True)
+CERTIFICATE = ClientConnectorCertificateError(KEY, ssl.CertificateError("self-signed"))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +67,14 @@ def answer(code: str, status: int) -> OSError:
         (TimeoutError(), Cause.BUSY),
         (ClientPayloadError("not enough data"), Cause.BUSY),
         (ServerDisconnectedError(), Cause.BUSY),
+        (behind_not_found(ServerDisconnectedError()), Cause.BUSY),
+        (behind_not_found(TimeoutError()), Cause.BUSY),
+        (behind_not_found(refused(520)), Cause.BUSY),
+        (behind_not_found(refused(400)), Cause.MISSING),
+        (behind_not_found(ValueError("a name")), Cause.MISSING),
+        (behind_not_found(CERTIFICATE), Cause.OTHER),
+        (CERTIFICATE, Cause.OTHER),
+        (InvalidURL("http://["), Cause.OTHER),
         (HttpError({"code": 503, "message": "backend error"}), Cause.BUSY),
         (HttpError({"code": "429", "message": "too many"}), Cause.BUSY),
         (answer("ExpiredToken", 400), Cause.EXPIRED),
