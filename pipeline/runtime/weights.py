@@ -205,12 +205,14 @@ def _weights_bytes(folder: Path) -> int:
 
 def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> ModelFiles:
     """The model in an object store. It is read once, unless its hashes are beside it."""
+    refused = remote_errors()
+    failures: tuple[type[BaseException], ...] = (ValueError, TypeError, ImportError, *refused)
     try:
         file_system, place = file_system_at(url, options)
         infos = _root_files(file_system, place)
         beside = file_system.cat_file(infos[SUMS]["name"]) if SUMS in infos else b""
-    except (ValueError, TypeError, ImportError, *remote_errors()) as error:
-        if isinstance(error, remote_errors()) and cause_of(error) is not Cause.MISSING:
+    except failures as error:
+        if isinstance(error, refused) and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, url, "read") from error
         raise SpecError([Problem("model.path", f"cannot be opened: {error}", url)]) from error
     etags = _etags(infos)

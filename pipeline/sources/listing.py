@@ -25,8 +25,9 @@ from pipeline.stores.retries import Cause, cause_of
 
 FileInfo = Mapping[str, Any]  # a file system's description of a file
 
-# Keys of remote file systems for a hash of the content, and for the modification time.
-_CONTENT_KEYS = ("ETag", "etag", "md5Hash", "md5", "blob_id", "checksum")
+# Keys of remote file systems for a hash of the content, and for the modification time. On GCS, the
+# etag changes with an object's metadata.
+_CONTENT_KEYS = ("ETag", "md5Hash", "etag", "md5", "blob_id", "checksum")
 _TIME_KEYS = (
     "LastModified",
     "last_modified",

@@ -16,18 +16,20 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 # Names of secrets in the options of s3fs, gcsfs, adlfs, the Hub and their clients.
 _SECRET = re.compile(
-    r"secret|passw|token|credential|connection_string|(account|access|api)[_-]?key|bearer|cookie|"
-    r"(^|[_-])auth|sas|^key$"
+    r"secret|pass(w|phrase)|token|credential|connection_string|bearer|cookie|"
+    r"(account|access|api|private|customer)[_-]?key|(^|[_-])auth|sas|^p?key$"
 )
 _WAYS_TO_LOG_IN = ("anon", "google_default", "cloud", "cache")  # gcsfs calls them `token`
-# A password before the host, and the query parameters of a signed URL.
-_USER = re.compile(r"(?<=://)[^/@:?#]*:[^/@]*(?=@)")
+# A password before the host, or on the web a token alone; and the query parameters of a signed URL.
+_USER = re.compile(
+    r"(?<=://)[^/@:?#]*:[^/@]*(?=@)|((?<=http://)|(?<=https://))[^/@?#]+(?=@)", re.IGNORECASE
+)
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 # What keys of hosted APIs look like: a known beginning, or long without a folder or an ending.
 _KEY = re.compile(r"(sk|pk|rk|gsk|xai|hf|AIza|Bearer)[-_ ]?[\w-]{8,}$|[\w+=-]{32,}$")
 _SIGNED = re.compile(
-    r"[?&](x-(amz|goog)-(signature|security-token|credential)|signature|sig|awsaccesskeyid|"
-    r"(\w*_)?(token|secret|password|key))=",
+    r"[?&]([\w-]*(token|secret|passw(or)?d|signature|credential|api_?key|auth)|sig|"
+    r"awsaccesskeyid|(\w*_)?key)=",
     re.IGNORECASE,
 )
 

@@ -14,6 +14,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import one_line
+from pipeline.stores.retries import storage_errors
 
 
 def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileSystem, str]:
@@ -49,23 +50,26 @@ def native_options(url: str, options: Mapping[str, Any]) -> dict[str, str]:
     """The options of s3fs in the words of Rust's `object_store`; none for other file systems.
 
     Without a `key`, the credentials are those that botocore finds, as it does for s3fs.
+    StorageError where it finds no such profile, or cannot renew them.
     """
     if not url.startswith(("s3://", "s3a://")):
         return {}
     from botocore.session import Session  # — slow to load, and few inputs are tables in S3
 
     client = {"endpoint_url": options.get("endpoint_url"), **options.get("client_kwargs", {})}
-    session = Session(profile=options.get("profile"))
+    with storage_errors(url, "opened"):
+        session = Session(profile=options.get("profile"))
+        region = client.get("region_name") or session.get_config_variable("region")
+        login = [options.get(name) for name in ("key", "secret", "token")]
+        if login[0] is None and not options.get("anon") and (own := session.get_credentials()):
+            login = [*own.get_frozen_credentials()][:3]
     endpoint = client.get("endpoint_url")
     native = {
         "aws_endpoint": endpoint,
-        "aws_region": client.get("region_name") or session.get_config_variable("region"),
+        "aws_region": region,
         "allow_http": "true" if str(endpoint).startswith("http://") else None,
         "aws_skip_signature": "true" if options.get("anon") else None,
     }
-    login = [options.get(name) for name in ("key", "secret", "token")]
-    if login[0] is None and not options.get("anon") and (own := session.get_credentials()):
-        login = [*own.get_frozen_credentials()][:3]
     names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
     native |= dict(zip(names, login, strict=True))
     return {name: str(value) for name, value in native.items() if value}

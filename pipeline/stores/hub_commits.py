@@ -11,8 +11,8 @@ from typing import Any
 import huggingface_hub as hub
 from huggingface_hub.errors import HfHubHTTPError
 
-from pipeline.errors import SpecError, UnavailableError, one_line, option_error
-from pipeline.stores.hub import HUB_ERRORS, hub_fix
+from pipeline.errors import AssayError, Option, Problem, UnavailableError, one_line, option_error
+from pipeline.stores.hub import HUB_ERRORS, hub_error, hub_fix
 
 _DATASET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?")
 _ATTEMPTS = 3  # of a commit, while others commit to the same branch
@@ -72,12 +72,10 @@ def upload(
     raise AssertionError(attempt)
 
 
-def _problem(
-    error: BaseException, status: int | None, repo: str, url: str
-) -> SpecError | UnavailableError:
+def _problem(error: BaseException, status: int | None, repo: str, url: str) -> AssayError:
     if status in (401, 403):
         fix = f"the token may not write to {repo}; set HF_TOKEN to one that may"
         return option_error("to", fix, url)
     if status in _CONFLICTS:
         return UnavailableError(f"{url}: others keep committing to it; run again")
-    return UnavailableError(f"{url}: {hub_fix(error, repo)}")
+    return hub_error(error, Problem(Option("to"), hub_fix(error, repo), url))

@@ -18,6 +18,7 @@ from whole_shards import all_documents
 from pipeline.errors import SpecError, StorageError, UnreadableError
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.options import InitOptions
+from pipeline.sources.listing import remote_etag
 from pipeline.sources.source import cut, find_objects
 from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
@@ -261,3 +262,8 @@ def test_a_folder_with_wildcards_in_its_name_is_taken_by_its_name(
     for path in ("", "/**", "/*/a.jsonl", "/deep/*.jsonl", "/deep/a.jsonl", "//deep//*.jsonl"):
         names = names_at(f"{tmp_path}/{folder}", path, tmp_path / "cache")
         assert names == ["deep/a.jsonl"]
+
+
+def test_an_object_of_gcs_is_the_same_after_a_change_of_its_metadata() -> None:
+    before = {"size": 4, "md5Hash": "of the content", "etag": "1"}
+    assert remote_etag("gs://b/a", before) == remote_etag("gs://b/a", {**before, "etag": "2"})

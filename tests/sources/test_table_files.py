@@ -347,3 +347,9 @@ def test_names_that_files_of_iceberg_spell_otherwise_are_found(
     assert documents(shards_of(lake.path, tmp_path, Columns("page-text", "id"))) == expected
     [file] = lake.data_files()
     assert "page_x2Dtext" in pq.read_schema(file.removeprefix("file://")).names
+
+
+@pytest.mark.parametrize("kind", ["delta", "lance"])
+def test_a_profile_that_does_not_exist_is_named_on_one_line(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"^s3://b/t: cannot be opened: .*nope.*$"):
+        find_objects(f"{kind}+s3://b/t", tmp_path, {"profile": "nope"})

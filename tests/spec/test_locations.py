@@ -9,7 +9,7 @@ from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 
 
-def spec_with(options: str) -> JobSpec:
+def spec_with(options: str, path: str = "in.jsonl") -> JobSpec:
     """The smallest job, with the same options beside each of its three paths."""
     return parse_spec(
         f"""
@@ -65,6 +65,10 @@ def test_options_are_what_fsspec_takes_at_each_path(
         "{api_key: hunter2}",
         "{auth: hunter2}",
         "{basic_auth: hunter2}",
+        "{s3_additional_kwargs: {SSECustomerKey: hunter2}}",
+        "{passphrase: hunter2}",
+        "{pkey: hunter2}",
+        "{private_key: hunter2}",
         "{bearer: hunter2}",
         "{passwd: hunter2}",
         "{access_key: hunter2}",
@@ -86,3 +90,23 @@ def test_a_password_in_an_option_s_url_is_refused_and_not_shown() -> None:
     with pytest.raises(SpecError) as raised:
         spec_with("{config_kwargs: {proxies: {https: http://me:hunter2@proxy:3128}}}")
     assert "holds a password" in str(raised.value) and "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://host/a.jsonl?apikey=hunter2",
+        "https://host/a.jsonl?v=1&accessToken=hunter2",
+        "https://host/a.jsonl?auth=hunter2",
+        "https://ghp_hunter2@host/a.jsonl",
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_shown(path: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        spec_with("{}", path)
+    assert "holds a password" in str(raised.value) and "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["https://host/@me/a.jsonl?author=x&design=y", "s3://b@c/a.jsonl"])
+def test_other_parts_of_a_url_are_no_secrets(path: str) -> None:
+    assert spec_with("{}", path).input.path == path

@@ -103,6 +103,13 @@ def test_another_place_of_the_hub_is_refused(folder: Path, hub: FakeHub, url: st
     assert not hub.requests
 
 
+def test_a_branch_that_does_not_exist_is_a_mistake_of_the_option(
+    folder: Path, hub: FakeHub
+) -> None:
+    with pytest.raises(SpecError, match=r"to: the repository on the Hub has no such branch"):
+        exported(folder, f"{URL}@absent")
+
+
 def test_who_may_not_write_and_who_is_too_late(
     folder: Path, hub: FakeHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
