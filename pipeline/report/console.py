@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,7 +80,10 @@ def escape_controls(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    return " " if char in "\n\t\r" else char.encode("unicode_escape").decode()
+    if char in "\n\t\r" or unicodedata.category(char) == "Zs":
+        return " "
+    # — the joiners of Persian, of Indic scripts and of emoji
+    return char if char in "\u200c\u200d" else char.encode("unicode_escape").decode()
 
 
 def truncate(text: str, chars: int) -> str:

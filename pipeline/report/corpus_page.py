@@ -161,10 +161,9 @@ def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence
     if report.partial or report.older_answers:
         yield "bring the output up to date", ["assay", "run", spec_file]
     if report.quality is None:
-        yield (
-            "label some documents to know how good the answers are",
-            ["assay", "review", spec_file, "--to", "gold.jsonl"],
-        )
+        task = ["--task", report.tasks[0].task] if len(report.tasks) > 1 else []
+        words = ["assay", "review", spec_file, *task, "--to", "gold.jsonl"]
+        yield "label some documents to know how good the answers are", words
         return
     source, tasks = report.quality.gold.source, report.quality.tasks.values()
     for task in tasks:
@@ -176,7 +175,9 @@ def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence
             yield f"{task.task}: read the {issues}, below", []
         if task.swapped:
             yield f"{task.task}: check which label each value of the gold means", []
-    if all(task.scores and not task.at_chance and not task.swapped for task in tasks):
+    if report.filter and report.filter.stops:
+        yield "decide about documents without an answer: filter.on_error", []
+    elif all(task.scores and not task.at_chance and not task.swapped for task in tasks):
         step = "write a rule as filter.keep in the spec, then run"
         if report.filter:
             step = "write the documents that the rule keeps"

@@ -104,7 +104,7 @@ def _verdict(run: RunResult) -> str:
     if not run.complete:
         return f"incomplete, not compared; {current}; run again"
     if run.reasons:
-        return f"REJECTED; {current}; run without gates to publish it"
+        return f"REJECTED; {current}; to publish it, change the limits of publish in the spec"
     if not run.published:
         return f"not published; {current}"
     if run.snapshot == run.previous:

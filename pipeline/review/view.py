@@ -73,7 +73,9 @@ def _note(session: Session) -> str:
         return "The next documents are still being read. Reload this page in a moment."
     if session.rules.second:
         return "No document is left that needs a label of yours beside those of others."
-    return f"You have seen all {len(session.pool):,} documents of this review."
+    return (
+        f"No document is left for you: all {len(session.pool):,} are answered, or open elsewhere."
+    )
 
 
 def _progress(session: Session, person: str) -> dict[str, Any]:

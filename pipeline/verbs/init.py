@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +243,7 @@ def _spec(proposal: Proposal, name: str, preset: Preset) -> str:
     comment = f"  # other columns: {', '.join(others[:SHOWN_COLUMNS])}{more}" if others else ""
     model = "" if proposal.model is None else f"\nmodel: {{path: {_yaml(proposal.model)}}}\n"
     return (_SPEC + preset.tasks).format(
+        file=shlex.quote(proposal.file),
         name=_yaml(name),
         model=preset.about + model,
         path=_yaml(proposal.path),

@@ -125,7 +125,7 @@ def test_only_labels_with_something_to_show_have_a_figure_and_few_of_them() -> N
     of_topic = tuple(scores("topic", counts, name) for name, counts in labels.items())
     written = shown(replace(REPORT, tasks=(task("topic", {"ok": 1}),), scores=of_topic))
     assert re.findall(r"aria-label='p of (\w+) ", written) == ["most", "many", "more"]
-    assert "3 more labels; --json has" in written
+    assert "at most 3 of the 6 labels that --json has counts of" in written
     assert histograms([scores("topic", labels["few"], "few")]) == []
     pair = [scores("toxic", {0: 9, 999: 9}, name) for name in ("toxic", "clean")]
     assert [chart.name.split()[2] for chart in histograms(pair)] == ["toxic"]

@@ -180,7 +180,12 @@ def test_the_json_form_has_numbers_or_null() -> None:
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("plain é日", "plain é日"), ("a\nb\tc", "a b c"), ("\x1b\u202e\ud800", "\\x1b\\u202e\\ud800")],
+    [
+        ("plain é日", "plain é日"),
+        ("a\nb\tc", "a b c"),
+        ("\x1b\u202e\ud800", "\\x1b\\u202e\\ud800"),
+        ("می\u200cخواهم 日本\u3000語", "می\u200cخواهم 日本 語"),
+    ],
 )
 def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert escape_controls(text) == shown
