@@ -184,7 +184,7 @@ def test_the_json_form_has_numbers_or_null() -> None:
         ("plain é日", "plain é日"),
         ("a\nb\tc", "a b c"),
         ("\x1b\u202e\ud800", "\\x1b\\u202e\\ud800"),
-        ("می\u200cخواهم 日本\u3000語", "می\u200cخواهم 日本 語"),
+        ("\u0645\u200c\u062e \u65e5\u3000\u672c", "\u0645\u200c\u062e \u65e5 \u672c"),
     ],
 )
 def test_control_characters_are_escaped(text: str, shown: str) -> None:
