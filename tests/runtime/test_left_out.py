@@ -161,7 +161,9 @@ def test_a_node_that_lacks_the_folder_of_the_input_is_named_once_and_gets_no_sha
 ) -> None:
     (other := tmp_path / "other").mkdir()
     documents = write_many(tmp_path, 400, shard_bytes=20_000)
-    ran = run_on_two_nodes(write_spec(input={**documents, "path": "/proc/self/cwd/*.jsonl"}), other)
+    ran = run_on_two_nodes(
+        write_spec(input={**documents, "path": "/proc/self/cwd/many.jsonl"}), other
+    )
     assert ran.returncode == 0, ran.stderr
     assert_every_row_once(tmp_path / "out", 400)
     assert "a shard failed" not in ran.stderr
