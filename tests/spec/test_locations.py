@@ -15,7 +15,7 @@ def spec_with(options: str, path: str = "in.jsonl") -> JobSpec:
         f"""
 name: job
 model: {{path: some/model, storage_options: {options}}}
-input: {{path: in.jsonl, storage_options: {options}}}
+input: {{path: '{path}', storage_options: {options}}}
 output: out
 storage_options: {options}
 tasks: [{{name: a, question: Why, labels: [x, y]}}]
