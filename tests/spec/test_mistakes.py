@@ -155,7 +155,7 @@ OTHERS = [
         "tasks.0.labels",
         "write one class for each label",
     ),
-    (task(explain={"tokens": 4}), "tasks.0.explain", "not stored any more; remove it"),
+    (task(explain={"tokens": 4}), "tasks.0.explain", "no such key"),
 ]
 STAGES = [
     (stages({"cascade": {}}, ASKED), "stages.0", "a stage has no cascade of its own"),
