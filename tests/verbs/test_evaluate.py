@@ -84,7 +84,7 @@ def test_gates_decide_the_exit_code_after_the_report(bench: Bench) -> None:
 def test_without_gold_the_error_names_the_key(bench: Bench) -> None:
     for verb in ("eval", "fit"):
         error = bench.assay(verb, bench.spec, code=2).error
-        assert error.startswith("gold.path: missing; add it, or write --gold FILE in ")
+        assert error.startswith("gold.path: missing; write --gold FILE, or add it in ")
 
 
 def test_gold_may_have_other_column_names_and_values(bench: Bench) -> None:

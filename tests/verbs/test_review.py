@@ -113,7 +113,7 @@ def test_the_task_may_be_of_any_reader(
     kept = {name: value for name, value in answers.items() if value is not None}
     content["tasks"][0] = {"name": "toxic", "labels": ["toxic", "clean"], **kept}
     [line] = opened(spec_of(known, tasks=content["tasks"]), tmp_path, 1)
-    assert line["shown"].chosen == "uncertain"
+    assert line["shown"].chosen == "random"
 
 
 def test_stored_answers_are_shown_and_decide_after_the_diverse_documents(
@@ -148,7 +148,7 @@ def test_columns_of_the_input_are_beside_the_text(write_spec: WriteSpec, tmp_pat
     options = ReviewOptions(str(tmp_path / "gold.jsonl"), "toxic", columns=("source", "year"))
     with open_review(spec, options, cache_dir=tmp_path / "cache") as session:
         shown = {document.text: document.columns for document in session.pool.documents}
-    with pytest.raises(SpecError, match=r"^columns: the first 100 rows of .* \(got 'year'\)$"):
+    with pytest.raises(SpecError, match=r"^columns: the first 100,000 rows from .* \(got 'year'\)$"):
         file.write_text(
             "".join(f'{{"id": "{n}", "text": "text {n}", "source": "a"}}\n' for n in range(5))
         )

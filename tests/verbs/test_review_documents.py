@@ -108,7 +108,7 @@ def test_the_drawn_rows_are_read_and_equal_texts_once(
 
     monkeypatch.setattr(review_documents, "read_documents", noted)
     ranks = {3: 1, 5: 0, 42: 2, 95: 3}  # — row 95 has the text of row 5
-    reading = Reading(pool, [(shard, ranks)], Read(Answers(store, None, task_of())))
+    reading = Reading(pool, [(shard, ranks)], (), (), Read(Answers(store, None, task_of())))
     reading.wait(for_all=True)
     assert pool.is_read
     assert [(each.doc_id, each.text, each.rank) for each in pool.documents] == [
