@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size, decided
 from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
-from pipeline.filters.rule import ALL, FilterRule, SnapshotRule, in_sql
+from pipeline.filters.rule import FilterRule, SnapshotRule, in_sql
 from pipeline.options import ReportOptions
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
@@ -155,7 +155,6 @@ def test_of_many_groups_the_largest_are_listed_and_the_others_together(
     assert others.threshold is None
     assert [*largest.values()] == [g for g in whole.groups if g.group["topic"] in largest]
     assert sum(group.documents for group in few.groups) == few.documents
-    assert {each.group for each in few.other_shares} == {ALL, *largest}
 
 
 def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(

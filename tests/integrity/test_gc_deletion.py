@@ -197,9 +197,9 @@ def test_a_clock_that_is_a_week_ahead_makes_no_object_old(
         everything.finish("job", version)
     monkeypatch.setattr(memory_store, "time", SimpleNamespace(time=everything.clock))
     monkeypatch.setattr("time.time", lambda: everything.clock() + 8 * DAY_S)
-    assert not everything.gc(1).keys
+    assert not everything.gc(1, older_than_days=7).keys
     everything.clock.now_s += 8 * DAY_S
-    assert everything.gc(1).keys
+    assert everything.gc(1, older_than_days=7).keys
 
 
 def test_a_new_input_is_neither_cut_nor_written_down(everything: Everything) -> None:

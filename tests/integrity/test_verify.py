@@ -88,9 +88,9 @@ def test_each_input_file_is_looked_up_once_however_many_shards_it_has(
 ) -> None:
     looked_up: list[str] = []
 
-    def find(path: str, *arguments: Any) -> list[InputObject]:
+    def find(path: str, **options: Any) -> list[InputObject]:
         looked_up.append(path)
-        return find_objects(path, *arguments)
+        return find_objects(path, **options)
 
     monkeypatch.setattr("pipeline.integrity.verify.find_objects", find)
     shards = contents(finished).shards
@@ -167,12 +167,12 @@ def test_a_file_whose_quotes_are_read_as_the_spec_says_is_no_other_file(
     assert (verified.inputs_changed, verified.documents_read_again) == (0, 20)
 
 
-def test_texts_around_the_output_are_read_again(tmp_path: Path, plain: ChangingCorpus) -> None:
-    plain.settings = {"input": {"path": str(tmp_path)}}
+def test_texts_around_the_output_are_read_again(plain: ChangingCorpus, tmp_path: Path) -> None:
+    plain.settings, plain.cache = {"input": {"path": str(plain.folder)}}, tmp_path
     for number in range(3):
-        (tmp_path / f"{number}.txt").write_text(f"Text {number}.")
+        (plain.folder / f"{number}.txt").write_text(f"Text {number}.")
     plain.run()
-    assert plain.store.root.is_relative_to(tmp_path)
+    assert plain.store.root.is_relative_to(plain.folder)
     verified = verify(plain.store, contents(plain.store), plain.cache, {})
     assert (verified.inputs_changed, verified.documents_read_again) == (0, 3)
 

@@ -148,7 +148,7 @@ def test_columns_of_the_input_are_beside_the_text(write_spec: WriteSpec, tmp_pat
     options = ReviewOptions(str(tmp_path / "gold.jsonl"), "toxic", columns=("source", "year"))
     with open_review(spec, options, cache_dir=tmp_path / "cache") as session:
         shown = {document.text: document.columns for document in session.pool.documents}
-    with pytest.raises(SpecError, match=r"^columns: the first 100,000 rows from .* \(got 'year'\)$"):
+    with pytest.raises(SpecError, match=r"^columns: the first 100,000 rows .* \(got 'year'\)$"):
         file.write_text(
             "".join(f'{{"id": "{n}", "text": "text {n}", "source": "a"}}\n' for n in range(5))
         )
