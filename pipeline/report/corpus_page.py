@@ -161,9 +161,9 @@ def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence
     if report.partial or report.older_answers:
         yield "bring the output up to date", ["assay", "run", spec_file]
     if report.quality is None:
-        task = ["--task", report.tasks[0].task] if len(report.tasks) > 1 else []
-        words = ["assay", "review", spec_file, *task, "--to", "gold.jsonl"]
-        yield "label some documents to know how good the answers are", words
+        named = ["--task", report.tasks[0].task] if len(report.tasks) > 1 else []
+        review = ["assay", "review", spec_file, *named, "--to", "gold.jsonl"]
+        yield "label some documents to know how good the answers are", review
         return
     source, tasks = report.quality.gold.source, report.quality.tasks.values()
     for task in tasks:
