@@ -103,8 +103,8 @@ def _past(session: Session, line: GoldLine) -> dict[str, Any]:
     row = session.pool.rows.get(line.content_hash)
     text = line.doc_id if row is None else session.pool.documents[row].text[:_START]
     label = line.label if isinstance(line.label, str) else ", ".join(line.label or ())
-    given = line.action if line.label is None else label or "none of the labels"
-    return {"id": None if row is None else line.content_hash, "text": text, "given": given}
+    answer = line.action if line.label is None else label or "none of the labels"
+    return {"id": None if row is None else line.content_hash, "text": text, "given": answer}
 
 
 def pairs(session: Session) -> list[Agreement]:

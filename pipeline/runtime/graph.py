@@ -266,7 +266,8 @@ class Places:
     def __init__(self, count: int) -> None:
         self._count = count
         self._free = threading.Semaphore(count)
-        self._taking = threading.Lock()  # two that want all places would block each other
+        # — without it, two that want all places would block each other
+        self._taking = threading.Lock()
 
     @contextmanager
     def of(self, alone: bool) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,10 +37,14 @@ def output_of(job: Job) -> Store:
     store = open_store(job.spec.output, job.spec.storage_options)
     check_shown(store, job.run.shown)
     if folder := job.run.input_folder:
-        names: list[str] = []  # — a disk that is not mounted leaves an empty folder
-        with suppress(OSError):
-            names = os.listdir(folder)
-        if not names:
+        has_files = False
+        try:  # — a disk that is not mounted leaves an empty folder
+            has_files = bool(os.listdir(folder))
+        except PermissionError:  # — of a folder that may not be listed, files may be read
+            has_files = True
+        except OSError:
+            pass
+        if not has_files:
             raise StorageError(
                 f"{folder}: the input is not on this machine; mount the driver's folder at this "
                 f"path, or name an s3:// or gs:// input"

@@ -73,11 +73,11 @@ def refusal(tree: Any) -> str | None:
     doublings = 0
     for node in nodes_of(tree):
         kind = node.get("class", "TYPE")
-        name, given = str(node.get("function_name", "")).lower(), _arguments(node)
+        name, arguments = str(node.get("function_name", "")).lower(), _arguments(node)
         if kind == "LAMBDA" and node["syntax_type"] == "SINGLE_ARROW":
-            kind, name, given = "FUNCTION", "->", [node["lhs"], node["expr"]]
+            kind, name, arguments = "FUNCTION", "->", [node["lhs"], node["expr"]]
         if kind == "FUNCTION":
-            reason = _refused_call(name, given, node)
+            reason = _refused_call(name, arguments, node)
             doublings += name == "regexp_replace"
         elif kind == "CAST":
             reason = _refused_cast(node)

@@ -132,15 +132,15 @@ _footers: dict[object, tuple[pa.Schema, pq.FileMetaData]] = {}
 
 def _footer(version: ObjectVersion, options: Options) -> tuple[pa.Schema, pq.FileMetaData]:
     key = version, repr(options)
-    found = _footers.get(key)
-    if found is None:
+    footer = _footers.get(key)
+    if footer is None:
         with opened(version.path, options, ahead=False) as file, pq.ParquetFile(file) as parquet:
-            found = parquet.schema_arrow, parquet.metadata
+            footer = parquet.schema_arrow, parquet.metadata
         if version.etag:  # — else the file may have changed
-            _footers[key] = found
+            _footers[key] = footer
         for oldest in tuple(_footers)[:-MAX_IDLE]:
             _footers.pop(oldest, None)
-    return found
+    return footer
 
 
 def _parquet_batches(

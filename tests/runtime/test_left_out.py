@@ -187,6 +187,19 @@ def test_a_worker_that_lacks_the_folder_of_the_input_cannot_load(
     assert output_of(job).url == spec.output
 
 
+def test_an_input_folder_that_may_not_be_listed_is_on_this_machine(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(write_spec(input=write_many(tmp_path, 1, shard_bytes=20_000)))
+    job: Any = SimpleNamespace(spec=spec, run=Run(input_folder=str(tmp_path / "in")))
+
+    def refuse(_folder: str) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pipeline.runtime.reading.os", SimpleNamespace(listdir=refuse))
+    assert output_of(job).url == spec.output
+
+
 def main(spec: Path, folder: Path | None = None) -> None:
     """A run on a Ray of two nodes, of which the workers of one cannot load a model.
 

@@ -124,9 +124,9 @@ def begun_answer(tokenizer: PreTrainedTokenizerBase, render: Render) -> str:
     if opened := _OPENED.search(prompt):
         return f"</{opened[1]}>"
     with suppress(ModelError):  # — some templates refuse a history
-        told = render([user, {"role": "assistant", "content": _ANSWER}, user])
-        before, found, _ = told.removeprefix(prompt).partition(_ANSWER)
-        if told.startswith(prompt) and found:
+        history = render([user, {"role": "assistant", "content": _ANSWER}, user])
+        before, answer, _ = history.removeprefix(prompt).partition(_ANSWER)
+        if history.startswith(prompt) and answer:
             return before if any(piece in before for piece in control_texts(tokenizer)) else ""
     return ""
 

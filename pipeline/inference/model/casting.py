@@ -54,9 +54,10 @@ def cast_files(source: Path, target: Path, dtype: str) -> None:
             shutil.copy(file, target / file.name)
     for file in source.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
+            cast = dict[str, torch.Tensor]()
             names = tensors.keys()
-            cast = {name: tensors.get_tensor(name) for name in names}
-        for name, tensor in cast.items():
-            if tensor.is_floating_point():
-                cast[name] = tensor.to(getattr(torch, dtype))
+            for name in names:  # — one at a time is in memory as it was
+                tensor = tensors.get_tensor(name)
+                is_float = tensor.is_floating_point()
+                cast[name] = tensor.to(getattr(torch, dtype)) if is_float else tensor
         save_file(cast, target / file.name, metadata={"format": "pt"})

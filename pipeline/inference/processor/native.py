@@ -74,17 +74,17 @@ def build() -> str | None:
 
     ModelError if `ASSAY_KERNELS` names one that does not run here.
     """
-    wanted = os.environ.get("ASSAY_KERNELS", "")
-    if wanted == "off" or _library() is None:
+    named = os.environ.get("ASSAY_KERNELS", "")
+    if named == "off" or _library() is None:
         return None
     runnable = _runnable(torch.cpu.get_capabilities())
-    if not wanted:
+    if not named:
         return runnable[0] if runnable else None
-    if wanted not in runnable:
+    if named not in runnable:
         raise ModelError(
-            f"ASSAY_KERNELS is {wanted!r}, and this processor runs {', '.join(runnable) or 'none'}"
+            f"ASSAY_KERNELS is {named!r}, and this processor runs {', '.join(runnable) or 'none'}"
         )
-    return wanted
+    return named
 
 
 def _runnable(features: Mapping[str, object]) -> list[str]:
