@@ -144,7 +144,7 @@ def load_encoder(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
     """The sequence classifier in a folder; ModelError names what makes it unusable."""
     fix = "use a model with a trained classification head"
     kind = AutoModelForSequenceClassification
-    with naming_lack_of_memory(folder):
+    with naming_lack_of_memory(str(folder), "load it"):
         network: Any = read_network(folder, kind, read_config, dtype=dtype, fix=fix)
         prepared: PreTrainedModel = network.eval().requires_grad_(False).to(device)
         use_onednn(prepared)

@@ -7,7 +7,7 @@ for engines of any kind. Must not import Ray or read files.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol, TypeVar
 
@@ -24,8 +24,8 @@ from pipeline.inference.labels.answers import (
 )
 from pipeline.inference.labels.prompt_tokens import PromptTokens
 from pipeline.inference.labels.searched import SearchedQuestions
-from pipeline.inference.model.loaded import LoadedModel
-from pipeline.inference.out_of_memory import is_out_of_memory
+from pipeline.inference.model.loaded import LoadedModel, TokenCounter
+from pipeline.inference.out_of_memory import is_out_of_memory, naming_lack_of_memory
 from pipeline.inference.proof import prove_layers
 from pipeline.inference.schedules import read_prefix
 from pipeline.inference.schedules.batching import Usage, pack
@@ -81,8 +81,10 @@ class LabelEngine:
             hidden = model.network.config.get_text_config().hidden_size
             check_readouts(readouts, layers=model.layers, hidden=hidden)
             prove_layers(model, {layer_of(q, readouts, model.layers) for q in prompt.questions})
-        self.model = model
-        self._schedule = read_prefix(model, prompt.prefix)
+        # — a count of its own: engines may read by turns with one model
+        self.model = replace(model, counter=TokenCounter())
+        with naming_lack_of_memory("instruction", f"read its {len(prompt.prefix):,} tokens"):
+            self._schedule = read_prefix(self.model, prompt.prefix)
         self._compiled = lru_cache(maxsize=64)(self._compile)
         self._compiled(tuple(question.name for question in prompt.questions))
 

@@ -197,7 +197,7 @@ def load_model(
     kind: Any = AutoModelForImageTextToText if sees_images else AutoModelForCausalLM
     config_of = _seeing_config if sees_images else _config
     fix = "copy the whole folder again"
-    with naming_lack_of_memory(folder):
+    with naming_lack_of_memory(str(folder), "load it"):
         network = read_network(folder, kind, config_of, dtype=dtype, fix=fix)
         nn.Module.to(network, device)
         # — proved before it is rounded: rounding turns differences of the last bit into whole steps

@@ -1,10 +1,9 @@
-"""Allocators that fail. Entry points: `is_out_of_memory`, and `naming_lack_of_memory` at load."""
+"""Allocators that fail. Entry points: `is_out_of_memory`, and `naming_lack_of_memory`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -28,14 +27,14 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def naming_lack_of_memory(folder: Path) -> Iterator[None]:
-    """ModelError with the fix if memory runs out while the model in a folder is loaded."""
+def naming_lack_of_memory(place: str, work: str) -> Iterator[None]:
+    """ModelError with the fix if memory runs out during this work, for example "load it"."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError, SafetensorError) as error:
         if not is_out_of_memory(error):
             raise
         raise ModelError(
-            f"{folder}: memory is too short to load it: {one_line(error)}; end other programs, "
+            f"{place}: memory is too short to {work}: {one_line(error)}; end other programs, "
             "write dtype: bfloat16 or int8, or use a smaller model or a larger machine"
         ) from error

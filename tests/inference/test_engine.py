@@ -11,6 +11,7 @@ import pytest
 import reference
 import torch
 
+from pipeline.errors import ModelError
 from pipeline.inference.engine import LabelEngine, read_in_batches
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.model.llama import _LlamaLayer
@@ -175,6 +176,8 @@ def test_where_memory_is_short_documents_are_read_in_smaller_batches_or_named(
         return real(*args, **options)
 
     monkeypatch.setattr(owner, name, small_memory)
+    with pytest.raises(ModelError, match=r"instruction: memory is too short to read its 152 tok"):
+        LabelEngine(engine.model, some_prompt(source, 1, prefix=152), max_batch_tokens=900)
     assert engine.label(documents[:1]).out_of_memory == {0}
     read: list[int] = []
     labelled = engine.label(documents, on_batch=read.extend)
@@ -204,3 +207,23 @@ def test_answers_are_read_back_after_the_last_batch(
     prompt = PromptTokens((), (Question("q", (1, 2), FIRST_TOKENS),))
     LabelEngine(tiny_model("llama"), prompt, max_batch_tokens=1).label([[1], [2], [3]])
     assert events == ["laid out"] * 3 + ["read"] * 3
+
+
+def test_engines_that_read_at_once_with_one_model_count_their_own_tokens(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(8)
+    model, prompts = tiny_model("llama"), [some_prompt(source, 2, prefix=4) for _ in range(2)]
+    documents = [some_ids(source, 30) for _ in range(3)]
+    counted, other = [LabelEngine(model, each, max_batch_tokens=900) for each in prompts]
+    usage = counted.label(documents).usage
+    real, others = _LlamaLayer.__call__, iter([documents])
+
+    def beside(*args: Any, **options: Any) -> object:
+        for of_other in others:
+            other.label(of_other)
+        return real(*args, **options)
+
+    monkeypatch.setattr(_LlamaLayer, "__call__", beside)
+    assert counted.label(documents).usage == usage
+    assert next(others, None) is None  # the other engine read them
