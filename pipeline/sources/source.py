@@ -40,14 +40,7 @@ from pipeline.sources.image_files import image_of
 from pipeline.sources.listing import NO_FILE, FileInfo, LeftOut, files_at, is_file, remote_etag
 from pipeline.sources.records import DELIMITERS
 from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
-from pipeline.sources.streams import (
-    Options,
-    changed,
-    check_same,
-    fetching,
-    reading,
-    retry_transient,
-)
+from pipeline.sources.streams import Options, changed, check_same, fetching, reading
 from pipeline.sources.table_files import lance_folder, stored_files, table_files
 from pipeline.sources.text_files import file_path, text_infos, text_names, text_state
 from pipeline.sources.views import DataFile
@@ -55,7 +48,7 @@ from pipeline.spec.locations import table_at
 from pipeline.spec.schema import Columns
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL, pinned
-from pipeline.stores.retries import option_errors
+from pipeline.stores.retries import option_errors, retry
 
 logger = logging.getLogger(__name__)
 
@@ -312,7 +305,7 @@ def check_unchanged(shard: Shard, options: Options) -> None:
         file_system, place = file_system_at(shard.path, options)
         file_system.invalidate_cache()  # a cached listing may be older than the change
         before = shard.version.size_bytes, shard.version.etag
-        info = retry_transient(partial(file_system.info, place))
+        info = retry(partial(file_system.info, place))
         is_local = isinstance(file_system, LocalFileSystem)
         now = info["size"], before[1] if is_local else remote_etag(shard.path, info)
     check_same(shard.path, now, before)

@@ -19,8 +19,9 @@ from pipeline.hashes import canonical_json, content_hashes, short_hash
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.listing import FileInfo, LeftOut, files_at, is_file, remote_etag, split_glob
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, check_same, fetching, retry_transient
+from pipeline.sources.streams import Options, check_same, fetching
 from pipeline.stores.file_systems import file_system_at
+from pipeline.stores.retries import retry
 
 COLUMNS = ["text", "id"]
 LFS_POINTER = b"version https://git-lfs"
@@ -133,8 +134,8 @@ def _text(file_system: AbstractFileSystem, file: _File) -> bytes | TooLong:
     data = b""
     with fetching(path):
         if size_bytes <= MAX_ROW_BYTES:
-            data = retry_transient(partial(file_system.cat_file, name))
-        info = retry_transient(partial(file_system.info, name))
+            data = retry(partial(file_system.cat_file, name))
+        info = retry(partial(file_system.info, name))
     [now] = _entries(file_system, [info])
     check_same(path, now[1:], file[1:])
     return TooLong() if size_bytes > MAX_ROW_BYTES else data.removeprefix(codecs.BOM_UTF8)
