@@ -31,12 +31,11 @@ from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows
 from pipeline.ledger.reuse import text_identities
-from pipeline.runtime.conditions import accepted_by, input_names
+from pipeline.runtime.conditions import accepted_by, input_columns, input_names
 from pipeline.runtime.job import Job, Step
 from pipeline.runtime.progress import LabelProgress, Send
 from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import ReadShard, answered, readable
-from pipeline.sources.condition import input_columns
 from pipeline.sources.documents import QUARANTINED, SKIPPED, is_failed_status
 from pipeline.spec.tasks import TaskSpec
 
