@@ -18,10 +18,10 @@ from pipeline.fitted.certificate import Certificate
 from pipeline.integrity.certified import wrong_certificates
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.integrity.verify import verify
-from pipeline.ledger.certificates import read_certificates
 from pipeline.ledger.keys import parse_key
 from pipeline.ledger.snapshots import contents
 from pipeline.options import RunOptions
+from pipeline.runtime.cascades import read_certificates
 from pipeline.spec.gold import PublishSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.certify import certify
