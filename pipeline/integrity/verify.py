@@ -265,8 +265,9 @@ def _check_shard(
         return _CheckedShard(tuple(damages))
     version = origin.version
     columns = Columns(version.text_column, version.id_column, version.image_column, version.quoted)
-    own = replace(version, view=None)  # — of a table's data file, which stays the same
-    if all(item.version(columns) != own for item in inputs[shard.path]):
+    # — without the view: the path of a table's data file finds the file alone
+    own = replace(version, view=None)
+    if all(replace(item.version(columns), view=None) != own for item in inputs[shard.path]):
         return _CheckedShard(tuple(damages), changed=shard.path)
     compared = ["doc_id", "content_hash"]
     read = read_documents(origin, options)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import StorageError, UnavailableError
-from pipeline.ledger.keys import DOCUMENTS, counts_key, documents_key, sid_of
+from pipeline.ledger.keys import DOCUMENTS, counts_key, documents_key, parse_key
 from pipeline.ledger.label_files import (
     HASH,
     SINCE,
@@ -194,19 +194,21 @@ def refuse(lines: Sequence[str]) -> None:
 
 def _read(store: Store, files: pa.Table) -> list[FileCounts]:
     def read(key: str, etag: str) -> FileCounts | StorageError:
+        parts = parse_key(key)
+        assert parts is not None, key
+        is_label = parts.folder != DOCUMENTS
         try:
             table = read_file(store, key, ["status"])
             written = metadata_of(table)
             status = documents = table["status"].combine_chunks()
-            if not key.startswith(DOCUMENTS) and pc.any(failed_rows(status)).as_py():
-                documents = read_file(store, documents_key(sid_of(key)), ["status"])["status"]
+            if is_label and pc.any(failed_rows(status)).as_py():
+                documents = read_file(store, documents_key(parts.sid), ["status"])["status"]
                 documents = documents.combine_chunks()
         except UnavailableError:
             raise
         except StorageError as error:
             return error
         file = FileCounts(key, etag, written[HASH], int(written.get(SINCE, 0)))
-        is_label = not key.startswith(DOCUMENTS)
         return with_counts(file, status, documents, written) if is_label else file
 
     with ThreadPoolExecutor(READ_THREADS) as pool:

@@ -96,13 +96,6 @@ def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
     return f"{LABELS}{task}/{fp}/{sid[:2]}/{sid}.parquet"
 
 
-def sid_of(key: str) -> str:
-    """The id of the shard of a label file."""
-    parsed = parse_key(key)
-    assert parsed is not None, key
-    return parsed.sid
-
-
 def label_folders(task: str, fp: str) -> tuple[str, str]:
     """The prefixes of all label files of one version of a task, and of all its retries."""
     return f"{LABELS}{task}/{fp}/", f"{RETRIES}{task}/{fp}/"

@@ -320,12 +320,9 @@ def _values(shard: Shard, names: Sequence[str], options: Options, count: int) ->
     for row in islice(read_rows(shard, options, list(names)), count):
         for name, values in columns.items():
             value = None if row.problem is not None else row.values.get(name)
-            values.append(None if isinstance(value, TooLong) else _decoded(value))
+            held = None if isinstance(value, TooLong) else value
+            values.append(id_text(held) if isinstance(held, bytes) else held)
     return pa.table({name: _array(values) for name, values in columns.items()})
-
-
-def _decoded(value: object) -> object:
-    return id_text(value) if isinstance(value, bytes) else value
 
 
 def _array(values: list[object]) -> pa.Array:

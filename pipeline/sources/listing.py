@@ -46,6 +46,9 @@ LISTINGS_AT_ONCE = 16
 _STEPS = re.compile(r"[^*?\[]*[*?\[][^/]*|[^*?\[]+$")
 
 
+IN_OUTPUT = "in the output"
+
+
 class LeftOut(dict[str, set[str]]):
     """Paths below a folder or a glob that are not part of the input, by what they are."""
 
@@ -102,7 +105,7 @@ def files_at(
         if (hidden := hidden_part(info["name"])) is not None:
             left_out.add("hidden", hidden)
         elif own is not None and path_of(info["name"]).startswith(own):
-            left_out.add("in the output", info["name"])
+            left_out.add(IN_OUTPUT, info["name"])
         elif info["type"] != "directory":
             files.append(info)
     chosen = list(of_folder(files)) if is_folder else files

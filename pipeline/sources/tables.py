@@ -115,11 +115,8 @@ def opened_table(shard: Shard, options: Options) -> Iterator[Table]:
         return
     schema, footer = _footer(shard.version, options)
     view = view_of(shard.version)
-    batches = partial(_parquet_batches, shard, options, footer)
-    if view.has_own_columns:
-        yield Table(schema, batches, _codecs(footer))
-    else:
-        yield Table(view.schema(schema), partial(view.batches, batches, schema))
+    batches = partial(view.batches, partial(_parquet_batches, shard, options, footer), schema)
+    yield Table(view.schema(schema), batches, _codecs(footer) if view.has_own_columns else {})
 
 
 def _selected(batches: Iterable[pa.RecordBatch], columns: Names) -> Iterator[pa.RecordBatch]:

@@ -29,8 +29,8 @@ def dataset_of(url: str) -> tuple[str, str | None]:
 
 def upload(
     folder: Path, url: str, options: Mapping[str, Any], *, message: str, replaces: Sequence[str]
-) -> str:
-    """Commits files of a folder, and returns the commit's URL; equal files make no commit.
+) -> None:
+    """Commits files of a folder; equal files make no commit.
 
     They are `README.md` and those that match `replaces`; others of the dataset that match it are
     deleted by the same commit. A dataset that does not exist is made, and is private. SpecError if
@@ -50,7 +50,7 @@ def upload(
             before: Any = api.repo_info(repo, repo_type="dataset", revision=branch)
             old = {file.rfilename for file in before.siblings if is_replaced(file.rfilename)}
             # — `upload_folder` makes several commits of many files
-            commit: Any = api.create_commit(
+            api.create_commit(
                 repo,
                 [
                     *map(hub.CommitOperationDelete, sorted(old - new.keys())),
@@ -61,7 +61,7 @@ def upload(
                 commit_message=message,
                 parent_commit=before.sha,
             )
-            return str(commit.commit_url)
+            return
         except HUB_ERRORS as error:
             status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
             if status in _CONFLICTS and attempt < _ATTEMPTS:
@@ -69,7 +69,6 @@ def upload(
             raise _problem(error, status, repo, url) from error
         except ValueError as error:  # — the Hub refuses the card, or the client a name
             raise option_error("to", one_line(error), url) from error
-    raise AssertionError(attempt)
 
 
 def _problem(error: BaseException, status: int | None, repo: str, url: str) -> AssayError:
