@@ -30,13 +30,15 @@ from pipeline.ledger.label_files import (
     with_counts,
 )
 from pipeline.ledger.numbered import (
+    CHECKPOINT,
     free_numbers,
     is_checkpoint,
+    numbers,
     numbers_from_checkpoint,
     read_numbered,
 )
 from pipeline.sources.documents import SKIPPED
-from pipeline.stores.store import Store
+from pipeline.stores.store import Store, StoredObject
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +102,19 @@ def log_counts(store: Store, files: Sequence[FileCounts]) -> None:
         rows = pa.concat_tables([new, logged_counts(store)]) if is_checkpoint(number) else new
         if store.create(counts_key(number), to_parquet(rows, {})):
             return
+
+
+def log_again(store: Store, counts: pa.Table) -> None:
+    """Begins the log again, at a checkpoint that has these counts alone."""
+    last = max(numbers(store, counts_key), default=0)
+    store.create(counts_key(last - last % CHECKPOINT + CHECKPOINT), to_parquet(counts, {}))
+
+
+def of_objects(counts: pa.Table, objects: Sequence[StoredObject]) -> pa.Table:
+    """The counts of these objects."""
+    columns = [[each.key for each in objects], [each.etag for each in objects]]
+    hashes = object_hashes(pa.table(columns, names=["key", "etag"]))
+    return counts.filter(pc.is_in(counts[OBJECT], value_set=hashes))
 
 
 def logged_counts(store: Store) -> pa.Table:
