@@ -76,7 +76,6 @@ def publish(
     done: Committed,
     *,
     created_at: str,
-    partial: bool = False,
     missing_files: int = 0,
     limit: str | None = None,
     asked: int | None = None,
@@ -84,17 +83,14 @@ def publish(
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
-    A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
-    number of input files whose rows cannot be counted. With `limit`, the condition of a run, a
-    snapshot is never complete, and `asked` documents were asked about. A file is read if neither
-    the log of counts nor the last snapshot has its counts. StorageError if work is missing and the
-    snapshot is not partial; also if a file is not as it was written, or as the spec's last snapshot
-    published it: each such file is named, with what to do.
+    Incomplete shards are left out, and their rows are counted. `missing_files` is the number of
+    input files whose rows cannot be counted. With `limit`, the condition of a run, a snapshot is
+    never complete, and `asked` documents were asked about. A file is read if neither the log of
+    counts nor the last snapshot has its counts. StorageError if a file is not as it was written, or
+    as the spec's last snapshot published it: each such file is named, with what to do.
     """
     complete = [shard for shard in shards if is_whole(shard, tasks, done)]
     has_all = len(complete) == len(shards) and not missing_files
-    if not partial and not has_all:
-        raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
     rows = sum(shard.rows for shard in complete)
     header: dict[str, Any] = {
         "complete": has_all and limit is None,

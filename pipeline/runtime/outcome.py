@@ -226,7 +226,6 @@ class Outcome:
                 self.plan.shards,
                 done,
                 created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                partial=not self.complete,
                 missing_files=len(self.unreadable),
                 limit=self.limit,
                 asked=self.asked,
