@@ -62,11 +62,7 @@ SCHEMA = pa.schema(
 
 
 class CountsLog:
-    """The log of one run: it is written each 1,000 shards, and when its block ends.
-
-    Args:
-        store: The output.
-    """
+    """The log of one run: it is written each 1,000 shards, and when its block ends."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -137,14 +133,8 @@ def logged_counts(store: Store) -> pa.Table:
 def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = False) -> pa.Table:
     """The files, with columns for their hashes and counts; files without a known count are read.
 
-    With `keep`, the counts of files that are read are logged. StorageError names every file that is
-    damaged, a line each.
-
-    Args:
-        store: The output.
-        files: [files] a table with the columns `key` and `etag`, and others.
-        known: Counts, with the columns of `SCHEMA`.
-        keep: Whether the output may be written.
+    `files` has the columns `key` and `etag`, and `known` those of `SCHEMA`. With `keep`, the counts
+    of files that are read are logged. StorageError names every file that is damaged, a line each.
     """
     shown = with_known_counts(files, known)
     unknown = files.filter(shown[HASH].is_null())

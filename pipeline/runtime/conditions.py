@@ -192,19 +192,11 @@ def input_names(tasks: Iterable[TaskSpec]) -> list[str]:
 def accepted_by(
     spec: JobSpec,
     task: TaskSpec,
-    documents: pa.Table,
-    answers: Mapping[str, pa.StructArray],
-    values: pa.Table | None,
+    documents: pa.Table,  # with the columns of a documents file
+    answers: Mapping[str, pa.StructArray],  # [docs] by task that the condition names
+    values: pa.Table | None,  # [docs] the columns of the input that conditions name
 ) -> tuple[Bools, int]:
-    """[docs]: which documents the condition of a task accepts, and how many it cannot judge.
-
-    Args:
-        spec: With the task.
-        task: With a condition.
-        documents: The columns of a documents file.
-        answers: [docs] the rows of the label files of the tasks that the condition names.
-        values: [docs] the columns of the input that conditions name; None if there are none.
-    """
+    """[docs]: which documents the condition of a task accepts, and how many it cannot judge."""
     assert task.when is not None, task.name
     place = spec.tasks.index(task)
     types = _types(spec.tasks[:place])

@@ -43,10 +43,7 @@ from pipeline.spec.tasks import TaskSpec
 class ShardLabels:
     """Collects the answers to the missing tasks of one shard.
 
-    Args:
-        job: The whole job.
-        readers: What answers, as `Job.readers`.
-        shard: The shard, with texts unless `asks` turns out to be false.
+    `readers` answer, as `Job.readers`. The shard has texts unless `asks` turns out to be false.
     """
 
     def __init__(self, job: Job, readers: Sequence[LoadedReader], shard: ReadShard) -> None:

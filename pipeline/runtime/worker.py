@@ -73,13 +73,8 @@ def label_shard(
 ) -> ShardCounts:
     """Reads a shard, answers its missing tasks, and commits its files; what was done, in numbers.
 
-    Args:
-        job: The whole job.
-        readers: Those of `load_readers`; several shards may be labelled with them at once.
-        store: The output.
-        work: The shard, and what to make for it.
-        send: Takes reports of the progress.
-        turn: See `Attempts.run`.
+    Several shards may be labelled at once with the readers of `load_readers`. `send` takes reports
+    of the progress, and `turn` is that of `Attempts.run`.
     """
     send(work_report(READING, work))
     attempts = Attempts(store, attempt_name(job.fp, work), job.run.id)

@@ -29,16 +29,10 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*(://|::)")  # `::` chains URLs
 def image_of(value: object, *, path: str, options: Options) -> bytes:
     """The image file of a value of the image column: bytes, a path, or a struct of both.
 
-    Args:
-        value: As the row has it. A path is from the folder of the input file, or absolute. It must
-            be below that folder, also after links; in a store, in the same bucket or host.
-        path: The input file.
-        options: Of the file system of the input.
-
-    Raises:
-        DocumentError: It is none of these, or the path names no file of at most `MAX_IMAGE_BYTES`
-            bytes.
-        StorageError: The store does not answer.
+    A path is from the folder of the input file `path`, or absolute. It must be below that folder,
+    also after links; in a store, in the same bucket or host. DocumentError if the value is none of
+    these, or names no file of at most `MAX_IMAGE_BYTES` bytes; StorageError if the store does not
+    answer.
     """
     if isinstance(value, dict):  # of JSON; of tables, the reader has chosen
         value = value.get("bytes") or value.get("path")
