@@ -177,6 +177,7 @@ class Watch:
         self._nodes = Nodes()
         self._mailbox: Any = None  # the handle of an actor
         self._metrics: RunMetrics | None = None
+        self._count = Display("the metrics of Ray")
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
 
@@ -231,7 +232,7 @@ class Watch:
             self._add(kept + counts.n["outside",], counts.n.failed, kept)
             self._workers.answered()
             if self._metrics is not None:
-                self._metrics.committed(counts)
+                self._count(self._metrics.committed, counts)
             self._announce(self.progress)
 
     def _add(self, rows: int, failed: int = 0, kept: int = 0) -> None:
@@ -330,7 +331,8 @@ class Watch:
         progress = self.progress
         if self._metrics is not None:
             answered = progress.answered if progress.verb == "labelled" else 0
-            self._metrics.tick(progress.phase, seconds, progress.documents - answered)
+            missing = progress.documents - answered
+            self._count(self._metrics.tick, progress.phase, seconds, missing)
         self._announce(progress)
 
 
