@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -147,7 +147,12 @@ def _unneeded(
         deleted=False,
         young=len(known.keys() & kept - named),
         unknown=len(stored) - len(known),
-        prefixes=dict(_removed(objects)),
+        prefixes={
+            prefix: Removed(len(sizes), sum(sizes))
+            for prefix in DELETION_ORDER
+            if (sizes := [each.size_bytes for each in objects if each.key.startswith(prefix)])
+            or prefix != COUNTS
+        },
         keys=tuple(item.key for item in objects),
     )
     return result, None if is_kept else counts
@@ -219,14 +224,6 @@ def _young(
         if key.sid and key.task and stored[name].modified_s >= published_s.get(version, -inf):
             unfinished[version].add(name)
     return young.union(*(names for names in unfinished.values() if names & young))
-
-
-def _removed(objects: Collection[StoredObject]) -> Iterator[tuple[str, Removed]]:
-    """The number and the size of the objects of each prefix."""
-    for prefix in DELETION_ORDER:
-        sizes = [each.size_bytes for each in objects if each.key.startswith(prefix)]
-        if sizes or prefix != COUNTS:
-            yield prefix, Removed(len(sizes), sum(sizes))
 
 
 def _with_needed(names: Collection[str]) -> set[str]:

@@ -43,23 +43,19 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedRea
     """
     disable_malloc_trim()
     failpoint("loading")
-    if job.spec.model.dtype == "auto" and job.placement.device == "cpu":
-        _check_format(job.placement.dtype)
+    is_auto = job.spec.model.dtype == "auto" and job.placement.device == "cpu"
+    if is_auto and job.placement.dtype == "bfloat16" and "bfloat16" not in processor_formats():
+        # — a machine that came after the number format of the run was chosen
+        raise ModelError(
+            "this machine's processors do not multiply bfloat16 at speed, which those of the other "
+            "machines do; write dtype: float32, or start machines of one kind"
+        )
     working, models = Lock(), Models()
     readers = [LoadedReader(reader, send, working, models, job.run) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()
         readers[0].load_tokenizer()
     return readers
-
-
-def _check_format(dtype: str) -> None:
-    """ModelError for a machine that came after the number format of the run was chosen."""
-    if dtype == "bfloat16" and dtype not in processor_formats():
-        raise ModelError(
-            "this machine's processors do not multiply bfloat16 at speed, which those of the other "
-            "machines do; write dtype: float32, or start machines of one kind"
-        )
 
 
 def label_shard(
