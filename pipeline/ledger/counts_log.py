@@ -130,12 +130,14 @@ def logged_counts(store: Store) -> pa.Table:
     return pa.concat_tables(tables[::-1])
 
 
-def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = False) -> pa.Table:
-    """The files, with columns for their hashes and counts; files without a known count are read.
+def counted(store: Store, files: pa.Table, *, keep: bool = False) -> pa.Table:
+    """The files, with columns for their hashes and counts; those that the log lacks are read.
 
-    `files` has the columns `key` and `etag`, and `known` those of `SCHEMA`. With `keep`, the counts
-    of files that are read are logged. StorageError names every file that is damaged, a line each.
+    `files` has the columns `key` and `etag`. With `keep`, the counts of files that are read are
+    logged: so the log has those of all that was ever published. StorageError names every file that
+    is damaged, a line each.
     """
+    known = logged_counts(store)
     shown = with_known_counts(files, known)
     unknown = files.filter(shown[HASH].is_null())
     if not unknown.num_rows:

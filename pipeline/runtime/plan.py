@@ -20,7 +20,6 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import Problem, SpecError
@@ -33,10 +32,10 @@ from pipeline.ledger.cells import (
     remaining,
     unfinished,
 )
-from pipeline.ledger.counts_log import with_known_counts
+from pipeline.ledger.counts_log import counted, logged_counts, with_known_counts
 from pipeline.ledger.cuts import Cut, Cuts, load_or_cut
 from pipeline.ledger.snapshot_files import label_files_of
-from pipeline.ledger.snapshots import counted_files, known_counts, last_files
+from pipeline.ledger.snapshots import last_files
 from pipeline.ledger.text_index import Hashes, KnownTexts, shards_with_texts
 from pipeline.runtime.conditions import WHERE, check, drawn_from
 from pipeline.runtime.job import Job, Step
@@ -178,7 +177,7 @@ def retries(job: Job, store: Store, planned: Plan) -> list[WorkItem]:
     never asked: which rows it is asked about follows from the answers of the other.
     """
     done = planned.done
-    files = counted_files(store, job.spec.name, planned.shards, done)
+    files = counted(store, label_files_of(planned.shards, done))
     failed = defaultdict[str, set[str]](set)  # the tasks by shard
     for file in files.filter(pc.greater(files["to_retry"], 0)).select(["sid", "task"]).to_pylist():
         failed[file["sid"]].add(file["task"])
@@ -202,7 +201,6 @@ class StoredFiles:
     by_version: Mapping[str, tuple[Committed, ...]]
     # Shards with work that the last snapshot did not show when the missing work was listed.
     new: frozenset[str]
-    published: pa.Table | None = field(repr=False)  # the files of that snapshot
 
     @property
     def sids(self) -> set[str]:
@@ -234,7 +232,7 @@ def stored_files(job: Job, store: Store, planned: Plan) -> StoredFiles:
         files = (committed(store, {step.task: fp}, asking, documents={}) for fp in fps)
         if with_answers := tuple(done for done in files if done.labels[step.task]):
             by_version[step.version] = with_answers
-    return StoredFiles(by_version, new if by_version else frozenset(), published)
+    return StoredFiles(by_version, new if by_version else frozenset())
 
 
 def plan_reuse(
@@ -289,7 +287,7 @@ def _left_by_own_files(
     By shard and version, for the questions to the first model.
     """
     left: dict[tuple[str, str], int] = {}
-    counts = known_counts(store, stored.published)
+    counts = logged_counts(store)
     for step in filter(_is_asked_first, job.steps):
         shards = [w.shard for w in planned.work_items if step.task in w.tasks and not w.documents]
         for done in stored.by_version.get(step.version, ()):
