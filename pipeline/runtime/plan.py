@@ -202,12 +202,6 @@ class StoredFiles:
     # Shards with work that the last snapshot did not show when the missing work was listed.
     new: frozenset[str]
 
-    @property
-    def sids(self) -> set[str]:
-        """The shards with such a file."""
-        files = chain.from_iterable(self.by_version.values())
-        return {sid for done in files for etags in done.labels.values() for sid in etags}
-
 
 def stored_files(job: Job, store: Store, planned: Plan) -> StoredFiles:
     """The files of the shards with work; if some are new, also of those in the last snapshot.
@@ -249,7 +243,9 @@ def plan_reuse(
     `texts` are the hashes of the texts of new shards, where they are known: the others take over no
     answers of other shards. With `keep`, the output may be written; not in a dry run.
     """
-    others = stored.sids - stored.new
+    files = chain.from_iterable(stored.by_version.values())
+    answered = {sid for done in files for etags in done.labels.values() for sid in etags}
+    others = answered - stored.new
     known = shards_with_texts(store, texts, others, keep=keep) if stored.new else {}
     left = _left_by_own_files(job, store, planned, stored)
 

@@ -14,7 +14,6 @@ from pipeline.errors import ModelError
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.ledger.attempts import Attempts, Turn, attempt_name
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import commit_shard
@@ -78,7 +77,7 @@ def label_shard(
     for reader in readers:
         reader.begin_shard()
     labels = ShardLabels(job, readers, shard)
-    if labels.asks and not shard.has_texts:
+    if labels.asks and "text" not in shard.documents.column_names:
         labels = ShardLabels(job, readers, with_texts(job, store, shard, attempts))
     labels.answer(attempts, send, turn)
     send(work_report(COMMITTING, work))
@@ -87,7 +86,7 @@ def label_shard(
         made = commit_shard(
             store,
             work.shard,
-            shard.documents.select(DOCUMENTS_FILE_COLUMNS),
+            shard.documents,
             files,
             # — whoever read the documents has compared them with those of the documents file
             has_documents=not work.documents,
