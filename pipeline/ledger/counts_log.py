@@ -108,9 +108,8 @@ def log_again(store: Store, counts: pa.Table) -> None:
 
 def of_objects(counts: pa.Table, objects: Sequence[StoredObject]) -> pa.Table:
     """The counts of these objects."""
-    columns = [[each.key for each in objects], [each.etag for each in objects]]
-    hashes = object_hashes(pa.table(columns, names=["key", "etag"]))
-    return counts.filter(pc.is_in(counts[OBJECT], value_set=hashes))
+    hashes = [_object_hash(each.key, each.etag) for each in objects]
+    return counts.filter(pc.is_in(counts[OBJECT], value_set=pa.array(hashes, pa.binary(16))))
 
 
 def logged_counts(store: Store) -> pa.Table:
