@@ -296,8 +296,7 @@ def _label_missing(
         longest_batch_s(r.files.size_bytes, r.spec.documents.max_tokens, r.placement)
         for r in job.readers
     )
-    workers, unable = job.placement.actors, job.run.unable
-    with watch.mailbox(job.spec.name, planned, workers, longest_s, unable) as mailbox:
+    with watch.mailbox(job, planned, longest_s) as mailbox:
         record_specs(store, job.versions)
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)
