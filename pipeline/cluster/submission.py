@@ -1,26 +1,35 @@
 """Submits a run to a cluster through Ray's Job API. Entry points: `submit` and `follow`.
 
-`access` checks before that the cluster is safe.
+A job's working directory has the spec, the files that it names, and this program (`write_bundle`);
+the nodes have what assay needs. `access` checks before that the cluster is safe.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
+import os
 import shlex
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import yaml
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pipeline.cluster.bundle import SPEC_FILE, content_id, write_bundle
 from pipeline.errors import Option, Problem, RefusedError, UnavailableError
+from pipeline.hashes import sha256_hex
 from pipeline.runtime.ray_token import refused_token
-from pipeline.spec.portable import is_loopback, portable_content
+from pipeline.spec.portable import is_loopback, portable_content, stages_of
 from pipeline.spec.schema import JobSpec
 
+SPEC_FILE = "spec.yaml"
+_PACKAGE = Path(__file__).parents[1]
 # The head's dashboard restarts now and then. A minute without an answer is a failure.
 _TRIES, _PAUSE_S = 12, 5.0
 _POLL_S = 1.0  # each time the whole log comes: a run writes a line every ten seconds
@@ -128,3 +137,60 @@ def end_line(job: JobDetails) -> str:
 
 def _line(error: object) -> str:
     return str(error).strip().partition("\n")[0].strip()
+
+
+def content_id(bundled: Mapping[str, Any], flags: Sequence[str] = ()) -> str:
+    """16 hex digits of what a run depends on: its flags, and the spec as uploaded, but its filter.
+
+    The name of a fitted file has the hash of its content: after a new fit the same spec is another
+    run.
+    """
+    hashed = {**{key: value for key, value in bundled.items() if key != "filter"}, "flags": flags}
+    return sha256_hex(json.dumps(hashed, sort_keys=True).encode(), 16)
+
+
+def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the job's working directory: the spec, the files that it names, and the program.
+
+    Returns the spec's content as it is uploaded.
+    """
+    bundled = {**content, "tasks": [_with_files(task, folder) for task in content["tasks"]]}
+    gold = content.get("gold", {})
+    if (file := Path(os.path.expanduser(gold.get("path", "")))).is_file():
+        bundled["gold"] = {**gold, "path": _copied(file, folder)}
+    written = yaml.dump(bundled, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False)
+    (folder / SPEC_FILE).write_text(written, encoding="utf-8")
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=ignored)
+    return bundled
+
+
+def _with_files(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The task with the local files that it names copied into the folder."""
+    changed: dict[str, Any] = copy.deepcopy(dict(task))
+    for own in (changed, *stages_of(changed)):
+        for holder, key in ((own, "readout"), (own.get("classifier"), "path")):
+            if holder and (name := holder.get(key)):
+                holder[key] = _copied(Path(os.path.expanduser(name)), folder) or name
+    return changed
+
+
+def _copied(path: Path, folder: Path) -> str | None:
+    """The name of the copy of a file, or of a folder of files; None where there is neither."""
+    if not path.exists():
+        return None
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    hashes = [file.name + sha256_hex(file.read_bytes()) for file in files if file.is_file()]
+    name = f"{sha256_hex(''.join(hashes).encode(), 16)}-{path.name}"
+    if path.is_dir():
+        shutil.copytree(path, folder / name, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(path, folder / name)
+    return name
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """YAML without anchors, which a spec must not have."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
 
+import pyarrow as pa
+
 from pipeline.errors import option_error
 from pipeline.ledger.attempts import GC, IN_USE, in_use
 from pipeline.ledger.cells import stored_version
+from pipeline.ledger.counts_log import log_again, logged_counts, of_objects
 from pipeline.ledger.keys import (
     COUNTS,
     DOCUMENTS,
@@ -111,7 +114,9 @@ def collect_garbage(
         # — the mark that was just made has the time of the store's clock
         now_s = max((mark.modified_s for mark in output.list(IN_USE)), default=time.time())
         oldest_s = now_s - older_than_days * _DAY_S if older_than_days else inf
-        result = _unneeded(output, stored, inf if keep is None else keep, oldest_s)
+        result, counts = _unneeded(output, stored, inf if keep is None else keep, oldest_s)
+        if delete and counts is not None:
+            log_again(output, counts)
         for prefix in DELETION_ORDER if delete else ():
             output.delete([key for key in result.keys if key.startswith(prefix)])
     return replace(result, deleted=delete)
@@ -119,25 +124,38 @@ def collect_garbage(
 
 def _unneeded(
     output: Store, stored: Mapping[str, StoredObject], keep: float, oldest_s: float
-) -> GcResult:
-    """What nothing needs of the stored objects, before any is deleted."""
+) -> tuple[GcResult, pa.Table | None]:
+    """What nothing needs of the stored objects, before any is deleted.
+
+    Also the counts with which their log begins again, if more than half of it is of files that go.
+    """
     known = {name: key for name in stored if (key := parse_key(name)) is not None}
     snapshots = _read(output, keep, stored, oldest_s)
-    # — the last checkpoint has all counts before it
-    counts = {*map(counts_key, numbers_from_checkpoint(output, counts_key))}
-    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known) | counts)
+    named = _with_needed(snapshots.keys | _made_of(output, snapshots, known))
     kept = _with_needed(named | _young(stored, known, snapshots.published_s, oldest_s))
+    logged = logged_counts(output)
+    counts = of_objects(logged, [stored[name] for name in kept & stored.keys()])
+    is_kept = logged.num_rows <= 2 * counts.num_rows
+    if is_kept:  # — the last checkpoint has all counts before it
+        log = {*map(counts_key, numbers_from_checkpoint(output, counts_key))}
+        named, kept = named | log, kept | log
     # — all runs share the probe, and a run that starts now may be checking it
     objects = tuple(stored[name] for name in known if name not in kept and name != PROBE_KEY)
-    return GcResult(
+    result = GcResult(
         output=output.url,
         kept_snapshots=tuple(snapshots.kept),
         deleted=False,
         young=len(known.keys() & kept - named),
         unknown=len(stored) - len(known),
-        prefixes=dict(_removed(objects)),
+        prefixes={
+            prefix: Removed(len(sizes), sum(sizes))
+            for prefix in DELETION_ORDER
+            if (sizes := [each.size_bytes for each in objects if each.key.startswith(prefix)])
+            or prefix != COUNTS
+        },
         keys=tuple(item.key for item in objects),
     )
+    return result, None if is_kept else counts
 
 
 def _read(
@@ -206,14 +224,6 @@ def _young(
         if key.sid and key.task and stored[name].modified_s >= published_s.get(version, -inf):
             unfinished[version].add(name)
     return young.union(*(names for names in unfinished.values() if names & young))
-
-
-def _removed(objects: Collection[StoredObject]) -> Iterator[tuple[str, Removed]]:
-    """The number and the size of the objects of each prefix."""
-    for prefix in DELETION_ORDER:
-        sizes = [each.size_bytes for each in objects if each.key.startswith(prefix)]
-        if sizes or prefix != COUNTS:
-            yield prefix, Removed(len(sizes), sum(sizes))
 
 
 def _with_needed(names: Collection[str]) -> set[str]:

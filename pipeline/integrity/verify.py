@@ -1,34 +1,45 @@
 """Whether an output is intact: everything that its current snapshot names, read again.
 
-Entry point: `verify_output`.
+Entry point: `verify_output`. Certificates are computed again from the answers that the output has.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pydantic import computed_field
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
+from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
+from pipeline.evaluation.promises import Proof, prove
+from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.hashes import parse_json, sha256_hex
-from pipeline.integrity.certified import wrong_certificates
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
+from pipeline.ledger.cells import committed, stored_fps, stored_version
+from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, probabilities, structs
 from pipeline.ledger.keys import CASCADES, parse_key, spec_key
 from pipeline.ledger.label_files import metadata_of, read_file, remedy
 from pipeline.ledger.snapshot_files import NamedFile, NamedShard
 from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, last_snapshot
+from pipeline.runtime.conditions import drawn_below, draws
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, find_objects, read_documents
 from pipeline.sources.streams import Options
+from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.store import Store, open_store
+
+logger = logging.getLogger(__name__)
 
 THREADS = 8
 WINDOW_SHARDS = 1_000  # that are in memory at once
@@ -68,16 +79,6 @@ class VerifyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Audit:
-    """What shards are compared with."""
-
-    store: Store
-    tasks: Mapping[str, SnapshotTask]
-    inputs: Mapping[str, list[InputObject]]  # the objects that are there now, by path
-    options: Options  # of the input
-
-
-@dataclass(frozen=True, slots=True)
 class _CheckedShard:
     """The result for one shard."""
 
@@ -100,10 +101,10 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
     with ThreadPoolExecutor(THREADS) as pool:
         find = partial(find_objects, cache_dir=cache_dir, options=options, output=store.url)
         inputs = dict(zip(paths, pool.map(partial(_objects_at, find), paths), strict=True))
-        audit = _Audit(store, snapshot.tasks, inputs, options)
+        check = partial(_check_shard, store, snapshot.tasks, inputs, options)
         shards, checked = iter(snapshot.shards), list[_CheckedShard]()
         while window := list(islice(shards, WINDOW_SHARDS)):
-            checked += pool.map(partial(_check_shard, audit), window)
+            checked += pool.map(check, window)
     return VerifyResult(
         output=store.url,
         snapshot=snapshot.number,
@@ -117,7 +118,7 @@ def verify(store: Store, snapshot: Contents, cache_dir: Path, options: Options) 
         damages=tuple(
             chain(
                 _damaged_specs(store, snapshot.tasks),
-                _wrong_certificates(store, snapshot),
+                wrong_certificates(store, snapshot),
                 *(result.damages for result in checked),
             )
         ),
@@ -149,18 +150,111 @@ def _damaged_specs(store: Store, tasks: Mapping[str, SnapshotTask]) -> Iterator[
             yield Damage(key, f"its content hashes to {hashed}: its content was changed", fix)
 
 
-def _wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
-    for task, what in wrong_certificates(store, snapshot):
-        fix = f"delete {CASCADES}{task}/, then `assay run` proves the promise again"
-        yield Damage(f"the certificate of {task}", what, fix)
+def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
+    """What the certificates of the snapshot say and the stored answers do not.
+
+    It is not computed again where the snapshot has not all shards that it is about.
+    """
+    shards = hash_of(shard.sid for shard in snapshot.shards)
+    for task, certificate in snapshot.certificates.items():
+        if certificate.thresholds is None or not certificate.shares:
+            continue
+        if certificate.shards != shards:
+            logger.info("%s: the certificate is of other shards: not computed again", task)
+            continue
+        damage = partial(
+            Damage,
+            f"the certificate of {task}",
+            fix=f"delete {CASCADES}{task}/, then `assay run` proves the promise again",
+        )
+        try:
+            computed = _computed(store, snapshot, certificate)
+        except StorageError as error:
+            yield damage(f"cannot be computed again: {error}")
+            continue
+        stated = {name: (own.trials, own.errors) for name, own in certificate.shares.items()}
+        trials = {name: (own.trials, own.errors) for name, own in computed.shares.items()}
+        if computed.rule != certificate.rule:
+            yield damage("has a rule that the stored answers do not prove")
+        elif trials != stated:
+            yield damage(f"says (trials, errors) {stated}, and the stored answers say {trials}")
 
 
-def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
+def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Proof:
+    """What the stored answers prove of the certificate's rule, and of the more careful ones."""
+    of_task, kind = snapshot.tasks[certificate.task], _kind(snapshot, certificate.task)
+    labels = list(of_task.labels)
+    judged = Judged.of(labels, kind, certificate.promise)
+    p = np.stack([_answers(store, snapshot, certificate, raw) for raw in certificate.stages])
+    p = p[:, ~np.isnan(p[-1]).any(axis=1)]
+    cheap, whole = p[:-1], p[-1]
+    assert certificate.thresholds is not None, certificate.task
+    rules = [
+        *judged.rules(np.array(certificate.curves))[: certificate.rule],
+        certificate.thresholds,
+    ]
+    wrong = (of_rule for _, of_rule in wrong_by_rule(rules, judged, cheap, whole))
+    groups = np.array(certificate.groups) if certificate.groups else None
+    return prove(wrong, judged.promise, judged.positive(whole), groups)
+
+
+def _kind(snapshot: Contents, task: str) -> str:
+    columns = snapshot.tasks[task].columns
+    return next(
+        (kind for kind, name in (("multi", "labels"), ("score", "score")) if name in columns),
+        "choice",
+    )
+
+
+def _answers(
+    store: Store, snapshot: Contents, certificate: Certificate, raw: str
+) -> NDArray[np.float64]:  # [docs, labels]
+    """What a stage answered about the second half of the sample."""
+    task = certificate.task
+    when, *_ = _conditions(stored_version(store, task, snapshot.tasks[task].fp))
+    asked = when, None, drawn_below(certificate.draw)
+    # The rows of each shard that has documents of the sample.
+    second = dict[str, NDArray[np.int64]]()
+    for shard in snapshot.shards:
+        drawn = draws(shard.sid, shard.rows)
+        if (drawn < certificate.draw).any():
+            is_second = (drawn < certificate.draw) & (drawn >= certificate.draw / 2)
+            second[shard.sid] = np.flatnonzero(is_second)
+    labels, missing = list(snapshot.tasks[task].labels), dict(second)
+    parts = dict[str, NDArray[np.float64]]()
+    for fp in stored_fps(store, task):
+        version = stored_version(store, task, fp)
+        if version.raw.id != raw or _conditions(version) != asked:
+            continue
+        done = committed(store, {task: fp}, missing, documents={})
+        for sid in done.labels[task]:
+            rows = structs(read_file(store, done.label_key(task, sid), ["p"]))
+            parts[sid] = probabilities(rows.take(pa.array(missing.pop(sid))), labels)
+    if missing:
+        raise StorageError(
+            f"{store.url}: has no answers of a stage about shard {next(iter(missing))}"
+        )
+    return np.concatenate([parts[sid] for sid in second])
+
+
+def _conditions(version: Fingerprint) -> tuple[Any, Any, Any]:
+    """The condition of the task, what a stage comes after, and the condition of the run."""
+    when, after, limit = map(version.content.get, ("when", "after", "limit"))
+    return when, after, limit
+
+
+def _check_shard(
+    store: Store,
+    tasks: Mapping[str, SnapshotTask],
+    inputs: Mapping[str, list[InputObject]],  # the objects that are there now, by path
+    options: Options,  # of the input
+    shard: NamedShard,
+) -> _CheckedShard:
     """The files of one shard, compared with each other and with the input."""
     damages: list[Damage] = []
-    documents = _checked(audit, shard, None, damages)
+    documents = _checked(store, shard, None, None, damages)
     for task in shard.labels:
-        answers = _checked(audit, shard, task, damages)
+        answers = _checked(store, shard, task, tasks[task], damages)
         if answers is None or documents is None:
             continue
         if where := _differing(answers.column("doc_id"), documents.column("doc_id")):
@@ -171,11 +265,12 @@ def _check_shard(audit: _Audit, shard: NamedShard) -> _CheckedShard:
         return _CheckedShard(tuple(damages))
     version = origin.version
     columns = Columns(version.text_column, version.id_column, version.image_column, version.quoted)
-    own = replace(version, view=None)  # — of a table's data file, which stays the same
-    if all(item.version(columns) != own for item in audit.inputs[shard.path]):
+    # — without the view: the path of a table's data file finds the file alone
+    own = replace(version, view=None)
+    if all(replace(item.version(columns), view=None) != own for item in inputs[shard.path]):
         return _CheckedShard(tuple(damages), changed=shard.path)
     compared = ["doc_id", "content_hash"]
-    read = read_documents(origin, audit.options)
+    read = read_documents(origin, options)
     again = pa.concat_tables(part.select(compared) for part in read)
     for column in compared:
         if where := _differing(documents.column(column), again.column(column)):
@@ -189,22 +284,25 @@ def _damage(file: NamedFile, what: str) -> Damage:
 
 
 def _checked(
-    audit: _Audit, shard: NamedShard, task: str | None, damages: list[Damage]
+    store: Store,
+    shard: NamedShard,
+    task: str | None,
+    version: SnapshotTask | None,
+    damages: list[Damage],
 ) -> pa.Table | None:
     """The rows of the shard's documents file, or of the task's label file; None if it is damaged.
 
     Its damages are appended to `damages`.
     """
-    version = None if task is None else audit.tasks[task]
     file = shard.documents if task is None else shard.labels[task]
     columns = DOCUMENTS_FILE_COLUMNS if version is None else ("doc_id", *version.columns)
     fp = None if version is None else version.fp
     try:
-        table = read_file(audit.store, file.key, None, published=file.hash).select(columns)
+        table = read_file(store, file.key, None, published=file.hash).select(columns)
     except UnavailableError:
         raise
     except (StorageError, KeyError) as error:
-        what = str(error).removeprefix(f"{audit.store.url}/{file.key}: ")
+        what = str(error).removeprefix(f"{store.url}/{file.key}: ")
         damages.append(_damage(file, what.removesuffix(f"; {remedy(file.key)}")))
         return None
     if table.num_rows != shard.rows:

@@ -208,7 +208,6 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
     RefusedError while the other one does, and for ten minutes after that was killed. Runs name each
     other in the log.
     """
-
     marks: list[str] = []
     named: set[str] = set()
     ended = threading.Event()
@@ -217,24 +216,20 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
         marks.append(f"{IN_USE}{by}-{uuid.uuid4().hex}")
         store.create(marks[-1], f"{socket.gethostname()}, process {os.getpid()}".encode())
 
-    def name_others() -> None:
-        if by == RUN:
-            _name_other_runs(store, marks, named)
-
     def renew() -> None:
         while not ended.wait(RENEWED_AFTER_S):
-            with suppress(StorageError):  # what the run does next fails, too, or the next renewal
+            # — what the run does next fails, too, or the next renewal; who begins now ends itself
+            with suppress(StorageError, RefusedError):
                 mark()
                 store.delete(marks[:-1])
                 del marks[:-1]
-                name_others()
+                _look_for_others(store, by, marks, named)
 
     mark()
     thread = threading.Thread(target=renew, name="in use", daemon=True)
     thread.start()
     try:
-        _check_not_in_use(store, GC if by == RUN else RUN)
-        name_others()
+        _look_for_others(store, by, marks, named)
         yield
     except UnavailableError:  # the store would not answer now, either: the mark expires
         marks.clear()
@@ -248,30 +243,25 @@ def in_use(store: Store, by: str = RUN) -> Iterator[None]:
             logger.warning("the output stays marked as in use for a while: %s", error)
 
 
-def _name_other_runs(store: Store, own: Collection[str], named: set[str]) -> None:
-    """Logs each other run of the last ten minutes once."""
-    marks = list(store.list(f"{IN_USE}{RUN}-"))
+def _look_for_others(store: Store, by: str, own: Collection[str], named: set[str]) -> None:
+    """RefusedError if the other kind works on the output; a run logs each other run once.
+
+    The caller has just made a mark.
+    """
+    marks = list(store.list(IN_USE))
+    # — by the store's clock, which may differ from this machine's
     now_s = max((mark.modified_s for mark in marks), default=-inf)
-    for mark in marks:
-        if mark.key in own or now_s - mark.modified_s >= ENDED_AFTER_S:
-            continue
+    recent = [m for m in marks if m.key not in own and now_s - m.modified_s < ENDED_AFTER_S]
+    if of_other := [m.modified_s for m in recent if not m.key.startswith(f"{IN_USE}{by}-")]:
+        does = {GC: "a run writes to", RUN: "`assay gc --delete` deletes objects of"}[by]
+        raise RefusedError(
+            f"{store.url}: {does} this output (its last sign was {now_s - max(of_other):.0f} s ago)"
+            f", so what one needs could be deleted; wait for its end, or, if it was killed, for "
+            f"{ENDED_AFTER_S / 60:.0f} minutes"
+        )
+    for mark in recent if by == RUN else ():
         with suppress(StorageError):  # it has ended
             if (who := store.read(mark.key).decode()) not in named:
                 named.add(who)
                 text = "%s: another run (%s) writes to this output, or was killed a few minutes ago"
                 logger.warning(f"{text}; both read the same documents", store.url, who)
-
-
-def _check_not_in_use(store: Store, by: str) -> None:
-    """RefusedError if one of these works on the output. The caller has just made a mark."""
-    marks = list(store.list(IN_USE))
-    # — by the store's clock, which may differ from this machine's
-    now_s = max((mark.modified_s for mark in marks), default=-inf)
-    of_other = [mark.modified_s for mark in marks if mark.key.startswith(f"{IN_USE}{by}-")]
-    if of_other and (silent_s := now_s - max(of_other)) < ENDED_AFTER_S:
-        does = {RUN: "a run writes to", GC: "`assay gc --delete` deletes objects of"}[by]
-        raise RefusedError(
-            f"{store.url}: {does} this output (its last sign was {max(0, silent_s):.0f} s ago), so "
-            f"what one needs could be deleted; wait for its end, or, if it was killed, for "
-            f"{ENDED_AFTER_S / 60:.0f} minutes"
-        )

@@ -84,7 +84,7 @@ class WorkItem:
     shard: Shard
     tasks: tuple[str, ...]
     documents: bool
-    # By `version_name`, label files with answers that can be reused; earlier ones count more.
+    # By `<task>/<fp>`, label files with answers that can be reused; earlier ones count more.
     sources: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
     retry: int = 0  # the number of this retry of failed rows; 0: the labels are missing
     # The current label files of other tasks, which conditions name, by task.
@@ -98,11 +98,6 @@ class WorkItem:
         if not self.tasks:
             return 0
         return self.shard.rows if self.rows_without_answer is None else self.rows_without_answer
-
-
-def version_name(task: str, fp: str) -> str:
-    """The name of one version of a task: `<task>/<fp>`."""
-    return f"{task}/{fp}"
 
 
 def committed(

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import StorageError, UnavailableError
-from pipeline.ledger.keys import DOCUMENTS, counts_key, documents_key, sid_of
+from pipeline.ledger.keys import DOCUMENTS, counts_key, documents_key, parse_key
 from pipeline.ledger.label_files import (
     HASH,
     SINCE,
@@ -30,13 +30,15 @@ from pipeline.ledger.label_files import (
     with_counts,
 )
 from pipeline.ledger.numbered import (
+    CHECKPOINT,
     free_numbers,
     is_checkpoint,
+    numbers,
     numbers_from_checkpoint,
     read_numbered,
 )
 from pipeline.sources.documents import SKIPPED
-from pipeline.stores.store import Store
+from pipeline.stores.store import Store, StoredObject
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +62,7 @@ SCHEMA = pa.schema(
 
 
 class CountsLog:
-    """The log of one run: it is written each 1,000 shards, and when its block ends.
-
-    Args:
-        store: The output.
-    """
+    """The log of one run: it is written each 1,000 shards, and when its block ends."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -102,6 +100,18 @@ def log_counts(store: Store, files: Sequence[FileCounts]) -> None:
             return
 
 
+def log_again(store: Store, counts: pa.Table) -> None:
+    """Begins the log again, at a checkpoint that has these counts alone."""
+    last = max(numbers(store, counts_key), default=0)
+    store.create(counts_key(last - last % CHECKPOINT + CHECKPOINT), to_parquet(counts, {}))
+
+
+def of_objects(counts: pa.Table, objects: Sequence[StoredObject]) -> pa.Table:
+    """The counts of these objects."""
+    hashes = [_object_hash(each.key, each.etag) for each in objects]
+    return counts.filter(pc.is_in(counts[OBJECT], value_set=pa.array(hashes, pa.binary(16))))
+
+
 def logged_counts(store: Store) -> pa.Table:
     """All counts in the log.
 
@@ -119,18 +129,14 @@ def logged_counts(store: Store) -> pa.Table:
     return pa.concat_tables(tables[::-1])
 
 
-def counted(store: Store, files: pa.Table, known: pa.Table, *, keep: bool = False) -> pa.Table:
-    """The files, with columns for their hashes and counts; files without a known count are read.
+def counted(store: Store, files: pa.Table, *, keep: bool = False) -> pa.Table:
+    """The files, with columns for their hashes and counts; those that the log lacks are read.
 
-    With `keep`, the counts of files that are read are logged. StorageError names every file that is
-    damaged, a line each.
-
-    Args:
-        store: The output.
-        files: [files] a table with the columns `key` and `etag`, and others.
-        known: Counts, with the columns of `SCHEMA`.
-        keep: Whether the output may be written.
+    `files` has the columns `key` and `etag`. With `keep`, the counts of files that are read are
+    logged: so the log has those of all that was ever published. StorageError names every file that
+    is damaged, a line each.
     """
+    known = logged_counts(store)
     shown = with_known_counts(files, known)
     unknown = files.filter(shown[HASH].is_null())
     if not unknown.num_rows:
@@ -194,19 +200,21 @@ def refuse(lines: Sequence[str]) -> None:
 
 def _read(store: Store, files: pa.Table) -> list[FileCounts]:
     def read(key: str, etag: str) -> FileCounts | StorageError:
+        parts = parse_key(key)
+        assert parts is not None, key
+        is_label = parts.folder != DOCUMENTS
         try:
             table = read_file(store, key, ["status"])
             written = metadata_of(table)
             status = documents = table["status"].combine_chunks()
-            if not key.startswith(DOCUMENTS) and pc.any(failed_rows(status)).as_py():
-                documents = read_file(store, documents_key(sid_of(key)), ["status"])["status"]
+            if is_label and pc.any(failed_rows(status)).as_py():
+                documents = read_file(store, documents_key(parts.sid), ["status"])["status"]
                 documents = documents.combine_chunks()
         except UnavailableError:
             raise
         except StorageError as error:
             return error
         file = FileCounts(key, etag, written[HASH], int(written.get(SINCE, 0)))
-        is_label = not key.startswith(DOCUMENTS)
         return with_counts(file, status, documents, written) if is_label else file
 
     with ThreadPoolExecutor(READ_THREADS) as pool:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipeline.stores.store import ATTEMPTS
@@ -96,31 +97,19 @@ def label_key(task: str, fp: str, sid: str, retry: int = 0) -> str:
     return f"{LABELS}{task}/{fp}/{sid[:2]}/{sid}.parquet"
 
 
-def sid_of(key: str) -> str:
-    """The id of the shard of a label file."""
-    parsed = parse_key(key)
-    assert parsed is not None, key
-    return parsed.sid
-
-
 def label_folders(task: str, fp: str) -> tuple[str, str]:
     """The prefixes of all label files of one version of a task, and of all its retries."""
     return f"{LABELS}{task}/{fp}/", f"{RETRIES}{task}/{fp}/"
 
 
-def cuts_key(number: int) -> str:
-    """An entry of the log of how input files were cut."""
-    return f"{INPUTS}{number:08d}.parquet"
+def _table_key(folder: str, number: int) -> str:
+    return f"{folder}{number:08d}.parquet"
 
 
-def index_key(number: int) -> str:
-    """An object of the index of texts."""
-    return f"{INDEX}{number:08d}.parquet"
-
-
-def counts_key(number: int) -> str:
-    """An entry of the log of counts."""
-    return f"{COUNTS}{number:08d}.parquet"
+cuts_key = partial(_table_key, INPUTS)  # an entry of the log of how input files were cut
+index_key = partial(_table_key, INDEX)  # an object of the index of texts
+counts_key = partial(_table_key, COUNTS)  # an entry of the log of counts
+manifest_key = partial(_table_key, SNAPSHOTS)  # the files that the snapshot of this number names
 
 
 def snapshot_key(number: int) -> str:
@@ -136,8 +125,3 @@ def certificate_key(task: str, number: int) -> str:
 def fitted_key(task: str, digest: str, label: str = "") -> str:
     """A readout that a run fitted for a task, or for a label of a task of kind `multi`."""
     return f"{CASCADES}{task}/{digest}{label and f'/{label}'}.safetensors"
-
-
-def manifest_key(number: int) -> str:
-    """The table of the files that the snapshot with this number names."""
-    return f"{SNAPSHOTS}{number:08d}.parquet"

@@ -3,7 +3,8 @@
 Entry points: `numbers` and `free_numbers`; of a log of tables, also `read_numbered`.
 
 Law of a log: an object whose number is a multiple of `CHECKPOINT` has the rows of all objects
-before it, too. A reader starts at the last one, so it reads at most `CHECKPOINT` objects.
+before it, too, apart from those of what `assay gc` deletes. A reader starts at the last one, so it
+reads at most `CHECKPOINT` objects.
 """
 
 from __future__ import annotations

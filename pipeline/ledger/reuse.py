@@ -32,11 +32,7 @@ CACHED_SHARDS = 64
 class StoredAnswers:
     """Finds answers to a shard's documents: by row in its own label files, by text in others.
 
-    Args:
-        store: The output.
-        shard: The shard.
-        documents: Its whole documents file.
-        is_retry: Whether rows that failed are tried again.
+    `documents` is its whole documents file. In a retry, rows that failed are tried again.
     """
 
     def __init__(self, store: Store, shard: Shard, documents: pa.Table, *, is_retry: bool) -> None:

@@ -21,14 +21,13 @@ import pyarrow.parquet as pq
 from pipeline.errors import StorageError, UnavailableError
 from pipeline.fitted.certificate import Certificate
 from pipeline.hashes import canonical_json, parse_sealed_json, sealed_json, short_hash, validated
-from pipeline.ledger import counts_log
 from pipeline.ledger.cells import Committed, is_whole
 from pipeline.ledger.columns import ANSWER_COLUMNS
-from pipeline.ledger.counts_log import counted, logged_counts, object_hashes
+from pipeline.ledger.counts_log import COUNTED, counted, refuse
 from pipeline.ledger.keys import RETRIES, manifest_key, parse_key, snapshot_key
 from pipeline.ledger.label_files import remedy
 from pipeline.ledger.numbered import free_numbers, numbers
-from pipeline.ledger.snapshot_files import GROUP_SHARDS, PLACED, Shards, files_of, label_files_of
+from pipeline.ledger.snapshot_files import GROUP_SHARDS, PLACED, Shards, files_of
 from pipeline.sources.shards import Shard
 from pipeline.stores.store import Store
 
@@ -76,7 +75,6 @@ def publish(
     done: Committed,
     *,
     created_at: str,
-    partial: bool = False,
     missing_files: int = 0,
     limit: str | None = None,
     asked: int | None = None,
@@ -84,17 +82,13 @@ def publish(
 ) -> int:
     """The number of the snapshot of this work: a new one, unless the spec's last is the same.
 
-    A partial snapshot leaves out incomplete shards and counts their rows. `missing_files` is the
-    number of input files whose rows cannot be counted. With `limit`, the condition of a run, a
-    snapshot is never complete, and `asked` documents were asked about. A file is read if neither
-    the log of counts nor the last snapshot has its counts. StorageError if work is missing and the
-    snapshot is not partial; also if a file is not as it was written, or as the spec's last snapshot
-    published it: each such file is named, with what to do.
+    Incomplete shards are left out, and their rows are counted. `missing_files` is the number of
+    input files whose rows cannot be counted. With `limit`, the condition of a run, a snapshot is
+    never complete, and `asked` documents were asked about. StorageError if a file is not as it was
+    written, or as the spec's last snapshot published it: each such file is named, with what to do.
     """
     complete = [shard for shard in shards if is_whole(shard, tasks, done)]
     has_all = len(complete) == len(shards) and not missing_files
-    if not partial and not has_all:
-        raise StorageError(f"{store.url}: the work is not complete, so it has no snapshot")
     rows = sum(shard.rows for shard in complete)
     header: dict[str, Any] = {
         "complete": has_all and limit is None,
@@ -117,10 +111,9 @@ def publish(
         if last is not None and last.get("content_hash") == header["content_hash"]:
             table_of(store, last)  # — a damaged one is named
             return int(last["number"])
-        published = None if last is None else table_of(store, last)
-        shown = counted(store, files, known_counts(store, published), keep=True)
-        if last is not None and published is not None:
-            _check_unchanged(store, int(last["number"]), published, shown, done)
+        shown = counted(store, files, keep=True)
+        if last is not None:
+            _check_unchanged(store, int(last["number"]), table_of(store, last), shown, done)
         content = header | {"created_at": created_at, "number": number}
         if limit is not None:
             content["asked"] = asked
@@ -210,25 +203,6 @@ def last_files(store: Store, spec_name: str | None) -> pa.Table | None:
     return None if last is None else table_of(store, last)
 
 
-def known_counts(store: Store, published: pa.Table | None) -> pa.Table:
-    """The counts that need no file of results: of the log, and of the files of a snapshot."""
-    logged = logged_counts(store)
-    if published is None:
-        return logged
-    of_snapshot = published.select(counts_log.COUNTED).add_column(
-        0, counts_log.OBJECT, object_hashes(published)
-    )
-    return pa.concat_tables([logged, of_snapshot.cast(counts_log.SCHEMA)])
-
-
-def counted_files(
-    store: Store, spec_name: str, shards: Sequence[Shard], done: Committed, *, keep: bool = False
-) -> pa.Table:
-    """The label files that these shards have, with their counts; see `counts_log.counted`."""
-    known = known_counts(store, last_files(store, spec_name))
-    return counted(store, label_files_of(shards, done), known, keep=keep)
-
-
 def table_of(store: Store, snapshot: Mapping[str, Any]) -> pa.Table:
     """The files that a snapshot names; StorageError if its table is damaged."""
     with _parsing(store, snapshot.get("number", 0)):
@@ -241,7 +215,7 @@ def table_of(store: Store, snapshot: Mapping[str, Any]) -> pa.Table:
         if short_hash(data) != snapshot["files_hash"]:
             raise ValueError(f"{snapshot['files']} does not match its hash")
         files = pq.read_table(pa.BufferReader(data), use_threads=False)
-        return files.select([*PLACED.names, *counts_log.COUNTED])
+        return files.select([*PLACED.names, *COUNTED])
 
 
 def _parsed(store: Store, number: int, data: bytes) -> dict[str, Any]:
@@ -298,7 +272,7 @@ def _check_unchanged(
         # — of the same shard, a file with a lower number counts now: its retry was deleted
         if key.sid in labels and key.number > done.retry(task, key.sid):
             lines.append(_changed(store, number, file, "it does not exist"))
-    counts_log.refuse(lines)
+    refuse(lines)
 
 
 def _changed(store: Store, number: int, file: Mapping[str, Any], what: str) -> str:

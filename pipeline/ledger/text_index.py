@@ -103,14 +103,10 @@ def shards_with_texts(
 ) -> dict[str, KnownTexts]:
     """For each asking shard, the shards with answers that probably have most of its texts.
 
-    Each text counts for one shard. Holds one object of the index at a time. StorageError if the
-    disk has no space for what the memory cannot hold.
-
-    Args:
-        store: The output.
-        asking: Shards that are new, and the hashes of their texts.
-        sources: Other shards, with answers.
-        keep: Whether the output may be written. If not, few documents files are read.
+    Each text counts for one shard. `asking` are new shards with the hashes of their texts, and
+    `sources` others, with answers. Without `keep` nothing is written, and few documents files are
+    read. Holds one object of the index at a time. StorageError if the disk has no space for what
+    the memory cannot hold.
     """
     found: dict[str, KnownTexts] = {}
     with (

@@ -1,22 +1,26 @@
-"""Which stages of a cascade decide, by the certificates of the output.
+"""Which stages of a cascade decide, by the certificates of the output: what its runs proved.
 
-Entry points: `Cascade` and `decided_by`, and `fitted_stage` for a readout that a run fits. Must
-import neither torch nor Ray.
+Entry points: `Cascade` and `decided_by`, `fitted_stage` for a readout that a run fits, and
+`write_certificate`. A later certificate of a task is kept beside the earlier ones: a snapshot names
+the one that it was made with. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from pipeline.fitted.certificate import Certificate, Thresholds
+from pipeline.errors import StorageError
+from pipeline.fitted.certificate import Certificate, Thresholds, parse_certificate
 from pipeline.hashes import canonical_json, short_hash
-from pipeline.ledger.certificates import read_certificates
+from pipeline.ledger.keys import certificate_key
+from pipeline.ledger.numbered import free_numbers, numbers
 from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import QuestionTask
 from pipeline.spec.tasks import CascadeTask, TaskSpec
-from pipeline.stores.store import open_store
+from pipeline.stores.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,9 @@ class Cascade:
 
     def version(self, task: CascadeTask, whole: Fingerprint) -> Fingerprint:
         """Of the task, without its condition; `whole` is that of the last stage."""
-        known = self.certificate
-        if known is None or known.thresholds is None:
+        if self.certificate is None or self.thresholds is None:
             return whole
-        return cascade_fingerprint(task, known.content)
+        return cascade_fingerprint(task, self.certificate.content)
 
 
 def decided_by(spec: JobSpec, cascades: Mapping[str, Cascade]) -> JobSpec:
@@ -92,3 +95,24 @@ def fitted_stage(
         readout=f"{spec.output.rstrip('/')}/{readout}",
         documents=None if max_tokens is None else spec.documents.part(max_tokens),
     )
+
+
+def read_certificates(store: Store, task: str) -> Iterator[Certificate]:
+    """The certificates of a task, the newest one first; StorageError if one is damaged."""
+    key_of = partial(certificate_key, task)
+    for number in reversed(numbers(store, key_of)):
+        try:
+            yield parse_certificate(store.read(key_of(number)))
+        except ValueError as error:
+            fix = "remove the object, and run again"
+            raise StorageError(f"{store.url}/{key_of(number)}: {error}; {fix}") from error
+
+
+def write_certificate(store: Store, certificate: Certificate) -> None:
+    """Writes the certificate as the task's newest one, unless that says the same."""
+    if next(read_certificates(store, certificate.task), None) == certificate:
+        return
+    key_of = partial(certificate_key, certificate.task)
+    for number in free_numbers(store, key_of):
+        if store.create(key_of(number), certificate.json()):
+            return

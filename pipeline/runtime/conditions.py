@@ -1,7 +1,8 @@
 """The conditions of tasks and of a run: what they may name, and which documents they accept.
 
 Entry points: `limit_of` and `inside` for the condition of a run, `tasks_named` and `accepted_by`
-for those of tasks, and `check` for both. Must import neither torch nor Ray.
+for those of tasks, `check` for both, and `input_columns` for the columns of the input that they
+name. Must import neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -9,20 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import Option, Problem, SpecError, option_error
+from pipeline.errors import Option, Problem, SpecError, UnreadableError, option_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.columns import STAGE, Bools, answer_columns, answers_type, cast_rows
 from pipeline.ledger.text_index import leading_bits
-from pipeline.sources.condition import accepted, check_values, first_values, input_columns
+from pipeline.sources.documents import TooLong
+from pipeline.sources.id_text import id_text
+from pipeline.sources.records import SAMPLE_ROWS
 from pipeline.sources.rule import Rule, fields_in, names_in, one_line
 from pipeline.sources.shards import Shard
-from pipeline.sources.streams import Options
+from pipeline.sources.source import check_unchanged, read_rows
+from pipeline.sources.streams import Options, reading
+from pipeline.sources.tables import TABLES, opened_table
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -77,7 +83,7 @@ def check(
     the condition of a run, which names columns of the input also without `doc.`.
     """
     names = _input_names(sql) if before is None else list(fields_in(sql, DOC, place=place))
-    parts = first_values(shards if names else (), names, options)
+    parts = _first_values(shards if names else (), names, options)
     whole = [part for part in parts if part.num_columns == len(names)]
     if parts and not whole:
         lacking = next(name for name in names if name not in parts[0].column_names)
@@ -90,7 +96,11 @@ def check(
         )
         fix += "while shards stay the same; name a version: lance+PATH@VERSION"
         raise SpecError([Problem(place, fix, sql)])
-    check_values(whole, sql, shards, place)
+    rows = sum(part.num_rows for part in whole)
+    for name in whole[0].column_names if rows else ():
+        if all(part.column(name).null_count == part.num_rows for part in whole):
+            fix = f"the first {rows} rows of {shards[0].path} have no value in {name}"
+            raise SpecError([Problem(place, f"{fix}; name a column of the input", sql)])
     if names and not parts:
         return  # the input is empty
     others = _COLUMNS | ({DRAW: pa.float64()} if before is None else _types(before))
@@ -99,10 +109,10 @@ def check(
         | {name: pa.nulls(part.num_rows, kind) for name, kind in others.items()}
         for part in whole or [pa.table({})]
     ]
-    met = [accepted(sql, scope, place=place) for scope in scopes]
+    met = [_accepted(sql, scope, place=place) for scope in scopes]
     if all(failed == len(chosen) for chosen, failed in met):
-        rows = pa.record_batch(list(scopes[0].values()), names=list(scopes[0]))
-        Rule(sql, rows.schema, place=place).check_on(rows)
+        first = pa.record_batch(list(scopes[0].values()), names=list(scopes[0]))
+        Rule(sql, first.schema, place=place).check_on(first)
 
 
 def inside(
@@ -120,7 +130,7 @@ def inside(
     columns = _of_input(values, shard.rows, bare=True) | _of_documents(documents)
     if DRAW in limit:
         columns[DRAW] = pa.array(draws(shard.id, shard.rows))
-    return accepted(limit, columns, place=WHERE)
+    return _accepted(limit, columns, place=WHERE)
 
 
 def drawn_below(share: float) -> str:
@@ -182,25 +192,17 @@ def input_names(tasks: Iterable[TaskSpec]) -> list[str]:
 def accepted_by(
     spec: JobSpec,
     task: TaskSpec,
-    documents: pa.Table,
-    answers: Mapping[str, pa.StructArray],
-    values: pa.Table | None,
+    documents: pa.Table,  # with the columns of a documents file
+    answers: Mapping[str, pa.StructArray],  # [docs] by task that the condition names
+    values: pa.Table | None,  # [docs] the columns of the input that conditions name
 ) -> tuple[Bools, int]:
-    """[docs]: which documents the condition of a task accepts, and how many it cannot judge.
-
-    Args:
-        spec: With the task.
-        task: With a condition.
-        documents: The columns of a documents file.
-        answers: [docs] the rows of the label files of the tasks that the condition names.
-        values: [docs] the columns of the input that conditions name; None if there are none.
-    """
+    """[docs]: which documents the condition of a task accepts, and how many it cannot judge."""
     assert task.when is not None, task.name
     place = spec.tasks.index(task)
     types = _types(spec.tasks[:place])
     known = {name: cast_rows(rows, types[name]) for name, rows in answers.items()}
     columns = _of_documents(documents) | _of_input(values, documents.num_rows) | known
-    return accepted(task.when, columns, place=f"tasks.{place}.when")
+    return _accepted(task.when, columns, place=f"tasks.{place}.when")
 
 
 def _of_documents(documents: pa.Table) -> dict[str, pa.Array]:
@@ -239,3 +241,85 @@ def _types(tasks: Sequence[TaskSpec]) -> dict[str, pa.StructType]:
         )
         for task in tasks
     }
+
+
+def _accepted(sql: str, columns: Mapping[str, pa.Array], *, place: str) -> tuple[Bools, int]:
+    """[docs]: which documents a condition accepts, and on how many it cannot be computed.
+
+    It may name the columns, [docs] each. Null means no, and so does a value that cannot be
+    computed, or a column of another type.
+    """
+    rows = pa.record_batch(list(columns.values()), names=list(columns))
+    try:
+        rule = Rule(sql, rows.schema, place=place)
+    except SpecError:  # — of a file without a column, or with one of another type
+        return np.zeros(rows.num_rows, np.bool_), rows.num_rows
+    met = rule.verdicts(rows)
+    failed = rule.failures(rows) if met.null_count else 0
+    return np.array(pc.fill_null(met, False).to_numpy(zero_copy_only=False), np.bool_), failed
+
+
+def _first_values(
+    shards: Iterable[Shard], names: Sequence[str], options: Options
+) -> list[pa.Table]:
+    """These columns (`input_columns`) in the first rows of the input, shard by shard."""
+    parts, rows = list[pa.Table](), 0
+    for shard in shards:
+        if (count := min(shard.rows, SAMPLE_ROWS - rows)) <= 0:
+            break
+        rows += count
+        parts.append(input_columns(shard, names, options, count))
+    return parts
+
+
+def input_columns(
+    shard: Shard, names: Sequence[str], options: Options, count: int | None = None
+) -> pa.Table:
+    """These columns of the shard's rows, or of its first `count`.
+
+    Rows at its end may be missing: those from a place on that cannot be read. A table without one
+    of the columns does not have it. In a format without a schema, a column is of the type that its
+    values share, or of strings.
+
+    Raises:
+        StorageError: The object is not the version that was cut.
+        SpecError: A table has two columns of one name.
+    """
+    count = shard.rows if count is None else count
+    if shard.version.format not in TABLES:
+        return _values(shard, names, options, count)
+    schema, batches, rows = pa.schema([]), list[pa.RecordBatch](), 0
+    try:
+        with reading(shard.path), opened_table(shard, options) as table:
+            present = [name for name in names if name in table.schema.names]
+            if twins := [name for name in present if table.schema.names.count(name) > 1]:
+                fix = f"{shard.path} has several columns of this name; rename all but one"
+                raise SpecError([Problem("input.path", fix, twins[0])])
+            schema = pa.schema([table.schema.field(name) for name in present])
+            for batch in table.batches(present) if present else ():
+                batches.append(batch.select(present))
+                rows += batch.num_rows
+                if rows >= count:
+                    break
+    except UnreadableError:  # — the other columns may be whole
+        check_unchanged(shard, options)
+    return pa.Table.from_batches(batches, schema).slice(0, count)
+
+
+def _values(shard: Shard, names: Sequence[str], options: Options, count: int) -> pa.Table:
+    """The columns in the first rows of a shard whose format has no schema."""
+    columns: dict[str, list[object]] = {name: [] for name in names}
+    for row in islice(read_rows(shard, options, list(names)), count):
+        for name, values in columns.items():
+            value = None if row.problem is not None else row.values.get(name)
+            held = None if isinstance(value, TooLong) else value
+            values.append(id_text(held) if isinstance(held, bytes) else held)
+    return pa.table({name: _array(values) for name, values in columns.items()})
+
+
+def _array(values: list[object]) -> pa.Array:
+    """The values as a column of the type that they share, or as strings."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, UnicodeError):  # JSON has any integer, half a pair
+        return pa.array([None if value is None else id_text(value) for value in values])

@@ -11,10 +11,9 @@ import pyarrow as pa
 from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.text_index import text_hashes
 from pipeline.options import WorkOptions
-from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import inside, limit_of
 from pipeline.runtime.job import job_of_output, limited
-from pipeline.runtime.plan import Plan, plan, reads_little
+from pipeline.runtime.plan import Plan, plan, plan_reuse, reads_little, stored_files
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import open_store

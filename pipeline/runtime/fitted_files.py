@@ -33,7 +33,6 @@ from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.named_files import open_target
 from pipeline.stores.retries import (
     Cause,
-    RetryPolicy,
     as_storage_error,
     cause_of,
     option_errors,
@@ -156,7 +155,7 @@ def _ask(method: str, path: str, options: Options, *, place: str, made_by: str) 
     try:
         if local:
             check_regular(key)
-        return retry(partial(getattr(file_system, method), key), RetryPolicy())
+        return retry(partial(getattr(file_system, method), key))
     except remote_errors() as error:
         if not local and cause_of(error) is not Cause.MISSING:
             raise as_storage_error(error, path, "read") from error

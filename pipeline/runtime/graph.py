@@ -1,7 +1,7 @@
 """The Ray graph: a row for each work item -> `label_shard` in an actor -> a row with its counts.
 
-Entry point: `label_items`; `build` is the recipe. Imports torch inside the actors only, because the
-driver has no need of it.
+Entry points: `label_items` and `read_items`; `build` is the recipe. Imports torch inside the actors
+only, because the driver has no need of it.
 """
 
 from __future__ import annotations
@@ -54,45 +54,20 @@ WORK, COUNTS = "work", "counts"
 Result = TypeVar("Result")
 _ONE_ROW: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
 
-# Work items -> a row of counts for each.
-Graph = Callable[[Sequence[WorkItem], Job, Post | None], ray.data.Dataset]
 
-
-def label_items(
+def run_graph(
+    graph: Callable[[Sequence[WorkItem], Job, Post | None], ray.data.Dataset],
     work_items: Sequence[WorkItem],
     job: Job,
     post: Post | None = None,
     check: Callable[[], None] = ignore,
 ) -> Iterator[ShardCounts]:
-    """Labels and commits every work item; counts come as shards are committed, or have failed.
+    """The counts of each work item, as its shard is committed or has failed.
 
     The error of one shard is in its counts, and the others go on. The workers report to the post.
-    `check` is called several times a second, and ends the work by raising an error.
+    `check` is called several times a second, and ends the work by raising an error. A shard that
+    is begun after the job's end is left. Where no worker can load, the error of the last one.
     """
-    return _counts(build, work_items, job, post, check)
-
-
-def read_items(
-    work_items: Sequence[WorkItem],
-    job: Job,
-    post: Post | None = None,
-    check: Callable[[], None] = ignore,
-) -> Iterator[ShardCounts]:
-    """Commits the documents files of these shards; their counts, or why one could not be read.
-
-    A shard that is begun after the job's end is not read.
-    """
-    return _counts(build_reading, work_items, job, post, check)
-
-
-def _counts(
-    graph: Graph,
-    work_items: Sequence[WorkItem],
-    job: Job,
-    post: Post | None,
-    check: Callable[[], None],
-) -> Iterator[ShardCounts]:
-    """The counts of each work item; where no worker can load, the error of the last one."""
     Checked.check = staticmethod(check)
     for window in _windows(work_items, job):
         if job.run.is_over:
@@ -195,6 +170,10 @@ def build(work_items: Sequence[WorkItem], job: Job, post: Post | None = None) ->
         **where_able(job, post),
         **_ONE_ROW,
     )
+
+
+# `label_items` labels every work item; `read_items` commits the documents files of the shards.
+label_items, read_items = partial(run_graph, build), partial(run_graph, build_reading)
 
 
 def shards_at_work(job: Job) -> int:

@@ -22,7 +22,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.fitted.certificate import Certificate, Thresholds
 from pipeline.hashes import canonical_json
 from pipeline.inference.classifiers import RUNTIMES
-from pipeline.ledger.cells import stored_fps, stored_version, version_name
+from pipeline.ledger.cells import stored_fps, stored_version
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask, headers
 from pipeline.runtime.cascades import Cascade, decided_by
@@ -85,7 +85,7 @@ class Step:
     @property
     def version(self) -> str:
         """The name of the version of the task that the step answers."""
-        return version_name(self.task, self.fingerprint.id)
+        return f"{self.task}/{self.fingerprint.id}"
 
     @property
     def by_model(self) -> bool:

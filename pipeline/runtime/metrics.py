@@ -11,7 +11,6 @@ from ray.util import metrics
 
 from pipeline.ledger.counts import ShardCounts
 from pipeline.runtime.plan import Plan
-from pipeline.runtime.progress import Display
 
 # A task with more labels has no counter for each of them.
 MAX_LABELS = 100
@@ -47,17 +46,9 @@ class RunMetrics:
         }
         self._shards = len(plan.shards)
         self._missing = {work.shard.id for work in plan.work_items}
-        self._show = Display("the metrics of Ray")
 
     def committed(self, counts: ShardCounts) -> None:
         """Counts one committed shard."""
-        self._show(self._add_shard, counts)
-
-    def tick(self, phase: str, seconds: float, documents_missing: int) -> None:
-        """Counts seconds of a phase, and sets the numbers of what is missing."""
-        self._show(self._set, phase, seconds, documents_missing)
-
-    def _add_shard(self, counts: ShardCounts) -> None:
         self._missing.discard(counts.sid)
         for status, rows in counts.n.by("rows").items():
             # — only the kind of an error: its details would make a time series for each file
@@ -69,7 +60,8 @@ class RunMetrics:
         self._add("assay_tokens", counts.n.total_of("question_tokens"), kind="question")
         self._add("assay_label_seconds", counts.n.total_of("label_ms") / 1_000)
 
-    def _set(self, phase: str, seconds: float, documents_missing: int) -> None:
+    def tick(self, phase: str, seconds: float, documents_missing: int) -> None:
+        """Counts seconds of a phase, and sets the numbers of what is missing."""
         self._add("assay_phase_seconds", seconds, phase=phase)
         missing = len(self._missing)
         self._gauges["assay_shards_missing"].set(missing, self._tags)

@@ -12,13 +12,12 @@ from datetime import UTC, datetime
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.cells import is_whole
 from pipeline.ledger.counts import Counts, ShardCounts
-from pipeline.ledger.counts_log import of_shards, skipped_by_all
+from pipeline.ledger.counts_log import counted, of_shards, skipped_by_all
 from pipeline.ledger.failpoints import failpoint
-from pipeline.ledger.snapshot_files import files_of
+from pipeline.ledger.snapshot_files import files_of, label_files_of
 from pipeline.ledger.snapshots import (
     Contents,
     asked_of,
-    counted_files,
     publish,
     read_snapshot,
     snapshot_numbers,
@@ -94,7 +93,7 @@ class Tally:
             return None
         done = planned.done
         finished = [shard for shard in planned.shards if is_whole(shard, list(done.fp), done)]
-        files = counted_files(store, spec.name, finished, done, keep=True)
+        files = counted(store, label_files_of(finished, done), keep=True)
         rows, skipped = sum(shard.rows for shard in finished), of_shards(files, "skipped", "min")
         if checks:
             self._check(of_shards(files, "failed", "max"), rows - skipped)
@@ -226,7 +225,6 @@ class Outcome:
                 self.plan.shards,
                 done,
                 created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                partial=not self.complete,
                 missing_files=len(self.unreadable),
                 limit=self.limit,
                 asked=self.asked,

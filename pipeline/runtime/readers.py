@@ -43,14 +43,9 @@ Chunks = Sequence[Sequence[Any]]  # [docs] chunks of token ids: arrays, or with 
 class LoadedReader:
     """What answers the tasks of one reader: a model, and classifiers.
 
-    Each is loaded when it is needed first. Several threads may call its methods.
-
-    Args:
-        reader: The reader.
-        send: Takes reports of the progress.
-        working: Held while a model is loaded or reads. Readers in one process share it.
-        models: The loaded models of all readers of the job.
-        run: The run that asks; None for a session of a person.
+    Each is loaded when it is needed first. Several threads may call its methods. `send` takes
+    reports of the progress. Readers in one process share `working`, which is held while a model is
+    loaded or reads, and the loaded `models`. `run` is None for a session of a person.
     """
 
     def __init__(
@@ -67,11 +62,9 @@ class LoadedReader:
         self._classifiers: dict[str, Classifier] = {}  # by task, once they are loaded
 
     def load(self) -> None:
-        """Loads the model."""
         self._load("_engine")
 
     def load_tokenizer(self) -> None:
-        """Loads what reads documents for the model."""
         self._load("document_reader")
 
     def _load(self, name: str) -> None:
@@ -81,7 +74,6 @@ class LoadedReader:
                 getattr(self, name)
 
     def load_classifier(self, task: TaskSpec) -> None:
-        """Loads the classifier of a task."""
         with self._classifying:
             self._classifier(task)
 

@@ -66,11 +66,6 @@ class ReadShard:
     # By task, of those that only conditions name: [docs] rows of their label files.
     known: Mapping[str, pa.StructArray]
 
-    @property
-    def has_texts(self) -> bool:
-        """Whether the documents have their texts."""
-        return "text" in self.documents.column_names
-
 
 def read_shard(job: Job, store: Store, work: WorkItem, attempts: Attempts) -> ReadShard:
     """The shard of a work item, without texts where the output has its documents file."""

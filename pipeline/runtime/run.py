@@ -36,7 +36,6 @@ from pipeline.ledger.keys import spec_key
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.ledger.text_index import read_texts
 from pipeline.options import RunOptions
-from pipeline.runtime.answer_sources import plan_reuse, stored_files
 from pipeline.runtime.conditions import limit_of
 from pipeline.runtime.fitted_files import read_classifier
 from pipeline.runtime.job import Job, Run, limited, make_job, reader_specs
@@ -52,7 +51,14 @@ from pipeline.runtime.placement import (
     spread,
     this_machine,
 )
-from pipeline.runtime.plan import Plan, list_missing, plan, reads_little
+from pipeline.runtime.plan import (
+    Plan,
+    list_missing,
+    plan,
+    plan_reuse,
+    reads_little,
+    stored_files,
+)
 from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
@@ -290,8 +296,7 @@ def _label_missing(
         longest_batch_s(r.files.size_bytes, r.spec.documents.max_tokens, r.placement)
         for r in job.readers
     )
-    workers, unable = job.placement.actors, job.run.unable
-    with watch.mailbox(job.spec.name, planned, workers, longest_s, unable) as mailbox:
+    with watch.mailbox(job, planned, longest_s) as mailbox:
         record_specs(store, job.versions)
         failpoint("specs recorded")
         watch.enter(STARTING_WORKERS)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,6 @@ from pipeline.errors import (
 from pipeline.runtime.imports import PASSIVE, quick_imports
 from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
 from pipeline.runtime.placement import Machine, Placement, cluster, processor_formats
-from pipeline.runtime.ray_folder import own_folder
 from pipeline.runtime.ray_token import (
     answers_without_token,
     refused_token,
@@ -47,6 +46,7 @@ from pipeline.runtime.ray_token import (
     variables,
 )
 from pipeline.spec.portable import is_loopback
+from pipeline.stores.local import own_folder
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ def _start(*, num_cpus: int, num_gpus: int, folder: str) -> Any:
                 logging_level=logging.ERROR,
             )
     except Exception as error:
-        _kill_all(_processes_of_ray())  # those that have started
+        _kill_ray()  # the processes that have started
         if "AF_UNIX path length" in str(error):
             fix = "Ray's sockets need paths of at most 107 bytes; name a folder with a shorter path"
             raise SpecError([Problem("TMPDIR", fix, tempfile.gettempdir())]) from error
@@ -296,7 +296,7 @@ def _ended_with_services() -> Iterator[None]:
                 why = "the system may have killed it for its memory"
                 again = "run the same command again: finished shards are kept"
                 logger.error("Ray's %s has ended (%s); %s", ended[0], why, again)
-                _kill_all(_processes_of_ray())
+                _kill_ray()
                 os._exit(StalledError.exit_code)
 
     threading.Thread(target=watch, name="services", daemon=True).start()
@@ -328,7 +328,7 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-def _kill_all(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
+def _kill_ray() -> None:
+    for process in _processes_of_ray():
         with suppress(psutil.NoSuchProcess):
             process.kill()

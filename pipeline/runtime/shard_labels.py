@@ -31,12 +31,11 @@ from pipeline.ledger.failpoints import failpoint, failpoints_set
 from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
 from pipeline.ledger.label_rows import unanswered_rows
 from pipeline.ledger.reuse import text_identities
-from pipeline.runtime.conditions import accepted_by, input_names
+from pipeline.runtime.conditions import accepted_by, input_columns, input_names
 from pipeline.runtime.job import Job, Step
 from pipeline.runtime.progress import LabelProgress, Send
 from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import ReadShard, answered, readable
-from pipeline.sources.condition import input_columns
 from pipeline.sources.documents import QUARANTINED, SKIPPED, is_failed_status
 from pipeline.spec.tasks import TaskSpec
 
@@ -44,10 +43,7 @@ from pipeline.spec.tasks import TaskSpec
 class ShardLabels:
     """Collects the answers to the missing tasks of one shard.
 
-    Args:
-        job: The whole job.
-        readers: What answers, as `Job.readers`.
-        shard: The shard, with texts unless `asks` turns out to be false.
+    `readers` answer, as `Job.readers`. The shard has texts unless `asks` turns out to be false.
     """
 
     def __init__(self, job: Job, readers: Sequence[LoadedReader], shard: ReadShard) -> None:

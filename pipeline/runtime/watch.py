@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.errors import AssayError, ModelError, StalledError
 from pipeline.ledger.counts import ShardCounts
+from pipeline.runtime.job import Job
 from pipeline.runtime.left_out import left_out
 from pipeline.runtime.mailbox import ANSWER_TIMEOUT_S, STALL_LIMIT_S, Letter, Mailbox, Post
 from pipeline.runtime.metrics import RunMetrics
@@ -177,6 +178,7 @@ class Watch:
         self._nodes = Nodes()
         self._mailbox: Any = None  # the handle of an actor
         self._metrics: RunMetrics | None = None
+        self._count = Display("the metrics of Ray")
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
 
@@ -231,7 +233,7 @@ class Watch:
             self._add(kept + counts.n["outside",], counts.n.failed, kept)
             self._workers.answered()
             if self._metrics is not None:
-                self._metrics.committed(counts)
+                self._count(self._metrics.committed, counts)
             self._announce(self.progress)
 
     def _add(self, rows: int, failed: int = 0, kept: int = 0) -> None:
@@ -251,18 +253,11 @@ class Watch:
         self._workers.check(time.monotonic())
 
     @contextmanager
-    def mailbox(
-        self,
-        spec: str,
-        plan: Plan,
-        workers: int,
-        longest_batch_s: float = 0.0,
-        unable: frozenset[str] = frozenset(),
-    ) -> Iterator[Post | None]:
-        """The post of the workers, which is read inside the block; None without Ray.
+    def mailbox(self, job: Job, plan: Plan, longest_batch_s: float) -> Iterator[Post | None]:
+        """The post of the job's workers, which is read inside the block; None without Ray.
 
-        Inside the block, the run's metrics are counted, too, under the name of the spec. No worker
-        is silent before `longest_batch_s`. No worker is on a node with an id of `unable`.
+        Inside the block, the run's metrics are counted, too. No worker is silent before
+        `longest_batch_s`.
         """
         if not ray.is_initialized():
             yield None
@@ -273,11 +268,12 @@ class Watch:
         # — if it is lost, a new mailbox gets each worker's next report
         kept: Any = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox)
         mailbox = kept.options(scheduling_strategy=here).remote()
-        post = Post(mailbox, limit_s, workers, unable)
+        workers = job.placement.actors
+        post = Post(mailbox, limit_s, workers, job.run.unable)
         with self._changing:
             self._workers = Workers(limit_s, workers, lambda: left_out(post)[1])
             self._nodes = Nodes()
-            self._metrics = RunMetrics(spec, plan)
+            self._metrics = RunMetrics(job.spec.name, plan)
         self._mailbox = mailbox
         try:
             yield post
@@ -330,7 +326,8 @@ class Watch:
         progress = self.progress
         if self._metrics is not None:
             answered = progress.answered if progress.verb == "labelled" else 0
-            self._metrics.tick(progress.phase, seconds, progress.documents - answered)
+            missing = progress.documents - answered
+            self._count(self._metrics.tick, progress.phase, seconds, missing)
         self._announce(progress)
 
 

@@ -42,7 +42,6 @@ from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import HUB_ERRORS, NOT_THERE, hub_error, hub_fix
 from pipeline.stores.retries import (
     Cause,
-    RetryPolicy,
     as_storage_error,
     cause_of,
     remote_errors,
@@ -241,7 +240,7 @@ def _remote(url: str, options: Options, cache_dir: Path, downloads: bool) -> Mod
 def _root_files(file_system: AbstractFileSystem, place: str) -> dict[str, FileInfo]:
     """The description of each file in a folder, by name, without those of folders below."""
     file_system.invalidate_cache()
-    infos = retry(partial(file_system.find, place, detail=True, maxdepth=1), RetryPolicy())
+    infos = retry(partial(file_system.find, place, detail=True, maxdepth=1))
     start = f"{place.rstrip('/')}/"
     return {path.removeprefix(start): info for path, info in infos.items()}
 
@@ -266,7 +265,7 @@ def _downloaded(
             file_system, place = file_system_at(url, options)
             for name in etags:
                 source = f"{place.rstrip('/')}/{name}"
-                retry(partial(file_system.get_file, source, str(folder / name)), RetryPolicy())
+                retry(partial(file_system.get_file, source, str(folder / name)))
             now = _etags(_root_files(file_system, place))
         if now != etags:
             raise StorageError(

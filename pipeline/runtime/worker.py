@@ -14,7 +14,6 @@ from pipeline.errors import ModelError
 from pipeline.inference.memory import disable_malloc_trim
 from pipeline.ledger.attempts import Attempts, Turn, attempt_name
 from pipeline.ledger.cells import WorkItem
-from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS
 from pipeline.ledger.counts import ShardCounts
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.label_files import commit_shard
@@ -43,23 +42,19 @@ def load_readers(job: Job, *, asks: bool, send: Send = ignore) -> list[LoadedRea
     """
     disable_malloc_trim()
     failpoint("loading")
-    if job.spec.model.dtype == "auto" and job.placement.device == "cpu":
-        _check_format(job.placement.dtype)
+    is_auto = job.spec.model.dtype == "auto" and job.placement.device == "cpu"
+    if is_auto and job.placement.dtype == "bfloat16" and "bfloat16" not in processor_formats():
+        # — a machine that came after the number format of the run was chosen
+        raise ModelError(
+            "this machine's processors do not multiply bfloat16 at speed, which those of the other "
+            "machines do; write dtype: float32, or start machines of one kind"
+        )
     working, models = Lock(), Models()
     readers = [LoadedReader(reader, send, working, models, job.run) for reader in job.readers]
     if asks and job.readers[0].spec.model_tasks:
         readers[0].load()
         readers[0].load_tokenizer()
     return readers
-
-
-def _check_format(dtype: str) -> None:
-    """ModelError for a machine that came after the number format of the run was chosen."""
-    if dtype == "bfloat16" and dtype not in processor_formats():
-        raise ModelError(
-            "this machine's processors do not multiply bfloat16 at speed, which those of the other "
-            "machines do; write dtype: float32, or start machines of one kind"
-        )
 
 
 def label_shard(
@@ -73,13 +68,8 @@ def label_shard(
 ) -> ShardCounts:
     """Reads a shard, answers its missing tasks, and commits its files; what was done, in numbers.
 
-    Args:
-        job: The whole job.
-        readers: Those of `load_readers`; several shards may be labelled with them at once.
-        store: The output.
-        work: The shard, and what to make for it.
-        send: Takes reports of the progress.
-        turn: See `Attempts.run`.
+    Several shards may be labelled at once with the readers of `load_readers`. `send` takes reports
+    of the progress, and `turn` is that of `Attempts.run`.
     """
     send(work_report(READING, work))
     attempts = Attempts(store, attempt_name(job.fp, work), job.run.id)
@@ -87,7 +77,7 @@ def label_shard(
     for reader in readers:
         reader.begin_shard()
     labels = ShardLabels(job, readers, shard)
-    if labels.asks and not shard.has_texts:
+    if labels.asks and "text" not in shard.documents.column_names:
         labels = ShardLabels(job, readers, with_texts(job, store, shard, attempts))
     labels.answer(attempts, send, turn)
     send(work_report(COMMITTING, work))
@@ -96,7 +86,7 @@ def label_shard(
         made = commit_shard(
             store,
             work.shard,
-            shard.documents.select(DOCUMENTS_FILE_COLUMNS),
+            shard.documents,
             files,
             # — whoever read the documents has compared them with those of the documents file
             has_documents=not work.documents,

@@ -14,12 +14,12 @@ from pipeline.sources.delimited import delimited_rows, delimited_units
 from pipeline.sources.documents import Names, Row
 from pipeline.sources.jsonl import conversion, object_rows, object_units
 from pipeline.sources.listing import FileInfo
+from pipeline.sources.records import wet_rows, wet_units
 from pipeline.sources.shards import ObjectVersion, Shard, Unit
 from pipeline.sources.streams import Options, decompressed, opened
 from pipeline.sources.tables import table_rows, table_units
 from pipeline.sources.text_files import LFS_POINTER, text_rows, text_units
 from pipeline.sources.webdataset import tar_rows, tar_units
-from pipeline.sources.wet import wet_rows, wet_units
 
 CONTENT_BYTES = 1024
 

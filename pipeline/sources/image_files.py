@@ -12,9 +12,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import DocumentError
 from pipeline.sources.documents import TooLong
-from pipeline.sources.streams import Options, fetching, retry_transient
+from pipeline.sources.streams import Options, fetching
 from pipeline.stores.file_systems import file_system_at
-from pipeline.stores.retries import Cause, cause_of
+from pipeline.stores.retries import Cause, cause_of, retry
 
 MAX_IMAGE_BYTES = 64 * 1024 * 1024
 # A longer text, such as an image in base64, is no path.
@@ -29,16 +29,10 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*(://|::)")  # `::` chains URLs
 def image_of(value: object, *, path: str, options: Options) -> bytes:
     """The image file of a value of the image column: bytes, a path, or a struct of both.
 
-    Args:
-        value: As the row has it. A path is from the folder of the input file, or absolute. It must
-            be below that folder, also after links; in a store, in the same bucket or host.
-        path: The input file.
-        options: Of the file system of the input.
-
-    Raises:
-        DocumentError: It is none of these, or the path names no file of at most `MAX_IMAGE_BYTES`
-            bytes.
-        StorageError: The store does not answer.
+    A path is from the folder of the input file `path`, or absolute. It must be below that folder,
+    also after links; in a store, in the same bucket or host. DocumentError if the value is none of
+    these, or names no file of at most `MAX_IMAGE_BYTES` bytes; StorageError if the store does not
+    answer.
     """
     if isinstance(value, dict):  # of JSON; of tables, the reader has chosen
         value = value.get("bytes") or value.get("path")
@@ -73,8 +67,8 @@ def _read_image_file(written: str, folder: str, options: Options) -> bytes:
             # — reading a FIFO or a device might never end
             if is_local and not stat.S_ISREG(os.stat(place).st_mode):
                 raise DocumentError(f"the image {shown!r} is not a file")
-            with retry_transient(partial(file_system.open, place, "rb")) as file:
-                data: bytes = retry_transient(partial(file.read, MAX_IMAGE_BYTES + 1))
+            with retry(partial(file_system.open, place, "rb")) as file:
+                data: bytes = retry(partial(file.read, MAX_IMAGE_BYTES + 1))
         except (FileNotFoundError, NotADirectoryError) as error:
             if cause_of(error) is Cause.BUSY:  # — a web server that does not answer
                 raise

@@ -20,8 +20,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import StorageError
-from pipeline.sources.streams import retry_transient
-from pipeline.stores.retries import Cause, cause_of
+from pipeline.stores.retries import Cause, cause_of, retry
 
 FileInfo = Mapping[str, Any]  # a file system's description of a file
 
@@ -45,6 +44,9 @@ _WILDCARD = re.compile(r"[*?\[]")
 LISTINGS_AT_ONCE = 16
 # The parts of a glob, each up to the end of a name with a wildcard.
 _STEPS = re.compile(r"[^*?\[]*[*?\[][^/]*|[^*?\[]+$")
+
+
+IN_OUTPUT = "in the output"
 
 
 class LeftOut(dict[str, set[str]]):
@@ -75,7 +77,7 @@ def files_at(
     itself: FileInfo | None = None
     try:
         # — first, so that a file with a bracket in its name is not taken for a glob
-        itself = retry_transient(partial(file_system.info, place))
+        itself = retry(partial(file_system.info, place))
     except FileNotFoundError as error:
         # — with 401 and 403, servers such as the Hub answer for files that they do not have
         if cause_of(error) in (Cause.BUSY, Cause.OTHER):
@@ -91,7 +93,7 @@ def files_at(
     hidden_part = partial(_hidden_part, root=root, named=named)
     lister = _Disk(root, hidden_part, left_out) if is_local else file_system
     if is_folder:
-        infos = retry_transient(partial(lister.find, place, detail=True)).values()
+        infos = retry(partial(lister.find, place, detail=True)).values()
     else:
         infos = _matched(lister, escape(root) + glob)
     path_of = cache(os.path.realpath if is_local else file_system.unstrip_protocol)
@@ -103,7 +105,7 @@ def files_at(
         if (hidden := hidden_part(info["name"])) is not None:
             left_out.add("hidden", hidden)
         elif own is not None and path_of(info["name"]).startswith(own):
-            left_out.add("in the output", info["name"])
+            left_out.add(IN_OUTPUT, info["name"])
         elif info["type"] != "directory":
             files.append(info)
     chosen = list(of_folder(files)) if is_folder else files
@@ -195,7 +197,7 @@ def _matched(file_system: AbstractFileSystem, pattern: str) -> Collection[FileIn
         for step in [*steps[:last], "".join(steps[last:])]:
             folders = [name for name, info in entries.items() if info["type"] == "directory"]
             globs = (partial(file_system.glob, escape(f) + step, detail=True) for f in folders)
-            entries = dict(chain.from_iterable(b.items() for b in pool.map(retry_transient, globs)))
+            entries = dict(chain.from_iterable(b.items() for b in pool.map(retry, globs)))
     return entries.values()
 
 

@@ -1,9 +1,10 @@
 """Records of text formats: lines, the records of CSV and TSV, and those of web archives.
 
-Entry points: `file_units`, `file_records` and `shard_records`; `file_segments` for an open stream.
-A record may be longer than memory, so a scanner yields it in segments: `units_of` measures records
-without holding one, and `records_of` holds one at a time. Only the ends of records are searched;
-`jsonl`, `delimited` and `wet` parse what is in them.
+Entry points: `file_units`, `file_records` and `shard_records`; `file_segments` for an open stream;
+`wet_units` and `wet_rows` for the WET files of web archives. A record may be longer than memory, so
+a scanner yields it in segments: `units_of` measures records without holding one, and `records_of`
+holds one at a time. Only the ends of records are searched; `jsonl` and `delimited` parse what is in
+them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from pipeline.sources.documents import MAX_ROW_BYTES, TooLong
-from pipeline.sources.shards import NAME_CHARS, ObjectVersion, Shard, Unit
+from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong, too_long
+from pipeline.sources.shards import NAME_CHARS, ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, Options, Stream, decompressed, stream_at
 
 # A column that none of the first rows has is reported as a misspelling, and a condition is tried on
@@ -24,6 +25,8 @@ SAMPLE_ROWS = 100
 # The largest headers of a WARC record; without a limit, one endless line would be held in memory.
 MAX_HEADER_BYTES = 1024 * 1024
 HEADERS_END = b"\r\n\r\n"
+# The columns of a WET file beside the text, and the headers that have their values.
+_WET_HEADERS = {"id": b"warc-record-id", "url": b"warc-target-uri", "date": b"warc-date"}
 
 
 class StreamPart(NamedTuple):
@@ -178,7 +181,7 @@ def _warc_segments(blocks: Iterable[bytes]) -> Iterator[StreamPart]:
 
 def _content(head: bytes) -> tuple[int, bool]:
     """The length of a record's content, and whether the record is no row."""
-    headers = warc_headers(head)
+    headers = _warc_headers(head)
     length = headers.get(b"content-length", b"")
     if not head.startswith(b"WARC/") or not length.isdigit():
         shown = head[:NAME_CHARS].decode(errors="replace")
@@ -186,10 +189,33 @@ def _content(head: bytes) -> tuple[int, bool]:
     return int(length), headers.get(b"warc-type") != b"conversion"
 
 
-def warc_headers(head: bytes) -> dict[bytes, bytes]:
+def _warc_headers(head: bytes) -> dict[bytes, bytes]:
     """The values of the headers of a WARC record, by name in lower case."""
     parts = (line.partition(b":") for line in head.split(b"\r\n")[1:])
     return {name.strip().lower(): value.strip() for name, _, value in parts}
+
+
+def wet_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
+    """One unit for each conversion record; no record is held."""
+    check_columns(version, ["text", *_WET_HEADERS])
+    return file_units(version, options)
+
+
+def wet_rows(shard: Shard, options: Options, _: Names) -> Iterator[Row]:
+    """The shard's rows; one record is held at a time, and none that is too long.
+
+    A text is bytes, and a header that is missing None.
+    """
+    return map(_wet_row, shard_records(shard, options))
+
+
+def _wet_row(record: bytes | TooLong) -> Row:
+    if isinstance(record, TooLong):
+        return Row(problem=too_long())
+    head, _, text = record.partition(HEADERS_END)
+    headers = _warc_headers(head)
+    values = {key: headers.get(name) for key, name in _WET_HEADERS.items()}
+    return Row({"text": text} | {k: v and v.decode("utf-8", "replace") for k, v in values.items()})
 
 
 def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:

@@ -59,7 +59,8 @@ class ObjectVersion:
     id_column: str | None
     image_column: str | None = None
     quoted: bool | None = None  # of CSV and TSV, as in the spec
-    view: str | None = None  # of a table's data file: its rows and columns (`views`)
+    # Of a table's data file its rows and columns (`views`); of texts, the output among them.
+    view: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,9 @@ def cut_units(units: Iterable[Unit], target_bytes: int) -> Iterator[Piece]:
             if joined.rows and joined.weight_bytes + part.weight_bytes > limit:
                 yield _piece(joined, row)
                 row, joined = row + joined.rows, Unit(rows=0, text_bytes=0)
-            joined = _join(joined, part) if joined.rows else part
+            rows, text_bytes = joined.rows + part.rows, joined.text_bytes + part.text_bytes
+            start_byte = joined.start_byte if joined.rows else part.start_byte
+            joined = Unit(rows, text_bytes, start_byte, part.end_byte)
     if joined.rows:
         yield _piece(joined, row)
 
@@ -173,11 +176,6 @@ def _split(unit: Unit, limit: int) -> Iterator[Unit]:
     for part in range(parts):
         rows = (part + 1) * unit.rows // parts - part * unit.rows // parts
         yield Unit(rows, unit.text_bytes * rows // unit.rows)
-
-
-def _join(left: Unit, right: Unit) -> Unit:
-    rows, text_bytes = left.rows + right.rows, left.text_bytes + right.text_bytes
-    return Unit(rows, text_bytes, left.start_byte, right.end_byte)
 
 
 def _piece(unit: Unit, start_row: int) -> Piece:

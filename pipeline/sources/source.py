@@ -37,25 +37,26 @@ from pipeline.sources.formats import (
     supported,
 )
 from pipeline.sources.image_files import image_of
-from pipeline.sources.listing import NO_FILE, FileInfo, LeftOut, files_at, is_file, remote_etag
+from pipeline.sources.listing import (
+    IN_OUTPUT,
+    NO_FILE,
+    FileInfo,
+    LeftOut,
+    files_at,
+    is_file,
+    remote_etag,
+)
 from pipeline.sources.records import DELIMITERS
 from pipeline.sources.shards import MAX_SHARD_BYTES, ObjectVersion, Shard, cut_units
-from pipeline.sources.streams import (
-    Options,
-    changed,
-    check_same,
-    fetching,
-    reading,
-    retry_transient,
-)
+from pipeline.sources.streams import Options, changed, check_same, fetching, reading
 from pipeline.sources.table_files import lance_folder, stored_files, table_files
-from pipeline.sources.text_files import file_path, text_infos, text_names, text_state
+from pipeline.sources.text_files import WITHOUT, file_path, text_infos, text_names, text_state
 from pipeline.sources.views import DataFile
 from pipeline.spec.locations import table_at
 from pipeline.spec.schema import Columns
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.hub import PROTOCOL, pinned
-from pipeline.stores.retries import option_errors
+from pipeline.stores.retries import option_errors, retry
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class InputObject:
     format: str
     options: Options = field(default_factory=dict)  # to open it; not part of its identity
     is_file: bool = True  # False of a FIFO and the like
-    file: DataFile | None = None  # of a table
+    file: DataFile | None = None  # of a table, or of texts around the output
 
     def version(self, columns: Columns) -> ObjectVersion:
         """The version under which its shards are recorded."""
@@ -96,13 +97,18 @@ def find_objects(
     that is not a file, such as a FIFO, is an object that cannot be read. `output` is the path or
     the URL of an output, which is not part of a folder or a glob.
     """
-    if (table := table_at(path_glob) or lance_folder(path_glob, options)) is not None:
-        return _objects_of(table_files(table, options), cache_dir, options)
-    file_system, place, infos = find_files(path_glob, options, output=output)
     objects: list[InputObject] = []
+    if (table := table_at(path_glob) or lance_folder(path_glob, options)) is not None:
+        files = table_files(table, options)
+        for file, (path, info) in zip(files, stored_files(files, options), strict=True):
+            etag = remote_etag(path, info) if "://" in path else ""
+            own = InputObject(path, info["size"], etag, file.format, options, file=file)
+            objects.append(own)
+        return _hashed(objects, cache_dir)
+    left_out = LeftOut()
+    file_system, place, infos = find_files(path_glob, options, output=output, left_out=left_out)
     texts: list[FileInfo] = []
     is_local = isinstance(file_system, LocalFileSystem)
-    hashed: list[InputObject] = []
     for info in infos:
         path, format = file_path(file_system, info["name"]), str(format_of(info["name"]))
         if not is_file(file_system, info):
@@ -111,29 +117,22 @@ def find_objects(
             texts.append(info)
         else:
             etag = "" if is_local else remote_etag(path, info)
-            of_kind = hashed if is_local else objects
-            of_kind.append(InputObject(path, info["size"], etag, format, options))
-    objects += _hashed(hashed, cache_dir)
+            objects.append(InputObject(path, info["size"], etag, format, options))
     if texts:
-        state = text_state(file_system, texts, cache_dir)
-        objects.append(InputObject(file_path(file_system, place), *state, "txt", options))
-    return sorted(objects, key=lambda item: item.path)
+        path, state = file_path(file_system, place), text_state(file_system, texts, cache_dir)
+        # — only where that leaves a text out: other shards keep the ids of versions without views
+        is_around = any(format_of(name) == "txt" for name in left_out.get(IN_OUTPUT, ()))
+        view = DataFile(path, {WITHOUT: output}, "txt") if is_around else None
+        objects.append(InputObject(path, *state, "txt", options, file=view))
+    return _hashed(objects, cache_dir)
 
 
 def _hashed(objects: Sequence[InputObject], cache_dir: Path) -> list[InputObject]:
-    """The local objects with the hashes of their contents."""
-    etags = content_hashes([Path(item.path) for item in objects], cache_dir)
-    return [replace(item, etag=etag) for item, etag in zip(objects, etags, strict=True)]
-
-
-def _objects_of(files: Sequence[DataFile], cache_dir: Path, options: Options) -> list[InputObject]:
-    """The objects of a table's data files, sorted by path; StorageError if a file is gone."""
-    objects, local = list[InputObject](), list[InputObject]()
-    for file, (path, info) in zip(files, stored_files(files, options), strict=True):
-        etag = remote_etag(path, info) if "://" in path else ""
-        of_kind = objects if etag else local
-        of_kind.append(InputObject(path, info["size"], etag, file.format, options, file=file))
-    return sorted(objects + _hashed(local, cache_dir), key=lambda item: item.path)
+    """The objects sorted by path; local files, which have no etag, with that of their content."""
+    local = [item.path for item in objects if item.is_file and not item.etag]
+    hashes = dict(zip(local, content_hashes([*map(Path, local)], cache_dir), strict=True))
+    hashed = (replace(item, etag=hashes.get(item.path, item.etag)) for item in objects)
+    return sorted(hashed, key=lambda item: item.path)
 
 
 def find_files(
@@ -142,15 +141,16 @@ def find_files(
     *,
     key: str = "input.path",
     output: str | None = None,
+    left_out: LeftOut | None = None,
 ) -> tuple[AbstractFileSystem, str, list[FileInfo]]:
     """The file system, the place in it, and the description of each file that a path names.
 
     A folder means the files below it of the first kind that it has (`formats.Reader`). Each file
     that is named, or matched by a glob, must be supported; SpecError at `key` if one is not. What
-    is left out (`listing.files_at`) is logged on one line. A branch of a dataset on the Hub becomes
-    its commit, which is then a part of every path.
+    is left out (`listing.files_at`) is logged on one line, and added to `left_out`. A branch of a
+    dataset on the Hub becomes its commit, which is then a part of every path.
     """
-    left_out = LeftOut()
+    left_out = LeftOut() if left_out is None else left_out
     if (table_at(path_glob) or lance_folder(path_glob, options)) is not None:
         raise SpecError([Problem(key, "a table may be read only as input.path", path_glob)])
     if path_glob.startswith(PROTOCOL):
@@ -312,7 +312,7 @@ def check_unchanged(shard: Shard, options: Options) -> None:
         file_system, place = file_system_at(shard.path, options)
         file_system.invalidate_cache()  # a cached listing may be older than the change
         before = shard.version.size_bytes, shard.version.etag
-        info = retry_transient(partial(file_system.info, place))
+        info = retry(partial(file_system.info, place))
         is_local = isinstance(file_system, LocalFileSystem)
         now = info["size"], before[1] if is_local else remote_etag(shard.path, info)
     check_same(shard.path, now, before)
@@ -334,7 +334,8 @@ def check_content(shard: Shard, cache_dir: Path, since: float) -> None:
         return
     if is_text:
         file_system = LocalFileSystem()
-        _, etag = text_state(file_system, text_infos(file_system, shard.path), cache_dir)
+        infos = text_infos(file_system, shard.path, shard.version.view)
+        _, etag = text_state(file_system, infos, cache_dir)
     else:
         etag = content_hash(Path(shard.path), cache_dir)
     if etag != shard.version.etag:

@@ -23,14 +23,7 @@ from pipeline.errors import StorageError, UnreadableError, one_line
 from pipeline.local_files import check_regular
 from pipeline.sources.shards import ObjectVersion, fields_of
 from pipeline.stores.file_systems import file_system_at
-from pipeline.stores.retries import (
-    Cause,
-    RetryPolicy,
-    as_storage_error,
-    cause_of,
-    remote_errors,
-    retry,
-)
+from pipeline.stores.retries import Cause, as_storage_error, cause_of, remote_errors, retry
 
 # What the fsspec file system that opens a path is made with: a spec's storage_options.
 Options = Mapping[str, Any]
@@ -38,10 +31,6 @@ Options = Mapping[str, Any]
 CODECS = {"gz": "gzip", "zst": "zstd"}  # by the last part of a format
 BLOCK_BYTES = 1024 * 1024
 GZIP_BUFFER_BYTES = 64 * 1024
-# Above the client's own tries, which leave out what some clients take for final: s3fs an error 500.
-_RETRY_POLICY = RetryPolicy()
-
-Result = TypeVar("Result")
 
 
 @contextmanager
@@ -91,11 +80,6 @@ def check_same(path: str, now: object, before: object) -> None:
     """StorageError unless the object has the size and the etag that it had before."""
     if now != before:
         raise changed(path, f": size and etag are {now}, and were {before}")
-
-
-def retry_transient(call: Callable[[], Result]) -> Result:
-    """What a request to an input's store gives, made again where it may well succeed later."""
-    return retry(call, _RETRY_POLICY)
 
 
 def _message(path: str, error: BaseException) -> str:
@@ -206,12 +190,12 @@ class Fetched:
                 check_regular(place)
                 how = {}
             self._open = partial(file_system.open, place, "rb", **how)
-            self._file: BinaryIO | None = retry_transient(self._open)
+            self._file: BinaryIO | None = retry(self._open)
 
     def read(self, size: int = -1, /) -> bytes:
         with fetching(self._path):
             # — a read that fails stays where it was
-            return retry_transient(partial(self._opened().read, size))
+            return retry(partial(self._opened().read, size))
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         with fetching(self._path):
@@ -230,7 +214,7 @@ class Fetched:
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            file = retry_transient(self._open)
+            file = retry(self._open)
             file.seek(self._offset)
             self._file = file
         return self._file

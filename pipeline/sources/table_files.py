@@ -18,11 +18,12 @@ from pipeline.sources.delta import delta_files
 from pipeline.sources.iceberg import iceberg_files
 from pipeline.sources.lance_dataset import lance_files
 from pipeline.sources.listing import LISTINGS_AT_ONCE, FileInfo
-from pipeline.sources.streams import Options, fetching, retry_transient
+from pipeline.sources.streams import Options, fetching
 from pipeline.sources.text_files import file_path
 from pipeline.sources.views import DataFile
 from pipeline.spec.locations import TablePath
 from pipeline.stores.file_systems import file_system_at
+from pipeline.stores.retries import retry
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def lance_folder(path: str, options: Options) -> TablePath | None:
     ):  # — reading it fails again, and names it
         file_system, place = file_system_at(named[1], options)
         with fetching(path):
-            if retry_transient(partial(file_system.isdir, place)):
+            if retry(partial(file_system.isdir, place)):
                 return TablePath("lance", named[1], named[2])
     return None
 
@@ -88,7 +89,7 @@ def stored_files(files: Sequence[DataFile], options: Options) -> list[tuple[str,
     def listed(folder: str) -> Sequence[FileInfo]:
         own: Sequence[FileInfo] = ()
         with fetching(folder), suppress(FileNotFoundError):
-            own = retry_transient(partial(folders[folder].ls, folder, detail=True))
+            own = retry(partial(folders[folder].ls, folder, detail=True))
         return own
 
     with ThreadPoolExecutor(LISTINGS_AT_ONCE) as pool:

@@ -15,14 +15,16 @@ from pathlib import Path
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.hashes import canonical_json, content_hashes, short_hash
+from pipeline.hashes import canonical_json, content_hashes, parse_json, short_hash
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.listing import FileInfo, LeftOut, files_at, is_file, remote_etag, split_glob
 from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
-from pipeline.sources.streams import Options, check_same, fetching, retry_transient
+from pipeline.sources.streams import Options, check_same, fetching
 from pipeline.stores.file_systems import file_system_at
+from pipeline.stores.retries import retry
 
 COLUMNS = ["text", "id"]
+WITHOUT = "without"  # in the view of an object: the output, which is not a part of it
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -31,7 +33,7 @@ def text_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     check_columns(version, COLUMNS)
     with fetching(version.path):
         file_system, place = file_system_at(version.path, options)
-        infos = text_infos(file_system, place)
+        infos = text_infos(file_system, place, version.view)
     yield from (Unit(1, info["size"]) for info in infos)
 
 
@@ -67,7 +69,7 @@ def _listed(
 ) -> tuple[str, list[_File]]:
     """The folder and the files of this version, listed once in a process: a shard has few."""
     file_system.invalidate_cache()  # forgets what it listed before
-    files = _entries(file_system, text_infos(file_system, place))
+    files = _entries(file_system, text_infos(file_system, place, version.view))
     file_system.invalidate_cache()  # a file that is read is looked at again
     now = sum(size for _, size, _ in files), short_hash(canonical_json(files))
     if version.etag:
@@ -76,9 +78,13 @@ def _listed(
     return _folder(place, [name for name, _, _ in files], is_local=is_local), files
 
 
-def text_infos(file_system: AbstractFileSystem, place: str) -> list[FileInfo]:
-    """The descriptions of the regular text files, sorted by name."""
-    infos = texts_of(files_at(file_system, place, texts_of, LeftOut()))
+def text_infos(file_system: AbstractFileSystem, place: str, view: str | None) -> list[FileInfo]:
+    """The descriptions of the regular text files, sorted by name.
+
+    `view` is that of their object: it has the output, where that is below the place and has texts.
+    """
+    output = parse_json(view or "{}").get(WITHOUT)
+    infos = texts_of(files_at(file_system, place, texts_of, LeftOut(), output))
     infos = (info for info in infos if is_file(file_system, info))
     return sorted(infos, key=lambda info: str(info["name"]))
 
@@ -133,8 +139,8 @@ def _text(file_system: AbstractFileSystem, file: _File) -> bytes | TooLong:
     data = b""
     with fetching(path):
         if size_bytes <= MAX_ROW_BYTES:
-            data = retry_transient(partial(file_system.cat_file, name))
-        info = retry_transient(partial(file_system.info, name))
+            data = retry(partial(file_system.cat_file, name))
+        info = retry(partial(file_system.info, name))
     [now] = _entries(file_system, [info])
     check_same(path, now[1:], file[1:])
     return TooLong() if size_bytes > MAX_ROW_BYTES else data.removeprefix(codecs.BOM_UTF8)

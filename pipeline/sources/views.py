@@ -112,12 +112,9 @@ class View:
             yield pa.RecordBatch.from_arrays(arrays, schema=fields) if read_columns else batch
 
 
-NO_VIEW = View()
-
-
 def view_of(version: ObjectVersion) -> View:
     """The view of an object; of a plain file, all of it."""
-    return NO_VIEW if version.view is None else _parsed(version.view)
+    return View() if version.view is None else _parsed(version.view)
 
 
 @lru_cache(maxsize=64)

@@ -32,10 +32,6 @@ class Sample:
     end_byte: int
     members: dict[str, tarfile.TarInfo] = field(default_factory=dict)  # by column
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(member.size for member in self.members.values())
-
 
 def tar_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     """One unit for each key; SpecError unless one of the first has the columns."""
@@ -45,7 +41,8 @@ def tar_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
         if first:
             check_columns(version, sorted({KEY, *chain.from_iterable(s.members for s in first)}))
         for sample in chain(first, rows):
-            yield Unit(1, sample.size_bytes, sample.start_byte, sample.end_byte)
+            size_bytes = sum(member.size for member in sample.members.values())
+            yield Unit(1, size_bytes, sample.start_byte, sample.end_byte)
 
 
 def tar_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:

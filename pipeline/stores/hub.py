@@ -1,13 +1,15 @@
-"""The Hugging Face Hub: errors in words, and URLs that are pinned to a commit.
+"""The Hugging Face Hub: errors in words, URLs of a commit, and a dataset changed by one commit.
 
-Entry points: `hub_fix`, and `pinned` for `hf://` URLs.
+Entry points: `hub_fix`, `pinned` for `hf://` URLs, and `dataset_of` and `upload`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import huggingface_hub as hub  # — loads its client, which is slow to load, when it is used
@@ -21,7 +23,15 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from pipeline.errors import AssayError, Problem, SpecError, UnavailableError, one_line
+from pipeline.errors import (
+    AssayError,
+    Option,
+    Problem,
+    SpecError,
+    UnavailableError,
+    one_line,
+    option_error,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +45,9 @@ HUB_ERRORS = (
 )  # fmt: skip
 PROTOCOL = "hf://"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_DATASET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?")
+_ATTEMPTS = 3  # of a commit, while others commit to the same branch
+_CONFLICTS = (409, 412)  # status
 
 
 def hub_fix(error: BaseException, repo: str) -> str:
@@ -90,3 +103,64 @@ def pinned(url: str, options: Mapping[str, Any], key: str) -> str:
     commit_url = f"{PROTOCOL}{repo}@{info.sha}/{place.path_in_repo}".rstrip("/")
     logger.info("%s: %s is commit %s", url, place.revision, info.sha)
     return commit_url
+
+
+def dataset_of(url: str) -> tuple[str, str | None]:
+    """The dataset that the option `to` names, and its branch; SpecError for another place."""
+    if (parts := _DATASET.fullmatch(url)) is None:
+        fix = "write hf://datasets/ORG/NAME, or hf://datasets/ORG/NAME@BRANCH"
+        raise option_error("to", fix, url)
+    return parts[1], parts[2]
+
+
+def upload(
+    folder: Path, url: str, options: Mapping[str, Any], *, message: str, replaces: Sequence[str]
+) -> None:
+    """Commits files of a folder; equal files make no commit.
+
+    They are `README.md` and those that match `replaces`; others of the dataset that match it are
+    deleted by the same commit. A dataset that does not exist is made, and is private. SpecError if
+    the token may not write, UnavailableError if the Hub does not answer, or others keep committing.
+    """
+    repo, branch = dataset_of(url)
+    api = hub.HfApi(endpoint=options.get("endpoint"), token=options.get("token"))
+
+    def is_replaced(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in replaces)
+
+    files = {f.relative_to(folder).as_posix(): f for f in sorted(folder.rglob("*")) if f.is_file()}
+    new = {n: f for n, f in files.items() if is_replaced(n) or n == "README.md"}
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
+            before: Any = api.repo_info(repo, repo_type="dataset", revision=branch)
+            old = {file.rfilename for file in before.siblings if is_replaced(file.rfilename)}
+            # — `upload_folder` makes several commits of many files
+            api.create_commit(
+                repo,
+                [
+                    *map(hub.CommitOperationDelete, sorted(old - new.keys())),
+                    *(hub.CommitOperationAdd(name, file) for name, file in new.items()),
+                ],
+                repo_type="dataset",
+                revision=branch,
+                commit_message=message,
+                parent_commit=before.sha,
+            )
+            return
+        except HUB_ERRORS as error:
+            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+            if status in _CONFLICTS and attempt < _ATTEMPTS:
+                continue
+            raise _commit_error(error, status, repo, url) from error
+        except ValueError as error:  # — the Hub refuses the card, or the client a name
+            raise option_error("to", one_line(error), url) from error
+
+
+def _commit_error(error: BaseException, status: int | None, repo: str, url: str) -> AssayError:
+    if status in (401, 403):
+        fix = f"the token may not write to {repo}; set HF_TOKEN to one that may"
+        return option_error("to", fix, url)
+    if status in _CONFLICTS:
+        return UnavailableError(f"{url}: others keep committing to it; run again")
+    return hub_error(error, Problem(Option("to"), hub_fix(error, repo), url))

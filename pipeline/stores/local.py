@@ -1,4 +1,8 @@
-"""The store on a local disk: a folder. A hard link creates each object, atomically and durably."""
+"""The store on a local disk: a folder. A hard link creates each object, atomically and durably.
+
+Also files and folders of one process (`unfinished`, `own_folder`), which are locked until it ends:
+those of a process that was killed are deleted later.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +31,7 @@ _NO_LINKS = frozenset(
 CREATE_TRIES = 10
 # The name of a file that `unfinished` made.
 _UNFINISHED = re.compile(r"(create-|assay-|\..*\.)[0-9a-f]{32}")
+_FOLDER = "assay-ray-"  # and a random name: a folder of `own_folder`
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +136,37 @@ def drop_unfinished(paths: Iterable[Path]) -> None:
     """Deletes those of the files that a process of this user left unfinished when it was killed."""
     for path in paths:
         if _UNFINISHED.fullmatch(path.name):
-            with suppress(OSError):  # its process is alive, or has deleted it
-                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
-                with open(os.open(path, flags), "r+b", buffering=0) as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if os.fstat(file.fileno()).st_uid == os.getuid():
-                        path.unlink()
+            with suppress(OSError), _locked(path, os.O_RDWR | os.O_NONBLOCK):
+                path.unlink()
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A new folder for a Ray, which is deleted at the end, as are those of killed processes now.
+
+    Only this user may read it: Ray opens its own folders to everyone.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/r"):
+        with suppress(OSError), _locked(left.parent, os.O_RDONLY | os.O_DIRECTORY):
+            shutil.rmtree(left.parent, ignore_errors=True)
+    private = tempfile.TemporaryDirectory(prefix=_FOLDER, ignore_cleanup_errors=True)
+    with private as folder, ExitStack() as held:
+        with suppress(OSError):  # a file system without locks: nothing there is deleted later
+            held.enter_context(_locked(Path(folder), os.O_RDONLY | os.O_DIRECTORY))
+        yield Path(folder, "r")
+
+
+@contextmanager
+def _locked(path: Path, flags: int) -> Iterator[None]:
+    """Holds the lock of a file or a folder of this user; OSError if another process holds it."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{path} is of another user")
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.errors import option_error
 from pipeline.stores.file_systems import file_system_at
 from pipeline.stores.local import drop_unfinished, unfinished
-from pipeline.stores.retries import RetryPolicy, option_errors, retry, storage_errors
+from pipeline.stores.retries import option_errors, retry, storage_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Target:
     def _ask(self, method: Callable[[str], Any], done: str) -> Any:
         with storage_errors(self.url, done):
             self.file_system.invalidate_cache()  # forgets what it listed before
-            return retry(partial(method, self.place), RetryPolicy())
+            return retry(partial(method, self.place))
 
     def write(self, data: bytes) -> None:
         """Replaces the file by one with this content."""
@@ -88,7 +88,7 @@ class Target:
         ):
             yield written
             upload = partial(self.file_system.put_file, str(written), self.place)
-            retry(upload, RetryPolicy())
+            retry(upload)
 
     def drop_unfinished(self) -> None:
         """Deletes what was not finished, here or below, by processes that were killed."""

@@ -159,8 +159,11 @@ def cause_of(error: BaseException) -> Cause:
     return next((cause for cause, types in kinds if isinstance(own, types)), Cause.OTHER)
 
 
-def retry(call: Callable[[], Result], policy: RetryPolicy) -> Result:
-    """The result of the call, repeated after transient errors; its last error at the end."""
+def retry(call: Callable[[], Result], policy: RetryPolicy = RetryPolicy()) -> Result:
+    """The result of the call, repeated after transient errors; its last error at the end.
+
+    Some clients try again themselves, and take for final what is not: s3fs an error 500.
+    """
     seconds = policy.seconds if _answered.is_set() else policy.first_seconds
     retrying = Retrying(
         stop=stop_after_delay(seconds),

@@ -27,10 +27,9 @@ import pyarrow as pa
 from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
 from pipeline.evaluation.promises import Groups, Promise, prove
 from pipeline.fitted.certificate import Certificate, hash_of
-from pipeline.ledger.certificates import write_certificate
 from pipeline.ledger.counts import Counts
 from pipeline.options import RunOptions
-from pipeline.runtime.cascades import Cascade, fitted_stage
+from pipeline.runtime.cascades import Cascade, fitted_stage, write_certificate
 from pipeline.runtime.conditions import check
 from pipeline.runtime.job import Job, Run
 from pipeline.runtime.placement import this_machine

@@ -17,7 +17,6 @@ from pydantic import computed_field
 from pipeline.errors import option_error
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.label_files import read_file
-from pipeline.ledger.snapshots import known_counts, last_files
 from pipeline.options import WorkOptions
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import job_of_output, limited
@@ -85,7 +84,7 @@ def forecast(
     missing = {task for work in planned.work_items for task in work.tasks}
     files = label_files(store, job, planned)
     files = files.filter(pc.is_in(files["task"], pa.array(missing, pa.string())))
-    files = counted(store, files, known_counts(store, last_files(store, spec.name)))
+    files = counted(store, files)
     asked = pc.subtract(pc.subtract(files["rows"], files["skipped"]), files["taken_over"])
     tokens, own = _server_tokens(spec, planned), spec.model.price
     return Forecast(

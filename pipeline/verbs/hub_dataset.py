@@ -21,8 +21,7 @@ from pipeline.filters.run import filter_corpus
 from pipeline.options import ExportOptions, FilterOptions
 from pipeline.spec.locations import table_at
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.hub import PROTOCOL
-from pipeline.stores.hub_commits import dataset_of, upload
+from pipeline.stores.hub import PROTOCOL, dataset_of, upload
 from pipeline.verbs.export import MANIFEST, export
 from pipeline.verbs.label_table import ExportResult
 from pipeline.verbs.table_exports import export_to_table

@@ -27,7 +27,6 @@ from pipeline.ledger.snapshots import (
     SnapshotTask,
     contents,
     headers,
-    known_counts,
     last_snapshot,
 )
 from pipeline.runtime.dry_run import dry_run
@@ -141,7 +140,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     number = last_snapshot(store, spec.name)
     last = None if number is None else contents(store, number)
     published = None if last is None else last.files
-    files = counted(store, label_files(store, job, planned), known_counts(store, published))
+    files = counted(store, label_files(store, job, planned))
     shown = set() if published is None else {*published["sid"].unique().to_pylist()}
     if last:
         for line in changed_since(job, store, last):

@@ -20,14 +20,13 @@ from pipeline.ledger.columns import probabilities
 from pipeline.ledger.counts import Counts
 from pipeline.ledger.rows import aligned_batches, wide_schema
 from pipeline.options import RunOptions
-from pipeline.runtime.conditions import drawn_below, draws
+from pipeline.runtime.conditions import drawn_below, draws, input_columns
 from pipeline.runtime.job import Job, Run
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.run import label
 from pipeline.runtime.session import remote_ray
-from pipeline.sources.condition import input_columns
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec

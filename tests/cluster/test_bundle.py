@@ -15,10 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.cluster.bundle import (
-    content_id,
-    write_bundle,
-)
+from pipeline.cluster.submission import content_id, write_bundle
 from pipeline.errors import SpecError
 from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.spec.portable import portable_content

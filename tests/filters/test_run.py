@@ -365,7 +365,7 @@ def test_a_filter_of_the_same_answers_is_as_complete_as_the_snapshot_is_now(
     store = LocalStore(own_folder / "out")
     shards = Corpus(own_folder / "in", own_folder / "cache").shards(store)
     for missing in (1, 0):
-        finish(store, shards, toy_fingerprints(), partial=True, missing_files=missing)
+        finish(store, shards, toy_fingerprints(), missing_files=missing)
         result = filtered_with(own_folder, keep=KEEP)
         assert result.missing_files == missing and result.complete == (not missing)
         assert result.written is not None and result.written.created == 0

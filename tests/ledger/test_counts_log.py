@@ -14,11 +14,12 @@ from memory_store import MemoryStore, Recording
 from pipeline.errors import StorageError
 from pipeline.ledger import counts_log
 from pipeline.ledger.cells import Committed, committed
-from pipeline.ledger.counts_log import CountsLog, logged_counts, of_shards
+from pipeline.ledger.counts_log import CountsLog, counted, logged_counts, of_shards
 from pipeline.ledger.keys import counts_key, documents_key, label_key
 from pipeline.ledger.label_files import FileCounts, sealed_hash, to_parquet
 from pipeline.ledger.numbered import CHECKPOINT
-from pipeline.ledger.snapshots import SnapshotTask, counted_files, publish
+from pipeline.ledger.snapshot_files import label_files_of
+from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.shards import Shard
 
 SHARDS = [toy_shard(4 * number, 4) for number in range(2_000)]
@@ -70,7 +71,7 @@ def test_of_2_000_shards_only_those_are_read_that_a_killed_driver_did_not_log(
     store: Recording,
 ) -> None:
     done = log_all(store, SHARDS[:1_990])
-    files = counted_files(store, "job", SHARDS[:1_000], done)
+    files = counted(store, label_files_of(SHARDS[:1_000], done))
     assert opened(store) == [], "a thousand shards are in the log"
     assert of_shards(files, "failed", "max") == 2 * 1_000
     counts = {name: set(files[name].to_pylist()) for name in counts_log.COUNTED[1:]}
@@ -81,7 +82,7 @@ def test_of_2_000_shards_only_those_are_read_that_a_killed_driver_did_not_log(
         "skipped": {1},
         "taken_over": {1},
     }
-    everything = counted_files(store, "job", SHARDS, done, keep=True)
+    everything = counted(store, label_files_of(SHARDS, done), keep=True)
     assert set(opened(store)) == {
         key
         for shard in SHARDS[1_000:]
@@ -91,7 +92,7 @@ def test_of_2_000_shards_only_those_are_read_that_a_killed_driver_did_not_log(
     assert everything.select(columns).slice(0, 1).equals(everything.select(columns).slice(3_999, 1))
     # — what was read is in the log now: publishing, and whoever comes later, reads none again
     store.read_keys.clear()
-    assert counted_files(store, "job", SHARDS, done).equals(everything)
+    assert counted(store, label_files_of(SHARDS, done)).equals(everything)
     tasks = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
     publish(store, "job", tasks, SHARDS, done, created_at="")
     assert {*opened(store)} == {documents_key(shard.id) for shard in SHARDS[1_000:]}
@@ -111,7 +112,7 @@ def test_files_without_a_count_are_read_many_at_once(store: Recording) -> None:
             return super().read(key)
 
     shards = SHARDS[: 2 * counts_log.READ_THREADS]
-    counted_files(Waiting(store), "job", shards, committed_now(store))
+    counted(Waiting(store), label_files_of(shards, committed_now(store)))
     labels = [key for key in opened(store) if key.startswith("labels/")]
     assert len(labels) == len(FPS) * len(shards)
 
@@ -123,12 +124,12 @@ def test_a_file_that_is_another_object_by_now_is_read_and_a_damaged_one_is_named
     key, damaged = (label_key("toxic", FPS["toxic"], shard.id) for shard in SHARDS[:2])
     store.delete([key])
     store.create(key, to_parquet(pa.table({"status": ["ok"] * 4}), {}))
-    files = counted_files(store, "job", SHARDS[:1_000], committed_now(store))
+    files = counted(store, label_files_of(SHARDS[:1_000], committed_now(store)))
     assert opened(store) == [key] and of_shards(files, "failed", "min") == 2 * 999
     store.delete([damaged])
     store.create(damaged, ANSWERS[:-1])
     with pytest.raises(StorageError, match=f"{damaged}: its content was changed"):
-        counted_files(store, "job", SHARDS[:1_000], committed_now(store))
+        counted(store, label_files_of(SHARDS[:1_000], committed_now(store)))
 
 
 def test_the_log_is_read_from_its_last_checkpoint_and_does_without_a_damaged_entry(
@@ -146,7 +147,7 @@ def test_the_log_is_read_from_its_last_checkpoint_and_does_without_a_damaged_ent
     with caplog.at_level(logging.WARNING):
         assert len(logged_counts(store)) == 3 * 3
     assert f"{counts_key(CHECKPOINT)}: is damaged" in caplog.text
-    files = counted_files(store, "job", SHARDS[: CHECKPOINT + 3], done)
+    files = counted(store, label_files_of(SHARDS[: CHECKPOINT + 3], done))
     assert of_shards(files, "failed", "max") == 2 * (CHECKPOINT + 3)
 
 

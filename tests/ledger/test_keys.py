@@ -16,7 +16,6 @@ from pipeline.ledger.keys import (
     label_key,
     manifest_key,
     parse_key,
-    sid_of,
     snapshot_key,
     spec_key,
 )
@@ -48,7 +47,6 @@ def test_a_key_that_was_built_is_parsed_into_its_parts(
     assert label.startswith(labels) and retry.startswith(retries)
     assert parse_key(label) == Key("labels/", task, fp, sid)
     assert parse_key(retry) == Key("retries/", task, fp, sid, number)
-    assert sid_of(label) == sid_of(retry) == sid
     assert parse_key(spec_key(task, fp)) == Key("specs/", task, fp)
     assert parse_key(documents_key(sid)) == Key("documents/", sid=sid)
     assert parse_key(cuts_key(number)) == Key("inputs/", number=number)

@@ -170,8 +170,8 @@ def test_no_window_begins_after_the_end_of_the_run(
 
     monkeypatch.setattr(graph, "WINDOW_SHARDS", 20)
     monkeypatch.setattr(graph, "WINDOW_SHARDS_PER_ENGINE", 1)
-    monkeypatch.setattr(graph, "build", answer_none)
-    assert not [*label_items(items, replace(job, run=replace(job.run, ends=time.time() + 1_800)))]
+    ends_soon = replace(job, run=replace(job.run, ends=time.time() + 1_800))
+    assert not [*graph.run_graph(answer_none, items, ends_soon)]
     assert len(items) == SHARDS and windows == [20]
 
 

@@ -282,7 +282,7 @@ def test_a_resumed_first_run_reads_no_text_twice_and_compares_none(
         return read_documents(shard, options)
 
     monkeypatch.setattr("pipeline.runtime.reading.read_documents", counted)
-    monkeypatch.setattr("pipeline.runtime.answer_sources.shards_with_texts", None)
+    monkeypatch.setattr("pipeline.runtime.plan.shards_with_texts", None)
     outcome = plain.run()
     assert outcome.complete and outcome.shards > len(finished)
     left = {shard.id for shard in outcome.plan.shards} - finished

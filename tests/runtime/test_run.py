@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipeline.inference.labels.prompt_tokens import tokenise_prompt
 from pipeline.inference.labels.tokenizer import DocumentTokenizer
 from pipeline.inference.loading import load_model, load_tokenizer
 from pipeline.inference.processor.native import _BUILDS
-from pipeline.runtime.graph import build
+from pipeline.runtime.graph import build, run_graph
 from pipeline.runtime.job import Job
 from pipeline.runtime.outcome import Outcome
 
@@ -209,7 +210,8 @@ def test_on_ray_a_shard_is_one_call_and_every_file_is_the_same(
 
     monkeypatch.setattr("pipeline.runtime.graph.WINDOW_SHARDS", size)
     monkeypatch.setattr("pipeline.runtime.graph.WINDOW_SHARDS_PER_ENGINE", 1)
-    monkeypatch.setattr("pipeline.runtime.graph.build", keep)
+    labels = partial(run_graph, keep)
+    monkeypatch.setattr("pipeline.runtime.graph.label_items", labels)
     outcome = corpus.run()
     assert outcome.complete and len(built) == 2
     stats = built[0].stats()

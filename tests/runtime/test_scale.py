@@ -126,7 +126,7 @@ def run_large_job() -> None:
             log_counts(store, [FileCounts(*file, 0, *counts) for file in own])
 
     def published(stamp: str) -> int:
-        return publish(store, "large", TASKS, cuts.shards, done, created_at=stamp, partial=True)
+        return publish(store, "large", TASKS, cuts.shards, done, created_at=stamp)
 
     numbers = [watch("publish", lambda: published("1")), watch("again", lambda: published("2"))]
     result = {

@@ -36,7 +36,7 @@ from whole_shards import all_documents
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.filters.run import filter_corpus
 from pipeline.options import FilterOptions
-from pipeline.sources.condition import input_columns
+from pipeline.runtime.conditions import input_columns
 from pipeline.sources.source import cut, find_files, find_objects, read_rows
 from pipeline.spec.schema import Columns
 

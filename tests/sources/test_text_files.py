@@ -52,6 +52,21 @@ def rows_of(path: str, cache_dir: Path, target_bytes: int = 10**6) -> list[tuple
     return [(row["doc_id"], row["text"], row["status"]) for row in documents]
 
 
+@pytest.mark.parametrize("pattern", ["", "/**/*.[tT]*"])
+def test_texts_in_the_output_are_left_out_each_time_that_the_files_are_listed(
+    folder: Path, tmp_path: Path, pattern: str
+) -> None:
+    (folder / "out").mkdir()
+    path, cache, columns = f"{folder}{pattern}", tmp_path / "cache", Columns("text", "id")
+    (before,) = find_objects(path, cache, output=str(folder / "out"))
+    (folder / "out" / "log.txt").write_text("not a document")
+    (found,) = find_objects(path, cache, output=str(folder / "out"))
+    assert before.version(columns).view is None and before.etag == found.etag
+    (shard,) = cut(found, columns, 10**6)
+    assert all_documents(shard)["doc_id"].to_pylist() == [id for id, _, _ in EXPECTED]
+    check_content(shard, cache, since=0)
+
+
 @pytest.mark.parametrize("target_bytes", [1, 1_200, 10**6])
 def test_each_file_is_a_row_and_its_id_is_the_path_below_the_folder(
     folder: Path, tmp_path: Path, target_bytes: int

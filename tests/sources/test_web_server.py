@@ -144,9 +144,8 @@ def test_a_server_that_stopped_is_asked_again_and_no_file_is_called_missing(
         return ask(self, path, *args, **kwargs)
 
     monkeypatch.setattr(HTTPFileSystem, "_open", counted)
-    monkeypatch.setattr(
-        "pipeline.sources.streams._RETRY_POLICY", RetryPolicy(0.2, 0.2, first_wait_s=0.01)
-    )
+    policy = RetryPolicy(0.2, 0.2, first_wait_s=0.01)
+    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (policy,))
     words = r"corpus.jsonl: cannot be read: Connect.* may be overloaded or out of reach"
     with pytest.raises(UnavailableError, match=words):
         Fetched("http://127.0.0.1:9/corpus.jsonl", {})

@@ -23,11 +23,11 @@ from pipeline.fitted.certificate import Certificate, Thresholds, hash_of
 from pipeline.hashes import parse_json, short_hash
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
-from pipeline.ledger.certificates import write_certificate
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.keys import documents_key, parse_key, spec_key
 from pipeline.ledger.label_files import read_file
 from pipeline.options import RunOptions
+from pipeline.runtime.cascades import write_certificate
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import job_of_output
 from pipeline.runtime.outcome import Outcome

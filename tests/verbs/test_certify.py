@@ -15,13 +15,12 @@ from changing_corpus import Corpus, Killed
 from pipeline.errors import SpecError
 from pipeline.evaluation.cascade_rules import Judged
 from pipeline.fitted.certificate import Certificate
-from pipeline.integrity.certified import wrong_certificates
 from pipeline.integrity.diff import Comparison, compare, exceeded
-from pipeline.integrity.verify import verify
-from pipeline.ledger.certificates import read_certificates
+from pipeline.integrity.verify import verify, wrong_certificates
 from pipeline.ledger.keys import parse_key
 from pipeline.ledger.snapshots import contents
 from pipeline.options import RunOptions
+from pipeline.runtime.cascades import read_certificates
 from pipeline.spec.gold import PublishSpec
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.certify import certify
@@ -231,13 +230,12 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     assert not [*wrong_certificates(corpus.store, snapshot)]
     share = replace(own.shares["agree"], errors=own.shares["agree"].errors + 1)
     wrong = replace(snapshot, certificates={"toxic": replace(own, shares={"agree": share})})
-    [(task, what)] = wrong_certificates(corpus.store, wrong)
-    assert task == "toxic" and "the stored answers say" in what
+    [damage] = wrong_certificates(corpus.store, wrong)
+    assert damage.key == "the certificate of toxic" and "the stored answers say" in damage.what
     [cheapest] = Judged.of(["toxic", "clean"], "choice", AGREE).rules(np.array(own.curves))[-1:]
     wrong = replace(snapshot, certificates={"toxic": replace(own, thresholds=cheapest, rule=200)})
-    assert [*wrong_certificates(corpus.store, wrong)] == [
-        ("toxic", "has a rule that the stored answers do not prove")
-    ]
+    [damage] = wrong_certificates(corpus.store, wrong)
+    assert damage.what == "has a rule that the stored answers do not prove"
     # — where the answers of the sample are lost, the fix makes the output intact
     published = {*snapshot.files["key"].to_pylist()}
     for stored in [*corpus.store.list("labels/toxic/")]:

@@ -276,7 +276,7 @@ def test_a_partial_snapshot_is_exported_with_exit_code_3(folder: Path, assay: As
     fp = {task: fingerprint.id for task, fingerprint in fingerprints.items()}
     tasks = {task: SnapshotTask(fp[task], LABELS[task]) for task in fp}
     done = committed(store, fp, [shard.id for shard in shards])
-    publish(store, "job", tasks, shards, done, created_at="2026-11-02", partial=True)
+    publish(store, "job", tasks, shards, done, created_at="2026-11-02")
     (folder / "spec.json").write_text(json.dumps(toy_spec(folder)))
     command = "export", folder / "spec.json", "--to", folder / "a.jsonl"
     told = assay(*command, "--json", code=3).json

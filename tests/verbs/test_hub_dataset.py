@@ -20,7 +20,7 @@ import pipeline
 from pipeline.cli import main
 from pipeline.errors import SpecError, UnavailableError
 from pipeline.options import ExportOptions, FilterOptions
-from pipeline.stores.hub_commits import upload
+from pipeline.stores.hub import upload
 from pipeline.verbs.export import export
 from pipeline.verbs.hub_dataset import write_export
 from pipeline.verbs.label_table import ExportResult

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime import ray_folder
-from pipeline.runtime.ray_folder import own_folder
+from pipeline.stores import local
+from pipeline.stores.local import own_folder
 
 # Holds a folder as a run does, until its input ends.
 HOLDS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from pipeline.runtime.ray_folder import own_folder
+from pipeline.stores.local import own_folder
 with own_folder() as folder:
     (folder / "session").mkdir(parents=True)
     print(folder.parent, flush=True)
@@ -67,7 +67,7 @@ def test_a_folder_without_locks_can_be_used(
     def refuse(*_: object) -> None:
         raise OSError("no locks available")
 
-    monkeypatch.setattr(ray_folder.fcntl, "flock", refuse)
+    monkeypatch.setattr(local.fcntl, "flock", refuse)
     with own_folder() as folder:
         assert folder.parent.is_dir()
     assert not list(temporary.iterdir())

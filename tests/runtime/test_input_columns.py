@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.sources.condition import input_columns
+from pipeline.runtime.conditions import input_columns
 from pipeline.sources.source import InputObject, cut, read_documents
 from pipeline.spec.schema import Columns
 
