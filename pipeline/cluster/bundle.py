@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,8 +40,11 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """
     bundled = {**content, "tasks": [_with_files(task, folder) for task in content["tasks"]]}
     gold = content.get("gold", {})
-    if (file := Path(os.path.expanduser(gold.get("path", "")))).is_file():
-        bundled["gold"] = {**gold, "path": _copied(file, folder)}
+    if path := gold.get("path"):
+        # — of another run, the whole output, of which the path may name a snapshot
+        output, *snapshot = re.split(r"/(?=snapshots/\d+\.json$)", os.path.expanduser(path))
+        if name := _copied(Path(output), folder):
+            bundled["gold"] = {**gold, "path": "/".join([name, *snapshot])}
     written = yaml.dump(bundled, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False)
     (folder / SPEC_FILE).write_text(written, encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -62,8 +66,9 @@ def _copied(path: Path, folder: Path) -> str | None:
     """The name of the copy of a file, or of a folder of files; None where there is neither."""
     if not path.exists():
         return None
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    hashes = [file.name + sha256_hex(file.read_bytes()) for file in files if file.is_file()]
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    own = [file for file in files if file.is_file()]
+    hashes = [str(file.relative_to(path.parent)) + sha256_hex(file.read_bytes()) for file in own]
     name = f"{sha256_hex(''.join(hashes).encode(), 16)}-{path.name}"
     if path.is_dir():
         shutil.copytree(path, folder / name, dirs_exist_ok=True)
