@@ -37,7 +37,7 @@ from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.people import Drawn
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.review.options import ReviewOptions
+from pipeline.options import ReviewOptions
 from pipeline.review.session import Document
 from pipeline.sources.rule import named
 from pipeline.spec.schema import JobSpec
