@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from pipeline.evaluation.intervals import Figure, difference, number_or_none
-from pipeline.evaluation.metrics import RANKED_LABELS, Floats, Ints, resampled_metrics
-from pipeline.evaluation.ordinal import ordinal_metrics
-from pipeline.evaluation.resampling import RESAMPLES, bootstrap
+from pipeline.evaluation.metrics import measure_of
+from pipeline.evaluation.resampling import RESAMPLES, Floats, Ints, bootstrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +43,8 @@ def paired(
     score's labels.
     """
     rows, labels = p.shape
-
-    def measure(answers: Floats, counts: Floats) -> dict[str, Floats]:
-        figures = resampled_metrics(truth, answers, counts, rank=labels <= RANKED_LABELS)
-        return figures | (ordinal_metrics(truth, answers, values, counts) if values else {})
-
     own, others = (
-        bootstrap(partial(measure, answers), rows, resamples=resamples, columns=labels)
+        bootstrap(measure_of(truth, answers, values), rows, resamples=resamples, columns=labels)
         for answers in (p, other)
     )
     support = np.bincount(truth)
