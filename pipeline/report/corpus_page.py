@@ -20,11 +20,17 @@ from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.result import unanswered_words
 from pipeline.filters.tally import DROPPED, KEPT
-from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import HEIGHT, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.drift import change_grids, drift_line, version_facts
-from pipeline.report.evaluation import issue_grid, sections, sources
+from pipeline.report.evaluation import (
+    filter_facts,
+    filter_grid,
+    filter_words,
+    issue_grid,
+    sections,
+    sources,
+)
 from pipeline.spec.labels import task_of
 from pipeline.stores.named_files import Target
 from pipeline.verbs.corpus_report import CorpusReport, ShownExample
