@@ -58,9 +58,12 @@ class GoldCounts:
     unused: tuple[str, ...] = ()  # columns of the file that name no document and no task
 
     @property
-    def disagreements(self) -> list[tuple[str, str]]:
-        """What became of documents to which people gave several labels: names and values."""
+    def merged(self) -> list[tuple[str, str]]:
+        """What became of documents with several rows, and maybe several labels: names, values."""
         facts = []
+        if self.repeated:
+            rows = f"{self.repeated:,} gold rows repeat another; each document counts once"
+            facts.append(("repeated", rows))
         if self.outvoted:
             kept = f"{self.outvoted:,} documents have several labels; the one that most people gave"
             facts.append(("disagreements", f"{kept} counts"))

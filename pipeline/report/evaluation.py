@@ -185,9 +185,7 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
             yield f"gold of {part}", giver
     corpus = f"the corpus has {evaluation.corpus_rows:,} rows"
     yield "in the corpus", f"{evaluation.in_corpus:,} of them; {corpus}"
-    if gold.repeated:
-        yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
-    yield from gold.disagreements
+    yield from gold.merged
     if evaluation.repeated_in_corpus:
         rows = f"{evaluation.repeated_in_corpus:,} corpus rows have the key of another row"
         yield "ambiguous", f"{rows}; the first one is evaluated"

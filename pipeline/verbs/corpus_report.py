@@ -218,8 +218,7 @@ def _with_texts(
             "start": pa.array([example.start for example in examples], pa.int64()),
         }
     )
-    options = labelled.spec.input.storage_options
-    shown = excerpts(labelled.store, labelled.contents, places, options, chars=TEXT_CHARS)
+    shown = excerpts(labelled, places, chars=TEXT_CHARS)
     return tuple(
         ShownExample(
             example,

@@ -53,12 +53,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A fitted readout, and what it costs."""
+    """A fitted readout, and what it costs; without one, stages of the spec, which cost nothing."""
 
-    readout: str  # key in the output; of several labels the folder
-    max_tokens: int | None  # of a document, that it reads; None: as the spec says
-    layer: int | None
-    cost: float  # as a share of a whole reading
+    readout: str = ""  # key in the output; of several labels the folder
+    max_tokens: int | None = None  # of a document, that it reads; None: as the spec says
+    layer: int | None = None
+    cost: float = 0.0  # as a share of a whole reading
 
 
 @dataclass(frozen=True, slots=True)
