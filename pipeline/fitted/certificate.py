@@ -69,7 +69,7 @@ class Certificate:
     thresholds: Thresholds | None = None  # None: the last stage answers everything
     reason: str = ""  # why nothing is decided without it
     # Of the rules that were tested: by part and class, how right an answer is by its probability
-    # (`promises.fit_curves`); and which of them, from careful to cheap, has the thresholds.
+    # (`Judged.curves`); and which of them, from careful to cheap, has the thresholds.
     curves: tuple[tuple[tuple[float, float], ...], ...] = ()
     rule: int = -1
     readout: str = ""  # the key of the fitted readout in the output; "": the spec has the stages

@@ -11,8 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
-from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Proof, prove
+from pipeline.evaluation.promises import Judged, Proof, prove, wrong_by_rule
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.cells import committed, stored_fps, stored_version
 from pipeline.ledger.columns import probabilities, structs

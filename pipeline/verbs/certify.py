@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Groups, Promise, prove
+from pipeline.evaluation.promises import Groups, Judged, Promise, prove, wrong_by_rule
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.certificates import write_certificate
 from pipeline.ledger.counts import Counts

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Bools, prove
+from pipeline.evaluation.promises import Bools, Judged, prove, wrong_by_rule
 from pipeline.evaluation.readout_fitting import (
     STRENGTHS,
     Choice,
