@@ -19,7 +19,6 @@ from jinja2 import Environment, StrictUndefined, Template
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.result import unanswered_words
-from pipeline.filters.tally import DROPPED, KEPT
 from pipeline.report.charts import HEIGHT, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.drift import change_grids, drift_line, version_facts
@@ -33,7 +32,7 @@ from pipeline.report.evaluation import (
 )
 from pipeline.spec.labels import task_of
 from pipeline.stores.named_files import Target
-from pipeline.verbs.corpus_report import CorpusReport, ShownExample
+from pipeline.verbs.corpus_report import DROPPED, KEPT, CorpusReport, ShownExample
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400

@@ -21,7 +21,7 @@ from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import ReviewOptions
 from pipeline.review.session import Pool, Session
 from pipeline.review.view import Agreement, agreements
-from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
+from pipeline.sources.shards import MAX_SHARD_BYTES
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -134,7 +134,7 @@ def _reading(
     rest, named = (shards, labelled) if options.where is None else ((), set[str]())
     read = Read(answers, options.columns, source.storage_options)
     reading = Reading(pool, draws, rest, named, read)
-    reading.wait(for_all=_text_bytes(shards) <= SMALL_BYTES)
+    reading.wait(for_all=sum(shard.piece.text_bytes for shard in shards) <= SMALL_BYTES)
     if pool.error is not None:
         raise pool.error
     if not len(pool):
@@ -150,7 +150,3 @@ def _answered(spec: JobSpec, store: Store, task: TaskSpec) -> Contents | None:
     snapshot = contents(store, number)
     own = snapshot.tasks.get(task.name)
     return snapshot if own is not None and own.labels == tuple(task.labels) else None
-
-
-def _text_bytes(shards: tuple[Shard, ...]) -> int:
-    return sum(shard.piece.text_bytes for shard in shards)
