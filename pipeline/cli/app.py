@@ -61,14 +61,11 @@ SIGNALS_APART_S = 3.0
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # what a shell reports of a program that the signal ends
 
 
-@contextmanager
-def spec_in(file: str) -> Iterator[JobSpec]:
+def spec_in(file: str) -> AbstractContextManager[JobSpec]:
     """The spec in this file; a SpecError of the block names the line of the file."""
-    from pipeline.spec.parse import load_spec, located
+    from pipeline.spec.parse import opened
 
-    spec = load_spec(file)
-    with located(file):
-        yield spec
+    return opened(file)
 
 
 @contextmanager
