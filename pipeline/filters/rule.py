@@ -85,13 +85,9 @@ class FilterRule:
         schema: pa.Schema,
         side: SideTable | None = None,
     ) -> FilterRule:
-        """The rule, bound to rows of this schema; SpecError if it does not suit them.
+        """The rule (as of `in_sql`), bound to rows of this schema, in which tasks are columns.
 
-        Args:
-            spec: As of `in_sql`.
-            tasks: The columns with answers.
-            schema: Of the rows; `doc` is a struct of the columns of the input that it reads.
-            side: The table of `join`, with the columns that the rule or its groups read.
+        `side` is the table of `join`. SpecError if the rule does not suit the rows.
         """
         rows, schema = schema, with_side(schema, side)
         bound: list[Expression] = []
@@ -128,10 +124,8 @@ class SnapshotRule:
     def of(cls, spec: JobSpec, by: Sequence[str] = (), columns: Sequence[str] = ()) -> SnapshotRule:
         """The rule, after every check that needs no work.
 
-        Args:
-            spec: With a filter.
-            by: Groups to count: labels of tasks, or SQL (default: the groups of the rule).
-            columns: Of the input, which the rows have, too.
+        `by` are groups to count: labels of tasks, or SQL; by default those of the rule. The rows
+        also have these columns of the input.
         """
         if spec.filter is None:
             fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"

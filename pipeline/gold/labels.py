@@ -131,12 +131,8 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
     They are at `path`, or else at the spec's `gold.path`, and are read as `gold` says. A file is
     opened with the storage options of the input. Another run's output (a folder, a URL, or its
     `snapshots/<number>.json`) is opened with those of the output. A score is a soft target; the
-    label is the more probable one, at .5 the first, as in an answer.
-
-    Args:
-        path: In place of the spec's `gold.path`.
-        spec: The job.
-        tasks: Tasks, or labels of the kind `multi` as `TASK.LABEL`; () for all that have gold.
+    label is the more probable one, at .5 the first, as in an answer. `tasks` may be labels of the
+    kind `multi`, as `TASK.LABEL`; () for all that have gold.
     """
     source = path or spec.gold.path
     if source is None:

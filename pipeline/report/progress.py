@@ -78,12 +78,7 @@ class Pace:
 
 
 class Lines:
-    """Shows each new phase, the first documents, then a line every ten seconds, and the last.
-
-    Args:
-        say: Takes the lines.
-        now_s: The clock.
-    """
+    """Shows each new phase, the first documents, then a line every ten seconds, and the last."""
 
     def __init__(
         self, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic
