@@ -19,7 +19,7 @@ from rich.console import Console
 
 from pipeline.report.console import console_on, escape_controls, is_notebook
 from pipeline.runtime.conditions import DRAW
-from pipeline.runtime.progress import READING, Progress, Send
+from pipeline.runtime.progress import Progress, Send
 
 if TYPE_CHECKING:
     from pipeline.runtime.plan import Plan
@@ -156,28 +156,11 @@ def phase_lines(_stream: TextIO) -> Iterator[Send]:
 
 
 @contextmanager
-def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """Gives a function that takes the number of gold documents, and returns `advance`.
-
-    `advance` is called with the number of documents that were read since the last call.
-    """
+def fit_progress(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
+    """Gives a function that shows the progress of a fit on the stream."""
     show = Lines(partial(_print, console_on(stream)))
     show(Progress("starting"))
-
-    def announce(documents: int) -> Callable[[int], None]:
-        count = 0
-
-        def advance(more: int) -> None:
-            nonlocal count
-            count += more
-            show(Progress(READING, documents=documents, answered=count, work_done=count))
-            if count >= documents:
-                show(Progress("fitting"))
-
-        advance(0)
-        return advance
-
-    yield announce
+    yield show
 
 
 @contextmanager

@@ -116,7 +116,6 @@ def _states(job: Callable[[], Job], texts: tuple[str, ...]) -> ReadGold:
         ["states"],
         layers=None,
         shares=LAYERS,
-        announce=lambda _documents: lambda _done: None,
     )
 
 

@@ -23,7 +23,7 @@ from pipeline.report.progress import (
     work_line,
 )
 from pipeline.runtime.plan import Plan
-from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress
+from pipeline.runtime.progress import LABELLING, LOADING, READING, READING_TEXTS, Progress
 from pipeline.sources.shards import Shard
 
 COUNTED = Progress(LABELLING, documents=100)
@@ -142,9 +142,9 @@ def test_reading_is_counted_and_the_phases_around_it_are_named(
     caplog.set_level(logging.INFO)
     with fit_progress(io.StringIO()) as announce:
         assert messages(caplog) == ["starting"]
-        advance = announce(10)
-        advance(4)
-        advance(6)
+        for done in (0, 4, 10):
+            announce(Progress(READING, documents=10, answered=done, work_done=done))
+        announce(Progress("fitting"))
     assert [line.split(",")[0] for line in messages(caplog)[1:]] == [
         "reading",
         "4 of 10 documents read",
