@@ -135,7 +135,7 @@ class SnapshotRule:
         own = [filter.drop_top.by] if filter.drop_top else []
         groups = [one_line(group_sql(sql, tasks), place=place) for sql in by or own if sql]
         of_rule, of_groups = [*_texts(filter)], [(sql, place) for sql in groups]
-        inputs = dict.fromkeys(columns, Option("columns"))
+        inputs: dict[str, str] = dict.fromkeys(columns, Option("columns"))
         inputs |= dict.fromkeys(_fields(INPUT, of_groups), place)
         inputs |= dict.fromkeys(_fields(INPUT, of_rule), "filter")
         labelled = replace(labelled, inputs=inputs)
