@@ -116,8 +116,9 @@ class Gold:
         )
 
 
-def warn_of_chosen(gold: Gold, effect: str) -> None:
-    """Logs a line, with what follows, for each task whose documents a review chose."""
+def warn_of_chosen(gold: Gold) -> None:
+    """Logs a line for each task whose documents a review chose."""
+    effect = "the figures are those of harder documents than the corpus has"
     for task in dict.fromkeys(map(task_of, gold.tasks)):
         if words := gold.chosen_words(task):
             logger.warning(

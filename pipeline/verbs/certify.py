@@ -330,12 +330,9 @@ class _Cascade:
         if decided - taught.cost < LEAST_SAVED:
             saved = f"it would decide {decided:.0%} and cost {taught.cost:.0%} of a whole reading"
             return replace(self.nothing(saved), documents=len(whole), shares=shares)
-        return Certificate(
-            task=self.task.name,
-            promise=self.task.cascade.promise,
+        return replace(
+            self.nothing(""),
             stages=(*fps, self.whole.fps[self.task.name]),
-            scope=self.of_output.scope,
-            draw=self.whole.share,
             thresholds=rules[proof.rule],
             curves=tuple(tuple((float(a), float(b)) for a, b in part) for part in curves),
             rule=proof.rule,

@@ -132,7 +132,7 @@ def fit_readouts(
     if not 0 <= options.hold_out < 1:
         raise option_error("hold_out", "write a share, as in 0.2", options.hold_out)
     gold = read_gold(options.gold, spec, options.tasks)
-    warn_of_chosen(gold, "the figures are those of harder documents than the corpus has")
+    warn_of_chosen(gold)
     tasks = {part.name: part for part in spec.model_parts if part.name in gold.tasks}
     if not tasks:
         fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
