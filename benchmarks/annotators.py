@@ -137,9 +137,7 @@ def labelled(name: str, model: str) -> Labelled:
         counts = GoldCounts(name, "content_hash", len(keys))
         gold = Gold(counts, tuple(keys), {"label": task}, texts)
         job = make_job(spec, place(spec.model, this_machine()), CACHE)
-        read = read_gold_states(
-            job, gold, ["label"], layers=str(LAYER), announce=lambda _: lambda _: None
-        )
+        read = read_gold_states(job, gold, ["label"], layers=str(LAYER))
         assert len(read.rows) == len(keys), read.left_out
         np.save(file, read.states[:, 0, list(read.positions["label"]["document"])])
     held_out = np.array([is_held_out(key, HELD_OUT) for key in keys])

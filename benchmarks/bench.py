@@ -42,7 +42,7 @@ from pipeline.runtime.plan import plan
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
-from pipeline.verbs.samples import take_samples
+from pipeline.verbs.check import take_samples
 
 BATCH = 8  # documents that the batched baseline expands in one forward
 FEW_SHOT_TOKENS = 1_500

@@ -39,7 +39,7 @@ from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import open_store
-from pipeline.verbs.samples import take_samples
+from pipeline.verbs.check import take_samples
 
 MAX_JSON_TOKENS = 600
 WARM_UP = 2  # documents that are not measured

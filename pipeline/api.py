@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pipeline.options import EvalOptions, FilterOptions, FitOptions, RunOptions
 from pipeline.report.progress import fit_progress, run_progress
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress
-from pipeline.spec.parse import as_spec, located
+from pipeline.spec.parse import opened
 from pipeline.spec.schema import JobSpec
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(
 
     cache = cache_dir or default_cache_dir()
     progress = run_progress(sys.stderr) if announce is None else nullcontext(announce)
-    with _opened(spec) as job, progress as show:
+    with opened(spec) as job, progress as show:
         ended = judged_run(job, cache_dir=cache, address=address, options=options, announce=show)
         for reason in ended.reasons:
             logger.warning("not published: %s", reason)
@@ -110,7 +110,7 @@ def fit(
 
     cache = cache_dir or default_cache_dir()
     folder = os.path.dirname(spec) if isinstance(spec, str | Path) else ""
-    with _opened(spec) as job, fit_progress(sys.stderr) as show:
+    with opened(spec) as job, fit_progress(sys.stderr) as show:
         return fit_readouts(job, options, cache_dir=cache, folder=folder, announce=show)
 
 
@@ -140,7 +140,7 @@ def evaluate(
     """
     from pipeline.verbs.evaluate import evaluate as evaluate_spec
 
-    with _opened(spec) as job:
+    with opened(spec) as job:
         return evaluate_spec(job, options, cache_dir=cache_dir or default_cache_dir())
 
 
@@ -172,13 +172,5 @@ def filter(
     from pipeline.verbs.hub_dataset import write_filter
 
     work = preview if options.dry_run else partial(write_filter, command="pipeline.filter")
-    with _opened(spec) as job:
+    with opened(spec) as job:
         return work(job, options, cache_dir=cache_dir or default_cache_dir())
-
-
-@contextmanager
-def _opened(spec: str | Path | Mapping[str, Any] | JobSpec) -> Iterator[JobSpec]:
-    """The spec; a SpecError of the block names the line of its file, if it has one."""
-    job = as_spec(spec)
-    with located(spec) if isinstance(spec, str | Path) else nullcontext():
-        yield job

@@ -203,10 +203,10 @@ def require_positive(options: object, *names: str) -> None:
     _require(options, names, lambda v: v > 0 and math.isfinite(v), "write a number above 0")
 
 
-def require_up_to(options: object, most: int, *names: str, least: int = 0) -> None:
-    """SpecError for each of these fields that is not None and not from `least` to `most`."""
-    fix = f"write a whole number from {least} to {most}"
-    _require(options, names, lambda v: least <= v <= most, fix)
+def require_up_to(options: object, most: int, *names: str) -> None:
+    """SpecError for each of these fields that is not None and not from 0 to `most`."""
+    fix = f"write a whole number from 0 to {most}"
+    _require(options, names, lambda v: 0 <= v <= most, fix)
 
 
 def require_share(options: object, *names: str) -> None:

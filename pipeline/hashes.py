@@ -1,8 +1,8 @@
 """SHA-256 hashes of bytes and of local files, and the canonical JSON that identities are made of.
 
 Entry points: `sha256_hex`, `canonical_json`, `parse_json`, `sealed_json` for files with their own
-hash, `parse_versioned_json` with `validated` for files that assay wrote, and, for local files,
-`content_hash` and `content_hashes`.
+hash, `validated` for files that assay wrote, and, for local files, `content_hash` and
+`content_hashes`.
 """
 
 from __future__ import annotations
@@ -68,15 +68,6 @@ def parse_sealed_json(data: bytes) -> dict[str, Any]:
     if content.pop("hash") != short_hash(canonical_json(content)):
         raise ValueError("its content does not match its hash")
     return content
-
-
-def parse_versioned_json(data: bytes, format: int) -> Mapping[str, Any]:
-    """The JSON object whose key `format` has this number; ValueError if there is none."""
-    content = parse_json(data)
-    written = content.get("format") if isinstance(content, dict) else None
-    if written != format:
-        raise ValueError(f"its format is {written!r}, and {format} is read")
-    return dict(content)
 
 
 def validated(kind: type[T], content: object) -> T:

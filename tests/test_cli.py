@@ -18,7 +18,7 @@ from rich.console import Console
 
 import pipeline
 from pipeline.cli import app, main
-from pipeline.cli.app import _RayReports
+from pipeline.cli.app import ray_reports
 from pipeline.cli.parameters import flag_of
 from pipeline.options import EvalOptions, WorkOptions
 from pipeline.runtime.dry_run import dry_run
@@ -236,7 +236,7 @@ def test_a_dry_run_with_save_plans_cascades(
 
 def test_ray_s_reports_of_workers_that_the_run_ended_are_dropped() -> None:
     stream = io.StringIO()
-    reports = _RayReports(stream)
+    reports = ray_reports(stream)
     print("(raylet) a worker died: out of memory", file=reports)
     print("(raylet) Task MapWorker failed.", end=" ", file=reports)
     print("The actor is dead because it was killed by `ray.kill`.", file=reports)

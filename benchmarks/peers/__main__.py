@@ -42,7 +42,7 @@ from pipeline.runtime.plan import plan
 from pipeline.spec.model import ModelSpec
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
-from pipeline.verbs.samples import take_samples
+from pipeline.verbs.check import take_samples
 
 REFERENCE = "assay:float32"
 PEERS = (

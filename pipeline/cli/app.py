@@ -34,7 +34,13 @@ from cyclopts.exceptions import (
 
 from pipeline.cli.parameters import flag_of
 from pipeline.errors import AssayError, Problem, SpecError
-from pipeline.report.console import PipeConsole, console_on, escape_controls, json_value
+from pipeline.report.console import (
+    PipeConsole,
+    WholeLines,
+    console_on,
+    escape_controls,
+    json_value,
+)
 from pipeline.runtime.imports import wait_passively
 from pipeline.runtime.limits import ULIMITS, check_ulimits
 
@@ -55,14 +61,11 @@ SIGNALS_APART_S = 3.0
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # what a shell reports of a program that the signal ends
 
 
-@contextmanager
-def spec_in(file: str) -> Iterator[JobSpec]:
+def spec_in(file: str) -> AbstractContextManager[JobSpec]:
     """The spec in this file; a SpecError of the block names the line of the file."""
-    from pipeline.spec.parse import load_spec, located
+    from pipeline.spec.parse import opened
 
-    spec = load_spec(file)
-    with located(file):
-        yield spec
+    return opened(file)
 
 
 @contextmanager
@@ -72,7 +75,7 @@ def shown_by(progress: Callable[[TextIO], AbstractContextManager[Announce]]) -> 
     To import torch or Ray takes seconds, so a verb does it in the block.
     """
     # — Ray reports workers that died on standard output, but it is the place of the result
-    reports = _RayReports(sys.stderr)
+    reports = ray_reports(sys.stderr)
     with closing(reports), redirect_stdout(reports), progress(sys.stderr) as announce:
         yield announce
 
@@ -80,45 +83,30 @@ def shown_by(progress: Callable[[TextIO], AbstractContextManager[Announce]]) -> 
 def print_result(
     result: Result,
     show: Callable[[Result, Console], None],
-    to_json: Callable[[Result], object] = lambda result: result,
     *,
     as_json: bool,
     code: int = EXIT_COMPLETE,
 ) -> int:
     """Print the result as one JSON value, or as tables; returns the exit code."""
     if as_json:
-        print(json.dumps(json_value(to_json(result))))
+        print(json.dumps(json_value(result)))
     else:
         show(result, console_on(sys.stdout))
     return code
 
 
-class _RayReports(io.TextIOBase):
+def ray_reports(stream: TextIO) -> WholeLines:
     """Standard output while Ray runs: Ray's reports of workers that died go to the stream.
 
     A worker that Ray Data itself ends, as after Ctrl-C, has not died. Ray reports its tasks as
     failed where the report is faster than the end of the run.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._line = ""  # its beginning
+    def show(line: str) -> None:
+        if "killed by `ray.kill`" not in line:
+            print(line, file=stream, flush=True)
 
-    def write(self, text: str) -> int:
-        *lines, self._line = f"{self._line}{text}".split("\n")
-        for line in lines:
-            if "killed by `ray.kill`" not in line:
-                self._stream.write(f"{line}\n")
-        return len(text)
-
-    def flush(self) -> None:
-        """Writes what is complete; `close` writes an unfinished line, too."""
-        self._stream.flush()
-
-    def close(self) -> None:
-        if self._line:
-            self.write("\n")
-        super().close()
+    return WholeLines(show)
 
 
 def new_app(name: str, help: str) -> App:

@@ -15,8 +15,7 @@ from pipeline.cache import cache_dir
 from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
-from pipeline.options import EvalOptions, FitOptions
-from pipeline.review.options import ReviewOptions
+from pipeline.options import EvalOptions, FitOptions, ReviewOptions
 
 IMPROVE = Group("Measure and improve the answers", sort_key=2)
 
@@ -88,7 +87,7 @@ def review(
         session = stack.enter_context(open_review(spec, options, cache_dir=cache_dir()))
         page = serve(session, own, host=options.host, command=command, announce=_announce)
         asyncio.run(page)
-        result = reviewed(session, options)
+        result = reviewed(session)
     return print_result(result, partial(show_reviewed, command=command), as_json=as_json)
 
 

@@ -143,15 +143,15 @@ def _submit(spec_file: str, address: str, flags: Sequence[str], *, insecure: boo
 
 def _submit_and_follow(spec: JobSpec, address: str, flags: Sequence[str]) -> int:
     from pipeline.cluster.submission import connect, end_line, exit_code, follow, submit
-    from pipeline.report.console import JobLog, escape_controls, wants_stop
+    from pipeline.report.console import escape_controls, job_log, wants_stop
 
     client = connect(address)
     id, is_new = submit(client, spec, address, flags)
     state = "submitted" if is_new else "is already running; following it"
     print(f"assay: {id} {state}", file=sys.stderr)
-    log = JobLog(sys.stdout, sys.stderr, results="--json" in flags)
+    log = job_log(sys.stdout, sys.stderr, results="--json" in flags)
     try:
-        job = follow(client, id, log.show)
+        job = follow(client, id, log.write)
     except KeyboardInterrupt:
         next_step = "continues; the same command follows it again, "
         next_step += f"`ray job stop {id} --address {address}` ends it"

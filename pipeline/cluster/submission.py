@@ -94,7 +94,7 @@ def choose_job(jobs: Sequence[JobDetails], base: str) -> tuple[str, bool]:
     return f"{base}-{max(numbers) + 1}", True
 
 
-def follow(client: JobSubmissionClient, id: str, show: Callable[[str], None]) -> JobDetails:
+def follow(client: JobSubmissionClient, id: str, show: Callable[[str], object]) -> JobDetails:
     """Shows the job's log until it ends; UnavailableError if the cluster no longer answers."""
     shown = failures = 0
     while True:

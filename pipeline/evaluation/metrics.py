@@ -1,6 +1,7 @@
 """Metrics of probabilities against gold labels, with intervals.
 
-Entry points: `score` for a task, and `means_over_labels` for one of kind `multi`.
+Entry points: `score` for a task, `means_over_labels` for one of kind `multi`, and `paired` for two
+answers to the same rows.
 `resampled_metrics` computes metrics for many bootstrap resamples at once. A resample is a row of
 `counts`: how often each row was drawn. scikit-learn takes one resample at a time: 1,000 resamples
 of 1,000 rows take it 6 s.
@@ -8,32 +9,24 @@ of 1,000 rows take it 6 s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from sklearn.metrics import (
-    average_precision_score,
-    confusion_matrix,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
 
 from pipeline.evaluation.intervals import (
     Figure,
     auroc_interval,
+    difference,
     interval,
     number_or_none,
     wilson,
 )
-from pipeline.evaluation.ordinal import ordinal_figures
-from pipeline.evaluation.resampling import RESAMPLES, bootstrap
+from pipeline.evaluation.ordinal import ordinal_figures, ordinal_metrics
+from pipeline.evaluation.resampling import RESAMPLES, Floats, Ints, bootstrap
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier")
@@ -89,43 +82,46 @@ def score(
     """
     rows, label_count = p.shape
     assert rows and label_count == len(labels) >= 2, (rows, label_count, labels)
-    by_label, predicted = label_metrics(truth, p), p.argmax(axis=1)
-    confusion = confusion_matrix(truth, predicted, labels=range(label_count))
-    of_labels = (by_label[name].tolist() for name in LABEL_METRICS)
+    pairs = label_count * truth + p.argmax(axis=1)
+    confusion = np.bincount(pairs, minlength=label_count**2).reshape(label_count, label_count)
+    ranks = {"auroc": np.full(label_count, np.nan), "ap": np.full(label_count, np.nan)}
+    for label in np.unique(truth):
+        of_label = ranked(truth == label, p[:, label], np.ones((1, rows)))
+        ranks["auroc"][label], ranks["ap"][label] = (float(value[0]) for value in of_label)
+    measured = bootstrap(
+        measure_of(truth, p, values), rows, resamples=resamples, columns=label_count
+    )
     return Scores(
         rows=rows,
         headlines={
-            **_headlines(truth, p, by_label, resamples),
-            **(ordinal_figures(truth, p, values, resamples=resamples) if values else {}),
+            **_headlines(measured, ranks, confusion),
+            **(ordinal_figures(measured, values, rows) if values else {}),
         },
-        labels=tuple(
-            _label_score(label, number, figures, truth, predicted)
-            for number, (label, *figures) in enumerate(zip(labels, *of_labels, strict=True))
-        ),
+        labels=tuple(_label_scores(labels, ranks, confusion)),
         confusion=tuple(map(tuple, confusion.tolist())),
         resamples=resamples,
     )
 
 
 def _headlines(
-    truth: Ints, p: Floats, by_label: Mapping[str, Floats], resamples: int
+    measured: Mapping[str, Floats],  # [1 + resamples] each
+    ranks: Mapping[str, Floats],  # [labels] each
+    confusion: Ints,  # [labels, labels]: rows by gold label, by predicted label
 ) -> dict[str, Figure]:
     """HEADLINES of a task.
 
     F1, AUROC and average precision are means over the labels for which they are defined. With two
     labels, AUROC and average precision are those of the first label.
     """
-    rows, labels = p.shape
-    measure = partial(resampled_metrics, truth, p, rank=labels <= RANKED_LABELS)
-    resampled = bootstrap(measure, rows, resamples=resamples, columns=labels)
+    support = confusion.sum(axis=1)
+    rows, labels = int(support.sum()), len(support)
     # — a mean over labels is as uncertain as the rarest of them
-    support = np.bincount(truth, minlength=labels)
     rarest = int(support[support > 0].min())
     headlines = {}
     for name in HEADLINES:
-        value, others = float(resampled[name][0]), resampled[name][1:]
-        if labels > RANKED_LABELS and name in ("auroc", "ap"):
-            value = float(mean_defined(by_label[name]))
+        value, others = float(measured[name][0]), measured[name][1:]
+        if labels > RANKED_LABELS and name in ranks:
+            value = float(mean_defined(ranks[name]))
         depends_on = rarest if name in _MEANS_OF_LABELS else rows
         headlines[name] = interval(value, others, rows=rows, rarest=depends_on)
     accuracy, auroc = headlines["accuracy"].value, headlines["auroc"].value
@@ -136,44 +132,37 @@ def _headlines(
     return headlines
 
 
-def _label_score(
-    label: str,
-    number: int,
-    figures: Sequence[float],  # LABEL_METRICS
-    truth: Ints,
-    predicted: Ints,
-) -> LabelScore:
-    """The score of the label with this number."""
-    is_gold, is_predicted = truth == number, predicted == number
-    precision, recall, f1, auroc, ap = map(number_or_none, figures)
-    shares = (("precision", precision, is_predicted), ("recall", recall, is_gold))
-    intervals = {
-        name: wilson(share, int(of.sum())) for name, share, of in shares if share is not None
-    }
-    counts = int(is_gold.sum()), int(is_predicted.sum())
-    return LabelScore(label, *counts, precision, recall, f1, auroc, ap, intervals)
-
-
-def label_metrics(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]
-) -> dict[str, Floats]:  # [labels] each
-    """LABEL_METRICS of every label against all others; NaN where one is undefined.
+def _label_scores(
+    labels: Sequence[str], ranks: Mapping[str, Floats], confusion: Ints
+) -> Iterator[LabelScore]:
+    """Every label against all others.
 
     Precision is undefined for a label that is never predicted, recall for a label without a gold
     row, F1 for a label with neither. A ranking needs a row with the label and one without.
     """
-    rows, labels = p.shape
-    precision, recall, f1, _ = precision_recall_fscore_support(
-        truth, p.argmax(axis=1), labels=range(labels), zero_division=np.nan
-    )
-    auroc, ap = np.full((2, labels), np.nan)
-    for label in np.unique(truth):
-        positive = truth == label
-        ap[label] = average_precision_score(positive, p[:, label])
-        if positive.sum() < rows:
-            auroc[label] = roc_auc_score(positive, p[:, label])
-    return {"precision": precision, "recall": recall, "f1": f1, "auroc": auroc, "ap": ap}
+    hits, gold, predicted = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    shares = ratio(hits, predicted), ratio(hits, gold), ratio(2 * hits, gold + predicted)
+    figures = zip(*(of.tolist() for of in (*shares, *ranks.values())), strict=True)
+    counts = zip(labels, gold.tolist(), predicted.tolist(), strict=True)
+    for (label, support, answers), own in zip(counts, figures, strict=True):
+        precision, recall, f1, auroc, ap = map(number_or_none, own)
+        pairs = (("precision", precision, answers), ("recall", recall, support))
+        intervals = {name: wilson(share, of) for name, share, of in pairs if share is not None}
+        yield LabelScore(label, support, answers, precision, recall, f1, auroc, ap, intervals)
+
+
+def measure_of(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+    values: Sequence[float],  # [labels] of a score; ()
+) -> Callable[[Floats], dict[str, Floats]]:
+    """What measures HEADLINES, and ORDINAL_HEADLINES of a score, of resamples."""
+
+    def measure(counts: Floats) -> dict[str, Floats]:  # [resamples, rows] -> [resamples] each
+        figures = resampled_metrics(truth, p, counts, rank=p.shape[1] <= RANKED_LABELS)
+        return figures | (ordinal_metrics(truth, p, values, counts) if values else {})
+
+    return measure
 
 
 def resampled_metrics(
@@ -299,3 +288,53 @@ def means_over_labels(
         name: interval(float(found[0]), found[1:], rows=rows, rarest=int(min(sides)))
         for name, found in bootstrap(measure, rows, resamples=resamples).items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class FigurePair:
+    """A figure of two answers, and how much larger the first is, with its 95 % interval."""
+
+    value: float | None
+    other: float | None
+    difference: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """The figures of two answers to the same rows."""
+
+    rows: int
+    figures: Mapping[str, FigurePair]  # by headline metric
+
+
+def paired(
+    truth: Ints,  # [rows]
+    p: Floats,  # [rows, labels]
+    other: Floats,  # [rows, labels]
+    *,
+    values: Sequence[float] = (),
+    resamples: int = RESAMPLES,
+) -> Paired:
+    """How two answers to at least one row compare.
+
+    Intervals are from a bootstrap that draws the same rows for both. `values` are the numbers of a
+    score's labels.
+    """
+    rows, labels = p.shape
+    own, others = (
+        bootstrap(measure_of(truth, answers, values), rows, resamples=resamples, columns=labels)
+        for answers in (p, other)
+    )
+    support = np.bincount(truth)
+    rarest = int(support[support > 0].min())
+    return Paired(
+        rows=rows,
+        figures={
+            name: FigurePair(
+                number_or_none(found[0]),
+                number_or_none(others[name][0]),
+                difference(found, others[name], rarest),
+            )
+            for name, found in own.items()
+        },
+    )

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.evaluation.intervals import Figure, interval
-from pipeline.evaluation.resampling import bootstrap
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from pipeline.evaluation.resampling import Floats, Ints
 
 ORDINAL_HEADLINES = ("qwk", "mae", "spearman")
 _NO_SPREAD = 1e-12  # of equal numbers: rounding
 
 
 def ordinal_figures(
-    truth: Ints,  # [rows]
-    p: Floats,  # [rows, labels]
+    measured: Mapping[str, Floats],  # [1 + resamples] each, of `ordinal_metrics`
     values: Sequence[float],  # [labels]: rising
-    *,
-    resamples: int,
+    rows: int,
 ) -> dict[str, Figure]:
     """ORDINAL_HEADLINES of at least one row, with 95 % intervals from a bootstrap.
 
@@ -31,8 +24,6 @@ def ordinal_figures(
     numbers and the likeliest ones, with squared distances as weights. `mae` is the mean absolute
     error of the expected value, and `spearman` its rank correlation with the gold numbers.
     """
-    rows, _ = p.shape
-    measured = bootstrap(partial(ordinal_metrics, truth, p, values), rows, resamples=resamples)
     ends = {"qwk": (-1.0, 1.0), "mae": (0.0, values[-1] - values[0]), "spearman": (-1.0, 1.0)}
     figures = {}
     for name, (low, high) in ends.items():

@@ -1,7 +1,8 @@
 """What a cheap answer may decide, with a promise that a uniform sample of documents proves.
 
-Entry points: `fit_curves` and `careful_to_cheap` make rules from one half of a sample, and `prove`
-takes the cheapest rule whose promise the other half proves.
+Entry points: `Judged` compares the answers of stages of a cascade and makes rules of one half of a
+sample, `wrong_by_rule` says what they decide wrongly, and `prove` takes the cheapest rule whose
+promise the other half proves.
 
 A document that the rule does not decide has the whole model's answer. The rules are fixed before
 the other half is looked at. They are tested one after the other, the most careful one first, until
@@ -18,9 +19,10 @@ and no text of the first half influences the second but through the rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, logit
 from scipy.stats import beta
 
-from pipeline.fitted.certificate import Share
+from pipeline.fitted.certificate import Share, Thresholds
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating]
@@ -78,59 +80,6 @@ def proved_share(errors: int, trials: int, confidence: float) -> float:
     return 0.0 if errors >= trials else float(1 - beta.ppf(confidence, errors + 1, trials - errors))
 
 
-def fit_curves(
-    p: Floats,  # [docs, parts]: the probability of the class that the cheap answer chooses
-    chosen: Ints,  # [docs, parts]: this class
-    right: Bools,  # [docs, parts]: whether it is the whole model's
-    classes: int,
-) -> Floats:  # [parts, classes, 2]: slope and offset
-    """The estimated probability that an answer is right, by its own probability.
-
-    A document has one part, its label, or one for each label that applies or not. For each part and
-    class: a logistic regression on the logit of p, with Platt's prior (1999) for classes without an
-    error.
-    """
-    x = logit(np.clip(p, *_CLIP))
-    return np.array(
-        [
-            [_platt(x[own, n], right[own, n]) for own in _of_classes(chosen[:, n], classes)]
-            for n in range(p.shape[1])
-        ]
-    )
-
-
-def careful_to_cheap(curves: Floats) -> Floats:  # [parts, classes, 2] -> [LEVELS, parts, classes]
-    """The rules of these curves: the probability of each class from which it is decided.
-
-    A rule decides a document whose parts are all estimated to be right with the probability of its
-    level, or a higher one. So each rule decides all that the one before decides. 2: none.
-    """
-    at = expit((LEVELS[:, None, None] - curves[..., 1]) / curves[..., 0])
-    return np.where(at.astype(np.float32) < 1, at, 2.0)  # — probabilities are stored so
-
-
-def _of_classes(chosen: Ints, classes: int) -> Iterator[Bools]:
-    yield from (chosen == of for of in range(classes))
-
-
-def _platt(x: Floats, right: Bools) -> tuple[float, float]:
-    """The slope and the offset of a logistic regression with Platt's targets; it rises."""
-    good, bad = right.sum(), (~right).sum()
-    targets = np.where(right, (good + 1) / (good + 2), 1 / (bad + 2))
-
-    def loss(at: Floats) -> tuple[float, Floats]:
-        z = at[0] * x + at[1]
-        error = expit(z) - targets
-        gradient = np.array([(error * x).sum(), error.sum()])
-        return float((np.logaddexp(0, z) - targets * z).sum()), gradient
-
-    if not len(x):
-        return _LEAST_SLOPE, _NEVER
-    bounds = [(_LEAST_SLOPE, None), (None, None)]
-    slope, offset = minimize(loss, np.array([1.0, 0.0]), jac=True, bounds=bounds).x
-    return float(slope), float(offset)
-
-
 def prove(
     wrong: Iterable[Bools],  # of each rule: [docs] whether it gives a wrong answer itself
     promise: Promise,
@@ -167,3 +116,125 @@ def _shares(
     for name, promised in promise.shares.items():
         proved = proved_share(errors[name], trials[name], promise.confidence)
         yield name, Share(promised, trials[name], errors[name], proved)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What of a task's answers is promised: its likeliest label, or whether labels apply."""
+
+    promise: Promise
+    labels: tuple[str, ...]
+    each: tuple[int, ...] = ()  # labels that apply or not, each for itself; (): the likeliest one
+    threshold: float = 0.5  # the probability from which one of these applies
+    steps: int = 0  # so far apart, two labels count as the same
+
+    @classmethod
+    def of(cls, labels: Sequence[str], kind: str, promised: Mapping[str, Any]) -> Judged:
+        """Of a task of this kind, with the promise as its spec has it."""
+        names = ("agree", "recall", "precision", "confidence")
+        promise = Promise(**{name: promised[name] for name in names if name in promised})
+        own: tuple[int, ...] = ()
+        if promise.agree is None:
+            own = (list(labels).index(promised.get("label", labels[0])),)
+        elif kind == "multi":
+            own = tuple(range(len(labels)))
+        threshold = promised["threshold"] if promise.agree is None else 0.5
+        return cls(promise, tuple(labels), own, threshold, int(kind == "score" and not own))
+
+    def chosen(self, p: Floats) -> Ints:  # [docs, labels] -> [docs, parts]
+        """The likeliest label, or whether each label applies."""
+        if not self.each:
+            return np.asarray(p.argmax(axis=1)[:, None], np.int64)
+        return np.asarray(p[:, self.each] >= self.threshold, np.int64)
+
+    def of_chosen(self, p: Floats) -> Floats:  # [docs, labels] -> [docs, parts]
+        """The probability of what is chosen."""
+        if not self.each:
+            return np.asarray(p.max(axis=1)[:, None])
+        own = p[:, self.each]
+        return np.where(own >= self.threshold, own, 1 - own)
+
+    def right(self, p: Floats, whole: Floats) -> Bools:  # [docs, labels] each -> [docs, parts]
+        """Whether an answer is that of the whole model."""
+        return np.asarray(np.abs(self.chosen(p) - self.chosen(whole)) <= self.steps, np.bool_)
+
+    def positive(self, whole: Floats) -> Bools | None:  # [docs]
+        """Which documents are positive, where recall or precision is promised."""
+        return None if self.promise.agree is not None else self.chosen(whole)[:, 0].astype(np.bool_)
+
+    def curves(
+        self,
+        p: Floats,  # [docs, labels]
+        whole: Floats,  # [docs, labels]
+    ) -> Floats:  # [parts, classes, 2]: slope and offset
+        """The estimated probability that an answer is right, by its own probability.
+
+        For each part and class: a logistic regression on the logit of p, with Platt's prior (1999)
+        for classes without an error.
+        """
+        x, right = logit(np.clip(self.of_chosen(p), *_CLIP)), self.right(p, whole)
+        classes = np.arange(2 if self.each else len(self.labels))
+        of_class = self.chosen(p)[..., None] == classes  # [docs, parts, classes]
+        of_parts = zip(x.T, right.T, of_class.swapaxes(0, 1), strict=True)
+        return np.array([[_platt(z[own], y[own]) for own in of.T] for z, y, of in of_parts])
+
+    def rules(self, curves: Floats) -> list[Thresholds]:
+        """Thresholds from careful to cheap: the probability of each class from which it is decided.
+
+        A rule decides a document whose parts are all estimated to be right with the probability of
+        its level, or a higher one. So each rule decides all that the one before decides. 2: none.
+        """
+        at = expit((LEVELS[:, None, None] - curves[..., 1]) / curves[..., 0])
+        # — probabilities are stored as float32
+        return [self._thresholds(rule) for rule in np.where(at.astype(np.float32) < 1, at, 2.0)]
+
+    def _thresholds(self, rule: Floats) -> Thresholds:  # [parts, classes]
+        if not self.each:
+            at = {
+                label: (-1.0, float(own)) for label, own in zip(self.labels, rule[0], strict=True)
+            }
+            return Thresholds(at, each=False)
+        below = float(np.nextafter(np.float32(self.threshold), np.float32(0)))
+        return Thresholds(
+            {
+                self.labels[column]: (min(1 - float(no), below), max(float(yes), self.threshold))
+                for column, (no, yes) in zip(self.each, rule, strict=True)
+            },
+            each=True,
+        )
+
+
+def _platt(x: Floats, right: Bools) -> tuple[float, float]:
+    """The slope and the offset of a logistic regression with Platt's targets; it rises."""
+    good, bad = right.sum(), (~right).sum()
+    targets = np.where(right, (good + 1) / (good + 2), 1 / (bad + 2))
+
+    def loss(at: Floats) -> tuple[float, Floats]:
+        z = at[0] * x + at[1]
+        error = expit(z) - targets
+        gradient = np.array([(error * x).sum(), error.sum()])
+        return float((np.logaddexp(0, z) - targets * z).sum()), gradient
+
+    if not len(x):
+        return _LEAST_SLOPE, _NEVER
+    bounds = [(_LEAST_SLOPE, None), (None, None)]
+    slope, offset = minimize(loss, np.array([1.0, 0.0]), jac=True, bounds=bounds).x
+    return float(slope), float(offset)
+
+
+def wrong_by_rule(
+    rules: Sequence[Thresholds],
+    judged: Judged,
+    p: Floats,  # [stages, docs, labels]: of the stages before the last; NaN without an answer
+    whole: Floats,  # [docs, labels]
+) -> Iterator[tuple[Bools, Bools]]:  # of each rule: [docs], [docs]
+    """Which documents a stage before the last decides, and which of them it decides wrongly.
+
+    A document on which a stage fails is one of both: no later stage is asked about it.
+    """
+    failed = np.isnan(p).any(axis=2)
+    right = np.stack([judged.right(of_stage, whole).all(axis=1) for of_stage in p]) & ~failed
+    for rule in rules:
+        sure = np.stack([rule.decides(of_stage, judged.labels) for of_stage in p]) | failed
+        first, decided = sure.argmax(axis=0), np.asarray(sure.any(axis=0), np.bool_)
+        yield decided, decided & ~right[first, np.arange(len(whole))]

@@ -144,10 +144,7 @@ def estimate(sample: LabelledSample, half_width: float) -> dict[str, Estimate]:
 
     Precision is the share of dropped documents that should be dropped, recall the share of
     documents that should be dropped that are, and prevalence the share that should be dropped.
-
-    Args:
-        sample: The labels.
-        half_width: Target of the intervals' half-width, for `more_labels`.
+    `more_labels` are those for intervals of this half-width.
     """
     unit, dropped = sample.documents, sample.dropped
     none = np.zeros_like(unit)

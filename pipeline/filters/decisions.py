@@ -131,19 +131,16 @@ class Decisions:
 
 @contextmanager
 def decided(
-    rule: FilterRule, shards: Iterable[pa.RecordBatch], on_error: str, by: Sequence[Group] = ()
+    rule: FilterRule,
+    shards: Iterable[pa.RecordBatch],  # with the rule's schema
+    on_error: str,
+    by: Sequence[Group] = (),
 ) -> Iterator[Decisions]:
     """The decisions about all documents of these shards.
 
-    Args:
-        rule: Of the filter.
-        shards: Their rows, with the rule's schema.
-        on_error: What the filter does with documents without an answer; `fail` keeps them.
-        by: What `_group` has; without it, `ALL`.
-
-    Raises:
-        SpecError: A row that did not fail has no score, or no row has one.
-        StorageError: The table cannot be written.
+    With `on_error: fail`, documents without an answer are kept. `by` are the groups; without them
+    `_group` is `ALL`. SpecError if a row that did not fail has no score, or no row has one;
+    StorageError if the table cannot be written.
     """
     columns = f"*, {', '.join(f'{sql} as {name}' for name, sql in _columns(rule, by).items())}"
     nothing = pa.RecordBatch.from_pylist([], rule.schema)  # — a snapshot may have no shard

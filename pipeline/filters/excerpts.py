@@ -12,15 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DocumentError, StorageError
-from pipeline.filters.labelled import labelled_documents
+from pipeline.filters.labelled import LabelledRows, labelled_documents
 from pipeline.inference.decoding import decode_image
 from pipeline.ledger.cuts import CutLog
 from pipeline.ledger.rows import read_documents_file
-from pipeline.ledger.snapshots import Contents
 from pipeline.sources.documents import IMAGE_FIELD
 from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
-from pipeline.stores.store import Store
 
 PICTURE_PIXELS = 240  # of its longer side
 
@@ -34,20 +32,14 @@ class Excerpt:
 
 
 def excerpts(
-    store: Store, contents: Contents, rows: pa.RecordBatch, options: Options, *, chars: int | None
+    labelled: LabelledRows, rows: pa.RecordBatch, *, chars: int | None
 ) -> list[Excerpt]:  # [rows]
-    """Some characters of each row's text, and its image.
+    """Some characters of the text of each labelled row, which may be very long, and its image.
 
-    Args:
-        store: Of the output.
-        contents: The snapshot that the rows are of.
-        rows: With the columns path and row, and maybe start: where an excerpt begins.
-        options: Of the input's file system.
-        chars: How many characters of a text, which may be very long; None: all.
-
-    Raises:
-        StorageError: A text is no longer what was labelled.
+    `rows` has the columns path and row, and maybe start: where an excerpt begins. None for `chars`:
+    the whole text. StorageError if a text is no longer what was labelled.
     """
+    store, options = labelled.store, labelled.spec.input.storage_options
     starts = rows.column("start").to_pylist() if "start" in rows.schema.names else [0] * len(rows)
     columns = (rows.column("path").to_pylist(), rows.column("row").to_pylist(), starts)
     places = list(zip(*columns, strict=True))
@@ -56,7 +48,7 @@ def excerpts(
         unread.setdefault(path, set()).add((row, start))
     shards = {shard.id: shard for cut in CutLog(store).cuts.values() for shard in cut}
     excerpts_at: dict[tuple[str, int, int], Excerpt] = {}
-    for named in contents.shards:
+    for named in labelled.contents.shards:
         first, end = named.start_row, named.end_row
         own = unread.get(named.path, ())
         inside = sorted((row - first, start) for row, start in own if first <= row < end)

@@ -5,7 +5,7 @@ Entry points: `SnapshotRule` for the last snapshot, `FilterRule` for other rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -85,13 +85,9 @@ class FilterRule:
         schema: pa.Schema,
         side: SideTable | None = None,
     ) -> FilterRule:
-        """The rule, bound to rows of this schema; SpecError if it does not suit them.
+        """The rule (as of `in_sql`), bound to rows of this schema, in which tasks are columns.
 
-        Args:
-            spec: As of `in_sql`.
-            tasks: The columns with answers.
-            schema: Of the rows; `doc` is a struct of the columns of `inputs_of`.
-            side: The table of `join`, with the columns that the rule or its groups read.
+        `side` is the table of `join`. SpecError if the rule does not suit the rows.
         """
         rows, schema = schema, with_side(schema, side)
         bound: list[Expression] = []
@@ -128,10 +124,8 @@ class SnapshotRule:
     def of(cls, spec: JobSpec, by: Sequence[str] = (), columns: Sequence[str] = ()) -> SnapshotRule:
         """The rule, after every check that needs no work.
 
-        Args:
-            spec: With a filter.
-            by: Groups to count: labels of tasks, or SQL (default: the groups of the rule).
-            columns: Of the input, which the rows have, too.
+        `by` are groups to count: labels of tasks, or SQL; by default those of the rule. The rows
+        also have these columns of the input.
         """
         if spec.filter is None:
             fix = "missing; write keep: and a condition, such as toxic.p.toxic < 0.5"
@@ -140,16 +134,14 @@ class SnapshotRule:
         filter, place = in_sql(spec.filter, tasks), Option("by")
         own = [filter.drop_top.by] if filter.drop_top else []
         groups = [one_line(group_sql(sql, tasks), place=place) for sql in by or own if sql]
-        read = [name for sql in groups for name in fields_in(sql, INPUT, place=place)]
-        inputs = dict.fromkeys(columns, Option("columns")) | dict.fromkeys(read, place)
-        labelled = replace(labelled, inputs=inputs | dict.fromkeys(inputs_of(filter), "filter"))
-        side = None
-        if filter.join is not None:
-            texts = [*_texts(filter), *((sql, place) for sql in groups)]
-            named = (fields_in(text, JOINED, place=of_text) for text, of_text in texts)
-            own_columns = dict.fromkeys(name for names in named for name in names)
-            if own_columns:
-                side = SideTable.of(filter.join, spec.input.storage_options, own_columns)
+        of_rule, of_groups = [*_texts(filter)], [(sql, place) for sql in groups]
+        inputs: dict[str, str] = dict.fromkeys(columns, Option("columns"))
+        inputs |= dict.fromkeys(_fields(INPUT, of_groups), place)
+        inputs |= dict.fromkeys(_fields(INPUT, of_rule), "filter")
+        labelled = replace(labelled, inputs=inputs)
+        side, joined = None, _fields(JOINED, [*of_rule, *of_groups])
+        if filter.join is not None and joined:
+            side = SideTable.of(filter.join, spec.input.storage_options, joined)
         rule = FilterRule.of(filter, tasks, labelled.schema, side)
         schema = with_side(labelled.schema, side)
         return cls(labelled, rule, tuple(Group(sql, schema, place=place) for sql in groups))
@@ -178,10 +170,10 @@ def group_sql(by: str, tasks: Mapping[str, SnapshotTask]) -> str:
     return f"{by}.labels" if "labels" in tasks[by].columns else f"{by}.label"
 
 
-def inputs_of(spec: FilterSpec) -> tuple[str, ...]:
-    """The columns of the input that a rule reads; SpecError as of `Rule`."""
-    read = (fields_in(text, INPUT, place=place) for text, place in _texts(spec))
-    return tuple(dict.fromkeys(name for names in read for name in names))
+def _fields(column: str, texts: Iterable[tuple[str, str]]) -> list[str]:
+    """The fields of a column that expressions with their places name; SpecError as of `Rule`."""
+    named = (fields_in(text, column, place=place) for text, place in texts)
+    return list(dict.fromkeys(name for names in named for name in names))
 
 
 def _texts(spec: FilterSpec) -> Iterator[tuple[str, str]]:

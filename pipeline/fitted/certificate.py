@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.hashes import canonical_json, parse_versioned_json, short_hash, validated
+from pipeline.hashes import canonical_json, parse_json, short_hash, validated
 
 FORMAT = 1
 
@@ -69,7 +69,7 @@ class Certificate:
     thresholds: Thresholds | None = None  # None: the last stage answers everything
     reason: str = ""  # why nothing is decided without it
     # Of the rules that were tested: by part and class, how right an answer is by its probability
-    # (`promises.fit_curves`); and which of them, from careful to cheap, has the thresholds.
+    # (`Judged.curves`); and which of them, from careful to cheap, has the thresholds.
     curves: tuple[tuple[tuple[float, float], ...], ...] = ()
     rule: int = -1
     readout: str = ""  # the key of the fitted readout in the output; "": the spec has the stages
@@ -125,4 +125,8 @@ def hash_of(sids: Iterable[str]) -> str:
 
 def parse_certificate(data: bytes) -> Certificate:
     """The certificate that `Certificate.json` wrote; ValueError names what is wrong."""
-    return validated(Certificate, parse_versioned_json(data, FORMAT))
+    content = parse_json(data)
+    written = content.get("format") if isinstance(content, dict) else None
+    if written != FORMAT:
+        raise ValueError(f"its format is {written!r}, and {FORMAT} is read")
+    return validated(Certificate, content)

@@ -11,6 +11,7 @@ format is safetensors, which runs no code when a file is loaded:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
 _HEADER_LENGTH_BYTES = 8
+_WEIGHT = re.compile(r"layer([0-9]+)\.weight")  # a file may have other tensors
 
 
 class ReadoutError(Exception):
@@ -129,11 +131,8 @@ def parse_readout(data: bytes) -> Readout:
         tensors = safetensors.numpy.load(data)
     except (SafetensorError, KeyError, ValueError) as error:
         raise ReadoutError(f"is not a safetensors file: {error}") from error
-    maps = {
-        int(name.removeprefix("layer").removesuffix(".weight")): _map(tensors, name, card)
-        for name in tensors
-        if name.startswith("layer") and name.endswith(".weight")
-    }
+    weights = filter(None, map(_WEIGHT.fullmatch, tensors))
+    maps = {int(of_layer[1]): _map(tensors, of_layer[0], card) for of_layer in weights}
     if card.layer not in maps:
         raise ReadoutError(
             f"its card names layer {card.layer}, but it has the layers {sorted(maps)}"

@@ -58,9 +58,12 @@ class GoldCounts:
     unused: tuple[str, ...] = ()  # columns of the file that name no document and no task
 
     @property
-    def disagreements(self) -> list[tuple[str, str]]:
-        """What became of documents to which people gave several labels: names and values."""
+    def merged(self) -> list[tuple[str, str]]:
+        """What became of documents with several rows, and maybe several labels: names, values."""
         facts = []
+        if self.repeated:
+            rows = f"{self.repeated:,} gold rows repeat another; each document counts once"
+            facts.append(("repeated", rows))
         if self.outvoted:
             kept = f"{self.outvoted:,} documents have several labels; the one that most people gave"
             facts.append(("disagreements", f"{kept} counts"))
@@ -113,8 +116,9 @@ class Gold:
         )
 
 
-def warn_of_chosen(gold: Gold, effect: str) -> None:
-    """Logs a line, with what follows, for each task whose documents a review chose."""
+def warn_of_chosen(gold: Gold) -> None:
+    """Logs a line for each task whose documents a review chose."""
+    effect = "the figures are those of harder documents than the corpus has"
     for task in dict.fromkeys(map(task_of, gold.tasks)):
         if words := gold.chosen_words(task):
             logger.warning(
@@ -128,12 +132,8 @@ def read_gold(path: str | None, spec: JobSpec, tasks: Sequence[str] = ()) -> Gol
     They are at `path`, or else at the spec's `gold.path`, and are read as `gold` says. A file is
     opened with the storage options of the input. Another run's output (a folder, a URL, or its
     `snapshots/<number>.json`) is opened with those of the output. A score is a soft target; the
-    label is the more probable one, at .5 the first, as in an answer.
-
-    Args:
-        path: In place of the spec's `gold.path`.
-        spec: The job.
-        tasks: Tasks, or labels of the kind `multi` as `TASK.LABEL`; () for all that have gold.
+    label is the more probable one, at .5 the first, as in an answer. `tasks` may be labels of the
+    kind `multi`, as `TASK.LABEL`; () for all that have gold.
     """
     source = path or spec.gold.path
     if source is None:

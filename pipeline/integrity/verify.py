@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from pydantic import computed_field
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
-from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Proof, prove
+from pipeline.evaluation.promises import Judged, Proof, prove, wrong_by_rule
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.hashes import parse_json, sha256_hex
 from pipeline.ledger.cells import committed, stored_fps, stored_version

@@ -9,8 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.filters.tally import ScoreCounts
-from pipeline.verbs.corpus_report import ExpectedScores
+from pipeline.verbs.corpus_report import ExpectedScores, ScoreCounts
 
 MOST_FIGURES = 3  # of a task
 LEAST_SHARE = 0.01  # of the documents of a figure, above the lowest bar

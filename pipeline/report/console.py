@@ -7,6 +7,7 @@ control no terminal.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import unicodedata
@@ -202,32 +203,41 @@ def _print_facts(facts: Facts, console: Console) -> None:
         console.print(Text.assemble((name, "bold"), blank, text))
 
 
-class JobLog:
-    """Prints the log of a cluster job as it arrives, in pieces that may end anywhere.
+class WholeLines(io.TextIOBase):
+    """A stream that calls a function with each line when its end is written, or at the close."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        self._take = take
+        self._begun = ""  # the start of a line
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = f"{self._begun}{text}".split("\n")
+        for line in lines:
+            self._take(line)
+        return len(text)
+
+    def close(self) -> None:
+        if self._begun:
+            self.write("\n")
+        super().close()
+
+
+def job_log(out: TextIO, err: TextIO, *, results: bool) -> WholeLines:
+    """A stream that prints the log of a cluster job.
 
     The two streams of a job arrive as one. With `results`, lines that are a JSON object, as `assay
     run --json` prints one, go to `out`, and all others to `err`. No log line is a JSON object.
     """
 
-    def __init__(self, out: TextIO, err: TextIO, *, results: bool) -> None:
-        self._out, self._err, self._results = out, err, results
-        self._begun = ""  # the start of a line whose end has not arrived
+    def show(line: str) -> None:
+        stream = err if results else out
+        if line.startswith("{"):
+            with suppress(ValueError):
+                json.loads(line)
+                stream = out
+        print(escape_controls(line), file=stream, flush=True)
 
-    def show(self, piece: str) -> None:
-        """Print the lines that this piece completes."""
-        *complete, self._begun = (self._begun + piece).split("\n")
-        for line in complete:
-            stream = self._err if self._results else self._out
-            if line.startswith("{"):
-                with suppress(ValueError):
-                    json.loads(line)
-                    stream = self._out
-            print(escape_controls(line), file=stream, flush=True)
-
-    def close(self) -> None:
-        """Print a last line that has no end."""
-        if self._begun:
-            self.show("\n")
+    return WholeLines(show)
 
 
 def wants_stop(id: str, terminal: TextIO, answers: TextIO) -> bool:

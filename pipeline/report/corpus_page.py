@@ -19,14 +19,20 @@ from jinja2 import Environment, StrictUndefined, Template
 from pipeline.evaluation.metrics import RANKED_LABELS
 from pipeline.filters.decisions import Size
 from pipeline.filters.result import unanswered_words
-from pipeline.filters.tally import DROPPED, KEPT
-from pipeline.report.audit import filter_facts, filter_grid, filter_words
 from pipeline.report.charts import HEIGHT, histograms, score_histogram
 from pipeline.report.console import Part, escape_controls, printed, truncate, warnings
 from pipeline.report.drift import change_grids, drift_line, version_facts
-from pipeline.report.evaluation import issue_grid, sections, sources
+from pipeline.report.evaluation import (
+    filter_facts,
+    filter_grid,
+    filter_words,
+    issue_grid,
+    sections,
+    sources,
+)
+from pipeline.spec.labels import task_of
 from pipeline.stores.named_files import Target
-from pipeline.verbs.corpus_report import CorpusReport, ShownExample
+from pipeline.verbs.corpus_report import DROPPED, KEPT, CorpusReport, ShownExample
 
 SHOWN_GROUPS = 20
 INSTRUCTION_CHARS = 400
@@ -166,9 +172,12 @@ def _steps(report: CorpusReport, spec_file: str) -> Iterator[tuple[str, Sequence
         yield "label some documents to know how good the answers are", review
         return
     source, tasks = report.quality.gold.source, report.quality.tasks.values()
+    fitted = {own.task for own in report.tasks if own.readout is not None}
     for task in tasks:
         if task.at_chance:
             words = ["assay", "fit", spec_file, "--gold", source, "--task", task.task]
+            # — a readout that has answered is not replaced
+            words += ["--to", "FOLDER"] if task_of(task.task) in fitted else []
             yield f"{task.task}: train a readout", words
         if task.mislabelled:
             issues = f"{len(task.mislabelled):,} gold labels that may be wrong"

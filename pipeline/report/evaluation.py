@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import MULTI_HEADLINES, LabelScore
 from pipeline.evaluation.ordinal import ORDINAL_HEADLINES
+from pipeline.evaluation.survey import Estimate
 from pipeline.gold.fitted_texts import LEAST_ROWS
-from pipeline.report.audit import filter_facts, filter_grid
 from pipeline.report.console import Grid, Part, interval, number, printed, truncate, warnings
 from pipeline.spec.labels import YES, task_of
 from pipeline.verbs.against import Against
+from pipeline.verbs.audit import HALF_WIDTH, FilterQuality
 from pipeline.verbs.doubts import shared_doubts
 from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
@@ -38,6 +39,11 @@ _NAMES = {
     "spearman": "Spearman's rank correlation of the score",
     "macro_f1": "macro F1",
     "macro_auroc": "macro AUROC",
+}
+_SHARES = {  # that an audit estimates
+    "precision": "of dropped documents, the share that should be dropped",
+    "recall": "of documents that should be dropped, the share that is",
+    "prevalence": "the share of all documents that should be dropped",
 }
 
 
@@ -179,9 +185,7 @@ def sources(evaluation: Evaluation) -> Iterator[tuple[str, str]]:
             yield f"gold of {part}", giver
     corpus = f"the corpus has {evaluation.corpus_rows:,} rows"
     yield "in the corpus", f"{evaluation.in_corpus:,} of them; {corpus}"
-    if gold.repeated:
-        yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
-    yield from gold.disagreements
+    yield from gold.merged
     if evaluation.repeated_in_corpus:
         rows = f"{evaluation.repeated_in_corpus:,} corpus rows have the key of another row"
         yield "ambiguous", f"{rows}; the first one is evaluated"
@@ -329,3 +333,41 @@ def issue_grid(issues: Sequence[LabelIssue], most: int, *, texts: bool = False) 
         ],
         texts=3 + with_texts,
     )
+
+
+def filter_grid(quality: FilterQuality) -> Grid:
+    """The estimates with their intervals, and how many labels more each needs."""
+    rows = []
+    for name, meaning in _SHARES.items():
+        of: Estimate = getattr(quality, name)
+        more = "-" if of.more_labels is None else f"{of.more_labels:,}"
+        rows.append((name, meaning, _share(of), f"{of.labels:,}", more))
+    enough = f"labels for +-{100 * HALF_WIDTH:g} points"
+    return Grid("the filter", ("", "", "95 % interval", "labels", f"more {enough}"), rows, texts=3)
+
+
+def filter_facts(quality: FilterQuality) -> Iterator[tuple[str, str]]:
+    """What is judged, by which labels: names and values."""
+    yield "rule", quality.rule
+    yield "labels", f"{quality.labels:,} of {quality.drawn:,} texts drawn from {quality.texts:,}"
+    yield "drawn from", f"snapshot {quality.sampled_snapshot:08d}, with the earlier rule"
+    if quality.sampled_rule != quality.rule:
+        yield "the earlier rule", quality.sampled_rule
+    if quality.not_in_corpus:
+        yield "not used", f"{quality.not_in_corpus:,} texts that have no answer now"
+    if lacks := quality.lacks:
+        yield "no estimates", lacks
+
+
+def filter_words(quality: FilterQuality) -> str:
+    """Precision and recall in one line."""
+    if lacks := quality.lacks:
+        return f"not judged: {lacks}"
+    shown = (f"{name} {_share(getattr(quality, name))}" for name in ("precision", "recall"))
+    return f"{', '.join(shown)}, by {quality.labels:,} labels of people"
+
+
+def _share(of: Estimate) -> str:
+    if of.estimate is None:
+        return "no estimate"
+    return interval(Figure(of.estimate, of.low, of.high))

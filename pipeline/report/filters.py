@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import astuple
 
@@ -11,7 +12,9 @@ from pipeline.filters.rule import ALL
 from pipeline.report.console import Grid, Part, printed, truncate
 
 SHOWN_GROUPS = 20
+SHOWN_THRESHOLDS = 24
 SQL_CHARS = 1_000  # --json has the whole condition
+_THRESHOLD = re.compile(r" WHEN '(?:[^']|'')*' THEN \S+")  # of a group
 _NAMES = ("documents", "characters", "tokens")
 
 
@@ -28,7 +31,7 @@ def show_filter(result: FilterResult) -> Iterator[Part]:
         rows.append((f"more groups; --json has the {MOST_GROUPS} largest",))
     yield Grid("", ("", *_NAMES), rows)
     facts = {f"  {reason}": f"{count:,}" for reason, count in sorted(result.reasons.items())}
-    facts["removes documents where"] = truncate(result.removes, SQL_CHARS)
+    facts["removes documents where"] = truncate(_shortened(result.removes), SQL_CHARS)
     facts["snapshot"] = f"{result.snapshot:08d}"
     if not result.complete:
         limited = "" if result.limit is None else f" ({result.limit})"
@@ -43,6 +46,15 @@ def show_filter(result: FilterResult) -> Iterator[Part]:
         yield "nothing was written"
     else:
         yield from _written(result.written)
+
+
+def _shortened(condition: str) -> str:
+    """The condition with the thresholds of a few groups, and the number of the others."""
+    others = [*_THRESHOLD.finditer(condition)][SHOWN_THRESHOLDS:]
+    if not others:
+        return condition
+    start, end = others[0].start(), others[-1].end()
+    return f"{condition[:start]} … {len(others):,} more groups; --json has them …{condition[end:]}"
 
 
 def _written(written: Written) -> Iterator[Part]:

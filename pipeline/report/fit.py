@@ -59,9 +59,7 @@ def _keys(task: TaskFit, spec_file: str) -> Iterator[str]:
 def _gold(fit: Fit) -> Iterator[tuple[str, str]]:
     gold = fit.gold
     yield "gold", f"{gold.source}, {gold.documents:,} documents"
-    if gold.repeated:
-        yield "repeated", f"{gold.repeated:,} gold rows repeat another; each document counts once"
-    yield from gold.disagreements
+    yield from gold.merged
     for reason, documents in fit.left_out.items():
         yield "left out", f"{documents:,} documents: {reason}"
     yield "figures", f"of held-out rows in {fit.folds} folds, with 95 % intervals"

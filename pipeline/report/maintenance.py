@@ -24,6 +24,9 @@ def show_status(status: Status) -> Iterator[Part]:
     snapshot += f" ({status.limit})" if status.limit else ""
     if status.snapshot is not None and status.unpublished:
         snapshot += f"; it lacks up to {status.unpublished:,} documents of new or changed files"
+    to_read = "nothing"
+    if status.to_read:
+        to_read = f"at most {status.to_read:,}; the other texts have answers, or are empty"
     rate, left = "unknown: too few shards were finished in the last 15 minutes", "unknown"
     if status.docs_per_s is not None:
         rate = f"{status.docs_per_s:,.2f} documents a second"
@@ -32,7 +35,7 @@ def show_status(status: Status) -> Iterator[Part]:
     yield [
         ("output", status.output),
         ("documents", f"{status.documents:,}"),
-        ("to read", _to_read(status.to_read)),
+        ("to read", to_read),
         ("snapshot", snapshot),
         # — after the last shard, a rate until now would be lower every second
         *([("rate", rate)] if status.eta_s != 0 else []),
@@ -44,10 +47,6 @@ def show_status(status: Status) -> Iterator[Part]:
         for name, task in status.tasks.items()
     ]
     yield Grid("", ("task", "done", "missing", "failed", "skipped", "reused"), rows)
-
-
-def _to_read(texts: int) -> str:
-    return f"at most {texts:,}; the other texts have answers, or are empty" if texts else "nothing"
 
 
 @printed
@@ -69,21 +68,18 @@ def show_snapshots(result: Snapshots) -> Iterator[Part]:
 def show_verified(verified: VerifyResult) -> Iterator[Part]:
     """A table of what was read again, then a line for each thing that is wrong."""
     changed = f", {verified.inputs_changed:,} objects changed or gone since"
+    problems = f"{len(verified.damages):,} problem{'s' * (len(verified.damages) != 1)}"
     yield {
         "output": f"{verified.output}, snapshot {verified.snapshot:08d} of {verified.spec}",
         "read again": f"{verified.files:,} files of {shards(verified.shards)}",
         "rows": f"{verified.rows:,}, {verified.cells:,} answers",
         "input": f"{verified.documents_read_again:,} documents read again"
         + (changed if verified.inputs_changed else ""),
-        "verdict": "intact" if verified.intact else _problems(len(verified.damages)),
+        "verdict": "intact" if verified.intact else problems,
     }
     yield from map(str, verified.damages[:SHOWN_DAMAGES])
     if len(verified.damages) > SHOWN_DAMAGES:
         yield f"and {len(verified.damages) - SHOWN_DAMAGES:,} more; --json has them all"
-
-
-def _problems(count: int) -> str:
-    return "1 problem" if count == 1 else f"{count:,} problems"
 
 
 @printed

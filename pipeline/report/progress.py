@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,11 +19,10 @@ from rich.console import Console
 
 from pipeline.report.console import console_on, escape_controls, is_notebook
 from pipeline.runtime.conditions import DRAW
+from pipeline.runtime.progress import Progress, Send
 
 if TYPE_CHECKING:
     from pipeline.runtime.plan import Plan
-    from pipeline.runtime.progress import Progress as RunProgress
-    from pipeline.runtime.progress import WorkerReport
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +34,6 @@ LOG_INTERVAL_S = 9.0
 RATE_WINDOW_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What is done at one moment, in words and numbers."""
-
-    doing: str  # the phase, such as `labelling`
-    documents: int = 0  # 0: nothing is counted in this phase
-    done: int = 0
-    verb: str = "done"  # what was done to the documents
-    failed: int = 0  # of the documents that are done
-    work_done: float | None = None  # documents by their cost; None: all cost the same
-
-
 class Pace:
     """The documents per second in the last minute, and the time left."""
 
@@ -56,12 +42,12 @@ class Pace:
         self._changes: deque[tuple[float, int, float]] = deque([(start_s, 0, 0.0)])
         self._now_s = start_s
 
-    def add(self, now_s: float, shown: Shown) -> None:
+    def add(self, now_s: float, progress: Progress) -> None:
         """Notes the counts at this time."""
         self._now_s = now_s
-        work_done = shown.done if shown.work_done is None else shown.work_done
-        if (shown.done, work_done) != self._changes[-1][1:]:
-            self._changes.append((now_s, shown.done, work_done))
+        counts = progress.answered, progress.work_done
+        if counts != self._changes[-1][1:]:
+            self._changes.append((now_s, *counts))
         while len(self._changes) > 2 and self._changes[1][0] < now_s - RATE_WINDOW_S:
             self._changes.popleft()
 
@@ -79,53 +65,49 @@ class Pace:
             return None
         return (documents - work_done) * (self._now_s - start_s) / (work_done - start)
 
-    def figures(self, shown: Shown) -> tuple[str, ...]:
+    def figures(self, progress: Progress) -> tuple[str, ...]:
         """The rate, the time left, and the share of failed documents, where they are known."""
         texts: list[str] = []
         if self.rate is not None:
             texts.append(f"{self.rate:.1f}/s" if self.rate >= 1 else f"{60 * self.rate:.1f}/min")
-            left_s = self.left_s(shown.documents)
+            left_s = self.left_s(progress.documents)
             texts += [f"{timedelta(seconds=round(left_s))} left"] if left_s else []
-        if shown.failed:
-            texts.append(f"{shown.failed / max(shown.done, 1):.2%} failed")
+        if progress.failed:
+            texts.append(f"{progress.failed / max(progress.answered, 1):.2%} failed")
         return tuple(texts)
 
 
 class Lines:
-    """Shows each new phase, the first documents, then a line every ten seconds, and the last.
-
-    Args:
-        say: Takes the lines.
-        now_s: The clock.
-    """
+    """Shows each new phase, the first documents, then a line every ten seconds, and the last."""
 
     def __init__(
         self, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._say, self._now_s = say, now_s
-        self._last: Shown | None = None
+        self._last: Progress | None = None
         self._began_s = self._logged_s = self._tick_s = now_s()
         self._pace = Pace(now_s())
 
-    def __call__(self, shown: Shown) -> None:
+    def __call__(self, progress: Progress) -> None:
         now_s, last = self._now_s(), self._last
-        self._last = shown
-        if last is None or shown.doing != last.doing:
+        self._last = shown = progress if progress.counts else Progress(progress.phase)
+        if last is None or shown.phase != last.phase:
             self._began_s = self._logged_s = now_s
             self._pace = Pace(self._tick_s)  # — the phase began after the last tick
-            self._say(shown.doing)
-            last = Shown(shown.doing)
+            self._say(shown.phase)
+            last = Progress(shown.phase)
         self._tick_s = now_s
         self._pace.add(now_s, shown)
-        news = shown.done > 0 and (last.done == 0 or shown.done >= shown.documents > last.done)
+        done, before = shown.answered, last.answered
+        news = done > 0 and (before == 0 or done >= shown.documents > before)
         if news or now_s - self._logged_s >= LOG_INTERVAL_S:
             self._logged_s = now_s
             self._say(self._line(shown, now_s))
 
-    def _line(self, shown: Shown, now_s: float) -> str:
+    def _line(self, shown: Progress, now_s: float) -> str:
         if not shown.documents:
-            return f"{shown.doing}, {now_s - self._began_s:.0f} s so far"
-        count = f"{shown.done:,} of {shown.documents:,} documents {shown.verb}"
+            return f"{shown.phase}, {now_s - self._began_s:.0f} s so far"
+        count = f"{shown.answered:,} of {shown.documents:,} documents {shown.verb}"
         return ", ".join((count, *self._pace.figures(shown)))
 
 
@@ -166,54 +148,37 @@ def _own_descriptor(stream: TextIO) -> Iterator[TextIO]:
 
 
 @contextmanager
-def phase_lines(_stream: TextIO) -> Iterator[Callable[[WorkerReport], None]]:
+def phase_lines(_stream: TextIO) -> Iterator[Send]:
     """Gives a function that logs each phase, also on a terminal: the Hub's client draws bars."""
     show = Lines(partial(logger.info, "%s"))
-    show(Shown("starting"))
-    yield lambda report: show(Shown(report.phase))
+    show(Progress("starting"))
+    yield lambda report: show(Progress(report.phase))
 
 
 @contextmanager
-def fit_progress(stream: TextIO) -> Iterator[Callable[[int], Callable[[int], None]]]:
-    """Gives a function that takes the number of gold documents, and returns `advance`.
-
-    `advance` is called with the number of documents that were read since the last call.
-    """
+def fit_progress(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
+    """Gives a function that shows the progress of a fit on the stream."""
     show = Lines(partial(_print, console_on(stream)))
-    show(Shown("starting"))
-
-    def announce(documents: int) -> Callable[[int], None]:
-        count = 0
-
-        def advance(more: int) -> None:
-            nonlocal count
-            count += more
-            show(Shown("reading", documents, count, "read"))
-            if count >= documents:
-                show(Shown("fitting"))
-
-        advance(0)
-        return advance
-
-    yield announce
+    show(Progress("starting"))
+    yield show
 
 
 @contextmanager
-def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
+def run_progress(stream: TextIO) -> Iterator[Callable[[Progress], None]]:
     """Gives a function that shows a run's progress on the stream.
 
     After Ctrl-C the KeyboardInterrupt says what is kept.
     """
-    latest: RunProgress | None = None  # with a plan
+    latest: Progress | None = None  # with a plan
     last_line = ""  # of the plan
     with ExitStack() as stack:
         own = stack.enter_context(_own_descriptor(stream))
         stack.enter_context(_log_to(own, instead_of=stream))
         say = partial(_print, console_on(own))
         show = Lines(say)
-        show(Shown("starting"))
+        show(Progress("starting"))
 
-        def announce(progress: RunProgress) -> None:
+        def announce(progress: Progress) -> None:
             nonlocal latest, last_line
             if (plan := progress.plan) is not None:
                 # — of a large job, a line takes long: once for each plan
@@ -222,7 +187,7 @@ def run_progress(stream: TextIO) -> Iterator[Callable[[RunProgress], None]]:
                     say(line)
                     last_line = line
                 latest = progress
-            show(_shown(progress))
+            show(progress)
 
         try:
             yield announce
@@ -235,19 +200,6 @@ def _print(console: Console, line: str) -> None:
         console.print(escape_controls(line))
     else:
         logger.info("%s", line)
-
-
-def _shown(progress: RunProgress) -> Shown:
-    if not progress.counts:
-        return Shown(progress.phase)
-    return Shown(
-        progress.phase,
-        documents=progress.documents,
-        done=progress.answered,
-        verb=progress.verb,
-        failed=progress.failed,
-        work_done=progress.work_done,
-    )
 
 
 def shards(number: int) -> str:
@@ -277,7 +229,7 @@ def work_line(planned: Plan) -> str:
     return line
 
 
-def kept_line(progress: RunProgress | None) -> str:
+def kept_line(progress: Progress | None) -> str:
     """What the next run finds if this run is stopped now."""
     if progress is None or progress.plan is None or not progress.plan.work_items:
         return "nothing was lost"

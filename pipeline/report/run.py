@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pipeline.report.console import Part, duration, printed, warnings
 from pipeline.report.drift import comparison_parts
 from pipeline.report.progress import REUSE, shards
+from pipeline.spec.gold import PublishSpec
 
 if TYPE_CHECKING:
     from pipeline.verbs.forecast import Forecast
@@ -72,12 +73,14 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     yield from (("left out", reason) for reason in run.unreadable)
     snapshot = "" if run.snapshot is None else f", snapshot {run.snapshot:08d}"
     yield "output", run.output + snapshot
+    is_judged = run.outcome.job.spec.publish != PublishSpec()
+    first = "without publish in the spec, " * is_judged
     if run.unreadable and run.snapshot is None and not run.missing_shards:
         why = f"{len(run.unreadable):,} of the files cannot be read"
-        yield "not published", f"{why}; --publish-partial publishes the others"
+        yield "not published", f"{why}; {first}--publish-partial publishes the others"
     if run.kept_snapshot is not None:
-        why = f"snapshot {run.kept_snapshot:08d} shows more documents than this run"
-        yield "not published", f"{why} and stays current; --publish-partial publishes this run"
+        why = f"snapshot {run.kept_snapshot:08d} shows more documents than this run and stays "
+        yield "not published", f"{why}current; {first}--publish-partial publishes this run"
 
 
 def _labelled(run: RunResult) -> str:

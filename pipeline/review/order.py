@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
+from pipeline.evaluation.metrics import Bools, Floats, Ints
 from pipeline.review.session import BATCH
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _NEAREST = 20  # neighbours of the density
 _SMALL = 5  # a cluster with fewer documents has outliers

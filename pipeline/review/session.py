@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import AssayError, one_line
 from pipeline.gold.people import Action, Drawn, GoldFile, GoldLine, Label, Shown, majority
-from pipeline.review.options import Order
+from pipeline.options import ReviewOptions
 from pipeline.spec.tasks import TaskSpec
 
 Floats = NDArray[np.float64]
@@ -71,18 +71,6 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How a session chooses and shows documents."""
-
-    order: Order = "mixed"
-    reason: str | None = None  # why documents are shown, where it is not the order
-    blind: bool = False  # the model's answer is hidden
-    second: bool = False  # documents that need another person's label are shown
-    seed: int = 0
-    blur: bool = True  # texts are blurred at first
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """A document that a person has open."""
 
@@ -103,13 +91,13 @@ class Session:
         pool: Pool,
         task: TaskSpec,
         gold: GoldFile,
-        rules: Rules,
+        options: ReviewOptions,
         *,
         now: Callable[[], datetime] = _now,
     ) -> None:
-        self.pool, self.task, self.gold, self.rules = pool, task, gold, rules
+        self.pool, self.task, self.gold, self.options = pool, task, gold, options
         # — a label given in view of the model's answer is no evidence about it
-        self.blind = rules.blind or rules.order == "audit"
+        self.blind = options.blind or options.order == "audit"
         self._now = now
         self._asked: dict[str, Asked] = {}  # by person
         self._queue: list[int] = []  # rows that are to be asked about next for diversity
@@ -214,11 +202,11 @@ class Session:
         candidates = [row for row in self._candidates(person) if row < len(documents)]
         if not candidates:
             return None
-        if self.rules.second:
+        if self.options.second:
             # — documents on which people disagree before those that one person labelled
             disputed = [row for row in candidates if len(self._labels_of(row)) > 1]
             return min(disputed or candidates, key=lambda row: documents[row].rank), "second"
-        order, labelled = str(self.rules.order), self._labelled(len(documents))
+        order, labelled = str(self.options.order), self._labelled(len(documents))
         p = self._answers(documents)
         if order == "mixed":
             asked = int(labelled.sum()) + len(self._asked)
@@ -235,7 +223,7 @@ class Session:
             row = candidates[int(np.nanargmax(unsure))]
         else:
             row = min(candidates, key=lambda each: documents[each].rank)
-        return row, self.rules.reason or order
+        return row, order if self.options.where is None else "where"
 
     def _diverse(self, candidates: list[int], labelled: Bools) -> int:
         """A row of the queue, which is made again when it is empty or the pool has doubled."""
@@ -247,7 +235,7 @@ class Session:
             open_ = np.zeros(rows, np.bool_)
             open_[candidates] = True
             texts = [document.text for document in self.pool.documents[:rows]]
-            left = diverse(texts, labelled, open_, seed=self.rules.seed).tolist()
+            left = diverse(texts, labelled, open_, seed=self.options.seed).tolist()
             self._queued_of = rows
         self._queue = left[1:]
         return int(left[0])
@@ -268,7 +256,7 @@ class Session:
                 taken.add(row)
             elif row is not None and line.action != "skip":
                 by_others.add(row)
-        if self.rules.second:
+        if self.options.second:
             return sorted(row for row in by_others - taken if self._needs_a_label(row))
         return sorted({*range(len(self.pool))} - taken - by_others)
 

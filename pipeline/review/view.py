@@ -1,15 +1,18 @@
-"""What the page shows beside its labels, as JSON.
+"""What the page shows beside its labels, as JSON, and how far the labels of people agree.
 
-Entry points: `task_json`, `view_json` and `history_json`.
+Entry points: `task_json`, `view_json`, `history_json` and `agreements`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
-from pipeline.gold.people import GoldLine
-from pipeline.review.agreement import Agreement, agreements
+import numpy as np
+
+from pipeline.gold.people import GoldLine, Label
 from pipeline.review.session import Asked, Session
 from pipeline.spec.labels import ANSWER, SLOT
 from pipeline.spec.tasks import TaskSpec
@@ -28,8 +31,8 @@ def task_json(session: Session, command: str) -> dict[str, Any]:
         "question": _question(task),
         "labels": list(task.labels),
         "blind": session.blind,
-        "blur": session.rules.blur,
-        "goal": len(session.pool) if session.rules.order == "audit" else GOAL,
+        "blur": not session.options.no_blur,
+        "goal": len(session.pool) if session.options.order == "audit" else GOAL,
         "command": command,
     }
 
@@ -71,7 +74,7 @@ def _note(session: Session) -> str:
     """Why there is no document."""
     if not session.pool.is_read:
         return "The next documents are still being read. Reload this page in a moment."
-    if session.rules.second:
+    if session.options.second:
         return "No document is left that needs a label of yours beside those of others."
     return (
         f"No document is left for you: all {len(session.pool):,} are answered, or open elsewhere."
@@ -89,7 +92,7 @@ def _progress(session: Session, person: str) -> dict[str, Any]:
         "given": len(history),
         "by_label": session.by_label(),
         "history": [_past(session, line) for line in history[:_HISTORY]],
-        "pairs": [pair_words(each) for each in pairs(session)],
+        "pairs": [pair_words(each) for each in agreements(session)],
     }
 
 
@@ -107,13 +110,53 @@ def _past(session: Session, line: GoldLine) -> dict[str, Any]:
     return {"id": None if row is None else line.content_hash, "text": text, "given": answer}
 
 
-def pairs(session: Session) -> list[Agreement]:
-    """How far people agree, of each two."""
-    return agreements(session.gold.answers.values(), session.task)
-
-
 def pair_words(pair: Agreement) -> str:
     """One line: who, how often they agree, and kappa."""
     kappa = "undefined" if pair.kappa is None else f"{pair.kappa:.2f}"
     one, other = pair.people
     return f"{one} and {other}: {pair.alike} of {pair.documents} labels alike, kappa {kappa}"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Two people's labels of the documents that both labelled."""
+
+    people: tuple[str, str]
+    documents: int
+    alike: int  # documents with the same label, or the same set of labels
+    kappa: float | None  # None: undefined, as where both gave one label to all
+
+
+def agreements(session: Session) -> list[Agreement]:
+    """How far the current labels of each two people with a document in common agree."""
+    people: dict[str, dict[str, Label]] = {}
+    for line in session.gold.answers.values():
+        if line.label is not None:
+            people.setdefault(line.by, {})[line.content_hash] = line.label
+    pairs = []
+    for first, second in combinations(sorted(people), 2):
+        if common := sorted(people[first].keys() & people[second].keys()):
+            one, other = ([people[name][each] for each in common] for name in (first, second))
+            alike = sum(a == b for a, b in zip(one, other, strict=True))
+            pairs.append(
+                Agreement((first, second), len(common), alike, _kappa(one, other, session.task))
+            )
+    return pairs
+
+
+def _kappa(one: list[Label], other: list[Label], task: TaskSpec) -> float | None:
+    """Cohen's kappa; of `multi` its mean over the labels, of `score` with quadratic weights."""
+    from sklearn.metrics import cohen_kappa_score  # — the first document does not wait for it
+
+    names = list(task.labels)
+    if task.kind == "multi":
+        pairs = [
+            tuple([int(name in label) for label in labels] for labels in (one, other))
+            for name in names
+        ]
+    else:
+        pairs = [tuple([names.index(str(label)) for label in labels] for labels in (one, other))]
+    weights = "quadratic" if task.kind == "score" else None
+    # — where both people gave one label to all, chance alone makes them agree
+    values = [cohen_kappa_score(*p, weights=weights) for p in pairs if len({*p[0], *p[1]}) > 1]
+    return float(np.mean(values)) if values else None

@@ -97,6 +97,7 @@ class EngineBytes:
     own: int  # its process, its prefix and its longest document
     max_tokens: int  # of that document
     shares_weights: bool = True  # with the other engines of its machine
+    place: str = "documents"  # of what the spec says about documents
 
 
 def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
@@ -247,7 +248,7 @@ def spread(
             f"{machine.memory_bytes / 1e9:,.1f} GB are available; write a smaller number, or use a "
             "smaller model or a larger machine"
         )
-        raise SpecError([Problem("documents.max_tokens", fix, most.max_tokens)])
+        raise SpecError([Problem(f"{most.place}.max_tokens", fix, most.max_tokens)])
     smallest, threads = min(machine.cores), placement.threads
     fit = int(min(in_memory, smallest))
     if model.threads == "auto":

@@ -137,9 +137,9 @@ class Progress:
     @property
     def counts(self) -> bool:
         """Whether documents are counted in this phase."""
-        return self.phase in (READING_TEXTS, LABELLING)
+        return self.phase in (READING, READING_TEXTS, LABELLING)
 
     @property
     def verb(self) -> str:
         """What happened to the documents that are counted."""
-        return "read" if self.phase == READING_TEXTS else "labelled"
+        return "read" if self.phase in (READING, READING_TEXTS) else "labelled"

@@ -266,8 +266,10 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
         if own.gpus or model.engine == "openai":
             most = min(most, own.actors)
         if not own.gpus:
+            one = engine_bytes(reader.spec, reader.files, own.dtype)
+            one = replace(one, place=reader.places["documents"])
             # — readers of one model share its weights
-            name, one = model.model_dump_json(), engine_bytes(reader.spec, reader.files, own.dtype)
+            name = model.model_dump_json()
             needs[name] = max(one, needs.get(name, one), key=attrgetter("own"))
     for number, reader in enumerate(job.readers):
         if not placed[number].gpus:

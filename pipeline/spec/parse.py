@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,14 @@ def as_spec(spec: str | Path | Mapping[str, Any] | JobSpec) -> JobSpec:
     if isinstance(spec, JobSpec):
         return spec
     return spec_of({**_UNUSED, **spec}) if isinstance(spec, Mapping) else load_spec(spec)
+
+
+@contextmanager
+def opened(spec: str | Path | Mapping[str, Any] | JobSpec) -> Iterator[JobSpec]:
+    """As `as_spec`; a SpecError of the block names the line of the spec's file, if it has one."""
+    job = as_spec(spec)
+    with located(spec) if isinstance(spec, str | Path) else nullcontext():
+        yield job
 
 
 def spec_of(content: Mapping[str, Any], *, folder: str = "") -> JobSpec:

@@ -84,8 +84,8 @@ class InputSpec(Frozen):
     id: str | None = Field(default=None, min_length=1)
     """Column with the id of a document. Default: the hash of the text. Text files have the columns
     `text` and `id`, which is the file's path below the folder. A whole number is its digits (1.0 is
-    `1`), a time is `2026-01-31 23:59:59.5`, with `Z` in UTC if it has a zone, a duration is in
-    seconds, and bytes are UTF-8 or hex digits."""
+    `1`), a time is `2026-01-31 23:59:59.500`, with the digits of its type, and with `Z` in UTC if
+    it has a zone, a duration is the count of its unit, and bytes are UTF-8 or hex digits."""
     quoted: bool | None = None
     """Whether a field of CSV or TSV may be in double quotes, with delimiters and line breaks in it.
     Default: in CSV it may, in TSV a quote is a character."""

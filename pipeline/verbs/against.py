@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import Option, SpecError, option_error
-from pipeline.evaluation.paired import Paired, paired
+from pipeline.evaluation.metrics import Paired, paired
 from pipeline.gold.answers import JudgedRows, answers_for, judged_rows, matching_snapshot
 from pipeline.gold.labels import Gold
 from pipeline.options import EvalOptions

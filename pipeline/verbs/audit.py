@@ -37,7 +37,7 @@ from pipeline.gold.files import gold_error
 from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.people import Drawn
 from pipeline.hashes import canonical_json, sha256_hex
-from pipeline.review.options import ReviewOptions
+from pipeline.options import ReviewOptions
 from pipeline.review.session import Document
 from pipeline.sources.rule import named
 from pipeline.spec.schema import JobSpec
@@ -116,11 +116,10 @@ def draw_sample(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> li
             [numbers, numbers],
         )
     [places] = shown.select(["path", "row"]).combine_chunks().to_batches()
-    labelled, own = rule.labelled, spec.input.storage_options
-    read = excerpts(labelled.store, labelled.contents, places, own, chars=None)
+    read = excerpts(rule.labelled, places, chars=None)
     hashes, ids, docs = (shown[name].to_pylist() for name in ("content_hash", "id", "doc"))
     columns = [{name: of[name] or "" for name in options.columns} for of in docs]
-    drawn = _designs(hashes, codes, chosen, labelled.contents.number, words)
+    drawn = _designs(hashes, codes, chosen, rule.labelled.contents.number, words)
     return [
         Document(text_hash, doc_id, shown_text(excerpt.text or ""), place, audit=design, columns=of)
         for place, (text_hash, doc_id, excerpt, design, of) in enumerate(

@@ -17,15 +17,14 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Groups, Promise, prove
+from pipeline.evaluation.promises import Groups, Judged, Promise, prove, wrong_by_rule
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.counts import Counts
 from pipeline.options import RunOptions
@@ -189,7 +188,7 @@ class _Trial:
 
     stages: tuple[StageSpec, ...]  # before the last; none: nothing is tried
     reason: str = ""  # why nothing is tried
-    taught: Taught | None = None
+    taught: Taught = field(default_factory=Taught)
     known: Certificate | None = None  # whose rules are tested; None: the first half makes rules
 
 
@@ -255,20 +254,18 @@ class _Cascade:
         taught = teach(texts(), self.task, self.p[self.whole.first_half], self.judged)
         if taught is None:
             return _Trial((), "no readout of an early layer is sure enough to save anything")
-        return _Trial((self._fitted(taught.readout, taught.max_tokens),), taught=taught)
+        return _Trial((self._fitted(taught),), taught=taught)
 
     def trial_of(self, known: Certificate) -> _Trial:
         """The stages and the rules of a certificate, for the input as it is now."""
         if nothing := known.reason or self._lack():
             return _Trial((), nothing)
-        if not known.readout:
-            return _Trial(self.task.stages[:-1], known=known)
         taught = Taught(known.readout, known.max_tokens, known.layer, known.cost)
-        stage = self._fitted(known.readout, known.max_tokens)
-        return _Trial((stage,), taught=taught, known=known)
+        stages = (self._fitted(taught),) if known.readout else self.task.stages[:-1]
+        return _Trial(stages, taught=taught, known=known)
 
-    def _fitted(self, readout: str, max_tokens: int | None) -> StageSpec:
-        return fitted_stage(self.task, self.spec, readout, max_tokens)
+    def _fitted(self, taught: Taught) -> StageSpec:
+        return fitted_stage(self.task, self.spec, taught.readout, taught.max_tokens)
 
     def _lack(self) -> str:
         """Why the second half of the sample can prove nothing; ""."""
@@ -329,23 +326,16 @@ class _Cascade:
             nothing = self.nothing(f"the most careful rule proves {careful} alone")
             return replace(nothing, documents=len(whole), shares=shares)
         decided = float(answers[proof.rule][0].mean())
-        cost = taught.cost if taught else 0.0
-        if decided - cost < LEAST_SAVED:
-            saved = f"it would decide {decided:.0%} and cost {cost:.0%} of a whole reading"
+        if decided - taught.cost < LEAST_SAVED:
+            saved = f"it would decide {decided:.0%} and cost {taught.cost:.0%} of a whole reading"
             return replace(self.nothing(saved), documents=len(whole), shares=shares)
-        return Certificate(
-            task=self.task.name,
-            promise=self.task.cascade.promise,
+        return replace(
+            self.nothing(""),
             stages=(*fps, self.whole.fps[self.task.name]),
-            scope=self.of_output.scope,
-            draw=self.whole.share,
             thresholds=rules[proof.rule],
             curves=tuple(tuple((float(a), float(b)) for a, b in part) for part in curves),
             rule=proof.rule,
-            readout=taught.readout if taught else "",
-            max_tokens=taught.max_tokens if taught else None,
-            layer=taught.layer if taught else None,
-            cost=cost,
+            **asdict(taught),
             documents=len(whole),
             decided=decided,
             shares=shares,

@@ -1,22 +1,26 @@
 """Prove a spec before a run costs anything: storage, model, prompts, labels, exactness.
 
-Entry point: `check`. Everything runs in this process, without Ray.
+Entry points: `check`, and `take_samples` for a few documents of a corpus, as the model reads them.
+Everything runs in this process, without Ray.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from pydantic import computed_field
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.errors import RefusedError, StorageError, option_error
+from pipeline.errors import Problem, RefusedError, SpecError, StorageError, option_error
+from pipeline.inference.engine import DocumentIds
+from pipeline.inference.images import as_document
 from pipeline.inference.labels.label_tokens import is_fragment
 from pipeline.inference.labels.prompt_tokens import PromptTokens, Question
 from pipeline.inference.loading import context_tokens
@@ -27,6 +31,7 @@ from pipeline.runtime.job import Reader, make_job, make_reader
 from pipeline.runtime.placement import place, this_machine
 from pipeline.runtime.plan import plan
 from pipeline.runtime.progress import LISTING, Send, WorkerReport, ignore
+from pipeline.sources.documents import OK, images_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.labels import SLOT, with_slot
@@ -35,10 +40,17 @@ from pipeline.stores.local import LocalStore
 from pipeline.stores.store import PROBE_KEY, Store, check_create_only, open_store
 from pipeline.verbs.doubts import check_doubts
 from pipeline.verbs.exactness import Difference, Exactness, Proof, prove
-from pipeline.verbs.samples import SampledDocument, take_samples
 
 DEFAULT_DOCUMENTS = 4
 READ_IDS = 10_000  # at least; fewer if the input has fewer rows
+
+
+@dataclass(frozen=True, slots=True)
+class SampledDocument:
+    """A document as the model reads it; of a long document in chunks, the first."""
+
+    doc_id: str
+    token_ids: DocumentIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +291,44 @@ def _prompt(
         pairs = zip(question.labels, question.trie.verbalizers, strict=True)
         verbalizers = {label: [list(path) for path in paths] for label, paths in pairs}
     return Prompt(sample.doc_id, question.name, text, token_ids, question.first_tokens, verbalizers)
+
+
+def take_samples(
+    shards: Sequence[Shard], reader: DocumentReader, spec: JobSpec, count: int
+) -> list[SampledDocument]:
+    """Up to `count` readable documents, from shards at even distances over the corpus.
+
+    Shards are opened until there are enough documents, and no more of a shard is read than is
+    taken. SpecError if no document can be read.
+    """
+    step = max(1, len(shards) // max(1, count))
+    spread = shards[::step]
+    rest = [shard for number, shard in enumerate(shards) if number % step]
+    samples: list[SampledDocument] = []
+    for number, shard in enumerate([*spread, *rest]):
+        if len(samples) >= count:
+            break
+        share = -(-(count - len(samples)) // max(1, len(spread) - number))
+        samples += islice(_readable(shard, reader, spec), share)
+    if count and not samples:
+        documents = next(read_documents(shards[0], spec.input.storage_options))
+        text, status = (documents.column(name)[0].as_py() for name in ("text", "status"))
+        _, reason = reader.chunks(text, status, next(images_of(documents)))
+        content, key, column = "readable text", "input.text", spec.input.text
+        if spec.input.image is not None:
+            content, key, column = "a readable image", "input.image", spec.input.image
+        fix = f"no document has {content} in this column (the first row: "
+        fix += f"{reason.removeprefix('error:')}); name another column, or correct the files"
+        raise SpecError([Problem(key, fix, column)])
+    return samples
+
+
+def _readable(shard: Shard, reader: DocumentReader, spec: JobSpec) -> Iterator[SampledDocument]:
+    for documents in read_documents(shard, spec.input.storage_options):
+        columns = (documents.column(name) for name in ("doc_id", "text", "status"))
+        for doc_id, text, status, image in zip(*columns, images_of(documents), strict=True):
+            if status.as_py() != OK:
+                continue
+            pieces, _ = reader.chunks(text.as_py(), OK, image)
+            if pieces:  # otherwise a run writes a row with the reason
+                yield SampledDocument(doc_id.as_py(), as_document(pieces[0], image))

@@ -30,23 +30,15 @@ MOST_TOKENS = 12  # of a continuation
 
 def continuations(
     spec: JobSpec,
-    rows: pa.RecordBatch,
-    documents: Sequence[Excerpt],
+    rows: pa.RecordBatch,  # with the columns of the tasks
+    documents: Sequence[Excerpt],  # [rows]: whole texts
     *,
     cache_dir: Path,
     announce: Send,
 ) -> tuple[tuple[Continuation, ...], ...]:  # [rows]
     """The greedy continuation of each question to a language model, from the first chunk of a text.
 
-    Args:
-        spec: Its questions are asked as they are now.
-        rows: With the columns of the tasks.
-        documents: [rows] the whole texts, and the images.
-        cache_dir: Folder of models.
-        announce: Takes the phases.
-
-    Raises:
-        AssayError: A model cannot be loaded.
+    The questions are those of the spec now. AssayError if a model cannot be loaded.
     """
     job = make_job(spec, place(spec.model, this_machine()), cache_dir)
     by_task: dict[tuple[int, str], list[Continuation]] = {}

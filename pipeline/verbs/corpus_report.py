@@ -7,9 +7,10 @@ filter's decisions about all documents.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pydantic import computed_field
@@ -20,19 +21,11 @@ from pipeline.filters.labelled import LabelledRows
 from pipeline.filters.older_answers import older_answers, what_answered
 from pipeline.filters.result import FilterResult, result_of
 from pipeline.filters.rule import SnapshotRule
-from pipeline.filters.tally import (
-    BY_LENGTH,
-    ScoreCounts,
-    ShownDocument,
-    bar_counts,
-    examples,
-    score_counts,
-    scored_labels,
-)
 from pipeline.integrity.diff import Comparison, compare
-from pipeline.ledger.snapshots import Contents, contents, headers
+from pipeline.ledger.columns import CHUNK
+from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, headers
 from pipeline.options import EvalOptions, ReportOptions
-from pipeline.sources.rule import named
+from pipeline.sources.rule import named, quoted
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -41,6 +34,41 @@ from pipeline.verbs.doubts import report_doubts
 from pipeline.verbs.evaluate import Evaluation, evaluate
 
 TEXT_CHARS = 600  # of each example
+BARS = 50  # of a histogram
+LENGTHS = (200, 1_000, 5_000, 20_000)  # characters: the upper ends of groups of documents
+SHOWN_LABELS = 12  # of a task: histograms and examples; the first in the spec's order
+MOST_SCORES = 48
+EXAMPLES = 3
+LEAST_SURE, KEPT, DROPPED = "least sure", "kept", "dropped"
+# SQL of a group of documents by their length.
+_UP_TO = " ".join(f"when n_chars <= {end} then 'up to {end:,} characters'" for end in LENGTHS)
+BY_LENGTH = f"case {_UP_TO} else 'above {LENGTHS[-1]:,} characters' end"
+
+Label = tuple[str, str]  # of a task: both names
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCounts:
+    """Documents by the probability of a label."""
+
+    task: str
+    label: str
+    counts: tuple[int, ...]  # in BARS bars of equal width from 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDocument:
+    """One document that a report shows."""
+
+    kind: str  # least sure: of a task; kept | dropped: by the filter
+    task: str | None
+    label: str | None
+    doc_id: str
+    path: str
+    row: int
+    margin: float | None  # between the two likeliest labels, or those of the answer
+    reason: str  # why the filter drops it, in words; "" where it is kept
+    start: int = 0  # of the chunk whose answer it is, in characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +160,9 @@ def report_of(
     spec: JobSpec, quality: Evaluation | None, options: ReportOptions, *, cache_dir: Path
 ) -> CorpusReport:
     """As `corpus_report`, with an evaluation of its answers."""
-    rule = SnapshotRule.of(spec if spec.filter else _without_filter(spec), options.by)
+    every = FilterSpec(keep="true", on_error="keep")  # — of a spec without a filter
+    filtering = spec.model_copy(update={"filter": spec.filter or every})
+    rule = SnapshotRule.of(filtering, options.by)
     labelled, on_error = rule.labelled, rule.rule.filter.on_error
     contents, store = labelled.contents, labelled.store
     shards, _ = labelled.shards(cache_dir)
@@ -165,11 +195,6 @@ def report_of(
             quality=quality,
             drift=None if before is None else compare(store, before, contents),
         )
-
-
-def _without_filter(spec: JobSpec) -> JobSpec:
-    """The spec with a filter that keeps every document."""
-    return spec.model_copy(update={"filter": FilterSpec(keep="true", on_error="keep")})
 
 
 def _task(task: TaskSpec, labelled: LabelledRows, table: Decisions) -> TaskReport:
@@ -218,8 +243,7 @@ def _with_texts(
             "start": pa.array([example.start for example in examples], pa.int64()),
         }
     )
-    options = labelled.spec.input.storage_options
-    shown = excerpts(labelled.store, labelled.contents, places, options, chars=TEXT_CHARS)
+    shown = excerpts(labelled, places, chars=TEXT_CHARS)
     return tuple(
         ShownExample(
             example,
@@ -238,3 +262,76 @@ def _before(store: Store, snapshot: Contents) -> Contents | None:
             if before.tasks.keys() & snapshot.tasks:
                 return before
     return None
+
+
+def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -> list[Label]:
+    """The labels whose probabilities are counted: of each task, those that the rule reads first."""
+    scored = []
+    for task, published in tasks.items():
+        if "p" in published.columns:
+            labels = sorted(published.labels, key=lambda label: (task, label) not in first)
+            scored += [(task, label) for label in labels[:SHOWN_LABELS]]
+    return scored[:MOST_SCORES]
+
+
+def score_counts(table: Decisions, scored: Sequence[Label]) -> Iterator[ScoreCounts]:
+    """Documents by the probability of each label."""
+    for task, label in scored:
+        yield ScoreCounts(task, label, bar_counts(table, named(task, "p", label), 0, 1))
+
+
+def bar_counts(table: Decisions, column: str, low: float, high: float) -> tuple[int, ...]:
+    """The documents with a number in the column, in BARS bars of equal width."""
+    bar = f"least(floor(({column}::DOUBLE - ?) / ? * {BARS}), {BARS - 1})::INTEGER"
+    query = f"select {bar} as bar, count(*) from documents where isfinite({column}) group by bar"
+    counts: dict[int, int] = dict(table.rows(query, [low, high - low]))
+    return tuple(counts.get(number, 0) for number in range(BARS))
+
+
+def examples(
+    table: Decisions, tasks: Mapping[str, SnapshotTask], scored: Sequence[Label] = ()
+) -> Iterator[ShownDocument]:
+    """The documents to show: by the filter's decision, then of each task. Equal texts are one.
+
+    Of kind `multi`, the label is the least sure of those that are `scored`.
+    """
+    for kind, condition in ((KEPT, "not _dropped"), (DROPPED, "_dropped")):
+        by_hash = _first(table, f"status = 'ok' and {condition}", "0")
+        for doc_id, path, row, _, reason, _, _ in by_hash:
+            yield ShownDocument(kind, None, None, doc_id, path, row, None, reason)
+    for task, published in tasks.items():
+        label, margin = named(task, "label"), named(task, "margin")
+        if "labels" in published.columns:
+            of_task = [name for of, name in scored if of == task]
+            if not of_task:
+                continue
+            names = ", ".join(map(quoted, of_task))
+            own = ", ".join(f"abs(2 * {named(task, 'p', name)} - 1)" for name in of_task)
+            margin = f"list_min([{own}])"
+            label = f"[{names}][list_position([{own}], {margin})]"
+        start = named(task, CHUNK, "start") if CHUNK in published.columns else "0"
+        for shown in _first(table, f"isfinite({margin})", margin, label, f"coalesce({start}, 0)"):
+            doc_id, path, row, least, reason, name, begins = shown
+            yield ShownDocument(LEAST_SURE, task, name, doc_id, path, row, least, reason, begins)
+
+
+def _first(
+    table: Decisions, where: str, order: str, label: str = "''", start: str = "0"
+) -> list[tuple[Any, ...]]:
+    """The first documents in an order, of different texts: id, path, row, place, reason, label,
+    and where the text begins that is shown.
+    """
+    columns = f"*, {order} as _place, {label} as _named, {start} as _start"
+    chosen = f"select {columns} from documents where {where}"
+    return table.rows(
+        f"""
+        with texts as (
+            select content_hash, min(_place) as _place from ({chosen}) group by content_hash
+            order by _place, content_hash limit {EXAMPLES}
+        )
+        select doc_id, path, row, _place, _why, _named, _start
+        from ({chosen}) join texts using (content_hash, _place)
+        qualify row_number() over (partition by content_hash order by path, row) = 1
+        order by _place, content_hash
+        """
+    )

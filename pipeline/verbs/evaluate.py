@@ -166,6 +166,8 @@ def evaluate(
         for part in spec.parts
         if part.name in gold.tasks
     }
+    batches = LabelDataset(store, snapshot, ()).to_batches(columns=["doc_id"])
+    ids = (id.as_py() for batch in batches for id in batch["doc_id"])
     judged = {name: of.judged for name, of in tasks.items() if of.judged is not None}
     multi = {
         task.name: _means_over_labels(task, judged)
@@ -191,13 +193,8 @@ def evaluate(
         if options.against is None
         else compared(options.against, gold, judged, options, cache_dir),
         gold_ids=() if in_corpus else gold.keys[:SHOWN_IDS],
-        corpus_ids=() if in_corpus else _first_ids(LabelDataset(store, snapshot, ())),
+        corpus_ids=() if in_corpus else tuple(islice(ids, SHOWN_IDS)),
     )
-
-
-def _first_ids(corpus: LabelDataset) -> tuple[str, ...]:
-    ids = (id.as_py() for batch in corpus.to_batches(columns=["doc_id"]) for id in batch["doc_id"])
-    return tuple(islice(ids, SHOWN_IDS))
 
 
 def _evaluate_filter(spec: JobSpec, source: str, audit: Audit, cache_dir: Path) -> Evaluation:

@@ -260,7 +260,7 @@ def head(
     sql = options.where
     rule = None if sql is None else Rule(sql, labelled.schema, place=place)
     rows = _chosen(labelled, rule, options.head, cache_dir)
-    shown = excerpts(labelled.store, contents, rows, spec.input.storage_options, chars=None)
+    shown = excerpts(labelled, rows, chars=None)
     starts = [None if of.text is None else of.text[:TEXT_CHARS] for of in shown]
     with_starts = with_text(rows, pa.array(starts, pa.large_string()))
     why: tuple[tuple[Continuation, ...], ...] = ()

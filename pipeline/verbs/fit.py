@@ -34,6 +34,7 @@ from pipeline.options import FOLDS, FitOptions
 from pipeline.runtime.fitted_files import options_for, refuse_published
 from pipeline.runtime.job import Job, make_job
 from pipeline.runtime.placement import place, this_machine
+from pipeline.runtime.progress import Progress, ignore
 from pipeline.spec.labels import YES, part_file, task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -117,7 +118,7 @@ def fit_readouts(
     *,
     cache_dir: Path,
     folder: str = "",
-    announce: Callable[[int], Callable[[int], None]] = lambda documents: lambda done: None,
+    announce: Callable[[Progress], None] = ignore,
 ) -> Fit:
     """Fits and writes a readout for every task that the gold has labels for.
 
@@ -125,14 +126,13 @@ def fit_readouts(
     document once. For a task with a question, both the state after the question and that of the
     document are fitted, and the position with the smaller loss of held-out rows is written.
 
-    `folder` is that of the spec's file: readouts without a path are in `readouts` there. `announce`
-    is called with the number of documents, and returns a function that is called with the number of
-    documents of each batch. SpecError if the gold has too few labels, or an option is wrong.
+    `folder` is that of the spec's file: readouts without a path are in `readouts` there. SpecError
+    if the gold has too few labels, or an option is wrong.
     """
     if not 0 <= options.hold_out < 1:
         raise option_error("hold_out", "write a share, as in 0.2", options.hold_out)
     gold = read_gold(options.gold, spec, options.tasks)
-    warn_of_chosen(gold, "the figures are those of harder documents than the corpus has")
+    warn_of_chosen(gold)
     tasks = {part.name: part for part in spec.model_parts if part.name in gold.tasks}
     if not tasks:
         fix = "all tasks with gold labels have classifiers; a readout is of the model's states"
@@ -145,6 +145,7 @@ def fit_readouts(
     read = read_gold_states(
         job, gold, tasks, layers=options.layers, hold_out=options.hold_out, announce=announce
     )
+    announce(Progress("fitting"))
     reading = _Reading(job, gold, read, options.hold_out)
     rows = {name: reading.states(name)["document"] for name in tasks}
     pairs = {name: {*zip(of.groups, of.truth, strict=True)} for name, of in rows.items()}

@@ -36,6 +36,7 @@ from pipeline.inference.schedules.forward import ReadPoint
 from pipeline.runtime.assembly import DocumentReader, memory_plan, reader_model, reader_prompt
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import plan
+from pipeline.runtime.progress import READING, Progress, ignore
 from pipeline.sources.documents import RawRow, documents_from, images_of
 from pipeline.sources.id_text import spellings
 from pipeline.sources.source import read_documents
@@ -77,15 +78,13 @@ def read_gold_states(
     layers: str | None,
     shares: Sequence[float] = _SHARES,
     hold_out: float = 0.0,
-    announce: Callable[[int], Callable[[int], None]],
+    announce: Callable[[Progress], None] = ignore,
 ) -> ReadGold:
     """The states of every labelled gold document for all tasks; each is read once.
 
     They are those of the document itself and, for a task with a question, those after it.
-    `layers` is that of `--layers`; without it, they are at `shares` of the depth. `announce` is
-    called with the number of documents, and returns a function that is called with the number of
-    documents of each batch. A share `hold_out` of the texts is not read. SpecError if no document
-    can be read, or a layer is wrong.
+    `layers` is that of `--layers`; without it, they are at `shares` of the depth. A share
+    `hold_out` of the texts is not read. SpecError if no document can be read, or a layer is wrong.
     """
     tasks = [task for task in job.spec.tasks if task.name in names]
     # — as tasks with a readout, which needs no label tokens; the last one asks nothing
@@ -102,6 +101,11 @@ def read_gold_states(
     read_layers = chosen_layers(layers, model.layers, shares)
     suffixes = list(dict.fromkeys(question.token_ids for question in prompt.questions))
     token_ids = list(documents.values())
+
+    def show(done: int) -> None:
+        announce(Progress(READING, documents=len(token_ids), answered=done, work_done=done))
+
+    show(0)
     states = document_states(
         model,
         prompt.prefix,
@@ -110,7 +114,7 @@ def read_gold_states(
         layers=read_layers,
         max_batch_tokens=memory_plan(model, prompt).max_batch_tokens,
         folder=Path(job.cache_dir),
-        on_documents=announce(len(token_ids)),
+        on_documents=show,
     )
     finite = _finite_first(states)
     if not finite.all():
@@ -283,7 +287,7 @@ def document_states(
     layers: Sequence[int],  # rising, from 1 to all
     max_batch_tokens: int,
     folder: Path,
-    on_documents: Callable[[int], None] = lambda documents: None,
+    on_documents: Callable[[int], None] = ignore,
 ) -> NDArray[np.float32]:  # [docs, layers, kinds, hidden]
     """The states of every document; kinds are the suffixes' last tokens, then the mean.
 
@@ -291,8 +295,8 @@ def document_states(
 
     State N is the `hidden_states[N]` of transformers: the residual stream after N layers, and
     after the last one also normalised. Layers above the highest of `layers` are not run.
-    `on_documents` gets the number of documents of every batch that is done. ModelError if
-    the decoder does not list its layers.
+    `on_documents` gets the number of documents that are done. ModelError if the decoder does not
+    list its layers.
     """
     if not model.layers:
         raise ModelError(
@@ -303,12 +307,13 @@ def document_states(
     lengths = [len(document) + reader.question_tokens for document in documents]
     hidden = model.network.config.get_text_config().hidden_size
     states = _in_file(folder, (len(layers), len(suffixes) + 1, len(documents), hidden))
-    states = states.transpose(2, 0, 1, 3)
+    states, done = states.transpose(2, 0, 1, 3), 0
     for batch in pack(lengths, max_tokens=max_batch_tokens):
         by_layer = reader.read(model.with_images([documents[i] for i in batch]))
         for number, of_layer in enumerate(by_layer):
             assert of_layer.mean is not None, layers[number]
             kinds = torch.cat([of_layer.at_suffixes.float(), of_layer.mean.unsqueeze(0)])
             states[batch, number] = kinds.transpose(0, 1).numpy(force=True)
-        on_documents(len(batch))
+        done += len(batch)
+        on_documents(done)
     return states

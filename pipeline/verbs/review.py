@@ -18,11 +18,10 @@ from pipeline.gold.audits import DROP
 from pipeline.gold.people import GoldFile
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.snapshots import Contents, contents, last_snapshot
-from pipeline.review.agreement import Agreement
-from pipeline.review.options import ReviewOptions
-from pipeline.review.session import Pool, Rules, Session
-from pipeline.review.view import pairs
-from pipeline.sources.shards import MAX_SHARD_BYTES, Shard
+from pipeline.options import ReviewOptions
+from pipeline.review.session import Pool, Session
+from pipeline.review.view import Agreement, agreements
+from pipeline.sources.shards import MAX_SHARD_BYTES
 from pipeline.sources.source import find_objects
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
@@ -58,15 +57,6 @@ def open_review(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> It
     """
     task = _task(spec, options)
     refuse_own_places(spec, options.to)
-    reason = None if options.where is None else "where"
-    rules = Rules(
-        options.order,
-        reason,
-        options.blind,
-        options.second,
-        options.seed,
-        blur=not options.no_blur,
-    )
     with GoldFile.open(options.to, task) as gold:
         pool = Pool()
         if options.order == "audit":
@@ -77,26 +67,26 @@ def open_review(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> It
             for document in draw_sample(spec, options, cache_dir=cache_dir):
                 pool.add(document)
             gold.check_sample(pool.sample)
-            yield Session(pool, task, gold, rules)
+            yield Session(pool, task, gold, options)
             return
         gold.check_sample(None)
         with closing(_reading(spec, task, options, pool, gold, cache_dir)):
-            yield Session(pool, task, gold, rules)
+            yield Session(pool, task, gold, options)
         if pool.error is not None:
             raise pool.error
 
 
-def reviewed(session: Session, options: ReviewOptions) -> Reviewed:
+def reviewed(session: Session) -> Reviewed:
     """What the gold file has now."""
     people = session.counts()
     return Reviewed(
         task=session.task.name,
-        to=options.to,
+        to=session.options.to,
         documents=len(session.pool),
         labels=sum(counts["label"] for counts in people.values()),
         by_label=session.by_label(),
         people={name: dict(counts) for name, counts in people.items()},
-        agreements=tuple(pairs(session)),
+        agreements=tuple(agreements(session)),
     )
 
 
@@ -144,7 +134,7 @@ def _reading(
     rest, named = (shards, labelled) if options.where is None else ((), set[str]())
     read = Read(answers, options.columns, source.storage_options)
     reading = Reading(pool, draws, rest, named, read)
-    reading.wait(for_all=_text_bytes(shards) <= SMALL_BYTES)
+    reading.wait(for_all=sum(shard.piece.text_bytes for shard in shards) <= SMALL_BYTES)
     if pool.error is not None:
         raise pool.error
     if not len(pool):
@@ -160,7 +150,3 @@ def _answered(spec: JobSpec, store: Store, task: TaskSpec) -> Contents | None:
     snapshot = contents(store, number)
     own = snapshot.tasks.get(task.name)
     return snapshot if own is not None and own.labels == tuple(task.labels) else None
-
-
-def _text_bytes(shards: tuple[Shard, ...]) -> int:
-    return sum(shard.piece.text_bytes for shard in shards)

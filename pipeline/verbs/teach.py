@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import Bools, prove
+from pipeline.evaluation.promises import Bools, Judged, prove, wrong_by_rule
 from pipeline.evaluation.readout_fitting import (
     STRENGTHS,
     Choice,
@@ -53,12 +52,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A fitted readout, and what it costs."""
+    """A fitted readout, and what it costs; without one, stages of the spec, which cost nothing."""
 
-    readout: str  # key in the output; of several labels the folder
-    max_tokens: int | None  # of a document, that it reads; None: as the spec says
-    layer: int | None
-    cost: float  # as a share of a whole reading
+    readout: str = ""  # key in the output; of several labels the folder
+    max_tokens: int | None = None  # of a document, that it reads; None: as the spec says
+    layer: int | None = None
+    cost: float = 0.0  # as a share of a whole reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,6 @@ def _states(job: Callable[[], Job], texts: tuple[str, ...]) -> ReadGold:
         ["states"],
         layers=None,
         shares=LAYERS,
-        announce=lambda _documents: lambda _done: None,
     )
 
 

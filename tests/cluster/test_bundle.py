@@ -185,3 +185,24 @@ def test_the_gold_that_judges_a_run_is_uploaded(
     bundled = write_bundle(folder, portable_content(spec, same_machine=True))
     assert (folder / bundled["gold"]["path"]).read_text() == gold.read_text()
     assert bundled["publish"] == publish
+
+
+def test_the_output_of_another_run_that_is_gold_is_uploaded_as_a_whole(tmp_path: Path) -> None:
+    def bundle(path: Path) -> tuple[Path, dict[str, Any]]:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        bundled = write_bundle(folder, {"tasks": [], "gold": {"path": str(path), "id": "id"}})
+        return folder / bundled["gold"]["path"], bundled
+
+    snapshot = tmp_path / "teacher" / "snapshots" / "00000001.json"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.write_text("{}")
+    (labels := tmp_path / "teacher" / "labels").mkdir()
+    (labels / "a.parquet").write_bytes(b"answers")
+    copy, bundled = bundle(tmp_path / "teacher")
+    assert (copy / "labels" / "a.parquet").read_bytes() == b"answers"
+    named, _ = bundle(snapshot)
+    assert named.read_text() == "{}" and named.parents[1].name == copy.name
+    (labels / "a.parquet").write_bytes(b"others")
+    assert content_id(bundle(tmp_path / "teacher")[1]) != content_id(bundled)
+    missing = tmp_path / "nowhere"
+    assert bundle(missing)[1]["gold"] == {"path": str(missing), "id": "id"}

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import cohen_kappa_score, f1_score
 
-from pipeline.evaluation.metrics import LabelRows, means_over_labels
-from pipeline.evaluation.ordinal import kappas, ordinal_figures, rank_correlations
+from pipeline.evaluation.metrics import LabelRows, means_over_labels, score
+from pipeline.evaluation.ordinal import kappas, rank_correlations
 from pipeline.evaluation.resampling import draws
 
 ROWS = 80
@@ -36,7 +36,7 @@ def test_every_resample_is_measured_as_the_rows_that_it_holds() -> None:
 
 def test_equal_numbers_have_no_kappa_and_no_rank_but_an_error() -> None:
     p = np.tile([0.1, 0.2, 0.3, 0.4], (5, 1))
-    figures = ordinal_figures(np.full(5, 3), p, VALUES, resamples=10)
+    figures = score(np.full(5, 3), p, list("0123"), values=VALUES, resamples=10).headlines
     assert figures["qwk"].value is None and figures["spearman"].value is None
     assert figures["mae"].value == pytest.approx(1.0, **EXACT)
 

@@ -14,8 +14,7 @@ from scipy.special import softmax
 from scipy.stats import binom, binomtest
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.evaluation.cascade_rules import Judged, wrong_by_rule
-from pipeline.evaluation.promises import LEVELS, Promise, prove, proved_share
+from pipeline.evaluation.promises import LEVELS, Judged, Promise, prove, proved_share, wrong_by_rule
 
 Floats = NDArray[np.float64]
 DOCUMENTS, SAMPLE = 10_000, 1_000

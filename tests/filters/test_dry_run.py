@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from filtered import (
     kept,
 )
 from finished import snapshot_json, write_snapshot
+from reports import REPORT, printed
 
 from pipeline.errors import SpecError
+from pipeline.report.filters import show_filter
 from pipeline.stores.local import LocalStore
 
 
@@ -85,6 +88,15 @@ def test_a_filter_that_was_stopped_goes_on_with_the_same_thresholds(
     resumed = filtered_with(folder, **rule)
     assert (resumed.removes, resumed.groups) == (whole.removes, whole.groups)
     assert dropped(resumed) == dropped(whole) and kept(resumed) == kept(whole)
+
+
+def test_of_many_groups_a_few_thresholds_are_printed_and_the_others_counted() -> None:
+    cases = [f" WHEN 'it''s {n}' THEN {n}e0" for n in range(100)]
+    assert REPORT.filter is not None
+    filtered = replace(REPORT.filter, removes=f"p > CASE g{''.join(cases)} ELSE 1e0 END")
+    shown = " ".join(printed(show_filter, filtered).split())
+    assert f"{cases[23]} … 76 more groups; --json has them … ELSE 1e0 END" in shown
+    assert cases[24] not in shown
 
 
 @pytest.mark.parametrize(

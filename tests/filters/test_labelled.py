@@ -16,7 +16,7 @@ from calls import Assay, WriteSpec
 from finished import LABELS, Corpus, finish, label_file
 
 from pipeline.ledger.label_files import LabelFile
-from pipeline.review.options import ReviewOptions
+from pipeline.options import ReviewOptions
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.sources.shards import Shard

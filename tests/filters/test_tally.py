@@ -24,14 +24,14 @@ from pipeline.filters.decisions import (
     scratch,
 )
 from pipeline.filters.rule import SnapshotRule
-from pipeline.filters.tally import (
+from pipeline.spec.parse import parse_spec
+from pipeline.stores.local import LocalStore
+from pipeline.verbs.corpus_report import (
     BARS,
     ShownDocument,
     examples,
     score_counts,
 )
-from pipeline.spec.parse import parse_spec
-from pipeline.stores.local import LocalStore
 
 
 @pytest.fixture

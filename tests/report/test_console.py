@@ -11,8 +11,8 @@ import pytest
 from pipeline.report.console import (
     PIPE_COLUMNS,
     Grid,
-    JobLog,
     console_on,
+    job_log,
     print_parts,
     wants_stop,
 )
@@ -75,9 +75,9 @@ LOG = 'one\ntwo {"a": 1}\n{"documents": 3}\n{no json\nlast'
 @pytest.mark.parametrize("results", [True, False])
 def test_lines_are_whole_however_they_come_and_a_result_is_apart(size: int, results: bool) -> None:
     out, err = io.StringIO(), io.StringIO()
-    log = JobLog(out, err, results=results)
+    log = job_log(out, err, results=results)
     for start in range(0, len(LOG), size):
-        log.show(LOG[start : start + size])
+        log.write(LOG[start : start + size])
     log.close()
     if results:
         assert out.getvalue() == '{"documents": 3}\n'

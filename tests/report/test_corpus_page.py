@@ -15,7 +15,6 @@ import pytest
 from reports import REPORT, change_of, printed, scores, shown, task
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.filters.tally import BARS
 from pipeline.integrity.diff import Comparison
 from pipeline.report.charts import HEIGHT, LEAST_SHARE, histogram, histograms
 from pipeline.report.console import json_value
@@ -24,6 +23,7 @@ from pipeline.report.corpus_page import (
     write_report,
 )
 from pipeline.stores.named_files import new_file
+from pipeline.verbs.corpus_report import BARS
 from pipeline.verbs.doubts import report_doubts
 
 

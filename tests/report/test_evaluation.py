@@ -131,6 +131,10 @@ def test_a_page_says_what_to_do_next_and_the_headline_has_the_main_figures() -> 
     assert task.at_chance
     command = "assay fit 'my spec.yaml' --gold gold.csv --task toxic</code>"
     assert command in html.unescape(page(renamed))
+    # — the readout that answered stays
+    fitted = tuple(replace(own, readout="a.safetensors") for own in REPORT.tasks)
+    written = shown(replace(REPORT, tasks=fitted, scores=(), quality=renamed), "my spec.yaml")
+    assert command.replace("</", " --to FOLDER</") in html.unescape(written)
     passed = replace(whole, tasks={})
     command = "<code>assay filter 'my spec.yaml' --to FOLDER</code>"
     assert f"write the documents that the rule keeps: {command}" in html.unescape(page(passed))

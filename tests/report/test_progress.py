@@ -17,17 +17,22 @@ from pipeline.report.progress import (
     REUSE,
     Lines,
     Pace,
-    Shown,
     fit_progress,
     kept_line,
     run_progress,
     work_line,
 )
 from pipeline.runtime.plan import Plan
-from pipeline.runtime.progress import LABELLING, LOADING, READING_TEXTS, Progress
+from pipeline.runtime.progress import LABELLING, LOADING, READING, READING_TEXTS, Progress
 from pipeline.sources.shards import Shard
 
-COUNTED = Shown("labelling", documents=100, verb="labelled")
+COUNTED = Progress(LABELLING, documents=100)
+
+
+def labelled(done: int, documents: int = 100, failed: int = 0) -> Progress:
+    """Of documents that all cost the same."""
+    counts = {"documents": documents, "answered": done, "work_done": done, "failed": failed}
+    return replace(COUNTED, **counts)
 
 
 FIRST, SECOND = SHARDS = (toy_shard(rows=60), toy_shard(60, rows=40))
@@ -67,16 +72,16 @@ def test_a_log_has_each_phase_the_first_documents_ten_seconds_and_the_last(
     caplog.set_level(logging.INFO)
     show = Lines(logging.getLogger().info, lambda: clock_s[0])
     for second, shown in (
-        (0, Shown("loading the model")),
-        (1, Shown("loading the model")),
-        (LOG_INTERVAL_S, Shown("loading the model")),
+        (0, Progress(LOADING)),
+        (1, Progress(LOADING)),
+        (LOG_INTERVAL_S, Progress(LOADING)),
         (10, COUNTED),
-        (12, replace(COUNTED, done=4)),
-        (13, replace(COUNTED, done=6)),
-        (12 + LOG_INTERVAL_S, replace(COUNTED, done=11, failed=1)),
-        (30, replace(COUNTED, done=100)),
-        (31, replace(COUNTED, done=100)),
-        (32, Shown("publishing")),
+        (12, labelled(4)),
+        (13, labelled(6)),
+        (12 + LOG_INTERVAL_S, labelled(11, failed=1)),
+        (30, labelled(100)),
+        (31, labelled(100)),
+        (32, Progress("publishing", documents=100, answered=100)),
     ):
         clock_s[0] = second
         show(shown)
@@ -106,11 +111,10 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     pace = Pace(0)
     for second in range(1_000):  # ten a second, then one
         done = 10 * second if second < 500 else 5_000 + second - 500
-        pace.add(second, Shown("labelling", 10_000, done))
+        pace.add(second, labelled(done, 10_000))
     assert pace.rate == pytest.approx(1, rel=0.02)
-    pace.add(
-        1_090, Shown("labelling", 10_000, 5_499)
-    )  # nothing for a while: the rate falls, and is not zero
+    # — nothing for a while: the rate falls, and is not zero
+    pace.add(1_090, labelled(5_499, 10_000))
     assert pace.rate is not None and 0 < pace.rate < 0.6
 
 
@@ -118,15 +122,15 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     ("second", "done", "work_done", "figures"),
     [
         # — of slow documents, those of a minute
-        (120, 4, None, ("2.0/min", "0:48:00 left")),
+        (120, 4, 4.0, ("2.0/min", "0:48:00 left")),
         # — long documents are read first, so the time left follows the cost and not the number
         (20, 5, 50.0, ("15.0/min", "0:00:20 left")),
     ],
 )
 def test_the_rate_and_the_time_left_are_those_of_the_documents(
-    second: float, done: int, work_done: float | None, figures: tuple[str, ...]
+    second: float, done: int, work_done: float, figures: tuple[str, ...]
 ) -> None:
-    pace, shown = Pace(0), replace(COUNTED, done=done, work_done=work_done)
+    pace, shown = Pace(0), replace(COUNTED, answered=done, work_done=work_done)
     assert pace.figures(COUNTED) == ()
     pace.add(second, shown)
     assert pace.figures(shown) == figures
@@ -138,9 +142,9 @@ def test_reading_is_counted_and_the_phases_around_it_are_named(
     caplog.set_level(logging.INFO)
     with fit_progress(io.StringIO()) as announce:
         assert messages(caplog) == ["starting"]
-        advance = announce(10)
-        advance(4)
-        advance(6)
+        for done in (0, 4, 10):
+            announce(Progress(READING, documents=10, answered=done, work_done=done))
+        announce(Progress("fitting"))
     assert [line.split(",")[0] for line in messages(caplog)[1:]] == [
         "reading",
         "4 of 10 documents read",

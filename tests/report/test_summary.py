@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from outcomes import toy_outcome
 from reports import printed
@@ -46,6 +49,18 @@ def test_files_that_cannot_be_read_name_the_option_that_publishes_the_others(
     words = shown(toy_outcome(labelled_as("a"), unreadable=("/b: is torn",), snapshot=snapshot))
     advice = "not published 1 of the files cannot be read; --publish-partial publishes the others"
     assert (advice in words) == (snapshot is None)
+
+
+def test_the_option_is_named_with_what_forbids_it() -> None:
+    judged: dict[str, Any] = {
+        "unreadable": ("/b: is torn",),
+        "publish": {"max_psi": 0.1},
+        "snapshot": None,
+    }
+    first = "without publish in the spec, --publish-partial publishes"
+    assert f"cannot be read; {first} the others" in shown(toy_outcome(labelled_as("a"), **judged))
+    kept = replace(toy_outcome(labelled_as("a"), **judged), kept=4)
+    assert f"stays current; {first} this run" in shown(kept)
 
 
 def test_a_label_does_not_steer_the_terminal() -> None:

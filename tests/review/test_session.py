@@ -13,7 +13,6 @@ from sklearn.metrics import cohen_kappa_score
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.gold.people import GoldFile
-from pipeline.review.agreement import agreements
 from pipeline.review.session import (
     DIVERSE,
     RESERVED_S,
@@ -22,7 +21,7 @@ from pipeline.review.session import (
     Session,
     uncertainty,
 )
-from pipeline.review.view import task_json, view_json
+from pipeline.review.view import agreements, task_json, view_json
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -263,7 +262,7 @@ def test_kappa_is_that_of_scikit_learn(kind: str, seed: int, file: Path) -> None
         world.answers(session, "ann", world.rows, given(one))
     with world.session(file, second=True) as session:
         world.answers(session, "bob", world.rows, given(other))
-        [pair] = agreements(session.gold.answers.values(), world.task)
+        [pair] = agreements(session)
     if kind == "multi":
         expected = np.mean([cohen_kappa_score(one == n, other == n) for n in range(4)])
     else:
@@ -278,5 +277,5 @@ def test_kappa_is_undefined_where_chance_alone_makes_people_agree(file: Path) ->
     for person, second in (("ann", False), ("bob", True)):
         with world.session(file, second=second) as session:
             world.answers(session, person, 3, lambda _: "clean")
-            pairs = agreements(session.gold.answers.values(), world.task)
+            pairs = agreements(session)
     assert [(pair.alike, pair.kappa) for pair in pairs] == [(3, None)]

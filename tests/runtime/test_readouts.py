@@ -150,6 +150,16 @@ def test_a_broken_file_is_one_line(how: str, what: str, fitted: Make, tmp_path: 
     assert line.startswith(f"tasks.0.readout: {what}")
 
 
+def test_other_tensors_of_a_file_are_not_read(fitted: Make, tmp_path: Path) -> None:
+    spec, path = fitted(), tmp_path / "a.safetensors"
+    card = card_of(spec, spec.tasks[0], weights=WEIGHTS, dtype="float32")
+    others = dict.fromkeys(("layer_norm.weight", "layer.weight", "layers1.weight"), np.ones(3))
+    tensors = {**safetensors.numpy.load_file(path), **others}
+    path.write_bytes(safetensors.numpy.save(tensors, metadata={"card": json.dumps(card)}))
+    refs = find_readouts(spec, tmp_path, weights=WEIGHTS, dtype="float32")
+    assert load_readouts(refs, spec, tmp_path)["a"].layers == [1, 2]
+
+
 def test_a_readout_in_another_kind_of_store_is_not_given_the_outputs_options(
     fitted: Make, tmp_path: Path
 ) -> None:

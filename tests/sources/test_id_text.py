@@ -43,6 +43,7 @@ IDS: list[tuple[pa.DataType, list[object], list[str]]] = [
     (pa.date32(), [date(2026, 1, 2)], ["2026-01-02"]),
     (pa.date64(), [date(2026, 1, 2)], ["2026-01-02"]),
     (pa.time64("us"), [time(3, 4, 5, 500)], ["03:04:05.000500"]),
+    (pa.duration("s"), [90], ["90"]),
     (pa.duration("ms"), [1500], ["1500"]),
     (pa.uuid(), [uuid.UUID(int=1).bytes], ["00000000-0000-0000-0000-000000000001"]),
     (pa.binary(), ["é".encode(), b"\xff\x01"], ["é", "ff01"]),

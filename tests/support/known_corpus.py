@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.label_files import LabelFile
-from pipeline.options import EvalOptions
-from pipeline.review.options import ReviewOptions
+from pipeline.options import EvalOptions, ReviewOptions
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import find_objects
 from pipeline.spec.fingerprint import Fingerprint

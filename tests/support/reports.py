@@ -14,11 +14,10 @@ from rich.console import Console
 
 from pipeline.filters.decisions import Size
 from pipeline.filters.result import FilterResult, Sizes
-from pipeline.filters.tally import BARS, ScoreCounts
 from pipeline.integrity.diff import Answers, Move, TaskChange, psi
 from pipeline.report.console import console_on
 from pipeline.report.corpus_page import page
-from pipeline.verbs.corpus_report import CorpusReport, TaskReport
+from pipeline.verbs.corpus_report import BARS, CorpusReport, ScoreCounts, TaskReport
 
 Result = TypeVar("Result")
 PAIR = (Size(60, 6_000, 1_200), Size(40, 4_000, 800))

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.gold.people import GoldFile, Label
-from pipeline.review.session import Document, Pool, Rules, Session
+from pipeline.options import ReviewOptions
+from pipeline.review.session import Document, Pool, Session
 from pipeline.spec.stages import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
@@ -72,8 +73,9 @@ class World:
 
     @contextmanager
     def session(self, file: Path, *, now: Clock | None = None, **rules: Any) -> Iterator[Session]:
+        options = ReviewOptions(str(file), **rules)
         with GoldFile.open(file, self.task) as gold:
-            yield Session(self.pool, self.task, gold, Rules(**rules), now=now or Clock())
+            yield Session(self.pool, self.task, gold, options, now=now or Clock())
 
     def answers(
         self, session: Session, person: str, times: int, label: Callable[[int], Label] | None = None

@@ -7,7 +7,7 @@ import pytest
 from judged import Bench
 from sklearn.metrics import roc_auc_score
 
-from pipeline.evaluation.paired import paired
+from pipeline.evaluation.metrics import paired
 
 
 def test_both_are_judged_by_the_same_rows_and_the_difference_has_an_interval(bench: Bench) -> None:

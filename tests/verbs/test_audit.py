@@ -18,7 +18,7 @@ from sklearn.metrics import precision_score, recall_score
 from pipeline.errors import SpecError
 from pipeline.evaluation.survey import Estimate
 from pipeline.gold.labels import read_gold
-from pipeline.review.options import ReviewOptions
+from pipeline.options import ReviewOptions
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.audit import FilterQuality, draw_sample

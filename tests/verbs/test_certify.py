@@ -13,7 +13,7 @@ import pytest
 from changing_corpus import Corpus, Killed
 
 from pipeline.errors import SpecError
-from pipeline.evaluation.cascade_rules import Judged
+from pipeline.evaluation.promises import Judged
 from pipeline.fitted.certificate import Certificate
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.integrity.verify import verify, wrong_certificates

@@ -11,7 +11,7 @@ from calls import Assay, WriteSpec
 from known_corpus import Known, known_corpus
 
 from pipeline.errors import SpecError
-from pipeline.review.options import ReviewOptions
+from pipeline.options import ReviewOptions
 from pipeline.review.server import listen
 from pipeline.review.session import DIVERSE, Session
 from pipeline.spec.fingerprint import Fingerprint
@@ -171,7 +171,7 @@ def test_where_shows_only_documents_that_the_condition_accepts(
     with open_review(spec_of(known), options, cache_dir=tmp_path / "cache") as session:
         assert {document.text for document in session.pool.documents} == meant
         assert {line["shown"].chosen for line in labels(session, len(meant))} == {"where"}
-        result = reviewed(session, options)
+        result = reviewed(session)
     assert (result.labels, result.by_label) == (len(meant), {"toxic": 0, "clean": len(meant)})
 
 

@@ -17,7 +17,7 @@ from pipeline.sources.streams import Options
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.verbs import samples
-from pipeline.verbs.samples import take_samples
+from pipeline.verbs.check import take_samples
 
 Written = tuple[list[Shard], DocumentReader, JobSpec]
 
