@@ -156,8 +156,10 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """
     bundled = {**content, "tasks": [_with_files(task, folder) for task in content["tasks"]]}
     gold = content.get("gold", {})
-    if (file := Path(os.path.expanduser(gold.get("path", "")))).is_file():
-        bundled["gold"] = {**gold, "path": _copied(file, folder)}
+    if (path := gold.get("path")) and (file := Path(os.path.expanduser(path))).exists():
+        # — of an output, or a snapshot of it, the files stay where they are
+        is_one = file.is_file() and file.parent.name != "snapshots"
+        bundled["gold"] = {**gold, "path": _copied(file, folder) if is_one else str(file.absolute())}
     written = yaml.dump(bundled, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False)
     (folder / SPEC_FILE).write_text(written, encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")

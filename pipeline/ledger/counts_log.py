@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import reduce
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,7 +37,6 @@ from pipeline.ledger.numbered import (
     numbers_from_checkpoint,
     read_numbered,
 )
-from pipeline.ledger.text_index import in_sample
 from pipeline.sources.documents import SKIPPED
 from pipeline.stores.store import Store, StoredObject
 
@@ -174,22 +172,6 @@ def of_shards(files: pa.Table, name: str, how: str) -> int:
     """The sum over the shards of the `min` or `max` of a count over the label files of a shard."""
     by_shard = files.filter(files["task"].is_valid()).group_by("sid").aggregate([(name, how)])
     return pc.sum(by_shard[f"{name}_{how}"]).as_py() or 0
-
-
-def rows_in_sample(store: Store, sids: Sequence[str], limit: str) -> int | None:
-    """The rows of these shards in the sample that is the condition of a run; None if it is another.
-
-    Their documents files are read to count them.
-    """
-
-    def count(sid: str) -> int:
-        hashes = read_file(store, documents_key(sid), ["content_hash"])["content_hash"]
-        return int(np.count_nonzero(in_sample(limit, hashes)))
-
-    if in_sample(limit, pa.chunked_array([], pa.string())) is None:
-        return None
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        return sum(pool.map(count, sids))
 
 
 def skipped_by_all(store: Store, files: pa.Table) -> int:

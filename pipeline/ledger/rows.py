@@ -20,7 +20,6 @@ from pipeline.ledger.columns import answers_type, structs
 from pipeline.ledger.label_files import read_file, remedy
 from pipeline.ledger.snapshot_files import NamedFile, NamedShard
 from pipeline.ledger.snapshots import Contents
-from pipeline.ledger.text_index import in_sample
 from pipeline.sources.documents import SKIPPED
 from pipeline.stores.store import Store
 
@@ -49,21 +48,13 @@ def wide_schema(snapshot: Contents, tasks: Sequence[str]) -> pa.Schema:
 
 
 def asked_rows(snapshot: Contents, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows that the condition of the snapshot's run accepts; without one, all rows.
-
-    Of more than a sample they are those about which a task of them was asked.
-    """
-    if snapshot.limit is None:
-        return rows
-    sampled = in_sample(snapshot.limit, pa.chunked_array([rows.column("content_hash")]))
-    if sampled is not None:
-        return rows.filter(pa.array(sampled))
+    """The rows about which a task of them was asked, of a run with a condition; else all rows."""
     statuses = [
         pc.struct_field(column, "status")
         for name, column in zip(rows.schema.names, rows.columns, strict=True)
         if name in snapshot.tasks
     ]
-    if not statuses:
+    if snapshot.limit is None or not statuses:
         return rows
     return rows.filter(reduce(pc.or_, (pc.not_equal(status, SKIPPED) for status in statuses)))
 

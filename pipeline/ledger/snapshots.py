@@ -53,7 +53,7 @@ class Contents:
     missing_files: int = 0  # of a partial snapshot: input files whose rows are not counted
     created_at: str = field(default="", compare=False)  # ISO 8601; "" if it is not published
     limit: str | None = None  # the condition of the run: the other documents have no answers
-    asked: int = 0  # documents that the condition accepts; without one, all
+    asked: int = 0  # documents that a task was asked about; without a condition, all
     certificates: Mapping[str, Certificate] = field(default_factory=dict)  # by task with a cascade
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,6 @@ LEAST_SOURCES = 16
 TEXTS_A_SOURCE = 256
 # An object has at most this many entries, about 45 MB, unless one shard has more.
 MAX_ENTRIES = 4_000_000
-_SAMPLE = re.compile(r"sample < (0\.[0-9]+)")  # as `limit_of` makes it of --sample alone
 # Documents files that are read at once, and before their entries become part of an object.
 READ_THREADS = 16
 READ_AHEAD = 64
@@ -94,20 +92,6 @@ def leading_bits(hashes: pa.StringArray) -> Hashes:
     digits = "".join(pc.utf8_slice_codeunits(hashes, 0, 16).to_pylist())
     assert len(digits) == 16 * len(hashes), hashes
     return np.frombuffer(bytes.fromhex(digits), ">u8").astype(np.uint64)
-
-
-def sample_numbers(hashes: pa.StringArray) -> NDArray[np.float64]:
-    """[docs] from 0 to 1: what conditions call `sample`, which follows from the text."""
-    return leading_bits(hashes) / np.float64(2**64)
-
-
-def in_sample(limit: str, hashes: pa.ChunkedArray) -> NDArray[np.bool_] | None:
-    """[docs] which documents the condition of a run accepts; None if it is more than a sample."""
-    sample = _SAMPLE.fullmatch(limit)
-    if sample is None:
-        return None
-    own = hashes.cast(pa.string()).combine_chunks()
-    return np.asarray(sample_numbers(own) < float(sample[1]), np.bool_)
 
 
 def shards_with_texts(

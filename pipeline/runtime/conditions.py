@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Option, Problem, SpecError, UnreadableError, option_error
 from pipeline.hashes import parse_json
 from pipeline.ledger.columns import STAGE, Bools, answer_columns, answers_type, cast_rows
-from pipeline.ledger.text_index import sample_numbers
+from pipeline.ledger.text_index import leading_bits
 from pipeline.sources.documents import TooLong
 from pipeline.sources.id_text import id_text
 from pipeline.sources.records import SAMPLE_ROWS
@@ -211,7 +211,7 @@ def _of_documents(documents: pa.Table) -> dict[str, pa.Array]:
     return {
         "doc_id": documents.column("doc_id").combine_chunks(),
         "n_chars": documents.column("n_chars").combine_chunks().cast(pa.int64()),
-        "sample": pa.array(sample_numbers(hashes)),
+        "sample": pa.array(leading_bits(hashes) / np.float64(2**64)),
     }
 
 

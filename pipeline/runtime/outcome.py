@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
 from pipeline.ledger.cells import is_whole
 from pipeline.ledger.counts import Counts, ShardCounts
-from pipeline.ledger.counts_log import counted, of_shards, rows_in_sample, skipped_by_all
+from pipeline.ledger.counts_log import counted, of_shards, skipped_by_all
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshot_files import files_of, label_files_of
 from pipeline.ledger.snapshots import (
@@ -82,12 +82,11 @@ class Tally:
     def count_finished(
         self, store: Store, spec: JobSpec, planned: Plan, *, publishes: bool
     ) -> int | None:
-        """Documents of the finished shards that the run's condition accepts; None without one.
+        """Documents of the finished shards that a task is asked about; None without a condition.
 
-        Of more than a sample, those that no task is asked about are left out. FailedRowsError if
-        they are published, and too many of their rows failed in this run or before; those of a
-        shard are of its worst task. A file is read only if nothing has its counts, or if each task
-        has a condition of its own.
+        FailedRowsError if these are published, and too many of their rows failed in this run or
+        before; those of a shard are of its worst task. A label file is read only if nothing has its
+        counts, or if each of several tasks has a condition of its own.
         """
         checks = publishes and self.max_error_rate is not None
         if planned.limit is None and not checks:
@@ -100,12 +99,8 @@ class Tally:
             self._check(of_shards(files, "failed", "max"), rows - skipped)
         if planned.limit is None:
             return None
-        if all(task.when is not None for task in spec.tasks):
-            sampled = rows_in_sample(store, [shard.id for shard in finished], planned.limit)
-            if sampled is not None:
-                return sampled
-            if len(spec.tasks) > 1:
-                skipped = skipped_by_all(store, files)
+        if len(spec.tasks) > 1 and all(task.when is not None for task in spec.tasks):
+            skipped = skipped_by_all(store, files)
         return rows - skipped
 
     def _check(self, failed: int, rows: int, bound: str = "") -> None:
@@ -133,7 +128,7 @@ class Outcome:
     """Counts of the rows, statuses and labels of this run."""
     seconds: float
     asked: int | None = None
-    """Documents of the finished shards that the run's condition accepts; None without one."""
+    """Documents of the finished shards that a task is asked about; None without a condition."""
     stopped: str | None = None
     """The option that ended the run before it was complete."""
     snapshot: int | None = None

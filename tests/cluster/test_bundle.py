@@ -187,22 +187,13 @@ def test_the_gold_that_judges_a_run_is_uploaded(
     assert bundled["publish"] == publish
 
 
-def test_the_output_of_another_run_that_is_gold_is_uploaded_as_a_whole(tmp_path: Path) -> None:
-    def bundle(path: Path) -> tuple[Path, dict[str, Any]]:
-        folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        bundled = write_bundle(folder, {"tasks": [], "gold": {"path": str(path), "id": "id"}})
-        return folder / bundled["gold"]["path"], bundled
-
-    snapshot = tmp_path / "teacher" / "snapshots" / "00000001.json"
-    snapshot.parent.mkdir(parents=True)
+def test_an_output_that_is_gold_is_named_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (snapshot := tmp_path / "teacher" / "snapshots" / "00000001.json").parent.mkdir(parents=True)
     snapshot.write_text("{}")
-    (labels := tmp_path / "teacher" / "labels").mkdir()
-    (labels / "a.parquet").write_bytes(b"answers")
-    copy, bundled = bundle(tmp_path / "teacher")
-    assert (copy / "labels" / "a.parquet").read_bytes() == b"answers"
-    named, _ = bundle(snapshot)
-    assert named.read_text() == "{}" and named.parents[1].name == copy.name
-    (labels / "a.parquet").write_bytes(b"others")
-    assert content_id(bundle(tmp_path / "teacher")[1]) != content_id(bundled)
-    missing = tmp_path / "nowhere"
-    assert bundle(missing)[1]["gold"] == {"path": str(missing), "id": "id"}
+    for path in ("teacher", "teacher/snapshots/00000001.json"):
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        bundled = write_bundle(folder, {"tasks": [], "gold": {"path": path}})
+        assert bundled["gold"]["path"] == str(tmp_path / path)

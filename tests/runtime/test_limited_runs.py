@@ -129,20 +129,6 @@ def test_documents_of_tasks_that_all_have_conditions_are_counted_once(plain: Cor
     assert pq.read_metadata(to).num_rows == shown.asked
 
 
-def test_a_document_of_a_sample_counts_also_where_no_task_is_asked_about_it(plain: Corpus) -> None:
-    texts = write(plain, "a", 60)
-    plain.task |= {"when": "doc.year < 2003"}
-    outcome = plain.run(sample="50%")
-    sampled = {f"a-{row}": text for row, text in enumerate(texts) if in_sample(text, 0.5)}
-    asked_about = [name for name in sampled if int(name[2:]) % 10 < 3]
-    assert asked(plain) == asked_about and len(asked_about) < len(sampled)
-    shown = contents(plain.store)
-    assert outcome.asked == shown.asked == len(sampled) == 60 - shown.missing_rows
-    to = plain.folder / "table.parquet"
-    assert export(plain.spec, ExportOptions(str(to)), cache_dir=plain.cache).rows == len(sampled)
-    assert pq.read_table(to)["doc_id"].to_pylist() == [*sampled]
-
-
 def test_a_column_that_only_later_rows_have_is_null_before(plain: Corpus) -> None:
     texts = numbered("a", 20)
     languages = ["de" if row % 2 else 7 for row in range(20)]  # mixed types compare as strings
