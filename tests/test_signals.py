@@ -31,9 +31,17 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("pause_s", [0.1, 1.0, 1.8])
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("first", "second", "pause_s"),
+    [
+        (signal.SIGINT, signal.SIGINT, 0.1),
+        (signal.SIGINT, signal.SIGTERM, 1.0),
+        (signal.SIGINT, signal.SIGINT, 1.8),
+        (signal.SIGTERM, signal.SIGINT, 1.0),
+        (signal.SIGHUP, signal.SIGTERM, 0.1),
+        (signal.SIGHUP, signal.SIGTERM, 1.8),
+    ],
+)
 def test_two_signals_end_a_command_as_one_does(
     first: signal.Signals, second: signal.Signals, pause_s: float
 ) -> None:

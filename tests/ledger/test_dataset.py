@@ -235,11 +235,6 @@ def test_a_bucket_is_read_with_the_users_options(moto: Server, toy_corpus: Corpu
     assert labels.snapshot == 1 and counted.fetchall() == [(ROWS * FILES, (ROWS - 1) * FILES)]
 
 
-def test_a_name_that_the_package_does_not_export_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'open_lables'"):
-        pipeline.open_lables  # type: ignore[attr-defined]  # noqa: B018
-
-
 FLAT = ["doc_id", "toxic", "toxic_p_toxic", "topic", "topic_p_law", "topic_margin"]
 
 
@@ -280,8 +275,9 @@ def test_a_missing_package_is_named_with_its_extra(
         getattr(open_labels(str(finished.root)), f"to_{package}")()
 
 
-@pytest.mark.parametrize("columns", [None, ["doc_id"], ["toxic.label"]])
-@pytest.mark.parametrize("filter", [None, pc.field("n_chars") > 20])
+@pytest.mark.parametrize(
+    ("columns", "filter"), [(None, None), (["toxic.label"], pc.field("n_chars") > 20)]
+)
 def test_files_are_read_in_the_thread_that_asks_for_rows(
     finished: LocalStore,
     columns: list[str] | None,

@@ -91,11 +91,7 @@ def grown(plain: Corpus) -> Corpus:
     "options",
     [
         {},
-        {"sample": "50%"},
         {"where": "year = 2001"},
-        {"retry_failed": True},
-        {"publish_partial": True},
-        {"max_hours": 9.0},
         {"retry_failed": True, "publish_partial": True, "max_hours": 9.0},
         {"sample": "60%", "where": "year <= 2002", "retry_failed": True, "publish_partial": True},
     ],

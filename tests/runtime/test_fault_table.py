@@ -2,8 +2,9 @@
 
 `pytest -s tests/runtime/test_fault_table.py` prints the table. An environment variable of the
 command names the place of a fault (`ledger.failpoints`). The connection's faults are drawn with the
-seed that is shown. `make test` has the rows without Ray (`toy_assay`) on one server; those with Ray
-and on the second server are slow.
+seed that is shown. `make test` has two rows, on one server and without Ray (`toy_assay`): the laws
+of the others are in the small in `test_histories`, `test_run_s3`, `test_failed_rows` and
+`test_commit_faults`, and on Ray in `test_killed_runs`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ PLACES = [
     "labelled",
     "published",
 ]
-
-
+FEW_PLACES = ["specs recorded", "create 1", "labelled"]  # of `make test`
 # The same, of new shards whose texts the output answers.
 REUSING_PLACES = ["create 0", "indexed", "planned", "created"]
 
@@ -109,16 +109,18 @@ def test_the_driver_killed_at_every_commit_point(
     table: Callable[..., None],
 ) -> None:
     shell = shell_on(server, command=command)
-    kill_at_each(shell, PLACES, tmp_path)
+    places = PLACES if command == ASSAY else FEW_PLACES
+    kill_at_each(shell, places, tmp_path)
     done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
     code, out, err = shell.run()
     assert code == 0, err
     assert json.loads(out)["documents_labelled"] == 0  # the last kill came with all done
     assert done == {stored.key: stored.etag for stored in shell.output.list("labels/")}
     shell.assert_every_row_once()
-    table("driver killed at every commit point", server, kills=len(PLACES))
+    table("driver killed at every commit point", server, kills=len(places))
 
 
+@SLOW
 @SERVERS
 def test_the_driver_killed_where_answers_are_reused(
     server: str,
@@ -142,9 +144,10 @@ def test_the_driver_killed_where_answers_are_reused(
     table("driver killed where answers are reused", server, kills=len(REUSING_PLACES))
 
 
+@SLOW
 @pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("server", ["moto", pytest.param("seaweedfs", marks=SLOW)])
-@pytest.mark.parametrize("place", ["document d100", pytest.param("create 1", marks=SLOW)])
+@pytest.mark.parametrize("server", ["moto", "seaweedfs"])
+@pytest.mark.parametrize("place", ["document d100", "create 1"])
 def test_a_worker_of_ray_killed(
     server: str, place: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
 ) -> None:
@@ -180,6 +183,7 @@ def test_two_runs_at_once_on_one_output(
     table("two runs at once", server, runs=2)
 
 
+@SLOW
 @SERVERS
 def test_two_runs_with_different_specs_at_once(
     server: str, command: Sequence[str], shell_on: Open, table: Callable[..., None]
@@ -199,6 +203,7 @@ def test_two_runs_with_different_specs_at_once(
     table("two runs with different specs", server, runs=2)
 
 
+@SLOW
 @SERVERS
 def test_a_bad_connection_and_a_killed_driver(
     server: str,
@@ -217,8 +222,9 @@ def test_a_bad_connection_and_a_killed_driver(
     table("bad connection, driver killed", server, seed=11, kills=1, injected=injected)
 
 
+@SLOW
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("hours", ["+1h", pytest.param("-1h", marks=SLOW)])
+@pytest.mark.parametrize("hours", ["+1h", "-1h"])
 def test_a_clock_that_is_an_hour_off(
     hours: str,
     command: Sequence[str],
