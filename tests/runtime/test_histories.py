@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changing_corpus import TOPIC, Corpus, Killed, asked_of, decided
+from changing_corpus import TOPIC, Corpus, asked_of, decided, kill
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -228,10 +228,6 @@ class History:
         corpus.collect()
         assert all(corpus.rows(snapshot=number) == rows for number, rows in before.items())
         assert corpus.collect(delete=False) == ()
-
-
-def kill() -> None:
-    raise Killed
 
 
 def complete(corpus: Corpus, options: Mapping[str, Any]) -> None:

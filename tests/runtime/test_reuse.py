@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changing_corpus import TOPIC, TOXIC, Corpus, Killed, numbered, read_in_float32
+from changing_corpus import TOPIC, TOXIC, Corpus, kill, numbered, read_in_float32
 from command import WITH_MODEL, assay
 from transformers import PreTrainedTokenizerFast
 
@@ -286,7 +286,3 @@ def test_a_resumed_first_run_reads_no_text_twice_and_compares_none(
     assert read == Counter(dict.fromkeys(left, 1))
     assert not [*plain.store.list("index/")]
     plain.check()
-
-
-def kill() -> None:
-    raise Killed
