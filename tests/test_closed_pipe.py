@@ -25,7 +25,7 @@ def without_warnings(told: str) -> str:
 
 @pytest.fixture
 def labelled(toy_corpus: Corpus, tmp_path: Path) -> Path:
-    """The spec of a labelled corpus, with a label that ASCII cannot show."""
+    """The spec of a labelled corpus."""
     store, spec = LocalStore(tmp_path / "out"), tmp_path / "spec.json"
     finish(store, toy_corpus.shards(store), toy_fingerprints())
     content = toy_spec(tmp_path)
