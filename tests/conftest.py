@@ -164,6 +164,14 @@ def json_outputs_satisfy_their_schemas() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def files_are_not_synced() -> Iterator[None]:
+    """No power fails in a test of this process, and a run would wait longest for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda _descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """The next test does not see the variables that a verb sets in this process."""

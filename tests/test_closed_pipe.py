@@ -23,33 +23,24 @@ def without_warnings(told: str) -> str:
     return "".join(line for line in lines if " to an older wording of the spec" not in line)
 
 
-@pytest.mark.parametrize("words", ["--help", HEAD, f"{HEAD} --json", "check SPEC --help"])
-def test_a_closed_pipe_ends_the_command_quietly(
-    words: str, toy_corpus: Corpus, tmp_path: Path
-) -> None:
-    store, spec = LocalStore(tmp_path / "out"), tmp_path / "spec.json"
-    finish(store, toy_corpus.shards(store), toy_fingerprints())
-    content = toy_spec(tmp_path)
-    content["input"]["path"] = str(toy_corpus.folder)
-    spec.write_text(json.dumps(content))
-    # — the reader has ended before anything is written
-    line = (
-        f"{{ sleep .2; {sys.executable} -m pipeline {words.replace('SPEC', str(spec))}; }} | true"
-    )
-    line += '; echo "${PIPESTATUS[0]}"'
-    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
-    assert (ended.stdout, without_warnings(ended.stderr)) == (f"{EXIT_CLOSED_PIPE}\n", "")
-
-
 @pytest.fixture
 def labelled(toy_corpus: Corpus, tmp_path: Path) -> Path:
-    """The spec of a labelled corpus, with a label that ASCII cannot show."""
+    """The spec of a labelled corpus."""
     store, spec = LocalStore(tmp_path / "out"), tmp_path / "spec.json"
     finish(store, toy_corpus.shards(store), toy_fingerprints())
     content = toy_spec(tmp_path)
     content["input"]["path"] = str(toy_corpus.folder)
     spec.write_text(json.dumps(content))
     return spec
+
+
+@pytest.mark.parametrize("words", ["--help", HEAD, f"{HEAD} --json"])
+def test_a_closed_pipe_ends_the_command_quietly(words: str, labelled: Path) -> None:
+    # — the reader has ended before anything is written
+    command = f"{sys.executable} -m pipeline {words.replace('SPEC', str(labelled))}"
+    line = f'{{ sleep .2; {command}; }} | true; echo "${{PIPESTATUS[0]}}"'
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+    assert (ended.stdout, without_warnings(ended.stderr)) == (f"{EXIT_CLOSED_PIPE}\n", "")
 
 
 def shell(words: str, spec: Path, redirected: str, **environment: str) -> tuple[int, str, str]:
@@ -64,11 +55,18 @@ def shell(words: str, spec: Path, redirected: str, **environment: str) -> tuple[
     return process.returncode, process.stdout, without_warnings(process.stderr)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", ["--help", "--version", HEAD, f"{HEAD} --json"])
+FULL, CLOSED = "No space left on device", "Bad file descriptor"
+
+
 @pytest.mark.parametrize(
-    "redirected, reason",
-    [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
+    "words, redirected, reason, unbuffered",
+    [
+        ("--version", ">/dev/full", FULL, ""),
+        (HEAD, ">/dev/full", FULL, "1"),
+        (f"{HEAD} --json", ">/dev/full", FULL, ""),
+        ("--help", ">&-", CLOSED, "1"),
+        (HEAD, ">&-", CLOSED, ""),
+    ],
 )
 def test_an_output_that_cannot_be_written_is_one_line_and_a_failure(
     words: str, redirected: str, reason: str, unbuffered: str, labelled: Path
@@ -77,7 +75,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_a_failure(
     assert (code, told) == (1, f"assay: standard output: cannot be written: {reason}\n")
 
 
-@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "2>&- <&-"])
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&- <&-"])
 def test_without_standard_error_the_exit_code_still_says_what_happened(
     redirected: str, labelled: Path
 ) -> None:
@@ -86,7 +84,7 @@ def test_without_standard_error_the_exit_code_still_says_what_happened(
     assert shell("export nosuch.yaml --head 9", labelled, redirected)[:2] == (2, "")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict", "cp1252"])
+@pytest.mark.parametrize("encoding", ["ascii:strict", "cp1252"])
 def test_a_text_that_the_encoding_cannot_show_is_escaped(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("编号,文本\n1,今天全场五折\n2,昨晚的比赛\n", encoding="utf-8")
     words = f"init {tmp_path}/in.csv --to {tmp_path}/new.yaml"

@@ -49,13 +49,14 @@ def test_every_import_is_declared(folder: str, extras: set[str]) -> None:
     declared = {*_names(PROJECT["dependencies"]), "triton"}  # which torch brings for GPUs
     declared |= {name for extra in extras for name in _names(EXTRAS[extra])}
     # — of a package that is not installed, as vLLM, the distribution has the same name
-    owners = {name: [name] for name in _imports(folder)} | packages_distributions()
+    imported = _imports(folder)
+    owners = {name: [name] for name in imported} | packages_distributions()
     missing = {
         package: owners[package]
-        for package in _imports(folder)
+        for package in imported
         if declared.isdisjoint(name.lower().replace("_", "-") for name in owners[package])
     }
-    assert _imports(folder) and not missing
+    assert imported and not missing
 
 
 @pytest.mark.parametrize("extra", ["classifiers", "frames", "gcs"])

@@ -81,19 +81,6 @@ def test_a_relative_path_is_followed_here_and_refused_elsewhere(
     ]
 
 
-def test_urls_absolute_paths_and_ids_of_a_hub_stay_as_they_are(
-    write_spec: Callable[..., Path],
-) -> None:
-    spec = load_spec(
-        write_spec(
-            input={"path": "s3://corpus/*.parquet"}, output="/data/out", model={"path": "org/model"}
-        )
-    )
-    content = portable_content(spec, same_machine=False)
-    assert content["input"]["path"] == "s3://corpus/*.parquet"
-    assert (content["output"], content["model"]["path"]) == ("/data/out", "org/model")
-
-
 def test_the_id_changes_with_what_is_asked_and_with_nothing_else(
     write_spec: Callable[..., Path],
 ) -> None:

@@ -246,20 +246,6 @@ def long_spec(write_spec: Callable[..., Path], tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-def test_a_token_that_is_not_the_clusters_is_refused(
-    cluster: LocalCluster, write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    wrong = start(cluster, write_spec(), RAY_AUTH_TOKEN="canary-token" * 3)
-    out, err = wrong.communicate(timeout=120)
-    assert wrong.returncode == 4 and not out
-    assert "refuses the token" in err and len(err.splitlines()) == 1 and "canary" not in err
-    none = start(cluster, write_spec(), RAY_AUTH_TOKEN_PATH="", HOME=str(tmp_path))
-    _, err = none.communicate(timeout=120)
-    assert none.returncode == 4 and "RAY_AUTH_TOKEN" in err and len(err.splitlines()) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("ray")
 def test_a_killed_driver_and_the_same_command_again_label_every_row_once(
     cluster: LocalCluster, long_spec: Path, tmp_path: Path
 ) -> None:

@@ -72,14 +72,6 @@ def test_the_figures_are_those_counted_by_hand(twice: LocalStore) -> None:
         assert (change.flip_rate > 0) == (task != "toxic")
 
 
-def test_a_snapshot_against_itself_has_not_changed(twice: LocalStore) -> None:
-    compared = compare(twice, contents(twice, 2), contents(twice, 2))
-    assert compared.texts["before_alone"] == compared.texts["after_alone"] == 0
-    for change in compared.tasks.values():
-        assert change.psi == change.flip_rate == 0
-        assert change.newly_failing == 0
-
-
 def test_rows_that_newly_fail_are_named(tmp_path: Path) -> None:
     """The seventh text of each file is emptied (no failure), the eighth has no answer any more."""
     store, corpus = LocalStore(tmp_path / "out"), Corpus(tmp_path / "in", tmp_path / "cache")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import memory_store
 import pytest
@@ -129,15 +128,17 @@ def test_a_run_at_any_moment_of_gc_keeps_its_files_or_one_of_the_two_is_refused(
     ends_before_gc: bool, everything: Everything
 ) -> None:
     """The run publishes old answers again, so gc would delete the files of the new snapshot."""
-    refused = set()
+    refused: set[str] = set()
+    finished = everything.store
+    assert isinstance(finished, MemoryStore)
+    for version in "12":
+        everything.finish("job", version)
+    shards = everything.corpus.shards(finished)
     for number in range(1, 40):
-        everything.store = store = MemoryStore()
-        for version in "12":
-            everything.finish("job", version)
-        shards = everything.corpus.shards(store)
+        store = MemoryStore(_objects=finished._objects.copy())
         with ExitStack() as active:
 
-            def run(store: Store = store, shards: Any = shards, active: ExitStack = active) -> None:
+            def run(store: Store = store, active: ExitStack = active) -> None:
                 try:
                     active.enter_context(in_use(store))
                 except RefusedError as error:

@@ -31,7 +31,7 @@ SHARES = {
     "cut_off": 0.05,
     "conflict": 0.04,
 }
-SHARDS, ROWS, WRITERS = 40, 25, 2
+SHARDS, ROWS, WRITERS = 16, 25, 2
 LABELS = ("yes", "no")
 TASKS = {"first": "a" * 16, "second": "b" * 16}
 

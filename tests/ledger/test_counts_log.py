@@ -22,7 +22,7 @@ from pipeline.ledger.snapshot_files import label_files_of
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.shards import Shard
 
-SHARDS = [toy_shard(4 * number, 4) for number in range(2_000)]
+SHARDS = [toy_shard(4 * number, 4) for number in range(200)]
 FPS = {"toxic": "f1" * 8, "topic": "f2" * 8}
 # — of the documents one is no text; of the answers another failed, and one was not asked
 DOCUMENTS = to_parquet(pa.table({"status": ["ok", "ok", "error:not JSON", "ok"]}), {})
@@ -31,8 +31,10 @@ ANSWERS = to_parquet(pa.table({"status": STATUS}), {"taken_over": "1", "since": 
 
 
 @pytest.fixture
-def store() -> Recording:
+def store(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A store with the files of all shards, as a run left it that logged nothing."""
+    assert counts_log.SHARDS_A_LOG == 1_000
+    monkeypatch.setattr(counts_log, "SHARDS_A_LOG", 100)
     objects = MemoryStore()
     for shard in SHARDS:
         objects.create(documents_key(shard.id), DOCUMENTS)
@@ -55,7 +57,7 @@ def files_of(shard: Shard, done: Committed) -> Iterator[FileCounts]:
 
 
 def log_all(store: Recording, shards: Sequence[Shard]) -> Committed:
-    """Logs the shards as a run does that is killed after the last: it wrote full thousands."""
+    """Logs the shards as a run does that is killed after the last: it wrote full hundreds."""
     log, done = CountsLog(store), committed_now(store)
     for shard in shards:
         log.add(files_of(shard, done))
@@ -67,13 +69,13 @@ def opened(store: Recording) -> list[str]:
     return [key for key in store.read_keys if key.startswith(("labels/", "documents/"))]
 
 
-def test_of_2_000_shards_only_those_are_read_that_a_killed_driver_did_not_log(
+def test_of_many_shards_only_those_are_read_that_a_killed_driver_did_not_log(
     store: Recording,
 ) -> None:
-    done = log_all(store, SHARDS[:1_990])
-    files = counted(store, label_files_of(SHARDS[:1_000], done))
-    assert opened(store) == [], "a thousand shards are in the log"
-    assert of_shards(files, "failed", "max") == 2 * 1_000
+    done = log_all(store, SHARDS[:190])
+    files = counted(store, label_files_of(SHARDS[:100], done))
+    assert opened(store) == [], "a hundred shards are in the log"
+    assert of_shards(files, "failed", "max") == 2 * 100
     counts = {name: set(files[name].to_pylist()) for name in counts_log.COUNTED[1:]}
     assert counts == {
         "since": {3},
@@ -85,17 +87,17 @@ def test_of_2_000_shards_only_those_are_read_that_a_killed_driver_did_not_log(
     everything = counted(store, label_files_of(SHARDS, done), keep=True)
     assert set(opened(store)) == {
         key
-        for shard in SHARDS[1_000:]
+        for shard in SHARDS[100:]
         for key in (documents_key(shard.id), *(label_key(t, FPS[t], shard.id) for t in FPS))
     }
     columns = counts_log.COUNTED
-    assert everything.select(columns).slice(0, 1).equals(everything.select(columns).slice(3_999, 1))
+    assert everything.select(columns).slice(0, 1).equals(everything.select(columns).slice(399, 1))
     # — what was read is in the log now: publishing, and whoever comes later, reads none again
     store.read_keys.clear()
     assert counted(store, label_files_of(SHARDS, done)).equals(everything)
     tasks = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
     publish(store, "job", tasks, SHARDS, done, created_at="")
-    assert {*opened(store)} == {documents_key(shard.id) for shard in SHARDS[1_000:]}
+    assert {*opened(store)} == {documents_key(shard.id) for shard in SHARDS[100:]}
     store.read_keys.clear()
     assert publish(store, "other", tasks, SHARDS, done, created_at="") == 2
     assert opened(store) == []
@@ -120,16 +122,16 @@ def test_files_without_a_count_are_read_many_at_once(store: Recording) -> None:
 def test_a_file_that_is_another_object_by_now_is_read_and_a_damaged_one_is_named(
     store: Recording,
 ) -> None:
-    log_all(store, SHARDS[:1_000])
+    log_all(store, SHARDS[:100])
     key, damaged = (label_key("toxic", FPS["toxic"], shard.id) for shard in SHARDS[:2])
     store.delete([key])
     store.create(key, to_parquet(pa.table({"status": ["ok"] * 4}), {}))
-    files = counted(store, label_files_of(SHARDS[:1_000], committed_now(store)))
-    assert opened(store) == [key] and of_shards(files, "failed", "min") == 2 * 999
+    files = counted(store, label_files_of(SHARDS[:100], committed_now(store)))
+    assert opened(store) == [key] and of_shards(files, "failed", "min") == 2 * 99
     store.delete([damaged])
     store.create(damaged, ANSWERS[:-1])
     with pytest.raises(StorageError, match=f"{damaged}: its content was changed"):
-        counted(store, label_files_of(SHARDS[:1_000], committed_now(store)))
+        counted(store, label_files_of(SHARDS[:100], committed_now(store)))
 
 
 def test_the_log_is_read_from_its_last_checkpoint_and_does_without_a_damaged_entry(

@@ -32,7 +32,6 @@ from finished import (
 from memory_store import Recording
 from servers import Server
 
-import pipeline
 from pipeline.errors import SpecError, StorageError
 from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.label_files import sealed_hash
@@ -162,7 +161,8 @@ def test_files_of_several_shards_are_read_at_once_and_come_in_order(finished: Lo
 
 
 def test_a_stream_is_read_any_number_of_times(finished: LocalStore) -> None:
-    labels = open_labels(finished.root, ["topic"])
+    labels = open_labels(finished.root, ["topic"], snapshot=1)
+    assert labels.schema.names == [*DOCUMENT_COLUMNS, "topic"] == [*DOCUMENT_SCHEMA.names, "topic"]
     assert re.fullmatch(r"<LabelDataset: topic; \d+ documents of .*>", repr(labels))
     assert pa.table(labels).equals(labels.to_table()) and pa.table(labels).equals(pa.table(labels))
     rows = duckdb.sql(
@@ -171,14 +171,6 @@ def test_a_stream_is_read_any_number_of_times(finished: LocalStore) -> None:
     files = f"'{finished.root}/labels/topic/*/*/*.parquet'"
     raw = duckdb.sql(f"select doc_id, label::varchar from {files} order by all").fetchall()
     assert rows.fetchall() == rows.fetchall() == raw and len(raw) == ROWS * FILES
-
-
-def test_the_tasks_that_are_named_are_the_columns(finished: LocalStore) -> None:
-    labels = pipeline.open_labels(str(finished.root), ["topic"], snapshot=1)
-    assert labels.schema.names == [*DOCUMENT_COLUMNS, "topic"]
-    assert DOCUMENT_SCHEMA.names == list(DOCUMENT_COLUMNS)
-    whole = open_labels(str(finished.root)).to_table().drop_columns(["toxic"])
-    assert labels.to_table().equals(whole)
 
 
 @pytest.mark.parametrize("name", DOCUMENT_SCHEMA.names)
@@ -235,11 +227,6 @@ def test_a_bucket_is_read_with_the_users_options(moto: Server, toy_corpus: Corpu
     assert labels.snapshot == 1 and counted.fetchall() == [(ROWS * FILES, (ROWS - 1) * FILES)]
 
 
-def test_a_name_that_the_package_does_not_export_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'open_lables'"):
-        pipeline.open_lables  # type: ignore[attr-defined]  # noqa: B018
-
-
 FLAT = ["doc_id", "toxic", "toxic_p_toxic", "topic", "topic_p_law", "topic_margin"]
 
 
@@ -280,8 +267,9 @@ def test_a_missing_package_is_named_with_its_extra(
         getattr(open_labels(str(finished.root)), f"to_{package}")()
 
 
-@pytest.mark.parametrize("columns", [None, ["doc_id"], ["toxic.label"]])
-@pytest.mark.parametrize("filter", [None, pc.field("n_chars") > 20])
+@pytest.mark.parametrize(
+    ("columns", "filter"), [(None, None), (["toxic.label"], pc.field("n_chars") > 20)]
+)
 def test_files_are_read_in_the_thread_that_asks_for_rows(
     finished: LocalStore,
     columns: list[str] | None,

@@ -12,20 +12,17 @@ import pytest
 from label_tables import toy_shard
 
 from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.cells import Source, committed
+from pipeline.ledger.cells import committed
 from pipeline.ledger.columns import (
     ANSWER_COLUMNS,
     answer_columns,
     answers_type,
-    overlaid,
 )
 from pipeline.ledger.dataset import open_labels
 from pipeline.ledger.label_files import LabelFile, commit_shard
 from pipeline.ledger.label_rows import (
     answer_rows,
-    unanswered_rows,
 )
-from pipeline.ledger.reuse import StoredAnswers
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.stages import QuestionTask
@@ -116,17 +113,3 @@ def test_a_snapshot_shows_ranked_answers_as_they_were_committed(tmp_path: Path) 
     assert labels.to_table().column("topic").to_pylist() == rows.to_pylist()
     first = duckdb.sql("select topic.top[1].label, topic.levels[1].p from labels").fetchall()
     assert first == [("a/x", pytest.approx(0.625)), (None, None), ("b/x", pytest.approx(1.0))]
-
-
-def test_ranked_answers_that_are_known_are_laid_over_rows_without_an_answer(
-    tmp_path: Path,
-) -> None:
-    store = LocalStore(tmp_path / "out")
-    asked = task(top_k=3, separator="/")
-    rows = rows_of(asked)
-    file = LabelFile("topic", "f" * 16, SHARD.id, rows, {})
-    commit_shard(store, SHARD, DOCUMENTS, [file])
-    source = Source(file.task, file.fp, file.sid)
-    known, _ = StoredAnswers(store, SHARD, DOCUMENTS, is_retry=False).find([source])
-    assert known is not None and known.is_valid().to_pylist() == [True, False, True]
-    assert overlaid(known, unanswered_rows(["ok", "empty", "ok"], asked)).equals(rows)

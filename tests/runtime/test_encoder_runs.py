@@ -138,12 +138,6 @@ def test_a_document_that_is_longer_than_the_context_is_refused(encoded: Corpus) 
         Labeller(encoded.spec_file, cache_dir=encoded.cache)
 
 
-def test_a_class_that_the_head_lacks_is_named(encoded: Corpus) -> None:
-    encoded.task = {"name": "tone", "labels": ["good", "fine"]}
-    with pytest.raises(ModelError, match="task 'tone': its head has no class 'fine'"):
-        Labeller(encoded.spec_file, cache_dir=encoded.cache)
-
-
 def test_a_command_about_decoders_says_so(
     encoded: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,11 +95,21 @@ def test_a_row_that_failed_in_two_works_of_its_shard_counts_once(failing: Corpus
         failing.run()
 
 
-def test_a_run_that_its_limit_ends_publishes_no_part(failing: Corpus) -> None:
-    limit(failing, 0.09)
-    with pytest.raises(FailedRowsError, match="4 of 40 rows failed"):
+def test_a_run_that_its_limit_ends_publishes_no_part_and_unreadable_rows_count(
+    failing: Corpus,
+) -> None:
+    lines = (failing.input / "b.jsonl").read_text().splitlines()
+    lines[3] = '{"id": "broken'
+    (failing.input / "b.jsonl").write_text("\n".join(lines))
+    limit(failing, 0.12)
+    with pytest.raises(FailedRowsError, match=r"5 of 40 rows failed.*error:not JSON 1"):
         failing.run(publish_partial=True)
     assert not [*failing.store.list("snapshots/")]
+    limit(failing, 0.125)
+    outcome = failing.run(retry_failed=True)  # — what cannot be read stays so
+    assert outcome.snapshot == 1 and {text for _, text in failing.asked} == {
+        *failing.files["a"][:FAILED]
+    }
 
 
 @pytest.mark.parametrize(("share", "published"), [(0.19, 0), (0.2, 1)])
@@ -143,12 +153,7 @@ def test_what_ends_before_the_last_shard_publishes_a_part_within_the_limit_alone
     assert failing.run(max_hours=1e-9, publish_partial=True).snapshot == 1
 
 
-@pytest.mark.parametrize(
-    "part", [{"where": "kind = 'x'"}, {"where": "kind = 'x'", "sample": "99%"}]
-)
-def test_under_a_condition_the_limit_counts_the_accepted_rows_while_it_runs(
-    part: dict[str, str], plain: Corpus
-) -> None:
+def test_under_a_condition_the_limit_counts_the_accepted_rows_while_it_runs(plain: Corpus) -> None:
     """The condition accepts two rows of twenty, and all of these fail."""
     plain.shard_bytes = 100_000
     for number in range(12):
@@ -157,7 +162,7 @@ def test_under_a_condition_the_limit_counts_the_accepted_rows_while_it_runs(
         plain.broken |= {(QUESTIONS[0], text) for text in texts[:2]}
     limit(plain, 0.5)
     with pytest.raises(FailedRowsError) as raised:
-        plain.run(**part)
+        plain.run(where="kind = 'x'", sample="99%")
     failed, rows = map(
         int, re.findall(r"^(\d+) of at most (\d+) rows failed", str(raised.value))[0]
     )

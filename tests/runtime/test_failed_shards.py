@@ -83,8 +83,7 @@ def test_two_bad_shards_of_sixty_are_named_and_a_throttled_one_is_tried_again(
     many.check()
 
 
-@pytest.mark.parametrize("kind", [UnavailableError, StorageError])
-@pytest.mark.parametrize("good", [0, 5])
+@pytest.mark.parametrize(("kind", "good"), [(UnavailableError, 0), (StorageError, 5)])
 def test_a_run_ends_with_the_reason_when_twenty_shards_in_a_row_fail(
     kind: type[AssayError], good: int, many: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

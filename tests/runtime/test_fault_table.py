@@ -2,8 +2,9 @@
 
 `pytest -s tests/runtime/test_fault_table.py` prints the table. An environment variable of the
 command names the place of a fault (`ledger.failpoints`). The connection's faults are drawn with the
-seed that is shown. `make test` has the rows without Ray (`toy_assay`) on one server; those with Ray
-and on the second server are slow.
+seed that is shown. `make test` has two rows, on one server and without Ray (`toy_assay`): the laws
+of the others are in the small in `test_histories`, `test_run_s3`, `test_failed_rows` and
+`test_commit_faults`, and on Ray in `test_killed_runs`.
 """
 
 from __future__ import annotations
@@ -21,21 +22,18 @@ from typing import Any
 import libfaketime
 import psutil
 import pytest
-from command import ASSAY, COMMANDS, SLOW_ON_RAY, TOY_ASSAY
+from command import ASSAY, SLOW_ON_RAY, TOY_ASSAY
 from shell import BAD_CONNECTION, DOCUMENTS, TASKS, Shell
 
 from pipeline.ledger.snapshots import read_snapshot
 
-Open = Callable[..., Shell]
+Row = Callable[..., None]  # of the table
 SLOW = pytest.mark.slow
-SERVERS = pytest.mark.parametrize(
-    ("server", "command"),
-    [
-        pytest.param("moto", TOY_ASSAY, id="moto-toy"),
-        pytest.param("moto", ASSAY, id="moto-ray", marks=SLOW_ON_RAY),
-        pytest.param("seaweedfs", ASSAY, id="seaweedfs-ray", marks=SLOW_ON_RAY),
-    ],
-)
+SERVERS = [
+    pytest.param(("moto", TOY_ASSAY), id="moto-toy"),
+    pytest.param(("moto", ASSAY), id="moto-ray", marks=SLOW_ON_RAY),
+    pytest.param(("seaweedfs", ASSAY), id="seaweedfs-ray", marks=SLOW_ON_RAY),
+]
 # The command with Ray under libfaketime, whose lock a fork cannot release if another thread has it
 # (wolfcw/libfaketime#331): it imports at once what it otherwise imports while Ray forks.
 IMPORTED_ASSAY = (
@@ -55,23 +53,36 @@ PLACES = [
     "labelled",
     "published",
 ]
-
-
+FEW_PLACES = ["specs recorded", "create 1", "labelled"]  # of `make test`
 # The same, of new shards whose texts the output answers.
 REUSING_PLACES = ["create 0", "indexed", "planned", "created"]
 
 
+@pytest.fixture(params=SERVERS)
+def shell(request: pytest.FixtureRequest, shell_on: Callable[..., Shell]) -> Shell:
+    """A shell for the command on a server."""
+    server, command = request.param
+    return shell_on(server, command=command)
+
+
 @pytest.fixture(scope="module")
-def table() -> Iterator[Callable[..., None]]:
-    """Takes the table's rows, and prints them at the end."""
+def lines() -> Iterator[list[str]]:
+    """The lines of the table, which are printed at the end."""
     lines: list[str] = []
-
-    def add(fault: str, server: str, **counts: object) -> None:
-        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
-        lines.append(f"{fault} | {server} | documents {DOCUMENTS}, {shown}, lost 0, doubled 0")
-
-    yield add
+    yield lines
     print("\n" + "\n".join(lines))
+
+
+@pytest.fixture
+def table(lines: list[str], request: pytest.FixtureRequest) -> Row:
+    """Takes a row of the table: the fault, where it was, and counts."""
+
+    def add(fault: str, **counts: object) -> None:
+        where = request.node.callspec.id
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        lines.append(f"{fault} | {where} | documents {DOCUMENTS}, {shown}, lost 0, doubled 0")
+
+    return add
 
 
 def kill_at(shell: Shell, place: str, file: Path) -> bool:
@@ -100,62 +111,42 @@ def kill_at_each(shell: Shell, places: Sequence[str], folder: Path) -> None:
     assert killed == places
 
 
-@SERVERS
-def test_the_driver_killed_at_every_commit_point(
-    server: str,
-    command: Sequence[str],
-    shell_on: Open,
-    tmp_path: Path,
-    table: Callable[..., None],
-) -> None:
-    shell = shell_on(server, command=command)
-    kill_at_each(shell, PLACES, tmp_path)
+def test_the_driver_killed_at_every_commit_point(shell: Shell, tmp_path: Path, table: Row) -> None:
+    places = PLACES if shell.command == ASSAY else FEW_PLACES
+    kill_at_each(shell, places, tmp_path)
     done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
-    code, out, err = shell.run()
-    assert code == 0, err
-    assert json.loads(out)["documents_labelled"] == 0  # the last kill came with all done
+    assert shell.complete()["documents_labelled"] == 0  # the last kill came with all done
     assert done == {stored.key: stored.etag for stored in shell.output.list("labels/")}
     shell.assert_every_row_once()
-    table("driver killed at every commit point", server, kills=len(PLACES))
+    table("driver killed at every commit point", kills=len(places))
 
 
-@SERVERS
+@SLOW
 def test_the_driver_killed_where_answers_are_reused(
-    server: str,
-    command: Sequence[str],
-    shell_on: Open,
-    tmp_path: Path,
-    table: Callable[..., None],
+    shell: Shell, tmp_path: Path, table: Row
 ) -> None:
-    shell = shell_on(server, command=command)
     shell.write_corpus("text")
-    assert shell.run()[0] == 0
+    shell.complete()
     shell.write_corpus("text", texts=DOCUMENTS // 2)
     kill_at_each(shell, REUSING_PLACES, tmp_path)
-    code, out, err = shell.run()
-    assert code == 0, err
-    assert json.loads(out)["documents_read_by_model"] == 0
+    assert shell.complete()["documents_read_by_model"] == 0
     shell.assert_every_row_in_snapshot()
     for task in TASKS:
         rows = [{**row, "doc_id": ""} for row in shell.rows(task)]
         assert rows[: DOCUMENTS // 2] == rows[DOCUMENTS // 2 :]
-    table("driver killed where answers are reused", server, kills=len(REUSING_PLACES))
+    table("driver killed where answers are reused", kills=len(REUSING_PLACES))
 
 
+@SLOW
 @pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("server", ["moto", pytest.param("seaweedfs", marks=SLOW)])
-@pytest.mark.parametrize("place", ["document d100", pytest.param("create 1", marks=SLOW)])
-def test_a_worker_of_ray_killed(
-    server: str, place: str, shell_on: Open, tmp_path: Path, table: Callable[..., None]
-) -> None:
-    shell = shell_on(server)
+@pytest.mark.parametrize("shell", SERVERS[1:], indirect=True)
+@pytest.mark.parametrize("place", ["document d100", "create 1"])
+def test_a_worker_of_ray_killed(place: str, shell: Shell, tmp_path: Path, table: Row) -> None:
     file = tmp_path / "died"
-    code, _, err = shell.run(ASSAY_FAULT=f"{place}=die:{file}")
-    assert code == 0, err
+    shell.complete(ASSAY_FAULT=f"{place}=die:{file}")
     assert file.exists()
     shell.assert_every_row_once()
-    stage = "labelling" if "document" in place else "committing"
-    table(f"worker killed while {stage}", server, kills=1)
+    table(f"worker killed while {'labelling' if 'document' in place else 'committing'}", kills=1)
 
 
 def both(first: Shell, second: Shell) -> list[dict[str, Any]]:
@@ -166,78 +157,52 @@ def both(first: Shell, second: Shell) -> list[dict[str, Any]]:
     return [json.loads(out) for out, _ in ended]
 
 
-@SERVERS
-def test_two_runs_at_once_on_one_output(
-    server: str, command: Sequence[str], shell_on: Open, table: Callable[..., None]
-) -> None:
-    shell = shell_on(server, command=command)
+def test_two_runs_at_once_on_one_output(shell: Shell, table: Row) -> None:
     results = both(shell, shell)
     files = shell.label_files()
     created = sum(result["objects_created"] for result in results)
     assert created == files + len(list(shell.output.list("documents/")))
     shell.assert_every_row_once()
     assert [result["snapshot"] for result in results] == [1, 1]
-    table("two runs at once", server, runs=2)
+    table("two runs at once", runs=2)
 
 
-@SERVERS
-def test_two_runs_with_different_specs_at_once(
-    server: str, command: Sequence[str], shell_on: Open, table: Callable[..., None]
-) -> None:
-    shell = shell_on(server, command=command)
+@SLOW
+def test_two_runs_with_different_specs_at_once(shell: Shell, table: Row) -> None:
     mood = {"name": "mood", "question": "Happy?", "labels": ["glad", "sad"]}
     topic = {"name": "topic", "question": "About what?", "labels": ["art", "law", "sport"]}
     other = shell.other(name="other", tasks=[topic, mood])
     results = both(shell, other)
     assert sorted(result["snapshot"] for result in results) == [1, 2]
-    for number, name in enumerate(("cli", "other")):  # each finds its own snapshot's work done
-        again = [shell, other][number]
-        code, out, err = again.run()
-        assert code == 0, err
-        assert json.loads(out)["documents_labelled"] == 0, name
-        again.assert_every_row_once(*(["toxic", "topic"], ["topic", "mood"])[number])
-    table("two runs with different specs", server, runs=2)
+    for again, tasks in ((shell, ("toxic", "topic")), (other, ("topic", "mood"))):
+        assert again.complete()["documents_labelled"] == 0  # each finds its own snapshot
+        again.assert_every_row_once(*tasks)
+    table("two runs with different specs", runs=2)
 
 
-@SERVERS
-def test_a_bad_connection_and_a_killed_driver(
-    server: str,
-    command: Sequence[str],
-    shell_on: Open,
-    tmp_path: Path,
-    table: Callable[..., None],
-) -> None:
-    shell = shell_on(server, command=command, shares=BAD_CONNECTION, seed=11)
+@SLOW
+def test_a_bad_connection_and_a_killed_driver(shell: Shell, tmp_path: Path, table: Row) -> None:
+    shell.faults.shares = BAD_CONNECTION
     assert kill_at(shell, "create 1", tmp_path / "waited")
-    code, _, err = shell.run()
-    assert code == 0, err
+    shell.complete()
     shell.assert_every_row_once()
     injected = " + ".join(f"{shell.faults.counted[kind]} {kind}" for kind in BAD_CONNECTION)
     assert min(shell.faults.counted[kind] for kind in BAD_CONNECTION) > 0
-    table("bad connection, driver killed", server, seed=11, kills=1, injected=injected)
+    table("bad connection, driver killed", seed=shell.faults.seed, kills=1, injected=injected)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("hours", ["+1h", pytest.param("-1h", marks=SLOW)])
-def test_a_clock_that_is_an_hour_off(
-    hours: str,
-    command: Sequence[str],
-    shell_on: Open,
-    tmp_path: Path,
-    table: Callable[..., None],
-) -> None:
-    shell = shell_on("moto", command=command)
+@SLOW
+@pytest.mark.parametrize("shell", SERVERS[:2], indirect=True)
+@pytest.mark.parametrize("hours", ["+1h", "-1h"])
+def test_a_clock_that_is_an_hour_off(hours: str, shell: Shell, tmp_path: Path, table: Row) -> None:
     assert kill_at(shell, "create 1", tmp_path / "waited")
     library = Path(libfaketime.__file__).parent / "vendor/libfaketime/src/libfaketime.so.1"
     clock = {"LD_PRELOAD": str(library), "FAKETIME": hours, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    clocked = replace(shell, command=IMPORTED_ASSAY) if command == ASSAY else shell
-    code, out, err = clocked.run(**clock)
-    assert code == 0, err
+    clocked = replace(shell, command=IMPORTED_ASSAY) if shell.command == ASSAY else shell
+    number = clocked.complete(**clock)["snapshot"]
     shell.assert_every_row_once()
-    number = json.loads(out)["snapshot"]
     created_at = datetime.fromisoformat(read_snapshot(shell.output, number)["created_at"])
     off_s = (created_at - datetime.now(UTC)).total_seconds()
     assert abs(abs(off_s) - 3600) < 600, "the clock was not off"
-    code, out, err = shell.run()  # with the clock set right again
-    assert code == 0 and json.loads(out)["snapshot"] == number, err
-    table(f"clock {hours} in the second run, driver killed in the first", "moto", kills=1)
+    assert shell.complete()["snapshot"] == number  # with the clock set right again
+    table(f"clock {hours} in the second run, driver killed in the first", kills=1)

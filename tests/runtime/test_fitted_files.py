@@ -15,19 +15,9 @@ from pipeline.spec.parse import load_spec
 from pipeline.stores import retries
 from pipeline.stores.named_files import open_target
 
-PLACES = ["{folder}/new/c.json", "file://{folder}/new/c.json", "memory://{folder}/new/c.json"]
-
 
 def read(path: str) -> bytes:
     return read_fitted(path, {}, place="tasks.0.readout", made_by="assay fit")
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_the_last_that_was_written_is_read(place: str, tmp_path: Path) -> None:
-    path = place.format(folder=tmp_path)
-    open_target(path, {}).write(b"first, and longer")
-    open_target(path, {}).write(b"second")
-    assert read(path) == b"second"
 
 
 def test_a_file_in_the_home_folder_is_found(

@@ -1,18 +1,21 @@
 """Laws of an output under any history: right answers, each document once, and no needless question.
 
 A history is a sequence of changes of input and spec, each with a run that may have a condition, be
-killed, or have company. The oracles are a dictionary of texts, and what the output had before.
+killed, have company, or have a clock that is an hour off. The oracles are a dictionary of texts,
+and what the output had before.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from changing_corpus import TOPIC, Corpus, Killed, asked_of, decided
-from hypothesis import HealthCheck, given, settings
+import pytest
+from changing_corpus import TOPIC, Corpus, asked_of, decided, kill
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.ledger.snapshots import last_files, last_snapshot, snapshot_numbers
@@ -50,9 +53,25 @@ RUNS = st.one_of(
     st.tuples(st.just("run"), OPTIONS),
     st.tuples(st.just("killed"), OPTIONS, st.integers(1, 40)),
     st.tuples(st.just("two runs"), OPTIONS, st.integers(1, 30)),
+    st.tuples(st.just("clock"), OPTIONS, st.sampled_from([-1, 1])),
     st.tuples(st.just("other spec"), OPTIONS),
     st.tuples(st.just("gc"), st.sampled_from(["job", "other"])),
 )
+
+# Each kind of change and of run, also in `make test`, which draws few histories.
+EVERY_KIND: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [
+    (("write", "b", [1, 2, 7, 0, 7]), ("killed", {}, 5)),
+    (("thresholds", (0.4, 0.6)), ("run", {"sample": "50%"})),
+    (("break", "first", 3), ("two runs", {}, 6)),
+    (("copy", "b", "c"), ("killed", {"where": "text not like '%2%'"}, 3)),
+    (("when", 0.5), ("other spec", {"sample": "80%"})),
+    (("mend",), ("run", {"retry_failed": True})),
+    (("move", "x"), ("killed", {}, 4)),
+    (("shards", 600), ("clock", {}, 1)),
+    (("delete", "c"), ("clock", {}, -1)),
+    (("join",), ("gc", "job")),
+    (("nothing",), ("two runs", {"retry_failed": True}, 2)),
+]
 
 
 def text(number: int) -> str:
@@ -131,18 +150,26 @@ class History:
             and (where is None or chosen[where](of))
         }
 
-    def run(self, corpus: Corpus, kind: str, options: dict[str, Any], creates: int = 0) -> None:
-        """One run or two at once; or one that is killed, and publishes nothing."""
+    def run(self, corpus: Corpus, kind: str, options: dict[str, Any], number: int = 0) -> None:
+        """One run or two at once; or one that is killed, and publishes nothing.
+
+        The number is that of the create at which this happens, or of the hours of a wrong clock.
+        """
         texts, before, runs = self.inside(options), corpus.stored(), 1
         shard_texts, published = corpus.shard_texts(), None
         for name in (corpus.name, None):  # the spec's last snapshot, or else the current one
             if published is None and (files := last_files(corpus.store, name)) is not None:
                 published = {*files["sid"].to_pylist()}
         if kind == "killed":
-            outcome = corpus.run_until(creates, kill, **options)
+            outcome = corpus.run_until(number, kill, **options)
         elif kind == "two runs":
             runs = 2
-            outcome = corpus.run_until(creates, lambda: complete(corpus, options), **options)
+            outcome = corpus.run_until(number, lambda: complete(corpus, options), **options)
+        elif kind == "clock":
+            now = time.time
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("time.time", lambda: now() + 3_600 * number)
+                outcome = corpus.run(**options)
         else:
             outcome = corpus.run(**options)
         assert set(corpus.asked) <= self.needed(corpus, texts)
@@ -203,10 +230,6 @@ class History:
         assert corpus.collect(delete=False) == ()
 
 
-def kill() -> None:
-    raise Killed
-
-
 def complete(corpus: Corpus, options: Mapping[str, Any]) -> None:
     """A whole run of the same spec; what it asks counts too."""
     asked = corpus.asked.copy()
@@ -215,8 +238,11 @@ def complete(corpus: Corpus, options: Mapping[str, Any]) -> None:
 
 
 @settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    max_examples=settings().max_examples // 5,  # a history is a dozen runs
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
 )
+@example(steps=EVERY_KIND)
 @given(steps=st.lists(st.tuples(CHANGES, RUNS), min_size=1, max_size=6))
 def test_after_any_history_the_answers_are_right_and_none_was_asked_for_needlessly(
     new_corpus: Callable[[], Corpus], steps: list[tuple[tuple[Any, ...], tuple[Any, ...]]]

@@ -109,18 +109,6 @@ def test_a_run_has_the_answers_of_whole_prompts_and_resumes(
             np.testing.assert_allclose(list(p.values()), softmax(log_probs), rtol=0, atol=1e-4)
 
 
-def test_a_moved_file_and_another_text_ask_only_what_is_new(pictures: Corpus) -> None:
-    assert pictures.run().complete
-    moved = pictures.input / "b.parquet"
-    (pictures.input / "a.parquet").rename(moved)
-    tally = pictures.run().tally
-    assert (tally.n.total_of("rows"), tally.n.asked) == (len(ROWS), 0)
-    table = pq.read_table(moved).slice(0, 2)
-    pq.write_table(table.set_column(2, "caption", [["Another.", "A picture."]]), moved)
-    tally = pictures.run().tally
-    assert (tally.n.total_of("rows"), tally.n.asked) == (2, 1)
-
-
 def test_the_filter_keeps_rows_with_their_images(pictures: Corpus) -> None:
     pictures.settings["filter"] = {"keep": "animal.p.Yes >= 0", "on_error": "drop"}
     pictures.run()

@@ -46,8 +46,7 @@ def quota(microseconds: str) -> dict[str, str]:
         pytest.param(quota("max"), 16, id="v2, no quota"),
         pytest.param(quota("200000"), 2, id="v2 container"),
         pytest.param(quota("150000"), 1, id="v2, 1.5"),
-        pytest.param(quota("50000"), 1, id="v2, half"),
-        pytest.param(quota("9900000"), 16, id="v2, 99"),
+        pytest.param(quota("9900000"), 16, id="v2, more than the affinity"),
         pytest.param(
             {
                 "proc/self/cgroup": "0::/user.slice/run-1.scope\n",
@@ -84,13 +83,6 @@ def test_the_cores_are_the_least_of_affinity_and_quotas(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
     assert usable_cores(tree(tmp_path, files)) == cores
-
-
-def test_the_affinity_limits_a_generous_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3})
-    assert usable_cores(tree(tmp_path, quota("800000"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -162,43 +162,13 @@ def test_a_second_run_reads_no_document_and_makes_no_snapshot(
     assert label_files(again) == before
 
 
-def test_a_deleted_label_file_is_the_only_one_made_again(again: Corpus) -> None:
-    before = label_files(again)
-    gone = sorted(name for name in before if name.startswith("labels/topic"))[2]
-    whole = pq.read_table(again.store.root / gone)
-    again.store.delete([gone])
-    outcome = again.run()
-    after = label_files(again)
-    assert set(after) == set(before)
-    assert {name for name in before if after[name] != before[name]} == {gone}
-    assert outcome.tally.n.total_of("rows") == whole.num_rows and set(outcome.tally.n.labels) == {
-        "topic"
-    }
-    remade = pq.read_table(again.store.root / gone)
-    assert remade.column("doc_id") == whole.column("doc_id")
-    assert remade.column("label") == whole.column("label")
-
-
-@pytest.mark.parametrize("too_long", ["chunk", "head"])
-def test_a_long_document_is_read_in_chunks_or_cut_and_says_so(too_long: str, again: Corpus) -> None:
-    overlap = {"overlap_tokens": 8} if too_long == "chunk" else {}
-    again.settings = {"documents": {"max_tokens": 64, "too_long": too_long, **overlap}}
-    again.run()
-    row = again.rows("topic")["d4"]
-    chunks = -(-(len(TEXTS[4].encode()) - 8) // 56) if too_long == "chunk" else 1
-    assert row["status"] == ("ok" if too_long == "chunk" else "truncated")
-    assert (row["n_tokens"], row["n_chunks"]) == (64 * chunks, chunks)
-
-
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("shared_ray")
 def test_on_ray_a_shard_is_one_call_and_every_file_is_the_same(
-    base: Base,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    base: Base, on_ray: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same spec with a Ray graph, in two windows."""
-    size = -(-base.outcome.shards // 2)
+    """The same spec with a Ray graph; in two windows where the other runs are on Ray, too."""
+    size = -(-base.outcome.shards // (1 + on_ray))
     corpus = replace(base.corpus, folder=tmp_path)
     corpus.input = base.corpus.input
     built: list[ray.data.Dataset] = []
@@ -213,7 +183,7 @@ def test_on_ray_a_shard_is_one_call_and_every_file_is_the_same(
     labels = partial(run_graph, keep)
     monkeypatch.setattr("pipeline.runtime.graph.label_items", labels)
     outcome = corpus.run()
-    assert outcome.complete and len(built) == 2
+    assert outcome.complete and len(built) == 1 + on_ray
     stats = built[0].stats()
     line = next(line for line in stats.splitlines() if "ShardWorker" in line)
     assert "->" not in line, "it is fused with another operator"

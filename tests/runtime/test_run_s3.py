@@ -25,16 +25,13 @@ def test_a_run_over_a_bad_connection_is_complete_and_the_next_has_nothing_to_do(
     server: str, command: Sequence[str], shell_on: Callable[..., Shell]
 ) -> None:
     shell = shell_on(server, command=command, shares=BAD_CONNECTION, seed=7)
-    code, out, err = shell.run()
-    assert code == 0, err
-    assert json.loads(out)["snapshot"] == 1
+    assert shell.complete()["snapshot"] == 1
     shell.assert_every_row_once()
     assert min(shell.faults.counted[kind] for kind in BAD_CONNECTION) > 0, shell.faults.counted
     before = list(shell.output.list(""))
     shell.faults.shares, shell.faults.requests[:] = {}, []
-    code, out, err = shell.run()
-    assert code == 0, err
-    assert json.loads(out)["snapshot"] == 1 and json.loads(out)["documents_labelled"] == 0
+    result = shell.complete()
+    assert (result["snapshot"], result["documents_labelled"]) == (1, 0)
     assert list(shell.output.list("")) == before
     assert not [line for line in shell.faults.requests if line.startswith("GET") and "/in/" in line]
     written = [line for line in shell.faults.requests if line.startswith("PUT")]
@@ -60,8 +57,7 @@ def test_credentials_that_expire_in_the_middle_end_the_run_and_the_next_goes_on(
     done = {stored.key: stored.etag for stored in shell.output.list("labels/")}
     assert done
     shell.faults.shares = {}
-    code, _, err = shell.run()
-    assert code == 0, err
+    shell.complete()
     shell.assert_every_row_once()
     assert done.items() <= {s.key: s.etag for s in shell.output.list("labels/")}.items()
 
@@ -85,8 +81,7 @@ def test_an_input_overwritten_in_the_middle_is_noticed_and_the_next_run_labels_t
     result = json.loads(out)
     assert len(result["failed_shards"]) == result["missing_shards"] > 1
     assert all("changed while the job ran" in reason for reason in result["failed_shards"])
-    code, _, err = shell.run()
-    assert code == 0, err
+    shell.complete()
     shell.assert_every_row_once()
     (shard_path,) = {shard.path for shard in contents(shell.output, 1).shards}
     assert shard_path == shell.corpus

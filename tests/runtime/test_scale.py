@@ -11,13 +11,10 @@ import os
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from memory_store import MemoryStore
@@ -42,8 +39,6 @@ TASKS = {task: SnapshotTask(fp, ("yes", "no")) for task, fp in FPS.items()}
 LABELS = [f"labels/{task}/{fp}/" for task, fp in FPS.items()]
 GONE = 7
 LOGGED = 10_000
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -76,19 +71,6 @@ class NearlyDone:
                     yield StoredObject(key, 4_000, f"{number:032x}", 0.0)
 
 
-class Stopwatch:
-    """The seconds of each step, by its name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def __call__(self, name: str, step: Callable[[], Result]) -> Result:
-        started = time.perf_counter()
-        result = step()
-        self.seconds[name] = round(time.perf_counter() - started, 2)
-        return result
-
-
 def input_objects() -> list[InputObject]:
     names = (f"s3://bucket/corpus/part-{n:08d}.parquet" for n in range(OBJECTS))
     return [InputObject(name, 40_000_000, f"{n:032x}", "parquet") for n, name in enumerate(names)]
@@ -101,22 +83,21 @@ def peak_mib() -> int:
 
 
 def run_large_job() -> None:
-    watch, store, objects = Stopwatch(), NearlyDone(), input_objects()
-    versions = [item.version(Columns("text", None)) for item in objects]
+    store, objects, columns = NearlyDone(), input_objects(), Columns("text", None)
+    versions = [item.version(columns) for item in objects]
     log = CutLog(store)
     log.append({version: [Shard(version, piece) for piece in PIECES] for version in versions})
     del log, versions
-    cuts = watch("load_or_cut", lambda: load_or_cut(store, objects, Columns("text", None), 1))
+    cuts = load_or_cut(store, objects, columns, 1)
     store.sids.extend(sorted(shard.id for shard in cuts.shards))
     lacking = random.Random(1).sample(store.sids, GONE)
     store.gone.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])
     store.gone.update(documents_key(sid) for sid in lacking[:2])
     nothing = committed(MemoryStore(), FPS, store.sids)
-    untouched = watch("remaining of all", partial(remaining, cuts.shards, FPS, nothing))
-    assert len(untouched) == len(cuts.shards)
-    del nothing, untouched
-    done = watch("committed", lambda: committed(store, FPS, store.sids))
-    work_items = watch("remaining", lambda: remaining(cuts.shards, FPS, done))
+    assert len(remaining(cuts.shards, FPS, nothing)) == len(cuts.shards)
+    del nothing
+    done = committed(store, FPS, store.sids)
+    work_items = remaining(cuts.shards, FPS, done)
 
     # — as runs log them: there are no label files that could be read
     for kind, *counts in (("documents/",), *((prefix, 0, 0, 0, 0) for prefix in LABELS)):
@@ -128,16 +109,14 @@ def run_large_job() -> None:
     def published(stamp: str) -> int:
         return publish(store, "large", TASKS, cuts.shards, done, created_at=stamp)
 
-    numbers = [watch("publish", lambda: published("1")), watch("again", lambda: published("2"))]
     result = {
         "shards": len(cuts.shards),
         "incomplete": sorted(lacking),
         "work_items": sorted(work.shard.id for work in work_items),
-        "numbers": numbers,
+        "numbers": [published("1"), published("2")],
         "snapshot_bytes": len(store.read(snapshot_key(1))),
         "manifest_bytes": len(store.read(manifest_key(1))),
         "peak_mib": peak_mib(),
-        "seconds": watch.seconds,
     }
     print(json.dumps(result))
 
@@ -147,7 +126,6 @@ def test_200_000_shards_are_planned_resumed_and_published_within_1_gb() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     out = subprocess.check_output([sys.executable, __file__], env=environment, timeout=300)
     measured = json.loads(out)
-    print(measured)  # the seconds: no bound holds on a machine that others use
     assert measured["shards"] == 200_000
     assert measured["work_items"] == measured["incomplete"] and len(measured["work_items"]) == 7
     assert measured["numbers"] == [1, 1]

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from calls import Assay, WriteSpec
 from command import WITH_MODEL, start
 from fake_chat import FakeChat, shares
 from stages import run_without_ray
-
-from pipeline.errors import ServerError
-from pipeline.inference.openai_engine import ByteEncoder
-from pipeline.runtime.assembly import Models, server_engine
-from pipeline.runtime.job import Run, make_reader
-from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.parse import load_spec
-from pipeline.spec.stages import DocumentsSpec
 
 FILES, ROWS = 3, 8
 PRICE = {"input": 2.0, "output": 8.0}
@@ -147,22 +138,6 @@ def test_the_sample_of_a_cascade_and_its_run_have_one_limit_and_one_cost(
     # — a tenth of the documents is drawn; two first requests only prove the server
     assert 0.97 * whole < done["cost"] < whole and done["certificates"]["toxic"]["reason"]
     assert done["question_tokens_computed"] < 0.97 * documents
-
-
-def test_readers_of_one_server_share_what_the_run_may_cost(
-    chat: FakeChat, write_spec: WriteSpec, tmp_path: Path
-) -> None:
-    spec = load_spec(write_spec(model=chat.spec(price=PRICE)))
-    reader = make_reader(spec, place(spec.model, this_machine()), tmp_path / "cache")
-    short = reader.spec.model_copy(update={"documents": DocumentsSpec(max_tokens=2)})
-    most, models = 0.005, Models()
-    run = Run(max_cost=most)
-    engines = [server_engine(own, run, models) for own in (reader, replace(reader, spec=short))]
-    for number, engine in enumerate(engines):
-        texts = [ByteEncoder().encode(f"Text {number}, {n}.") for n in range(40)]
-        with pytest.raises(ServerError, match="ended by --max-cost"):
-            engine.label(texts)
-    assert 0.5 * most < cost(chat) <= most
 
 
 @pytest.mark.parametrize("command", WITH_MODEL)

@@ -75,17 +75,6 @@ def test_each_document_is_counted_once_in_whatever_order_reports_and_commits_com
     assert announced[-1].failed == len(shards)
 
 
-def test_documents_are_counted_while_their_shard_is_at_work(
-    watched: tuple[Watch, list[Progress]],
-) -> None:
-    watch, announced = watched
-    watch.committed(counts("s0", 10, failed=1))
-    watch.take_in([Letter(replace(BUSY, answered=4))], 0.0)
-    watch.enter(LABELLING)
-    assert (announced[-1].answered, announced[-1].committed) == (14, 10)
-    assert announced[-1].failed == 1
-
-
 def test_workers_phases_follow_one_another_and_do_not_replace_the_drivers(
     watched: tuple[Watch, list[Progress]],
 ) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from changing_corpus import QUESTIONS, TOPIC, Corpus
+from memory_store import Recording
 from stages import label_and_commit, read
 from transformers import PreTrainedTokenizerFast
 
@@ -38,7 +38,6 @@ from pipeline.runtime.worker import load_readers
 from pipeline.sources import documents, source
 from pipeline.spec.parse import load_spec
 from pipeline.stores.local import LocalStore
-from pipeline.stores.store import StoredObject
 
 LONG = "0123456789" * 2_000
 LINES = [
@@ -184,36 +183,17 @@ def test_a_new_shard_takes_eight_requests_and_one_for_each_task(
     plain: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three markers are made and deleted, a LIST looks for earlier ones, and the files are made."""
-    requests: Counter[str] = Counter()
-
-    class Counting(LocalStore):
-        def create(self, key: str, data: bytes) -> str | None:
-            requests["create"] += 1
-            return super().create(key, data)
-
-        def read(self, key: str) -> bytes:
-            requests["read"] += 1
-            return super().read(key)
-
-        def list(self, prefix: str) -> Iterator[StoredObject]:
-            requests["list"] += 1
-            return super().list(prefix)
-
-        def delete(self, keys: Sequence[str]) -> None:
-            requests["delete"] += 1
-            super().delete(keys)
-
     plain.others = [TOPIC]
     plain.write("a", ["One text.", "Another."])
-    planned = plain.plan()
-    monkeypatch.setattr("stages.open_store", lambda url, _: Counting(Path(url)))
-    monkeypatch.setattr("pipeline.runtime.reading.open_store", lambda url, _: Counting(Path(url)))
+    (work,) = plain.plan().work_items
+    store = Recording(plain.store)
+    monkeypatch.setattr("stages.open_store", lambda *_: store)
+    monkeypatch.setattr("pipeline.runtime.reading.open_store", lambda *_: store)
     job = make_job(plain.spec, place(plain.spec.model, this_machine()), plain.cache)
-    (work,) = planned.work_items
     (counts,) = label_and_commit([work], job)
     assert counts.error is None and len(counts.files) == 1 + 2
-    assert requests == {"create": 3 + 1 + 2, "list": 1, "delete": 3}
-    assert requests.total() == 8 + 2
+    assert len(store.created) == 3 + 1 + 2 and len(store.listed) == 1
+    assert len(store.deleted) == 3 and not store.read_keys
 
 
 @pytest.mark.parametrize("stage", [output_of, commit_documents])

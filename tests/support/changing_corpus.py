@@ -50,6 +50,10 @@ class Killed(BaseException):
     """In the place of a signal that kills the process."""
 
 
+def kill() -> None:
+    raise Killed
+
+
 @dataclass
 class Corpus:
     """An input that changes, and the output that it is labelled to."""

@@ -56,6 +56,13 @@ class Shell:
         assert process.returncode is not None
         return process.returncode, out, err
 
+    def complete(self, **environment: str) -> dict[str, Any]:
+        """The result of a run, which ends complete."""
+        code, out, err = self.run(**environment)
+        assert code == 0, err
+        result: dict[str, Any] = json.loads(out)
+        return result
+
     def other(self, **changes: Any) -> Shell:
         """The same shell with another spec beside the first."""
         content = yaml.safe_load(self.spec.read_text())
