@@ -62,9 +62,10 @@ def labelled(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Pa
     safetensors.numpy.save_file(weights, file, metadata={"format": "pt"})
     corpus = Corpus(root / "in", root / "cache")
     corpus.write()
-    job = make_job(
-        load_spec(write_spec_in(root)), Placement("cpu", "float32", 1, 1), root / "cache"
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)  # a model's path is named as seen from here
+        spec = load_spec(write_spec_in(root))
+        job = make_job(spec, Placement("cpu", "float32", 1, 1), root / "cache")
 
     def answer(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:
         file = label_file(shard, task, fingerprint)
@@ -119,8 +120,13 @@ def test_each_verb_names_answers_to_an_older_question_alone_and_the_model_that_a
 
 @pytest.mark.parametrize("by", [{"task": "toxic"}, {"order": "audit"}])
 def test_a_review_of_answers_to_an_older_question_says_so(
-    by: dict[str, Any], labelled: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    by: dict[str, Any],
+    labelled: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(labelled)
     spec = load_spec(write_spec_in(labelled, tasks=tasks(question="Rude?")))
     options = ReviewOptions(str(tmp_path / "gold.jsonl"), **by)
     with open_review(spec, options, cache_dir=tmp_path / "cache"):
