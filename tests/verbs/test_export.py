@@ -310,7 +310,7 @@ def test_a_bucket_gets_the_same_rows(moto: Server, folder: Path, to: str) -> Non
     assert export(spec, options, cache_dir=folder / "cache").created == (to == "a.parquet")
 
 
-@pytest.mark.parametrize("to", ["a[x]/", "what?/", "star*/", "[!a]/", "a[x].csv", "what?.jsonl"])
+@pytest.mark.parametrize("to", ["a[x] what? star* [!a]/", "a[x] what?.csv"])
 def test_the_glob_of_a_name_with_wildcards_matches_the_written_files_alone(
     folder: Path, to: str
 ) -> None:
