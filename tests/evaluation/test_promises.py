@@ -66,9 +66,7 @@ def is_kept(answers: Answers, decided: NDArray[np.bool_], judged: Judged) -> boo
     return all(not len(shares[name]) or shares[name].mean() >= share for name, share in promised)
 
 
-def proved_and_broken(
-    judged: Judged, make: Make, *, corpora: int, tested: Callable[[Floats], Floats] | None = None
-) -> tuple[int, int]:
+def proved_and_broken(judged: Judged, make: Make, *, corpora: int) -> tuple[int, int]:
     """How many of the corpora have a proved rule, and how many of these a broken promise."""
     proved = broken = 0
     for number in range(corpora):

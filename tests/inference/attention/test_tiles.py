@@ -215,8 +215,8 @@ def operations_are_the_plain_ones() -> None:
     from pipeline.inference.model import triton_operations as kernels
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        x, gates, ups = (torch.randn(48, 6, 64).to(dtype) for _ in range(3))
-        cos, sin = torch.randn(2, 48, 64).to(dtype)
+        x, gates, ups = (torch.randn(9, 6, 64).to(dtype) for _ in range(3))
+        cos, sin = torch.randn(2, 9, 64).to(dtype)
         weight = torch.randn(64).to(dtype)
         found: list[list[Tensor]] = []
         fused = Operations(kernels.normalise, kernels.rotate, kernels.gate)
