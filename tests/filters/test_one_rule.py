@@ -127,10 +127,8 @@ def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Pa
 def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, options = (
-        spec_of(folder, **RULES["keep of input"]),
-        ReportOptions(to="unused.html", by=("topic",)),
-    )
+    spec = spec_of(folder, **RULES["keep of input"])
+    options = ReportOptions(to="unused.html", by=("topic",))
     whole = report_of(spec, None, options, cache_dir=folder / "cache")
     monkeypatch.setattr("pipeline.verbs.corpus_report.MOST_GROUPS", 2)
     few = report_of(spec, None, options, cache_dir=folder / "cache")
@@ -222,10 +220,11 @@ def test_conditions_alone_decide_what_the_whole_rule_decides(parts: list[str]) -
 
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, max_value=1e308)
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), max_size=5)
 
 
 @settings(max_examples=settings().max_examples // 10)
-@given(st.dictionaries(st.text(max_size=5).filter(str.isprintable), NUMBERS, min_size=8))
+@given(st.dictionaries(NAMES, NUMBERS, min_size=8))
 def test_numbers_and_names_in_the_condition_are_exact(numbers: dict[str, float]) -> None:
     """A score equal to its group's threshold stays, and the next number above it goes."""
     rows = pa.RecordBatch.from_pylist(
