@@ -261,6 +261,7 @@ def add_twins(folder: Path, name: str, names: Sequence[str]) -> None:
     arrays = [pa.array(values) for values in (IDS, WORDS, *([f"20{n}"] * 60 for n in range(9)))]
     table = pa.Table.from_arrays(arrays[: 2 + len(names)], ["id", "text", *names])
     path = folder / "in" / name
+    path.parent.mkdir()
     if path.suffix == ".csv":
         rows = [table.column_names, *zip(*(c.to_pylist() for c in table.columns), strict=True)]
         path.write_text("".join(",".join(row) + "\n" for row in rows))
@@ -269,8 +270,6 @@ def add_twins(folder: Path, name: str, names: Sequence[str]) -> None:
             writer.write_table(table)
     else:
         pq.write_table(table, path)
-    for other in (folder / "in").rglob("*.jsonl"):
-        other.unlink()
     store = LocalStore(folder / "out")
     finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
 
@@ -278,11 +277,11 @@ def add_twins(folder: Path, name: str, names: Sequence[str]) -> None:
 @pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
 def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
-    own_folder: Path, name: str
+    tmp_path: Path, name: str
 ) -> None:
     names = ("year", "YEAR", "year")
-    add_twins(own_folder, name, names)
-    filtered = filtered_with(own_folder, keep="toxic.p.toxic < 2")
+    add_twins(tmp_path, name, names)
+    filtered = filtered_with(tmp_path, keep="toxic.p.toxic < 2")
     files = [path for path in kept_folder(filtered).iterdir() if path.is_file()]
     assert files and filtered.sizes.kept.documents == 60
     for file in files:
@@ -293,26 +292,26 @@ def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
 @pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.parquet", "z.csv"])
 def test_a_rule_that_names_one_of_two_columns_of_one_name_is_refused(
-    own_folder: Path, name: str
+    tmp_path: Path, name: str
 ) -> None:
-    add_twins(own_folder, name, ("year", "year"))
+    add_twins(tmp_path, name, ("year", "year"))
     with pytest.raises(
         SpecError, match=rf"{name} has 2 such columns; it has: id, text, year, year"
     ):
-        filtered_with(own_folder, keep="doc.year >= '2000'")
+        filtered_with(tmp_path, keep="doc.year >= '2000'")
 
 
 @pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.arrow", "z.csv"])
 def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
-    own_folder: Path, name: str
+    tmp_path: Path, name: str
 ) -> None:
     """SQL would read the first of both in each place."""
-    add_twins(own_folder, name, ("year", "Year"))
+    add_twins(tmp_path, name, ("year", "Year"))
     with pytest.raises(SpecError, match="SQL takes year, Year for one name; rename one of them"):
-        previewed(own_folder, keep="doc.year = '200' and doc.Year = '201'")
+        previewed(tmp_path, keep="doc.year = '200' and doc.Year = '201'")
     for one in ("doc.year = '200'", "doc.Year = '201'"):
-        assert previewed(own_folder, keep=one).sizes.kept.documents == 60
+        assert previewed(tmp_path, keep=one).sizes.kept.documents == 60
 
 
 def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
@@ -326,10 +325,10 @@ def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
 
 
 @pytest.mark.usefixtures("any_format")
-def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(own_folder: Path) -> None:
-    add_twins(own_folder, "z.parquet", ("a, b", ""))
+def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(tmp_path: Path) -> None:
+    add_twins(tmp_path, "z.parquet", ("a, b", ""))
     with pytest.raises(SpecError, match="no such column; it has: '', 'a, b', id, text"):
-        filtered_with(own_folder, keep="doc.lang = 'en'")
+        filtered_with(tmp_path, keep="doc.lang = 'en'")
 
 
 def test_what_a_killed_filter_left_is_deleted(folder: Path) -> None:
