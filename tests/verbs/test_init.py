@@ -106,9 +106,7 @@ KINDS_OF_TOXICITY = ("toxic", "severe_toxic", "obscene", "threat", "insult", "id
 HEADS: dict[str, dict[str, Any]] = {
     "edu": {"num_labels": 1, "id2label": None, "label2id": None, "problem_type": "regression"},
     "toxicity": {
-        "id2label": dict(
-            enumerate(("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate"))
-        ),
+        "id2label": dict(enumerate(KINDS_OF_TOXICITY)),
         "label2id": None,
         "problem_type": "multi_label_classification",
     },
