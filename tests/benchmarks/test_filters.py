@@ -18,6 +18,7 @@ PEERS = {
 }
 
 
+@pytest.mark.slow
 def test_each_command_is_timed_on_few_documents(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

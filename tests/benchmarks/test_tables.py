@@ -9,6 +9,7 @@ import pytest
 from benchmarks import tables
 
 
+@pytest.mark.slow
 def test_each_format_is_read_and_exported_to(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

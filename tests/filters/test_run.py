@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from filtered import ANSWERED, SCORE, filtered_with, ids, kept_folder, query, spec_of
+from filtered import ANSWERED, SCORE, filtered_with, ids, kept_folder, previewed, query, spec_of
 from finished import Corpus, finish, toy_fingerprints
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
@@ -112,18 +112,19 @@ def test_a_filter_reads_each_label_file_once(folder: Path, monkeypatch: pytest.M
     assert len(times) == 9 * 3 and {*times.values()} == {1}
 
 
-@pytest.mark.parametrize("kind", ["kept", "dropped", "filters"])
-def test_only_a_missing_object_is_written_again(folder: Path, kind: str) -> None:
+def test_only_a_missing_object_is_written_again(folder: Path) -> None:
     filtered_with(folder, keep=KEEP)
     before = state(folder)
-    lost = sorted(name for name in before if name.startswith(kind))[-1]
-    content = (folder / "to" / lost).read_bytes()
-    (folder / "to" / lost).unlink()
-    again = filtered_with(folder, keep=KEEP).written
-    assert again is not None and again.created == 1
-    after = state(folder)
-    assert {name for name in after if after[name] != before[name]} == {lost}
-    assert (folder / "to" / lost).read_bytes() == content
+    for kind in ("kept", "dropped", "filters"):
+        lost = sorted(name for name in before if name.startswith(kind))[-1]
+        content = (folder / "to" / lost).read_bytes()
+        (folder / "to" / lost).unlink()
+        again = filtered_with(folder, keep=KEEP).written
+        assert again is not None and again.created == 1
+        after = state(folder)
+        assert {name for name in after if after[name] != before[name]} == {lost}
+        assert (folder / "to" / lost).read_bytes() == content
+        before = after
 
 
 def current_of(folder: Path) -> dict[str, Any]:
@@ -220,17 +221,16 @@ def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("any_format")
-@pytest.mark.parametrize("name", ["z.parquet", "z.arrow"])
-def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path, name: str) -> None:
-    add_table(own_folder, name, {"id": IDS, "text": WORDS, "lang": [["en"]] * 60})
+def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path) -> None:
+    add_table(own_folder, "z.parquet", {"id": IDS, "text": WORDS, "lang": [["en"]] * 60})
     told = r"has list<.*> there; name a column of strings or numbers"
-    with pytest.raises(SpecError, match=rf"^filter: .*{name} {told} \(got 'lang'\)"):
+    with pytest.raises(SpecError, match=rf"^filter: .*z.parquet {told} \(got 'lang'\)"):
         filtered_with(own_folder, keep="doc.lang = 'en'")
     assert not state(own_folder)
 
 
 @pytest.mark.usefixtures("any_format")
-@pytest.mark.parametrize("name", ["a.parquet", "z.parquet", "z.arrow"])
+@pytest.mark.parametrize("name", ["a.parquet", "z.arrow"])
 def test_the_rows_of_a_table_without_the_column_are_not_kept_and_are_counted(
     own_folder: Path, name: str
 ) -> None:
@@ -256,18 +256,12 @@ def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
     assert damaged == "lang" or not any("keep is null" in reason for reason in result.reasons)
 
 
-TWINS = {
-    "two columns of one name": ("year", "year"),
-    "equal except for case": ("year", "Year"),
-    "three": ("year", "YEAR", "year"),
-}
-
-
 def add_twins(folder: Path, name: str, names: Sequence[str]) -> None:
     """Labels a table with these columns beside the id and the text."""
     arrays = [pa.array(values) for values in (IDS, WORDS, *([f"20{n}"] * 60 for n in range(9)))]
     table = pa.Table.from_arrays(arrays[: 2 + len(names)], ["id", "text", *names])
     path = folder / "in" / name
+    path.parent.mkdir()
     if path.suffix == ".csv":
         rows = [table.column_names, *zip(*(c.to_pylist() for c in table.columns), strict=True)]
         path.write_text("".join(",".join(row) + "\n" for row in rows))
@@ -276,20 +270,18 @@ def add_twins(folder: Path, name: str, names: Sequence[str]) -> None:
             writer.write_table(table)
     else:
         pq.write_table(table, path)
-    for other in (folder / "in").rglob("*.jsonl"):
-        other.unlink()
     store = LocalStore(folder / "out")
     finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
 
 
 @pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
-@pytest.mark.parametrize("names", TWINS.values(), ids=TWINS)
 def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
-    own_folder: Path, name: str, names: Sequence[str]
+    tmp_path: Path, name: str
 ) -> None:
-    add_twins(own_folder, name, names)
-    filtered = filtered_with(own_folder, keep="toxic.p.toxic < 2")
+    names = ("year", "YEAR", "year")
+    add_twins(tmp_path, name, names)
+    filtered = filtered_with(tmp_path, keep="toxic.p.toxic < 2")
     files = [path for path in kept_folder(filtered).iterdir() if path.is_file()]
     assert files and filtered.sizes.kept.documents == 60
     for file in files:
@@ -298,34 +290,34 @@ def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
 
 
 @pytest.mark.usefixtures("any_format")
-@pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
+@pytest.mark.parametrize("name", ["z.parquet", "z.csv"])
 def test_a_rule_that_names_one_of_two_columns_of_one_name_is_refused(
-    own_folder: Path, name: str
+    tmp_path: Path, name: str
 ) -> None:
-    add_twins(own_folder, name, ("year", "year"))
+    add_twins(tmp_path, name, ("year", "year"))
     with pytest.raises(
         SpecError, match=rf"{name} has 2 such columns; it has: id, text, year, year"
     ):
-        filtered_with(own_folder, keep="doc.year >= '2000'")
+        filtered_with(tmp_path, keep="doc.year >= '2000'")
 
 
 @pytest.mark.usefixtures("any_format")
-@pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
+@pytest.mark.parametrize("name", ["z.arrow", "z.csv"])
 def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
-    own_folder: Path, name: str
+    tmp_path: Path, name: str
 ) -> None:
     """SQL would read the first of both in each place."""
-    add_twins(own_folder, name, ("year", "Year"))
+    add_twins(tmp_path, name, ("year", "Year"))
     with pytest.raises(SpecError, match="SQL takes year, Year for one name; rename one of them"):
-        filtered_with(own_folder, keep="doc.year = '200' and doc.Year = '201'")
+        previewed(tmp_path, keep="doc.year = '200' and doc.Year = '201'")
     for one in ("doc.year = '200'", "doc.Year = '201'"):
-        assert filtered_with(own_folder, keep=one).sizes.kept.documents == 60
+        assert previewed(tmp_path, keep=one).sizes.kept.documents == 60
 
 
-@pytest.mark.parametrize("to", ["a[x]", "what?", "star*", "[!a]", "x[1-3]y"])
 def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
-    folder: Path, to: str
+    folder: Path,
 ) -> None:
+    to = "a[x] what? star* [!a] x[1-3]y"
     filtered = filtered_with(folder, to, keep="true")
     current = json.loads((folder / to / "current.json").read_text())
     assert len(ids_in(current["kept"]["globs"], "id")) == 87 == filtered.sizes.kept.documents
@@ -333,10 +325,10 @@ def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
 
 
 @pytest.mark.usefixtures("any_format")
-def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(own_folder: Path) -> None:
-    add_twins(own_folder, "z.parquet", ("a, b", ""))
+def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(tmp_path: Path) -> None:
+    add_twins(tmp_path, "z.parquet", ("a, b", ""))
     with pytest.raises(SpecError, match="no such column; it has: '', 'a, b', id, text"):
-        filtered_with(own_folder, keep="doc.lang = 'en'")
+        filtered_with(tmp_path, keep="doc.lang = 'en'")
 
 
 def test_what_a_killed_filter_left_is_deleted(folder: Path) -> None:

@@ -102,7 +102,7 @@ def test_chunks_that_do_not_overlap_have_every_character_once() -> None:
     assert "".join(map(decode, (*chunks[:-1], chunks[-1][repeated:]))) == text
 
 
-def test_a_busy_server_is_asked_again_as_it_says(chat: FakeChat) -> None:
+def test_a_busy_server_is_asked_again_as_it_says(chat: FakeChat, short_waits: None) -> None:
     chat.faults.extend([429, 500, DROP, 503])
     own = engine(chat, concurrency=1)
     found = own.label(tokens(DOCUMENTS[:1]), tasks=["toxic"])

@@ -24,7 +24,6 @@ MakeNetwork = Callable[..., Any]
 FORMATS = pytest.mark.parametrize(
     "number_format", [torch.float32, torch.float16, torch.bfloat16], ids=str
 )
-FAMILIES = pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "phi3"])
 
 
 def long_windows(model: LoadedModel) -> LoadedModel:
@@ -70,7 +69,7 @@ def widen_windows(patch: pytest.MonkeyPatch) -> None:
 
 
 @FORMATS
-@FAMILIES
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "phi3"])
 def test_a_model_is_proved_with_windows_of_any_size(
     family: str, number_format: torch.dtype, make_network: MakeNetwork
 ) -> None:
@@ -81,8 +80,17 @@ def test_a_model_is_proved_with_windows_of_any_size(
 
 
 @FORMATS
-@FAMILIES
-@pytest.mark.parametrize("plant", [shift_positions, hide_a_key, widen_windows])
+@pytest.mark.parametrize(
+    ("plant", "family"),
+    [
+        (shift_positions, "llama"),
+        (shift_positions, "gemma3_text"),
+        (hide_a_key, "llama"),
+        (hide_a_key, "gemma3_text"),
+        (widen_windows, "mistral"),
+        (widen_windows, "gemma3_text"),
+    ],
+)
 def test_one_position_one_key_or_a_window_that_is_off_by_one_is_found(
     plant: Callable[[pytest.MonkeyPatch], None],
     family: str,
@@ -92,8 +100,7 @@ def test_one_position_one_key_or_a_window_that_is_off_by_one_is_found(
 ) -> None:
     model = long_windows(prepare(make_network(family).to(number_format)))
     plant(monkeypatch)
-    has_none = plant is widen_windows and model.windows == {None}
-    assert (tree_error(model) > tolerance(model)) != has_none
+    assert tree_error(model) > tolerance(model)
 
 
 @pytest.mark.parametrize("kernel", ["reference", pytest.param("native", marks=needs_native)])

@@ -232,11 +232,12 @@ def test_a_json_array_names_the_line_that_converts_it(
     assert pq.read_table(f"{array.path}.parquet").to_pylist() == rows
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json.gz", "a.tsv.gz"])
-@pytest.mark.parametrize("zeros", [1, 3, 512, 200_000])
-def test_zeros_behind_gzip_are_no_data(write: Write, name: str, zeros: int) -> None:
-    data = {"csv": b"text\n" + b"a\n" * ROWS, "tsv": b"text\n" + b"a\n" * ROWS}
-    plain = data.get(name.split(".")[1], b'{"text": "a"}\n' * ROWS)
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("a.jsonl.gz", b'{"text": "a"}\n' * ROWS), ("a.csv.gz", b"text\n" + b"a\n" * ROWS)],
+)
+@pytest.mark.parametrize("zeros", [1, 200_000])
+def test_zeros_behind_gzip_are_no_data(write: Write, name: str, plain: bytes, zeros: int) -> None:
     found = write(name, gzip.compress(plain[:-9]) + gzip.compress(plain[-9:]) + bytes(zeros))
     shards = cut(found, Columns("text", None), 100_000)
     assert len(shards) > 1

@@ -24,6 +24,7 @@ from pipeline.sources.image_files import image_of
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.schema import Columns
+from pipeline.stores.retries import RetryPolicy
 
 IMAGES = [b"first image", b"second image", b"third \x00\xff image"]
 IMAGE_ALONE = Columns(None, "id", "image")
@@ -177,7 +178,12 @@ def test_what_is_no_image_is_a_row_with_the_reason(
     ]
 
 
-def test_a_store_of_images_that_does_not_answer_fails_the_run() -> None:
+def test_a_store_of_images_that_does_not_answer_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "pipeline.sources.streams._RETRY_POLICY", RetryPolicy(0.2, 0.2, first_wait_s=0.01)
+    )
     with pytest.raises(StorageError, match=r"http://127.0.0.1:9/a.png: cannot be read"):
         image_of("a.png", path="http://127.0.0.1:9/t.jsonl", options={})
 

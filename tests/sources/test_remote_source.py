@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import FILES_BELOW, PATHS
+from data_fixtures import ENCODERS, FILES_BELOW, PATHS
 from fake_hub import FakeHub
 from fault_proxy import Faults, proxied
 from fsspec.implementations.local import LocalFileSystem
@@ -68,7 +68,11 @@ def texts(shard: Shard, options: Mapping[str, Any]) -> list[str]:
     return read
 
 
+FORMATS = [name for name in ENCODERS if not name.startswith(("corpus.json.", "corpus.nd"))]
+
+
 @pytest.mark.parametrize("folder", ["moto", "web"], indirect=True)
+@pytest.mark.parametrize("corpus", FORMATS, indirect=True)
 def test_every_format_is_read_from_a_server_as_from_a_disk(
     folder: Folder, corpus: Path, rows: list[Row], tmp_path: Path
 ) -> None:

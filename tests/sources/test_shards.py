@@ -83,8 +83,3 @@ def test_no_id_column_is_another_identity() -> None:
 
 def test_an_id_is_the_same_in_every_version() -> None:
     assert SHARD.id == "c8f9b7b8244be931b0fb2360a8345acc"
-
-
-def test_a_shard_survives_json() -> None:
-    assert Shard.from_json(SHARD.to_json()) == SHARD
-    assert SHARD.rows == 5

@@ -59,8 +59,7 @@ def test_a_stream_that_stops_short_is_an_error(tmp_path: Path, format: str, kept
 
 
 NOT_SEEKABLE = (
-    "corpus.jsonl.gz", "corpus.jsonl.zst", "corpus.json.gz", "corpus.warc.wet.gz",
-    "file.arrow", "stream.arrow",
+    "corpus.jsonl.gz", "corpus.jsonl.zst", "corpus.warc.wet.gz", "file.arrow", "stream.arrow",
 )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -90,17 +89,6 @@ def test_a_table_has_the_rows_that_its_library_reads(
     assert documents(shards) == texts(lake)
     assert len(texts(lake)) == 34 and len(shards) > 4
     assert f"version {lake.version}, data files: 2" in caplog.text
-
-
-def test_labels_of_a_table_are_those_of_the_same_rows_in_parquet(
-    labelled: Corpus, lake: Lake, new_corpus: Callable[[], Corpus]
-) -> None:
-    lake.delete(["a-0", "b-7"])
-    labelled.run()
-    of_table, other = labelled.rows(), new_corpus()
-    pq.write_table(pa.Table.from_pylist(lake.read()), other.input / "all.parquet")
-    other.run()
-    assert of_table == other.rows() and len(of_table) == 38
 
 
 def test_another_version_asks_only_its_new_rows(labelled: Corpus, lake: Lake) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from whole_shards import all_documents
 
@@ -21,6 +21,7 @@ from pipeline.spec.schema import Columns
 COLUMNS = Columns("text", "id")
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     count=st.integers(1, 900),
     deleted=st.sets(st.integers(0, 899)),

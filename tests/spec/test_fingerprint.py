@@ -93,6 +93,7 @@ def test_other_weights_and_another_number_format_change_it(other: dict[str, Any]
         spec(tasks=[SPEC["tasks"][0]]),
         spec(tasks=[{**SPEC["tasks"][1], "question": "C?"}, SPEC["tasks"][0]]),
         spec(documents={"max_tokens": 100, "overlap_tokens": 7}),
+        spec(gold={"path": "g.csv", "values": {"1": "x"}}, publish={"gates": ["a.f1 > 0"]}),
         with_task(chunks="mean"),
         with_task(guide="Is it an X, as people say it?"),
         with_task(length_penalty=0, beam=None, top_k=None),

@@ -1,4 +1,4 @@
-"""The spec: an example of every part means what it says, and what is left out has its default."""
+"""The spec: what is left out has its default, and labels and stages mean what they say."""
 
 from __future__ import annotations
 
@@ -6,43 +6,12 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from pipeline.errors import SpecError
 from pipeline.runtime.job import reader_specs
 from pipeline.spec import schema, tasks
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import parse_spec, spec_of
-from pipeline.spec.schema import JobSpec
-
-DESIGN_EXAMPLE = r"""
-name: toxicity
-model:
-  path: Qwen/Qwen2.5-1.5B-Instruct   # hub id, local folder, object-store prefix, or a .gguf file
-  dtype: auto                        # bfloat16 where the device computes it natively, else float32
-  device: auto
-input:
-  path: s3://corpus/2026-11/**/*.parquet   # .parquet .jsonl .jsonl.gz .jsonl.zst .arrow; globs
-  text: text                         # column
-  id: id                             # optional; default: the hash of the text
-output: s3://labels/corpus
-prompt:
-  system: null
-  instruction: "Read the text, then answer the question."   # shared by all documents
-  examples: []                       # few-shot, shared by all documents
-  document: "Text:\n{document}"
-documents:
-  max_tokens: 2048
-  too_long: head                     # head | tail | middle: what is kept; or chunk
-  overlap_tokens: 128                # for chunk
-tasks:
-  - name: toxic                      # ^[a-z][a-z0-9_]{0,62}$
-    question: "Does this text contain insults, threats, slurs or sexual content? Answer yes or no."
-    labels: {toxic: ["Yes", "yes"], clean: ["No", "no"]}   # or a plain list
-    chunks: max                      # how chunk answers combine: max of the first label, or mean
-filter:
-  keep: "toxic.p.toxic < 0.5"        # SQL over the task columns, used by `assay filter`
-"""
 
 SMALLEST = """
 name: job
@@ -102,11 +71,6 @@ ABSENT = ["when", "model", "documents", "readout", "beam", "top_k", "separator",
 TASK_DEFAULTS = dict.fromkeys(ABSENT) | {"chunks": "max", "length_penalty": 0}
 
 
-def test_the_example_of_the_design_parses_with_its_values() -> None:
-    written = parse_spec(DESIGN_EXAMPLE).model_dump(mode="json", exclude_unset=True)
-    assert written == yaml.safe_load(DESIGN_EXAMPLE)
-
-
 def test_what_is_left_out_has_the_documented_default() -> None:
     read = parse_spec(SMALLEST).model_dump(mode="json")
     written = yaml.safe_load(SMALLEST)
@@ -144,17 +108,6 @@ def test_labels_are_read_as_they_are_written(
     read = parse_spec(SMALLEST.replace("[x, y]", labels)).tasks[0].labels
     assert read == meaning
     assert list(read) == list(meaning)
-
-
-def test_a_spec_is_frozen() -> None:
-    spec = parse_spec(SMALLEST)
-    with pytest.raises(ValidationError, match="frozen"):
-        spec.output = "elsewhere"  # type: ignore[misc]
-
-
-def test_a_spec_survives_its_own_json() -> None:
-    spec = parse_spec(DESIGN_EXAMPLE)
-    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 def test_every_key_has_a_description_for_the_manual() -> None:

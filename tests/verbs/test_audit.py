@@ -82,10 +82,6 @@ def rewrite(file: Path, rows: list[dict[str, Any]]) -> None:
     ("rule", "drops"),
     [
         ({"keep": DEMO}, dropped),
-        (
-            {"keep": f"{TOXIC} and doc.source = 'web'"},
-            lambda known: (known.p["toxic"][:, 0] >= 0.5) | (known.sources == "forum"),
-        ),
         ({"keep": "length(doc.source) < 4"}, lambda known: known.sources == "forum"),
         (
             {"drop_top": {"share": 0.1, "of": "spam.p.spam"}},

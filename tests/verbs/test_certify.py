@@ -26,7 +26,7 @@ from pipeline.stores.local import LocalStore
 from pipeline.verbs.certify import certify
 from pipeline.verbs.run import RunResult, judged_run
 
-DOCUMENTS = 2_000
+DOCUMENTS = 1_000
 STAGES = [{"question": "near whole"}, {"question": "whole"}]
 AGREE = {"agree": 0.9}  # needs 29 documents
 
@@ -103,12 +103,12 @@ def test_a_run_proves_its_promise_and_asks_nothing_twice(corpus: Corpus) -> None
 
 
 def test_a_shard_without_a_drawn_document_is_not_read_for_the_sample(corpus: Corpus) -> None:
-    corpus.write("one", [f"text {n}" for n in range(240)])
+    corpus.write("one", [f"text {n}" for n in range(120)])
     corpus.shard_bytes, corpus.promise = 500, {"agree": 0.5, "sample": 12}
     certify(corpus.spec, cache_dir=corpus.cache)
     read = {parse_key(item.key) for item in corpus.store.list("documents/")}
     result = labelled(corpus)
-    assert 0 < len(read) < result.shards and result.documents == 240
+    assert 0 < len(read) < result.shards and result.documents == 120
     corpus.verify()
 
 
@@ -248,12 +248,15 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     assert verify(corpus.store, contents(corpus.store), corpus.cache, {}).intact
 
 
-@pytest.mark.parametrize("after", [1, 7, 14, 20, 27, 35, 45])
+@pytest.mark.parametrize("after", [1, 14, 27, 45])
 def test_a_run_killed_in_any_phase_ends_with_the_same_certificate(
     corpus: Corpus, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    corpus.promise = {"agree": 0.6}
+    corpus.write("one", [f"text {n}" for n in range(400)])
     labelled(corpus)
     expected, rows = certificate(corpus), corpus.rows()
+    assert expected.thresholds is not None
     shutil.rmtree(corpus.folder / "out")
     create, left = LocalStore.create, after
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -71,20 +71,16 @@ def report(folder: Path, write_spec: WriteSpec, assay: Assay) -> Report:
 
 def write_gold(folder: Path) -> str:
     """Gold by which every document of `books` is clean, whatever the answer says."""
-    lines = []
+    rows = open_labels(str(folder / "out")).to_table().to_pylist()
+    lines, found = [], {row["doc_id"]: row for row in rows}
     for file in (folder / "in").glob("*.jsonl"):
         for row in map(json.loads, file.read_text().splitlines()):
-            answer = answers(folder)[row["id"]]["toxic"]["label"]
+            answer = found[row["id"]]["toxic"]["label"]
             truth = "clean" if row["source"] == "books" else answer
             lines.append(json.dumps({"id": row["id"], "text": row["text"], "toxic": truth}))
     path = folder / "gold.jsonl"
     path.write_text("\n".join(lines))
     return str(path)
-
-
-def answers(folder: Path) -> Mapping[str, Any]:
-    rows = open_labels(str(folder / "out")).to_table().to_pylist()
-    return {row["doc_id"]: row for row in rows}
 
 
 def counted(folder: Path, query: str) -> list[tuple[Any, ...]]:

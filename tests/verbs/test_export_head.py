@@ -11,7 +11,7 @@ import pytest
 from calls import Assay
 from finished import Corpus, finish, toy_fingerprints, toy_spec
 
-from pipeline.errors import SpecError, StorageError
+from pipeline.errors import SpecError
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import ExportOptions
 from pipeline.spec.parse import parse_spec
@@ -133,11 +133,3 @@ def test_an_export_is_written_or_its_head_is_shown(words: str, line: str, assay:
 def test_a_wrong_condition_is_one_line_that_names_the_option(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"^where: .*got 'toxic\.label'\)$"):
         rows_of(folder, where="toxic.label")
-
-
-def test_a_text_that_is_not_the_labelled_one_is_refused(folder: Path) -> None:
-    path = folder / "in" / "0.jsonl"
-    path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
-    with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
-        rows_of(folder, where="doc_id = '0-2'")
-    assert len(rows_of(folder, where="path not like '%0.jsonl'", head=3)) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import tarfile
 from pathlib import Path
@@ -18,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stages import run_without_ray
 
-from pipeline.errors import SpecError
 from pipeline.filters.run import preview
 from pipeline.options import FilterOptions, InitOptions, PresetName
 from pipeline.runtime.run import run
@@ -108,9 +106,7 @@ KINDS_OF_TOXICITY = ("toxic", "severe_toxic", "obscene", "threat", "insult", "id
 HEADS: dict[str, dict[str, Any]] = {
     "edu": {"num_labels": 1, "id2label": None, "label2id": None, "problem_type": "regression"},
     "toxicity": {
-        "id2label": dict(
-            enumerate(("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate"))
-        ),
+        "id2label": dict(enumerate(KINDS_OF_TOXICITY)),
         "label2id": None,
         "problem_type": "multi_label_classification",
     },
@@ -203,16 +199,6 @@ def test_paths_are_relative_to_the_folder_of_the_spec(tmp_path: Path, model_fold
         assert os.path.abspath(path) == str(tmp_path / expected)
 
 
-def test_files_of_another_kind_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    for number in range(3):
-        Path(f"{number}.jsonl").write_text('{"text": "some words"}')
-    Path("reviews.csv").write_text("text\nmore words\n")
-    assert init(".", InitOptions()).files == 3
-    assert "left out: 1 of another kind (such as '" in caplog.text
-    assert "reviews.csv')" in caplog.text
-
-
 @given(st.text(min_size=1, max_size=30))
 def test_any_string_is_the_same_in_the_spec(text: str) -> None:
     spec = (
@@ -231,10 +217,3 @@ def test_a_run_of_the_new_spec_says_that_the_readout_is_to_be_fitted_first(
     line = assay("run", "spec.yaml", "--dry-run", code=2).err.splitlines()[-1]
     assert line.startswith("tasks.0.readout: the file cannot be read: ")
     assert "`assay fit` makes one" in line
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json.gz", "a.csv", "a.parquet"])
-def test_a_git_lfs_pointer_is_named_as_one(name: str) -> None:
-    Path(name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
-    with pytest.raises(SpecError, match="data: is a Git LFS pointer; run `git lfs pull`"):
-        init(name, InitOptions())

@@ -30,15 +30,16 @@ from pipeline.verbs.uniform_sample import Sampling
 WORDS = ("river", "stone", "anger", "market", "quiet", "engine", "winter", "letter", "yellow")
 FORM: dict[str, Any] = {"name": "form", "question": None, "labels": ["x", "y"]}
 TOPICS: dict[str, Any] = {"name": "topics", "kind": "multi", "labels": ["art", "law"]}
-AGREE = {"agree": 0.85, "sample": 100}  # needs 19 documents
+DOCUMENTS = 480
+AGREE = {"agree": 0.75, "sample": 100}  # needs 11 documents
 
 
 @pytest.fixture
 def corpus(modelled: Corpus, same_draws: None) -> Corpus:
-    """Eight hundred texts of random words, and a task whose readout reads the last layer."""
+    """Texts of random words, and a task whose readout reads the last layer."""
     random = np.random.default_rng(0)
-    texts = [" ".join(random.choice(WORDS, 8)) for _ in range(800)]
-    modelled.write("d", texts, source=[("a", "b")[n % 2] for n in range(800)])
+    texts = [" ".join(random.choice(WORDS, 8)) for _ in range(DOCUMENTS)]
+    modelled.write("d", texts, source=[("a", "b")[n % 2] for n in range(DOCUMENTS)])
     modelled.shard_bytes = 40_000
     path = modelled.folder / "form"
     modelled.task = {**FORM, "readout": str(path)}
@@ -81,7 +82,7 @@ def test_a_run_teaches_readouts_of_an_early_layer(corpus: Corpus) -> None:
         proved = result.certificates[task]
         assert proved.thresholds is not None, proved.words
         assert (proved.layer, proved.cost, proved.max_tokens) == (1, 0.5, None)
-        assert result.decided_by_stage[task]["1"] > 400
+        assert result.decided_by_stage[task]["1"] > DOCUMENTS / 2
         found = labels_of(corpus, task)
         assert agreement(found, whole_labels(corpus, own, corpus.model)) >= proved.promise["agree"]
     readout = parse_readout(corpus.store.read(result.certificates["form"].readout))
@@ -106,7 +107,7 @@ def test_a_teacher_answers_the_sample_and_what_is_not_sure(
     proved = result.certificates["form"]
     assert proved.thresholds is not None and proved.layer == 1, proved.words
     found = labels_of(corpus, "form")
-    assert agreement(found, whole_labels(corpus, asked, teacher)) >= 0.85
+    assert agreement(found, whole_labels(corpus, asked, teacher)) >= AGREE["agree"]
     corpus.verify()
     # — readouts of one model are none of another, whoever teaches
     make_network("qwen3").save_pretrained(tmp_path / "other")
@@ -121,8 +122,8 @@ def test_a_promise_of_each_source(corpus: Corpus) -> None:
     corpus.task = {**whole, "cascade": {**AGREE, "by": "sourse"}}
     with pytest.raises(SpecError, match=r"tasks\.0\.cascade\.by: .* no value in sourse"):
         run(corpus)
-    # — each source has about 20 documents to prove it with, and needs 9
-    corpus.task = {**whole, "cascade": {**AGREE, "agree": 0.7, "by": "source"}}
+    # — each source has about 12 documents to prove it with, and needs 6
+    corpus.task = {**whole, "cascade": {**AGREE, "agree": 0.6, "by": "source"}}
     proved = run(corpus).certificates["form"]
     assert {*proved.shares} == {"agree (a)", "agree (b)"}
     assert sum(share.trials for share in proved.shares.values()) == proved.documents

@@ -29,9 +29,9 @@ from dense_oracle import (
     some,
     some_kv,
 )
-from hypothesis import assume, given, settings
-from random_trees import DefinedTree, Node, defined_trees, tree_of
-from table_faults import FAULTS, planted
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from random_trees import DefinedTree, Node, _defined_paths, defined_trees, tree_of
 from torch import Tensor
 
 from pipeline.inference import loading, proof
@@ -45,12 +45,13 @@ from pipeline.inference.proof import tree_error
 CPU = torch.device("cpu")
 
 
+CAPS = st.sampled_from([None, 5.0])
+
+
 @pytest.mark.parametrize("rows", [1, 3, 64])
-@pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("branches_only", [False, True])
-@given(defined_trees())
+@given(defined_trees(), CAPS, st.booleans())
 def test_the_reference_is_dense_attention_under_the_mask_of_the_tree(
-    rows: int, softcap: float | None, branches_only: bool, defined: DefinedTree
+    rows: int, defined: DefinedTree, softcap: float | None, branches_only: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "_ROWS", rows)
@@ -59,11 +60,10 @@ def test_the_reference_is_dense_attention_under_the_mask_of_the_tree(
 
 @needs_native
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("branches_only", [False, True])
-@given(defined_trees(most_tokens=150))
+@given(defined_trees(most_tokens=150), CAPS)
 def test_every_build_is_dense_attention_under_the_mask_of_the_tree(
-    build: str, softcap: float | None, branches_only: bool, defined: DefinedTree
+    build: str, branches_only: bool, defined: DefinedTree, softcap: float | None
 ) -> None:
     with of_build(build):
         assert_same(*both(attend_natively, defined, softcap=softcap, branches_only=branches_only))
@@ -194,30 +194,29 @@ def test_half_precision_equals_the_definition_and_waits_for_nothing(
     torch.testing.assert_close(actual.lse.cpu().double(), expected.lse, rtol=0, atol=within)
 
 
-@settings(max_examples=12, deadline=None, database=None, derandomize=True)
-@given(defined_trees())
-def attention_is_that_of_the_tree(defined: DefinedTree) -> None:
-    """Run in Triton's interpreter, which has no products in bfloat16: a GPU checks those."""
+def attention_is_that_of_the_tree() -> None:
+    """Run in Triton's interpreter, which has no products in bfloat16: a GPU checks those.
+
+    Its blocks have 16 keys, and its tiles 10 rows: each loop of the kernel runs several times, and
+    ends within a block.
+    """
     from pipeline.inference.attention.triton_tiles import attend_tiles
 
-    tree, prefix = defined.tree, prefix_of(defined.tree)
-    for first in {0, tree.document_rows} - {tree.tokens}:
-        options: Any = {"window": defined.window, "branches_only": first > 0}
-        plan = tile_plan(tree, torch.device("cpu"), **options)
-        q, own = some(0, tree.tokens, 6)[first:], some_kv(1, tree.tokens, 2)
-        kept = prefix if tree.prefix_tokens else None
-        for softcap in (None, 5.0):
-            seen = seen_rows(defined)[first:]
-            expected = dense(q, joined(prefix, own), seen, softcap=softcap)
-            assert_same(attend_tiles(q, own, kept, plan, SCALE, softcap), expected)
+    documents, branches = [53, 0, 16, 3], (Node(4, (Node(2), Node(13))), Node(19))
+    for prefix_tokens, window, softcap in [(0, None, None), (37, None, 5.0), (37, 21, None)]:
+        tree = tree_of(documents, branches, prefix_tokens=prefix_tokens)
+        paths = _defined_paths(documents, branches, prefix_tokens)
+        defined = DefinedTree(branches, tree, tuple(paths), window)
+        for branches_only in (False, True):
+            assert_same(*both(attend_tiles, defined, softcap=softcap, branches_only=branches_only))
 
 
 def operations_are_the_plain_ones() -> None:
     from pipeline.inference.model import triton_operations as kernels
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        x, gates, ups = (torch.randn(48, 6, 64).to(dtype) for _ in range(3))
-        cos, sin = torch.randn(2, 48, 64).to(dtype)
+        x, gates, ups = (torch.randn(9, 6, 64).to(dtype) for _ in range(3))
+        cos, sin = torch.randn(2, 9, 64).to(dtype)
         weight = torch.randn(64).to(dtype)
         found: list[list[Tensor]] = []
         fused = Operations(kernels.normalise, kernels.rotate, kernels.gate)
@@ -247,9 +246,6 @@ def models_use_it() -> None:
         model = loading.prepare(random_network(family))
         assert model.kernel is attend_tiles, family
         assert tree_error(model) < 1e-5, family
-        for fault in FAULTS if family == "qwen3" else ():
-            with planted(fault):
-                assert not tree_error(model) <= 30 * proof.tolerance(model), fault
 
 
 if __name__ == "__main__":
