@@ -47,14 +47,6 @@ settings.register_profile("thorough", max_examples=1_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def files_are_not_synced() -> Iterator[None]:
-    """No test cuts the power, and a shard syncs some twenty files and folders."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _descriptor: None)
-        yield
-
-
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 48,

@@ -159,7 +159,8 @@ def write_bundle(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     if (path := gold.get("path")) and (file := Path(os.path.expanduser(path))).exists():
         # — of an output, or a snapshot of it, the files stay where they are
         is_one = file.is_file() and file.parent.name != "snapshots"
-        bundled["gold"] = {**gold, "path": _copied(file, folder) if is_one else str(file.absolute())}
+        name = _copied(file, folder) if is_one else os.path.abspath(file)
+        bundled["gold"] = {**gold, "path": name}
     written = yaml.dump(bundled, Dumper=_PlainDumper, sort_keys=False, allow_unicode=False)
     (folder / SPEC_FILE).write_text(written, encoding="utf-8")
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
