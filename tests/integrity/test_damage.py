@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,11 +61,21 @@ class Output:
         return keys[number % len(keys)]
 
 
-@pytest.fixture
-def output(store: LocalStore, toy_corpus: Corpus) -> Output:
-    output = Output(store, toy_corpus)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Output:
+    folder = tmp_path_factory.mktemp("whole")
+    output = Output(LocalStore(folder / "out"), Corpus(folder / "in", folder / "cache"))
+    output.corpus.write()
     assert (output.run("0"), output.run("1")) == (1, 2)
     return output
+
+
+@pytest.fixture
+def output(whole: Output, store: LocalStore) -> Iterator[Output]:
+    """A copy of the output, of the same corpus."""
+    shutil.copytree(whole.store.url, store.root)
+    yield Output(store, whole.corpus)
+    (whole.corpus.folder / "3.jsonl").unlink(missing_ok=True)
 
 
 Change = Callable[[Output, str, random.Random], bytes | None]

@@ -70,8 +70,9 @@ def everyone_commits_everything(store: S3Store) -> dict[str, list[int]]:
 @pytest.mark.parametrize("server", ["moto", "seaweedfs"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_row_is_there_once_and_every_maker_knows_it(
-    server: str, seed: int, request: pytest.FixtureRequest
+    server: str, seed: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # botocore's own tries wait for seconds
     direct: Server = request.getfixturevalue(server)
     url, faults = direct.new_url(), Faults(SHARES, seed)
     with proxied(direct.endpoint, faults) as endpoint:
