@@ -224,15 +224,16 @@ NAMES = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), max
 
 
 @settings(max_examples=settings().max_examples // 10)
-@given(st.dictionaries(NAMES, NUMBERS, min_size=8))
+@given(st.dictionaries(NAMES, NUMBERS, min_size=8, max_size=12))
 def test_numbers_and_names_in_the_condition_are_exact(numbers: dict[str, float]) -> None:
     """A score equal to its group's threshold stays, and the next number above it goes."""
+    pairs = [
+        (group, score)
+        for group, number in numbers.items()
+        for score in (number, math.nextafter(number, math.inf))
+    ]
     rows = pa.RecordBatch.from_pylist(
-        [
-            {"status": "ok", "s": score, "g": group}
-            for group, number in numbers.items()
-            for score in (number, math.nextafter(number, math.inf))
-        ],
+        [{"row": n, "status": "ok", "s": s, "g": g} for n, (g, s) in enumerate(pairs)],
         pa.schema([*DOCUMENTS, ("s", pa.float64()), ("g", pa.string())]),
     )
     top = {"share": 0.5, "of": "s", "by": "g", "smallest": 1}
