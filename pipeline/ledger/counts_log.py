@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import reduce
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -178,7 +177,8 @@ def rows_in_sample(store: Store, sids: Sequence[str], limit: str) -> int | None:
 
     def count(sid: str) -> int:
         hashes = read_file(store, documents_key(sid), ["content_hash"])["content_hash"]
-        return int(np.count_nonzero(in_sample(limit, hashes)))
+        sampled = in_sample(limit, hashes)
+        return 0 if sampled is None else int(sampled.sum())
 
     if in_sample(limit, pa.chunked_array([], pa.string())) is None:
         return None
