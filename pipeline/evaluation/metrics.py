@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from pipeline.evaluation.intervals import (
@@ -25,9 +24,7 @@ from pipeline.evaluation.intervals import (
     wilson,
 )
 from pipeline.evaluation.ordinal import ordinal_figures, ordinal_metrics
-from pipeline.evaluation.resampling import RESAMPLES, Floats, Ints, bootstrap
-
-Bools = NDArray[np.bool_]
+from pipeline.evaluation.resampling import RESAMPLES, Bools, Floats, Ints, bootstrap
 
 HEADLINES = ("accuracy", "f1", "auroc", "ap", "brier")
 MULTI_HEADLINES = ("macro_f1", "macro_auroc")
@@ -240,7 +237,7 @@ def _one_hot(index: Ints, number: int) -> csr_array:  # [rows] -> [rows, number]
     return csr_array((np.ones(len(index)), index, ends), shape=(len(index), number))
 
 
-def ratio(a: Floats, b: Floats) -> Floats:
+def ratio(a: Floats | Ints, b: Floats | Ints) -> Floats:
     """a / b; NaN where b is 0."""
     return np.asarray(np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0), np.float64)
 

@@ -12,8 +12,7 @@ import numpy as np
 from sklearn.metrics import precision_recall_curve
 
 from pipeline.evaluation.intervals import Figure, wilson
-from pipeline.evaluation.metrics import Bools, Floats, Ints
-from pipeline.evaluation.resampling import folds
+from pipeline.evaluation.resampling import Bools, Floats, Ints, folds
 from pipeline.options import FOLDS
 
 _SEED = 20_26

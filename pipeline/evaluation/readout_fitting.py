@@ -28,8 +28,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.evaluation.metrics import Floats, Ints
-from pipeline.evaluation.resampling import Split, folds
+from pipeline.evaluation.resampling import Floats, Ints, Split, folds
 from pipeline.fitted.readout import LinearMap
 from pipeline.options import FOLDS
 

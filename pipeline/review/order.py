@@ -15,7 +15,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
-from pipeline.evaluation.metrics import Bools, Floats, Ints
+from pipeline.evaluation.resampling import Bools, Floats, Ints
 from pipeline.review.session import BATCH
 
 _NEAREST = 20  # neighbours of the density

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.evaluation.metrics import Bools, Floats
 from pipeline.evaluation.operating_points import choose_threshold, find_label_issues
+from pipeline.evaluation.resampling import Bools, Floats
 
 
 def sample(seed: int, decimals: int) -> tuple[Bools, Floats]:
