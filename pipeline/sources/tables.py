@@ -111,7 +111,7 @@ def _sampled_bytes(
             file, footer=footer, first=index, first_row=0, columns=columns, view=View()
         )
         for batch in reader.batches():
-            return sum(map(_value_bytes, batch.columns)) // max(1, batch.num_rows)
+            return int(sum(map(_value_bytes, batch.columns)) // max(1, batch.num_rows))
     return 0
 
 
