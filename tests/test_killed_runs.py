@@ -1,4 +1,4 @@
-"""A run on Ray in processes of its own, and its kill: nothing is lost, and nothing is doubled."""
+"""Runs in processes of their own that are killed: nothing is lost, and nothing is doubled."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import psutil
 import pytest
 from local_cluster import command_line
 from many_rows import assert_every_row_once, has_begun, write_many
+
+from pipeline.ledger.dataset import open_labels
 
 DOCUMENTS = 600
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -70,3 +72,60 @@ def test_a_killed_driver_and_a_killed_worker_lose_and_double_nothing(
     # — the file of a write that a kill interrupted begins with "create-"; gc deletes it, and marks
     left = [file.name for file in (output / "attempts").iterdir() if file.name != "in-use"]
     assert not [name for name in left if not name.startswith("create-")]
+
+
+def label_files(output: Path) -> set[Path]:
+    return {*output.glob("labels/*/*/*/*.parquet")}
+
+
+# What the output has when a phase of a run that proves a promise has begun.
+PHASES: dict[str, Callable[[Path], bool]] = {
+    "the whole model answers": lambda output: len(label_files(output)) > 1,
+    "a readout answers": lambda output: any(output.glob("cascades/*/*.safetensors")),
+    "a promise is proved": lambda output: any(output.glob("cascades/*/*.json")),
+    "a cascade answers": lambda output: (
+        any(output.glob("cascades/*/*.json")) and len(label_files(output)) > last_sample(output)
+    ),
+}
+
+
+def last_sample(output: Path) -> int:
+    """The label files that were there when the certificate was written."""
+    [proved] = output.glob("cascades/*/*.json")
+    written = proved.stat().st_mtime_ns
+    return sum(file.stat().st_mtime_ns <= written for file in label_files(output)) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_a_run_killed_while_it_teaches_itself_ends_with_the_same_certificate(
+    write_spec: Callable[..., Path], start: Start, tmp_path: Path
+) -> None:
+    cascade = {"agree": 0.6, "sample": 60}
+    task = {"name": "topic", "question": "About it?", "labels": ["art", "law"], "cascade": cascade}
+    given = write_many(tmp_path, DOCUMENTS, shard_bytes=20_000)
+    found: dict[str, tuple[bytes, list[object]]] = {}
+    for phase in ("", *PHASES):
+        output = tmp_path / f"out{len(found)}"
+        spec = write_spec(input=given, tasks=[task], output=str(output))
+        before: dict[Path, int] = {}
+        if phase:
+            process = start(spec)
+            deadline = time.monotonic() + 240
+            while not PHASES[phase](output):
+                assert process.poll() is None, f"the run ended before: {phase}"
+                assert time.monotonic() < deadline, phase
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert not list(output.glob("snapshots/*.json"))
+            before = {file: file.stat().st_mtime_ns for file in label_files(output)}
+        assert start(spec).wait(timeout=400) == 0
+        # — what was answered is not asked again
+        assert all(file.stat().st_mtime_ns == written for file, written in before.items())
+        [certificate] = output.glob("cascades/*/*.json")
+        rows = open_labels(str(output)).to_table(columns=["doc_id", "topic"]).to_pylist()
+        found[phase] = certificate.read_bytes(), rows
+    undisturbed = found.pop("")
+    assert b'"thresholds":{' in undisturbed[0] and len(undisturbed[1]) == DOCUMENTS
+    assert all(each == undisturbed for each in found.values())

@@ -229,6 +229,6 @@ def _blocks(stream: Stream, size_bytes: int | None = None) -> Iterator[bytes]:
 DELIMITERS = {"csv": b",", "tsv": b"\t"}  # by the first part of a format
 
 
-def is_quoted(format: str, told: bool | None) -> bool:
+def is_quoted(format: str, stated: bool | None) -> bool:
     """Whether a field may be in quotes: as the spec says, or else in CSV alone."""
-    return format.startswith("csv") if told is None else told
+    return format.startswith("csv") if stated is None else stated

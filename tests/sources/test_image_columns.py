@@ -181,9 +181,8 @@ def test_what_is_no_image_is_a_row_with_the_reason(
 def test_a_store_of_images_that_does_not_answer_fails_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "pipeline.sources.streams._RETRY_POLICY", RetryPolicy(0.2, 0.2, first_wait_s=0.01)
-    )
+    policy = RetryPolicy(0.2, 0.2, first_wait_s=0.01)
+    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (policy,))
     with pytest.raises(StorageError, match=r"http://127.0.0.1:9/a.png: cannot be read"):
         image_of("a.png", path="http://127.0.0.1:9/t.jsonl", options={})
 

@@ -128,7 +128,7 @@ def test_a_server_that_fails_is_not_a_file_that_is_missing(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(Handler, "status", status)
-    monkeypatch.setattr("pipeline.sources.streams.retry", lambda call, _policy: call())
+    monkeypatch.setattr("pipeline.sources.streams.retry", lambda call: call())
     with pytest.raises(error, match=words):
         find_objects(f"{web}/corpus.jsonl", tmp_path)
 

@@ -78,7 +78,7 @@ def main_of_toy(words: Sequence[str]) -> int:
             lambda job, _send, _models: FakeEngine(job.spec.tasks),
         )
         for user in ("stores.s3", "sources.streams"):
-            patch.setattr(f"pipeline.{user}.retry", lambda call, _policy: retry(call, STUBBORN))
+            patch.setattr(f"pipeline.{user}.retry", lambda call, *_: retry(call, STUBBORN))
         return main(words)
 
 
