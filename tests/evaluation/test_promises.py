@@ -129,7 +129,7 @@ def test_a_proved_promise_is_broken_in_at_most_the_stated_share_of_corpora(
     assert proved > corpora / 2 or (promised is OF_FIRST and prevalence < 0.5)
 
 
-@pytest.mark.parametrize("corpora", [30, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("corpora", [60, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_rules_of_the_first_night_are_tested_again_with_the_documents_of_later_ones(
     corpora: int,
 ) -> None:

@@ -182,7 +182,7 @@ def test_a_store_that_does_not_answer_now_is_asked_again_later(
     def away(*_: object, **__: object) -> None:
         raise ConnectionRefusedError("nobody there")
 
-    monkeypatch.setattr("pipeline.runtime.weights.retry", lambda call, _: call())
+    monkeypatch.setattr("pipeline.runtime.weights.retry", lambda call: call())
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "find", away)
     use_endpoint(monkeypatch, "http://127.0.0.1:9")
     for path in ("memory://model", "org/tiny"):

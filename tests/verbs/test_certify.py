@@ -125,7 +125,7 @@ def test_recall_and_precision_of_a_label(corpus: Corpus) -> None:
 
 
 def test_a_promise_of_each_source_holds_where_the_cheap_stage_is_bad(corpus: Corpus) -> None:
-    kinds = ["odd" if number % 4 == 0 else "usual" for number in range(DOCUMENTS)]
+    kinds = ["odd" if number % 4 == 0 else "usual" for number in range(2 * DOCUMENTS)]
     texts = [f"{kind} text {number}" for number, kind in enumerate(kinds)]
     corpus.write("one", texts, source=kinds)
     corpus.promise = {"agree": 0.8}
