@@ -38,7 +38,7 @@ PROCESSES = [
         ("pipeline:Labeller", {"torch", "ray"}),
         ("pipeline.runtime.readers", {"ray"}),
     ],
-    [("pipeline:run", {"torch", "transformers", "ray.data", "pandas"})],
+    [("pipeline.runtime.run", {"torch", "transformers", "ray.data", "pandas"})],
 ]
 PROBE = """
 import importlib, json, sys

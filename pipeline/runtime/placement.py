@@ -100,8 +100,13 @@ class EngineBytes:
     place: str = "documents"  # of what the spec says about documents
 
 
-def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
-    """What an engine of the spec's model takes, in a torch dtype, for documents of full length."""
+def engine_bytes(
+    spec: JobSpec, files: ModelFiles, dtype: str, place: str = "documents"
+) -> EngineBytes:
+    """What an engine of the spec's model takes, in a torch dtype, for documents of full length.
+
+    `place` is what the spec says about them.
+    """
     weights, own, max_tokens = files.loaded_bytes(dtype), PROCESS_BYTES, spec.documents.max_tokens
     if files.kind not in ("none", "server"):
         least = ENCODER_BATCH_TOKENS if spec.uses_encoder else CPU_BATCH_TOKENS
@@ -126,7 +131,7 @@ def engine_bytes(spec: JobSpec, files: ModelFiles, dtype: str) -> EngineBytes:
             width = (weights / item_bytes / _OF_WEIGHTS) ** (1 / 3)
             own += int(tokens * item_bytes * _UNKNOWN_NUMBERS * width)
     # — rounded weights are rounded in each process
-    return EngineBytes(weights, own, max_tokens, shares_weights=not spec.model.rounded_to)
+    return EngineBytes(weights, own, max_tokens, not spec.model.rounded_to, place)
 
 
 def this_machine() -> Machine:

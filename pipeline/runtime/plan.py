@@ -136,6 +136,13 @@ def plan(
     return _planned(job, cuts, planned.done, retries(job, store, planned))
 
 
+def input_folder(work_items: Sequence[WorkItem]) -> str:
+    """The folder with all input files of the work, if they are on a disk; or ""."""
+    paths = {work.shard.path for work in work_items}
+    local = {os.path.dirname(path) for path in paths if "://" not in path}
+    return os.path.commonpath(local) if local else ""
+
+
 def list_missing(job: Job, store: Store, cuts: Cuts, before: Sequence[WorkItem] = ()) -> Plan:
     """The plan for these shards, from a LIST of the output.
 

@@ -6,7 +6,6 @@ Entry points: `run`, and `label` for the same without a snapshot.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -53,6 +52,7 @@ from pipeline.runtime.placement import (
 )
 from pipeline.runtime.plan import (
     Plan,
+    input_folder,
     list_missing,
     plan,
     plan_reuse,
@@ -181,7 +181,7 @@ def _labelled(
                     local_ray(job.placement),
                     shown_to_workers(store) if connected else nullcontext("") as shown,
                 ):
-                    folder = _input_folder(planned) if connected else ""
+                    folder = input_folder(planned.work_items) if connected else ""
                     job = replace(job, run=replace(job.run, shown=shown, input_folder=folder))
                     planned = _label_missing(job, store, planned, counts, watch, options)
             else:
@@ -212,13 +212,6 @@ def job_of_run(
     job = limited(replace(job, run=this), limit)
     _check_classifiers(job, store)
     return job
-
-
-def _input_folder(planned: Plan) -> str:
-    """The folder with all input files of the work, if they are on a disk; or ""."""
-    paths = {work.shard.path for work in planned.work_items}
-    local = {os.path.dirname(path) for path in paths if "://" not in path}
-    return os.path.commonpath(local) if local else ""
 
 
 def cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
@@ -266,8 +259,7 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
         if own.gpus or model.engine == "openai":
             most = min(most, own.actors)
         if not own.gpus:
-            one = engine_bytes(reader.spec, reader.files, own.dtype)
-            one = replace(one, place=reader.places["documents"])
+            one = engine_bytes(reader.spec, reader.files, own.dtype, reader.places["documents"])
             # — readers of one model share its weights
             name = model.model_dump_json()
             needs[name] = max(one, needs.get(name, one), key=attrgetter("own"))
