@@ -16,7 +16,7 @@ from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.sources.streams import Options
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import Columns, JobSpec
-from pipeline.verbs import samples
+from pipeline.verbs import check
 from pipeline.verbs.check import take_samples
 
 Written = tuple[list[Shard], DocumentReader, JobSpec]
@@ -56,7 +56,7 @@ def test_no_shard_is_opened_once_there_are_enough(
         opened.append(shard)
         return read_documents(shard, options)
 
-    monkeypatch.setattr(samples, "read_documents", read)
+    monkeypatch.setattr(check, "read_documents", read)
     assert len(take_samples(shards, reader, spec, 3)) == 3 < len(shards)
     assert len(opened) == 3
     assert take_samples(shards, reader, spec, 0) == [] and len(opened) == 3
