@@ -1,13 +1,12 @@
 """Parquet, Arrow and Lance input: its units for the cut, and the rows of a piece.
 
-Entry points: `table_units`, `table_rows` and `opened_table`. Parquet is cut from its footer; of a
-file in which many rows may share one stored value, a few rows are read, too.
+Entry points: `table_units`, `table_rows` and `opened_table`. Parquet is cut from its footer alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -20,14 +19,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.sources.documents import MAX_ROW_BYTES, Names, Row, TooLong
 from pipeline.sources.id_text import id_text, plain_values
 from pipeline.sources.lance_dataset import fragment_at, fragment_batches, fragment_unit
-from pipeline.sources.shards import (
-    MAX_SHARD_BYTES,
-    ROW_WEIGHT_BYTES,
-    ObjectVersion,
-    Shard,
-    Unit,
-    check_columns,
-)
+from pipeline.sources.shards import ObjectVersion, Shard, Unit, check_columns
 from pipeline.sources.streams import BLOCK_BYTES, MAX_IDLE, Fetched, Options, continued, opened
 from pipeline.sources.views import View, view_of
 
@@ -54,7 +46,7 @@ class Table:
 
 
 def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
-    """Row groups or record batches, with the size of the texts, each as often as it occurs.
+    """Row groups or record batches, with the text column's uncompressed size.
 
     The batches of Arrow are read: only they know their row counts.
     """
@@ -64,7 +56,7 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
             arrow = _arrow_reader(file)
             _check_types(version, arrow.schema)
             for batch in arrow.batches():
-                yield Unit(batch.num_rows, sum(_value_bytes(batch.column(n)) for n in columns))
+                yield Unit(batch.num_rows, sum(batch.column(name).nbytes for name in columns))
         return
     if version.format == "lance":
         fragment, schema = fragment_at(version, options)
@@ -77,42 +69,10 @@ def table_units(version: ObjectVersion, options: Options) -> Iterator[Unit]:
     paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
     in_file = [view.names.get(name, name) for name in columns]
     leaves = [i for i, path in enumerate(paths) if _is_of(path, in_file)]
-    sampled: int | None = None  # bytes a row, in the first group that may share values
     for index, rows in enumerate(_group_rows(footer, view)):
         group = footer.row_group(index)
-        chunks = [group.column(leaf) for leaf in leaves]
-        size = sum(chunk.total_uncompressed_size for chunk in chunks)
-        # — a row has at most all of that, so that only many short rows can be more than a shard
-        is_short = size < ROW_WEIGHT_BYTES * group.num_rows
-        if is_short and size * group.num_rows > MAX_SHARD_BYTES and any(map(_is_shared, chunks)):
-            if sampled is None:
-                sampled = _sampled_bytes(version, options, footer, index, in_file)
-            size = max(size, sampled * group.num_rows)
-        yield Unit(rows, size * rows // max(1, group.num_rows))
-
-
-def _value_bytes(column: pa.Array) -> int:
-    """The bytes of a column; of a dictionary, its mean value counts for each row."""
-    if not types.is_dictionary(column.type):
-        return int(column.nbytes)
-    return int(column.dictionary.nbytes) * len(column) // max(1, len(column.dictionary))
-
-
-def _sampled_bytes(
-    version: ObjectVersion,
-    options: Options,
-    footer: pq.FileMetaData,
-    index: int,
-    columns: Sequence[str],
-) -> int:
-    """The mean bytes of the first rows of a row group in these columns; 0 if it is broken."""
-    with opened(version.path, options, ahead=False) as file, suppress(OSError, pa.ArrowException):
-        reader = _parquet_reader(
-            file, footer=footer, first=index, first_row=0, columns=columns, view=View()
-        )
-        for batch in reader.batches():
-            return int(sum(map(_value_bytes, batch.columns)) // max(1, batch.num_rows))
-    return 0
+        sizes = (group.column(leaf).total_uncompressed_size for leaf in leaves)
+        yield Unit(rows, sum(sizes) * rows // max(1, group.num_rows))
 
 
 def table_rows(shard: Shard, options: Options, names: Names) -> Iterator[Row]:
@@ -315,14 +275,11 @@ def _batch_rows(group: pq.RowGroupMetaData, columns: Names) -> int:
     for index in range(group.num_columns):
         chunk = group.column(index)
         is_read = columns is None or _is_of(chunk.path_in_schema, columns)
+        shares_values = not SHARED_VALUES.isdisjoint(chunk.encodings)
         if is_read and chunk.physical_type == "BYTE_ARRAY":
             size = chunk.total_uncompressed_size
-            longest += size if _is_shared(chunk) else size // max(1, group.num_rows)
+            longest += size if shares_values else size // max(1, group.num_rows)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
-
-
-def _is_shared(chunk: pq.ColumnChunkMetaData) -> bool:
-    return not SHARED_VALUES.isdisjoint(chunk.encodings)
 
 
 def _is_of(path: str, columns: Iterable[str]) -> bool:

@@ -15,14 +15,12 @@ from data_fixtures import ENCODERS
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError
-from pipeline.sources.shards import MAX_SHARD_BYTES
 from pipeline.sources.source import InputObject, cut, find_objects
 from pipeline.spec.schema import Columns
 
 Write = Callable[[str, bytes], InputObject]
 Row = tuple[str, str]
 TARGETS = [1, 3000, 100_000, 10**9]
-TEXT = Columns("text", None)
 
 
 def read_all(input_object: InputObject, target_bytes: int, **columns: str | None) -> pa.Table:
@@ -60,22 +58,6 @@ def test_texts_below_a_name_with_a_dot_are_cut_by_their_size(write: Write) -> No
     table = pa.table({"answers.text": [f"{n:05}" * 200 for n in range(1_000)]})
     shards = cut(write("a.parquet", parquet_bytes(table)), Columns("answers.text", None), 600_000)
     assert len(shards) == 3 and sum(shard.piece.text_bytes for shard in shards) > 10**6
-
-
-@pytest.mark.parametrize("kind", ["dictionary", "strings", "arrow"])
-def test_texts_that_share_one_stored_value_are_cut_by_the_size_of_all(
-    write: Write, kind: str
-) -> None:
-    """500 MB in 50,000 rows of 90 different texts, of which a file holds 1 MB."""
-    texts = pa.array([f"{number:02d}" * 5_000 for number in range(90)])
-    rows = pa.array([row % 90 for row in range(50_000)], pa.int32())
-    table = pa.table({"text": pa.DictionaryArray.from_arrays(rows, texts)})
-    sink = io.BytesIO()
-    pq.write_table(table, sink, store_schema=kind == "dictionary")
-    data = encoded(table, "arrow") if kind == "arrow" else sink.getvalue()
-    shards = cut(write("a.arrow" if kind == "arrow" else "a.parquet", data), TEXT, MAX_SHARD_BYTES)
-    assert sum(shard.rows for shard in shards) == 50_000 and len(data) < 2 * 10**6
-    assert max(shard.rows for shard in shards) * 10_000 <= MAX_SHARD_BYTES
 
 
 @pytest.mark.parametrize("target_bytes", TARGETS)
