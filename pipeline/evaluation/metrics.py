@@ -282,8 +282,8 @@ def means_over_labels(
     # — a mean over labels is as uncertain as the rarest of them
     sides = [side.sum() for of in labels for side in (of.applies, ~of.applies) if side.any()]
     return {
-        name: interval(float(found[0]), found[1:], rows=rows, rarest=int(min(sides)))
-        for name, found in bootstrap(measure, rows, resamples=resamples).items()
+        name: interval(float(drawn[0]), drawn[1:], rows=rows, rarest=int(min(sides)))
+        for name, drawn in bootstrap(measure, rows, resamples=resamples).items()
     }
 
 
@@ -328,10 +328,10 @@ def paired(
         rows=rows,
         figures={
             name: FigurePair(
-                number_or_none(found[0]),
+                number_or_none(drawn[0]),
                 number_or_none(others[name][0]),
-                difference(found, others[name], rarest),
+                difference(drawn, others[name], rarest),
             )
-            for name, found in own.items()
+            for name, drawn in own.items()
         },
     )
