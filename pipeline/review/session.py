@@ -12,15 +12,12 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.errors import AssayError, one_line
+from pipeline.evaluation.resampling import Bools, Floats
 from pipeline.gold.people import Action, Drawn, GoldFile, GoldLine, Label, Shown, majority
 from pipeline.options import ReviewOptions
 from pipeline.spec.tasks import TaskSpec
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 BATCH = 20  # documents that are chosen together for diversity
 DIVERSE = 2 * BATCH  # the first labels of the order `mixed`
