@@ -146,7 +146,7 @@ class Session:
         return counts
 
     def by_label(self) -> dict[str, int]:
-        """How often each label was labels."""
+        """How often each label was given."""
         labels = [line.label for line in self.gold.answers.values() if line.label is not None]
         names = (
             name for label in labels for name in ([label] if isinstance(label, str) else label)

@@ -157,14 +157,6 @@ def test_a_folder_that_an_error_stopped_is_finished_by_the_same_command(folder: 
     assert run(folder, "there/", with_text=True).created == 0 and state(folder / "there") == after
 
 
-def test_a_file_that_is_not_finished_is_not_there(folder: Path) -> None:
-    edit_unseen(folder / "in" / "deep" / "1.jsonl", '"0 29 ', '"9 29 ')
-    (folder / "to").mkdir()
-    with pytest.raises(StorageError, match="is not the text that was labelled"):
-        run(folder, "to/a.csv", with_text=True)
-    assert not state(folder / "to")
-
-
 @pytest.mark.parametrize("to", ["a.csv", "there/"])
 def test_an_existing_target_is_replaced_only_where_asked(folder: Path, to: str) -> None:
     first = run(folder, f"to/{to}")
