@@ -203,7 +203,7 @@ class Session:
             # — documents on which people disagree before those that one person labelled
             disputed = [row for row in candidates if len(self._labels_of(row)) > 1]
             return min(disputed or candidates, key=lambda row: documents[row].rank), "second"
-        order, labelled = str(self.options.order), self._labelled(len(documents))
+        order, labelled = str(self.options.order), self._labelled(documents)
         p = self._answers(documents)
         if order == "mixed":
             asked = int(labelled.sum()) + len(self._asked)
@@ -267,13 +267,11 @@ class Session:
         labels = self._labels_of(row)
         return len(labels) == 1 or (len(labels) > 1 and majority(labels) is None)
 
-    def _labelled(self, rows: int) -> Bools:
-        """[rows]: whether anybody gave the document a label."""
-        labelled = np.zeros(rows, np.bool_)
-        for (text_hash, _), line in self.gold.answers.items():
-            row = self.pool.rows.get(text_hash, rows)
-            labelled[row : row + 1] = labelled[row : row + 1] | (line.label is not None)
-        return labelled
+    def _labelled(self, documents: Iterable[Document]) -> Bools:  # [rows]
+        """Whether anybody gave the document a label."""
+        answers = self.gold.answers.values()
+        given = {line.content_hash for line in answers if line.label is not None}
+        return np.array([document.hash in given for document in documents], np.bool_)
 
     def _answers(self, documents: Iterable[Document]) -> Floats:  # [rows, labels]; NaN: none
         none = (float("nan"),) * len(self.task.labels)
