@@ -142,14 +142,10 @@ def test_groups_do_not_change_the_thresholds_of_the_rule(report: Report, folder:
     assert grouped["by"] == "topic.label, doc.source" and grouped["by"] in page
 
 
-def test_a_rule_that_stops_at_missing_answers_says_so(report: Report, folder: Path) -> None:
-    result, page = report(filter={"keep": "toxic.p.toxic < 0.5"})
+def test_a_rule_that_stops_at_missing_answers_says_so(report: Report) -> None:
+    _, page = report(filter={"keep": "toxic.p.toxic < 0.5"})
     assert "The filter stops, because 3 of 90 documents have no answer (empty 3)" in page
     assert "on_error is fail" in page
-    assert (result["filter"]["failed"], result["filter"]["stops"]) == ({"empty": 3}, True)
-    [(dropped,)] = counted(folder, "select count(*) from t where toxic.p.toxic >= 0.5")
-    assert result["whole"][1]["documents"] == dropped
-    assert sum(result["filter"]["reasons"].values()) == dropped
 
 
 @pytest.mark.parametrize(

@@ -367,15 +367,6 @@ def test_documents_and_attributes_of_dolma_are_in_files_of_the_same_rows(folder:
                     assert all(isinstance(place, int) for span in spans for place in span[:2])
 
 
-@pytest.mark.parametrize(
-    ("options", "fix"),
-    [
-        ({"to": "out.jsonl", "layout": "dolma"}, "layout: is for a folder; write --to FOLDER/"),
-        ({"head": 3, "layout": "dolma"}, "layout: is for a folder; write --to FOLDER/"),
-    ],
-)
-def test_a_layout_is_that_of_a_folder(folder: Path, options: dict[str, Any], fix: str) -> None:
-    with pytest.raises(SpecError, match=fix):
-        chosen = ExportOptions(**options)
-        chosen.writes()
-        export(spec_of(folder), chosen, cache_dir=folder / "cache")
+def test_a_layout_is_that_of_a_folder(folder: Path) -> None:
+    with pytest.raises(SpecError, match="layout: is for a folder; write --to FOLDER/"):
+        run(folder, "out.jsonl", layout="dolma")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 
 import pytest
+from gold_lines import line, written
 from judged import Bench
 
-from pipeline.gold.people import GoldLine, Shown
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import load_spec
 
@@ -19,14 +18,11 @@ def reviewed(bench: Bench, *chosen: str) -> Path:
     toxic = load_spec(bench.spec).tasks[0]
     rows = [row for row in bench.gold() if row["text"].strip()]
     hashes = documents_from(RawRow(row["text"], row["id"]) for row in rows)["content_hash"]
-    path, lines = bench.folder / "toxic.jsonl", []
-    for number, (row, text_hash) in enumerate(zip(rows, hashes.to_pylist(), strict=True)):
-        shown = Shown.of(toxic, chosen=chosen[number % len(chosen)])
-        by = "ann", "2026-11-26T00:00:00Z", 1.0, shown
-        line = GoldLine(row["id"], text_hash, "toxic", "label", row["toxic"], *by)
-        lines.append(json.dumps(asdict(line)))
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    lines = [
+        line(row["id"], row["toxic"], task=toxic, chosen=reason, content_hash=text_hash)
+        for row, text_hash, reason in zip(rows, hashes.to_pylist(), cycle(chosen), strict=False)
+    ]
+    return written(bench.folder / "toxic.jsonl", *lines, task=toxic)
 
 
 @pytest.mark.parametrize("chosen", [("uncertain",), ("where",), ("diverse", "uncertain", "random")])
