@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from calls import Assay
 from data_fixtures import Row
+from filtered import labelled
 from finished import LABELS, Corpus, commit_all, finish, toy_fingerprints, toy_spec
 from servers import Server
 
@@ -36,13 +37,7 @@ READERS = {"parquet": "read_parquet", "jsonl": "read_json", "csv": "read_csv"}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A labelled corpus of three files of three shards each, one of them in a folder below."""
-    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
-    corpus.write()
-    (corpus.folder / "deep").mkdir()
-    (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
-    store = LocalStore(tmp_path / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
-    return tmp_path
+    return labelled(tmp_path, ["en"])
 
 
 def spec_of(folder: Path, **changes: Any) -> JobSpec:
@@ -109,8 +104,8 @@ def test_columns_of_the_input_are_added_and_a_missing_one_is_named(folder: Path)
     found = duckdb.sql(f"select doc_id, doc_id_2 from '{result.to}'").fetchall()
     assert len(found) == 90 and all(own == of_input for own, of_input in found)
     assert run(folder, "there/", columns=("id",)).created == 9
-    with pytest.raises(SpecError, match=r"^columns: .* \(got 'lang'\)$"):
-        run(folder, "b.csv", columns=("lang",))
+    with pytest.raises(SpecError, match=r"^columns: .* \(got 'year'\)$"):
+        run(folder, "b.csv", columns=("year",))
     assert not (folder / "b.csv").exists()
 
 
