@@ -28,6 +28,7 @@ pytest_plugins = [
     "fake_hub",
     "finished",
     "judged",
+    "known_corpus",
     "manual",
     "several_specs",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from pipeline.sources.shards import Shard
 from pipeline.sources.streams import Options
 
 PICTURE_PIXELS = 240  # of its longer side
+Place = tuple[str, int, int]  # path, row of the file, and where the excerpt begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +33,19 @@ class Excerpt:
 
 
 def excerpts(
-    labelled: LabelledRows, rows: pa.RecordBatch, *, chars: int | None
-) -> list[Excerpt]:  # [rows]
+    labelled: LabelledRows, places: Iterable[Place], *, chars: int | None
+) -> list[Excerpt]:  # [places]
     """Some characters of the text of each labelled row, which may be very long, and its image.
 
-    `rows` has the columns path and row, and maybe start: where an excerpt begins. None for `chars`:
-    the whole text. StorageError if a text is no longer what was labelled.
+    None for `chars`: the whole text. StorageError if a text is no longer what was labelled.
     """
     store, options = labelled.store, labelled.spec.input.storage_options
-    starts = rows.column("start").to_pylist() if "start" in rows.schema.names else [0] * len(rows)
-    columns = (rows.column("path").to_pylist(), rows.column("row").to_pylist(), starts)
-    places = list(zip(*columns, strict=True))
+    wanted = list(places)
     unread: dict[str, set[tuple[int, int]]] = {}  # by path, the rows of the file, with the start
-    for path, row, start in places:
+    for path, row, start in wanted:
         unread.setdefault(path, set()).add((row, start))
     shards = {shard.id: shard for cut in CutLog(store).cuts.values() for shard in cut}
-    excerpts_at: dict[tuple[str, int, int], Excerpt] = {}
+    excerpts_at: dict[Place, Excerpt] = {}
     for named in labelled.contents.shards:
         first, end = named.start_row, named.end_row
         own = unread.get(named.path, ())
@@ -63,7 +61,7 @@ def excerpts(
         for place, excerpt in _parts(shards[named.sid], options, hashes, inside, chars):
             index, start = place
             excerpts_at[named.path, first + index, start] = excerpt
-    return [excerpts_at[place] for place in places]
+    return [excerpts_at[place] for place in wanted]
 
 
 def _parts(

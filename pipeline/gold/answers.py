@@ -32,8 +32,6 @@ from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 from pipeline.stores.store import Store, open_store
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
 class GoldTaskAnswers:
@@ -138,7 +136,7 @@ def answers_for(
     return GoldAnswers(doc_ids, hashes, documents, answers)
 
 
-def _part_probabilities(answers: pa.StructArray, part: TaskSpec) -> Floats:
+def _part_probabilities(answers: pa.StructArray, part: TaskSpec) -> NDArray[np.float64]:
     """[rows, labels] of a task, or of a part from the answers of its task; NaN: no answer."""
     _, _, label = part.name.partition(".")
     if not label:

@@ -44,14 +44,10 @@ def is_held_out(content_hash: str, share: float) -> bool:
 
 
 def _cards(spec: JobSpec, task: TaskSpec) -> Iterator[Card]:
-    place = _place(task, "readout")
+    place = f"tasks.{task.name}.readout"
     for path in filter(None, (task.readout, *(stage.readout for stage in task.stages))):
         data = read_fitted(path, options_for(path, spec), place=place, made_by="assay fit")
         try:
             yield parse_readout(data).card
         except ReadoutError as error:
             raise SpecError([Problem(place, str(error), path)]) from error
-
-
-def _place(task: TaskSpec, key: str) -> str:
-    return f"tasks.{task.name}.{key}"

@@ -12,15 +12,12 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.errors import AssayError, one_line
+from pipeline.evaluation.resampling import Bools, Floats
 from pipeline.gold.people import Action, Drawn, GoldFile, GoldLine, Label, Shown, majority
 from pipeline.options import ReviewOptions
 from pipeline.spec.tasks import TaskSpec
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 BATCH = 20  # documents that are chosen together for diversity
 DIVERSE = 2 * BATCH  # the first labels of the order `mixed`
@@ -149,7 +146,7 @@ class Session:
         return counts
 
     def by_label(self) -> dict[str, int]:
-        """How often each label was labels."""
+        """How often each label was given."""
         labels = [line.label for line in self.gold.answers.values() if line.label is not None]
         names = (
             name for label in labels for name in ([label] if isinstance(label, str) else label)
@@ -206,7 +203,7 @@ class Session:
             # — documents on which people disagree before those that one person labelled
             disputed = [row for row in candidates if len(self._labels_of(row)) > 1]
             return min(disputed or candidates, key=lambda row: documents[row].rank), "second"
-        order, labelled = str(self.options.order), self._labelled(len(documents))
+        order, labelled = str(self.options.order), self._labelled(documents)
         p = self._answers(documents)
         if order == "mixed":
             asked = int(labelled.sum()) + len(self._asked)
@@ -270,13 +267,11 @@ class Session:
         labels = self._labels_of(row)
         return len(labels) == 1 or (len(labels) > 1 and majority(labels) is None)
 
-    def _labelled(self, rows: int) -> Bools:
-        """[rows]: whether anybody gave the document a label."""
-        labelled = np.zeros(rows, np.bool_)
-        for (text_hash, _), line in self.gold.answers.items():
-            row = self.pool.rows.get(text_hash, rows)
-            labelled[row : row + 1] = labelled[row : row + 1] | (line.label is not None)
-        return labelled
+    def _labelled(self, documents: Iterable[Document]) -> Bools:  # [rows]
+        """Whether anybody gave the document a label."""
+        answers = self.gold.answers.values()
+        given = {line.content_hash for line in answers if line.label is not None}
+        return np.array([document.hash in given for document in documents], np.bool_)
 
     def _answers(self, documents: Iterable[Document]) -> Floats:  # [rows, labels]; NaN: none
         none = (float("nan"),) * len(self.task.labels)

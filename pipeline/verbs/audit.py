@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -115,9 +116,8 @@ def draw_sample(spec: JobSpec, options: ReviewOptions, *, cache_dir: Path) -> li
             "where number in (select unnest(?)) order by list_position(?, number)",
             [numbers, numbers],
         )
-    [places] = shown.select(["path", "row"]).combine_chunks().to_batches()
-    read = excerpts(rule.labelled, places, chars=None)
-    hashes, ids, docs = (shown[name].to_pylist() for name in ("content_hash", "id", "doc"))
+    hashes, *where, ids, docs = (column.to_pylist() for column in shown.itercolumns())
+    read = excerpts(rule.labelled, zip(*where, repeat(0)), chars=None)
     columns = [{name: of[name] or "" for name in options.columns} for of in docs]
     drawn = _designs(hashes, codes, chosen, rule.labelled.contents.number, words)
     return [

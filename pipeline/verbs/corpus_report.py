@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pydantic import computed_field
 
 from pipeline.filters.decisions import MOST_GROUPS, Decisions, Pairs, Size, decided
@@ -185,7 +184,10 @@ def report_of(
             whole=table.whole,
             statuses=table.counts("status"),
             tasks=tasks,
-            scores=tuple(score_counts(table, scored)),
+            scores=tuple(
+                ScoreCounts(task, label, bar_counts(table, named(task, "p", label), 0, 1))
+                for task, label in scored
+            ),
             filter=result_of(rule, on_error, table) if spec.filter else None,
             by=", ".join(group.text for group in rule.by) or None,
             groups=table.sizes("_group", MOST_GROUPS) if rule.by else {},
@@ -236,13 +238,7 @@ def _expected_scores(task: TaskSpec, table: Decisions) -> ExpectedScores | None:
 def _with_texts(
     labelled: LabelledRows, examples: Sequence[ShownDocument]
 ) -> tuple[ShownExample, ...]:
-    places = pa.record_batch(
-        {
-            "path": pa.array([example.path for example in examples], pa.string()),
-            "row": pa.array([example.row for example in examples], pa.int64()),
-            "start": pa.array([example.start for example in examples], pa.int64()),
-        }
-    )
+    places = [(example.path, example.row, example.start) for example in examples]
     shown = excerpts(labelled, places, chars=TEXT_CHARS)
     return tuple(
         ShownExample(
@@ -272,12 +268,6 @@ def scored_labels(tasks: Mapping[str, SnapshotTask], first: Collection[Label]) -
             labels = sorted(published.labels, key=lambda label: (task, label) not in first)
             scored += [(task, label) for label in labels[:SHOWN_LABELS]]
     return scored[:MOST_SCORES]
-
-
-def score_counts(table: Decisions, scored: Sequence[Label]) -> Iterator[ScoreCounts]:
-    """Documents by the probability of each label."""
-    for task, label in scored:
-        yield ScoreCounts(task, label, bar_counts(table, named(task, "p", label), 0, 1))
 
 
 def bar_counts(table: Decisions, column: str, low: float, high: float) -> tuple[int, ...]:

@@ -152,7 +152,8 @@ def evaluate(
             fix = "compares answers of tasks, and this gold judges the filter; leave it out"
             raise option_error("against", fix, options.against)
         return _evaluate_filter(spec, source, audit, cache_dir)
-    gates = [gate for gate in parse_gates(spec) if _is_asked(gate, options)]
+    asked = {task_of(name) for name in options.tasks}
+    gates = [gate for gate in parse_gates(spec) if not asked or task_of(gate.task) in asked]
     gold = read_gold(options.gold, spec, options.tasks)
     store = open_store(spec.output, spec.storage_options)
     if candidate is not None:
@@ -233,10 +234,6 @@ def why_not_judged(gate: Gate, gold: Gold) -> str | None:
     if chosen := gold.chosen_words(gate.task):
         return f"{chosen}, so they do not judge the corpus; give gold of a random sample: {RANDOM}"
     return None
-
-
-def _is_asked(gate: Gate, options: EvalOptions) -> bool:
-    return not options.tasks or task_of(gate.task) in map(task_of, options.tasks)
 
 
 def _without_gold(spec: JobSpec, gold: Gold) -> Iterator[str]:

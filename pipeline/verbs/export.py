@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import escape
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -260,7 +261,8 @@ def head(
     sql = options.where
     rule = None if sql is None else Rule(sql, labelled.schema, place=place)
     rows = _chosen(labelled, rule, options.head, cache_dir)
-    shown = excerpts(labelled, rows, chars=None)
+    places = zip(rows["path"].to_pylist(), rows["row"].to_pylist(), repeat(0))
+    shown = excerpts(labelled, places, chars=None)
     starts = [None if of.text is None else of.text[:TEXT_CHARS] for of in shown]
     with_starts = with_text(rows, pa.array(starts, pa.large_string()))
     why: tuple[tuple[Continuation, ...], ...] = ()

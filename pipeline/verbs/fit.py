@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,10 @@ def fit_readouts(
     rows = {name: reading.states(name)["document"] for name in tasks}
     pairs = {name: {*zip(of.groups, of.truth, strict=True)} for name, of in rows.items()}
     _check_counts({n: Counter(label for _, label in own) for n, own in pairs.items()}, gold)
-    parts: dict[str, list[TaskSpec]] = {}
-    for task in tasks.values():
-        parts.setdefault(task_of(task.name), []).append(task)
+    parts = [[*own] for _, own in groupby(tasks.values(), lambda part: task_of(part.name))]
     # — for small products, several BLAS threads wait for each other
     with threadpool_limits(1, user_api="blas"):
-        fits = tuple(each for own in parts.values() for each in reading.fits(own, paths))
+        fits = tuple(each for own in parts for each in reading.fits(own, paths))
     return Fit(spec.name, gold.counts, read.left_out, FOLDS, fits)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import computed_field
 
@@ -142,29 +143,18 @@ def judged_run(
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
-    own = Run()
+    how: dict[str, Any] = {"cache_dir": cache_dir, "address": address, "options": options}
+    how |= {"announce": announce, "part_of": Run()}
     spec = with_cascades(spec) if options.save else spec
     gated = _has_gates(spec, options)
-    sampled = certify(
-        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
-    )
+    sampled = certify(spec, **how)
     if spec.publish == PublishSpec():
-        outcome = run_without_judging(
-            spec,
-            cache_dir=cache_dir,
-            address=address,
-            options=options,
-            announce=announce,
-            part_of=own,
-        )
-        return RunResult.of(outcome, sampled)
+        return RunResult.of(run_without_judging(spec, **how), sampled)
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:
         return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
 
-    with label(
-        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
-    ) as labelled:
+    with label(spec, **how) as labelled:
         return judge(labelled, decide if gated else None, spec.publish, sampled)
 
 

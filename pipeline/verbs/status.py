@@ -139,9 +139,8 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
     planned = dry_run(spec, cache_dir=cache_dir)
     number = last_snapshot(store, spec.name)
     last = None if number is None else contents(store, number)
-    published = None if last is None else last.files
     files = counted(store, label_files(store, job, planned))
-    shown = set() if published is None else {*published["sid"].unique().to_pylist()}
+    shown = set() if last is None else {*last.files["sid"].unique().to_pylist()}
     if last:
         for line in changed_since(job, store, last):
             logger.warning("warning: %s", line)

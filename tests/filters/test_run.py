@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,10 +192,14 @@ def test_a_text_that_is_not_the_labelled_one_is_refused(
         filtered_with(own_folder, keep=KEEP)
 
 
-def add_table(folder: Path, name: str, columns: Mapping[str, Any], damaged: str = "") -> None:
+def add_table(folder: Path, name: str, table: pa.Table, damaged: str = "") -> None:
     """Labels one more file, in which a column's middle page may be broken."""
-    path, table = folder / "in" / name, pa.table(dict(columns))
-    if path.suffix == ".arrow":
+    path = folder / "in" / name
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".csv":
+        rows = [table.column_names, *zip(*(c.to_pylist() for c in table.columns), strict=True)]
+        path.write_text("".join(",".join(row) + "\n" for row in rows))
+    elif path.suffix == ".arrow":
         with pa.ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table)
     else:
@@ -222,7 +226,8 @@ def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("any_format")
 def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path) -> None:
-    add_table(own_folder, "z.parquet", {"id": IDS, "text": WORDS, "lang": [["en"]] * 60})
+    columns = {"id": IDS, "text": WORDS, "lang": [["en"]] * 60}
+    add_table(own_folder, "z.parquet", pa.table(columns))
     told = r"has list<.*> there; name a column of strings or numbers"
     with pytest.raises(SpecError, match=rf"^filter: .*z.parquet {told} \(got 'lang'\)"):
         filtered_with(own_folder, keep="doc.lang = 'en'")
@@ -234,7 +239,7 @@ def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path) -> No
 def test_the_rows_of_a_table_without_the_column_are_not_kept_and_are_counted(
     own_folder: Path, name: str
 ) -> None:
-    add_table(own_folder, name, {"id": IDS, "text": WORDS})
+    add_table(own_folder, name, pa.table({"id": IDS, "text": WORDS}))
     result = filtered_with(own_folder, keep="doc.lang in ('en', 'de')")
     assert result.dropped < result.documents
     assert result.reasons["keep is null: doc.lang in ('en', 'de')"] >= 60
@@ -247,7 +252,7 @@ def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
 ) -> None:
     """A row is kept whole or not at all: with a damaged column it can only be dropped."""
     columns = {"id": IDS, "text": WORDS, "lang": ["en", "de"] * 30}
-    add_table(own_folder, "z.parquet", columns, damaged=damaged)
+    add_table(own_folder, "z.parquet", pa.table(columns), damaged)
     keep = "toxic.p.toxic < 0" if damaged == "lang" else "doc.lang in ('en', 'de')"
     result = filtered_with(own_folder, keep=keep)
     assert result.documents == 150
@@ -256,22 +261,10 @@ def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
     assert damaged == "lang" or not any("keep is null" in reason for reason in result.reasons)
 
 
-def add_twins(folder: Path, name: str, names: Sequence[str]) -> None:
-    """Labels a table with these columns beside the id and the text."""
+def twins(names: Sequence[str]) -> pa.Table:
+    """A table with these columns beside the id and the text."""
     arrays = [pa.array(values) for values in (IDS, WORDS, *([f"20{n}"] * 60 for n in range(9)))]
-    table = pa.Table.from_arrays(arrays[: 2 + len(names)], ["id", "text", *names])
-    path = folder / "in" / name
-    path.parent.mkdir()
-    if path.suffix == ".csv":
-        rows = [table.column_names, *zip(*(c.to_pylist() for c in table.columns), strict=True)]
-        path.write_text("".join(",".join(row) + "\n" for row in rows))
-    elif path.suffix == ".arrow":
-        with pa.ipc.new_file(str(path), table.schema) as writer:
-            writer.write_table(table)
-    else:
-        pq.write_table(table, path)
-    store = LocalStore(folder / "out")
-    finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
+    return pa.Table.from_arrays(arrays[: 2 + len(names)], ["id", "text", *names])
 
 
 @pytest.mark.usefixtures("any_format")
@@ -280,7 +273,7 @@ def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
     tmp_path: Path, name: str
 ) -> None:
     names = ("year", "YEAR", "year")
-    add_twins(tmp_path, name, names)
+    add_table(tmp_path, name, twins(names))
     filtered = filtered_with(tmp_path, keep="toxic.p.toxic < 2")
     files = [path for path in kept_folder(filtered).iterdir() if path.is_file()]
     assert files and filtered.sizes.kept.documents == 60
@@ -294,7 +287,7 @@ def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
 def test_a_rule_that_names_one_of_two_columns_of_one_name_is_refused(
     tmp_path: Path, name: str
 ) -> None:
-    add_twins(tmp_path, name, ("year", "year"))
+    add_table(tmp_path, name, twins(("year", "year")))
     with pytest.raises(
         SpecError, match=rf"{name} has 2 such columns; it has: id, text, year, year"
     ):
@@ -307,7 +300,7 @@ def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
     tmp_path: Path, name: str
 ) -> None:
     """SQL would read the first of both in each place."""
-    add_twins(tmp_path, name, ("year", "Year"))
+    add_table(tmp_path, name, twins(("year", "Year")))
     with pytest.raises(SpecError, match="SQL takes year, Year for one name; rename one of them"):
         previewed(tmp_path, keep="doc.year = '200' and doc.Year = '201'")
     for one in ("doc.year = '200'", "doc.Year = '201'"):
@@ -326,7 +319,7 @@ def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
 
 @pytest.mark.usefixtures("any_format")
 def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(tmp_path: Path) -> None:
-    add_twins(tmp_path, "z.parquet", ("a, b", ""))
+    add_table(tmp_path, "z.parquet", twins(("a, b", "")))
     with pytest.raises(SpecError, match="no such column; it has: '', 'a, b', id, text"):
         filtered_with(tmp_path, keep="doc.lang = 'en'")
 

@@ -29,8 +29,8 @@ from pipeline.stores.local import LocalStore
 from pipeline.verbs.corpus_report import (
     BARS,
     ShownDocument,
+    bar_counts,
     examples,
-    score_counts,
 )
 
 
@@ -123,9 +123,9 @@ def test_a_bar_has_the_probabilities_from_its_left_end_on(values: list[float]) -
             [False] * len(p),
             toxic=toxic(np.append(p[1:], np.float32("nan"))),
         )
-        [scores] = score_counts(table, [("toxic", "toxic")])
+        counts = bar_counts(table, "toxic.p.toxic", 0, 1)
     bars = np.minimum(p[1:].astype(np.float64) * BARS, BARS - 1).astype(int)
-    assert scores.counts == tuple(np.bincount(bars, minlength=BARS).tolist())
+    assert counts == tuple(np.bincount(bars, minlength=BARS).tolist())
 
 
 def test_a_table_that_cannot_be_written_says_what_to_do() -> None:

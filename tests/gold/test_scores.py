@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from judged import Bench, with_gold
+from judged import with_gold
 
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
@@ -52,7 +52,7 @@ def test_a_score_is_the_probability_of_the_label_that_it_names(
     # — at one half the label is the first, as in an answer
     assert toxic.truth.tolist() == [1, 0, 0, UNLABELLED, 0]
     assert tone.truth.tolist() == [1, 0, UNLABELLED, 1, 0]
-    assert (toxic.scored, tone.scored) == ("toxic", "warm")
+    assert (toxic.scored, tone.scored, gold.kind("tone")) == ("toxic", "warm", "scores")
 
 
 @pytest.mark.parametrize(
@@ -167,15 +167,3 @@ def test_numbers_in_a_column_of_labels_propose_the_key(
 def test_zeros_and_ones_may_be_labels_with_other_names(spec: JobSpec, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="write 1: LABEL below"):
         read_gold(csv_file(tmp_path, "id,toxic", "a,1", "b,0"), spec)
-
-
-def test_eval_counts_a_score_above_one_half_as_the_label(bench: Bench) -> None:
-    source, tasks = np.random.default_rng(0), []
-    ids = [f"0-{n},{score:.3f}" for n, score in enumerate(source.random(30))]
-    lines = [f"{row},{'toxic' if float(row.partition(',')[2]) > 0.5 else 'clean'}" for row in ids]
-    gold = csv_file(bench.folder, "id,s,people", *lines)
-    for key, column in (("scores", "s"), ("columns", "people")):
-        bench.says(gold={key: {"toxic": column}})
-        tasks.append(bench.evaluate(gold, "--json").json["tasks"])
-    assert [of_gold["toxic"].pop("gold") for of_gold in tasks] == ["scores", "people"]
-    assert tasks[0] == tasks[1] and tasks[0]["toxic"]["rows"]["evaluated"] > 20

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from judged import with_gold
+from judged import with_gold, write_rows
 
 from pipeline.errors import SpecError
 from pipeline.gold.labels import read_gold
@@ -36,18 +33,6 @@ def spec(write_spec: Callable[..., Path]) -> JobSpec:
     return load_spec(write_spec(tasks=TASKS))
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        quoted = [[str(value).replace('"', '""') for value in row.values()] for row in rows]
-        lines = [",".join(rows[0]), *(",".join(f'"{value}"' for value in row) for row in quoted)]
-        path.write_text("\n".join(lines))
-    return str(path)
-
-
 @pytest.mark.parametrize(
     "name, values",
     [
@@ -61,7 +46,7 @@ def test_a_column_lists_the_labels_of_each_row(
     name: str, values: list[Any], spec: JobSpec, tmp_path: Path
 ) -> None:
     rows = [{"id": f"d{n}", "topic": value} for n, value in enumerate(values)]
-    gold = read_gold(write(tmp_path / name, rows), spec)
+    gold = read_gold(write_rows(tmp_path / name, rows), spec)
     assert list(gold.tasks) == PARTS
     read = [gold.tasks[part].truth.tolist() for part in PARTS]
     assert [list(row) for row in zip(*read, strict=True)] == TRUTH
@@ -81,7 +66,7 @@ def test_a_column_for_each_label_says_yes_or_no(
         {"id": "d1", "is_law": no, "topic.tax": None},
     ]
     spec = with_gold(spec, columns={"topic.law": "is_law"})
-    gold = read_gold(write(tmp_path / "g.jsonl", rows), spec)
+    gold = read_gold(write_rows(tmp_path / "g.jsonl", rows), spec)
     assert {name: task.truth.tolist() for name, task in gold.tasks.items()} == {
         "topic.law": [0, 1],
         "topic.tax": [0, UNLABELLED],
@@ -89,7 +74,7 @@ def test_a_column_for_each_label_says_yes_or_no(
 
 
 def test_scores_of_one_label_are_soft_targets(spec: JobSpec, tmp_path: Path) -> None:
-    file = write(tmp_path / "g.jsonl", [{"id": "d0", "s": 0.7}, {"id": "d1", "s": 0.2}])
+    file = write_rows(tmp_path / "g.jsonl", [{"id": "d0", "s": 0.7}, {"id": "d1", "s": 0.2}])
     gold = read_gold(file, with_gold(spec, scores={"topic.law": "s"}))
     task = gold.tasks["topic.law"]
     assert task.truth.tolist() == [0, 1] and task.soft is not None
@@ -100,7 +85,7 @@ def test_scores_of_one_label_are_soft_targets(spec: JobSpec, tmp_path: Path) -> 
 def test_a_score_may_be_any_form_of_its_number(name: str, spec: JobSpec, tmp_path: Path) -> None:
     values = [3, 2.0, "1", "0.0"]
     rows = [{"id": f"d{n}", "quality": value} for n, value in enumerate(values)]
-    gold = read_gold(write(tmp_path / name, rows), spec)
+    gold = read_gold(write_rows(tmp_path / name, rows), spec)
     assert gold.tasks["quality"].truth.tolist() == [3, 2, 1, 0]
 
 
@@ -133,7 +118,7 @@ def test_a_wrong_value_is_refused_with_its_place_and_the_fix(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(SpecError) as refused:
-        file = write(tmp_path / "g.jsonl", [{"id": "d0", column: value}])
+        file = write_rows(tmp_path / "g.jsonl", [{"id": "d0", column: value}])
         read_gold(file, with_gold(spec, **gold))
     [problem] = refused.value.problems
     assert place in str(problem.place) and fix in problem.fix, problem

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 from json_outputs import validator
-from reports import change_of
-from rich.console import Console
+from reports import change_of, printed
 
 from pipeline.integrity.diff import USUAL_LIMITS, Comparison, TaskChange, exceeded
 from pipeline.report.console import json_value
@@ -31,9 +29,7 @@ def comparison_of(change: TaskChange, rows: int) -> Comparison:
 
 def shown(labels: int) -> list[list[str]]:
     """The words of each line of the shares of labels, which begins with one."""
-    stream = io.StringIO()
-    show_comparison(compared(labels), Console(file=stream, width=400, soft_wrap=True))
-    lines = [line.split() for line in stream.getvalue().splitlines()]
+    lines = [line.split() for line in printed(show_comparison, compared(labels)).splitlines()]
     return [line for line in lines if len(line) == 5 and line[0].startswith("label-")]
 
 
@@ -85,16 +81,12 @@ def test_a_task_is_stable_only_if_it_exceeds_no_limit(change: TaskChange, verdic
     comparison = comparison_of(change, 1_000)
     assert drift_line("t", comparison).partition(":")[0] == verdict
     assert (verdict == "stable") == (not exceeded(comparison, USUAL_LIMITS))
-    stream = io.StringIO()
-    show_comparison(comparison, Console(file=stream, width=400, soft_wrap=True))
-    assert f"\n{verdict}: PSI" in stream.getvalue()
+    assert f"\n{verdict}: PSI" in printed(show_comparison, comparison)
 
 
 def test_of_a_reworded_task_both_questions_are_shown_and_no_fingerprint() -> None:
     counts = np.array([5, 5])
     change = change_of("ab", counts, counts, np.diag(counts), questions=("Is it?", "Was it?"))
-    stream = io.StringIO()
-    show_comparison(comparison_of(change, 10), Console(file=stream, width=400, soft_wrap=True))
-    shown = stream.getvalue()
+    shown = printed(show_comparison, comparison_of(change, 10))
     assert "t, reworded\n" in shown
     assert "question before  Is it?\nquestion after   Was it?\n" in shown

@@ -15,17 +15,11 @@ from pipeline.runtime.outcome import Outcome, Tally
 from pipeline.verbs.run import RunResult
 
 
-def counted(rows: int = 1, **numbers: int) -> Tally:
-    """The counts of documents with the label a, and others by key."""
-    keys = ("rows", "ok"), ("label", "t", "a"), ("answered", "t")
+def counted(rows: int = 1, label: str = "a", **numbers: int) -> Tally:
+    """The counts of documents with this label, and others by key."""
+    keys = ("rows", "ok"), ("label", "t", label), ("answered", "t")
     others = {tuple(name.split("_")): number for name, number in numbers.items()}
     return Tally(n=Counts({**dict.fromkeys(keys, rows), ("label_ms", "1"): 1_000, **others}))
-
-
-def labelled_as(label: str) -> Tally:
-    """The counts of one document with this label."""
-    keys = ("rows", "ok"), ("label", "t", label), ("answered", "t")
-    return Tally(n=Counts({**dict.fromkeys(keys, 1), ("label_ms", "1"): 1_000}))
 
 
 def shown(outcome: Outcome) -> str:
@@ -36,7 +30,7 @@ def shown(outcome: Outcome) -> str:
 @pytest.mark.parametrize("label", ["[a]", "[/a]", "[INST]", ":smile:"])
 def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
     unreadable = ("/in/[/b].jsonl: is torn",)
-    words = shown(toy_outcome(labelled_as(label), "/data/[x]/out", unreadable=unreadable))
+    words = shown(toy_outcome(counted(label=label), "/data/[x]/out", unreadable=unreadable))
     assert f"{label} 100%" in words
     assert "/in/[/b].jsonl: is torn" in words
     assert words.count("/data/[x]/out") == 1
@@ -46,7 +40,7 @@ def test_what_looks_like_markup_is_shown_as_it_is(label: str) -> None:
 def test_files_that_cannot_be_read_name_the_option_that_publishes_the_others(
     snapshot: int | None,
 ) -> None:
-    words = shown(toy_outcome(labelled_as("a"), unreadable=("/b: is torn",), snapshot=snapshot))
+    words = shown(toy_outcome(counted(), unreadable=("/b: is torn",), snapshot=snapshot))
     advice = "not published 1 of the files cannot be read; --publish-partial publishes the others"
     assert (advice in words) == (snapshot is None)
 
@@ -58,13 +52,13 @@ def test_the_option_is_named_with_what_forbids_it() -> None:
         "snapshot": None,
     }
     first = "without publish in the spec, --publish-partial publishes"
-    assert f"cannot be read; {first} the others" in shown(toy_outcome(labelled_as("a"), **judged))
-    kept = replace(toy_outcome(labelled_as("a"), **judged), kept=4)
+    assert f"cannot be read; {first} the others" in shown(toy_outcome(counted(), **judged))
+    kept = replace(toy_outcome(counted(), **judged), kept=4)
     assert f"stays current; {first} this run" in shown(kept)
 
 
 def test_a_label_does_not_steer_the_terminal() -> None:
-    words = shown(toy_outcome(labelled_as("a\x1b[31mb")))
+    words = shown(toy_outcome(counted(label="a\x1b[31mb")))
     assert "\x1b" not in words and "a\\x1b[31mb 100%" in words
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from browsers import fits_into_its_window, opened_browser, serious_findings, take_picture
+from gold_lines import lines
 from reviews import World, task_of
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -84,10 +84,6 @@ class Reader:
         """Presses the key of the true label."""
         names = list(self.world.task.labels)
         return self.acts(str(names.index(self.world.label(self.row())) + 1))
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_a_hundred_rows_by_keyboard_with_a_kill_lose_nothing(tmp_path: Path) -> None:

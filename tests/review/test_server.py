@@ -215,19 +215,6 @@ def test_an_answer_that_cannot_be_written_can_be_sent_again(
     assert status == 500 and "the disk is full" in content["error"]
 
 
-def test_an_answer_to_a_file_that_another_program_changed_is_refused_in_words(
-    world: World, file: Path
-) -> None:
-    async def act(page: Page) -> tuple[int, Any]:
-        await page.answer("toxic")
-        file.write_bytes(b"")
-        row = (await page.next())["row"]
-        return await page.post("/answer", id=row["id"], action="label", label="toxic")
-
-    status, reply = with_page(world, file, act)
-    assert status == 500 and "your answer was not written; end the review" in reply["error"]
-
-
 def test_the_next_document_is_waited_for_while_documents_are_read(world: World, file: Path) -> None:
     first, *others = world.pool.documents
     world.pool = Pool(is_read=False)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gold_lines import lines
 from reviews import Clock, World, task_of
 from sklearn.metrics import cohen_kappa_score
 
@@ -22,10 +22,6 @@ from pipeline.review.session import (
     uncertainty,
 )
 from pipeline.review.view import agreements, task_json, view_json
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def hash_of(session: Session, person: str) -> str:

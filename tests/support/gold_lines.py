@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ def line(document: str, label: Any = "art", *, task: TaskSpec = TOPIC, **others:
     shown = Shown.of(task, chosen=others.pop("chosen", ""), audit=audit)
     fields |= {"doc_id": document, "content_hash": f"hash-{document}", "task": task.name}
     return GoldLine(**{**fields, "label": label, "shown": shown, **others})
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON of each line."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def written(path: Path, *lines: GoldLine, task: TaskSpec = TOPIC) -> Path:

@@ -35,6 +35,20 @@ def with_gold(spec: JobSpec, **gold: Any) -> JobSpec:
     return spec_of({**spec.model_dump(mode="json", exclude_defaults=True), "gold": gold})
 
 
+def write_rows(path: Path, rows: Sequence[Row]) -> str:
+    """Writes a file of gold in the format of its name; returns its path."""
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
 @dataclass(frozen=True)
 class Bench:
     """A spec with a finished output, and gold for some of its documents."""
@@ -57,17 +71,7 @@ class Bench:
         return rows
 
     def write(self, rows: Sequence[Row], name: str = "gold.jsonl") -> str:
-        path = self.folder / name
-        if name.endswith(".csv"):
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
-        elif name.endswith(".parquet"):
-            pq.write_table(pa.Table.from_pylist(list(rows)), path)
-        else:
-            path.write_text("\n".join(map(json.dumps, rows)))
-        return str(path)
+        return write_rows(self.folder / name, rows)
 
     def says(self, **keys: Any) -> None:
         """Writes these keys of the spec."""

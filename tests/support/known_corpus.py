@@ -1,4 +1,4 @@
-"""A labelled and published corpus whose truth is known, for audits of it."""
+"""A labelled and published corpus whose truth is known, for audits of it: fixture `known`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from finished import finish
 from label_tables import label_rows
 from numpy.typing import NDArray
@@ -80,9 +81,10 @@ class Known:
         return evaluated.filter
 
 
-def known_corpus(folder: Path) -> Known:
+@pytest.fixture(scope="session")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
     """600 documents, of which 40 have the text of another one, mostly in another source."""
-    random = np.random.default_rng(0)
+    folder, random = tmp_path_factory.mktemp("known"), np.random.default_rng(0)
     same = np.concatenate([np.arange(TEXTS), random.choice(TEXTS, COPIES, replace=False)])
     shares = {"toxic": (0.2, 0.8), "spam": (0.25, 0.75), "language": (0.7, 0.2, 0.1)}
     truth = {t: random.choice(LABELS[t], TEXTS, p=p)[same] for t, p in shares.items()}

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from calls import Assay
 from fitted import card_of, write_readout
-from known_corpus import TEXTS, Known, known_corpus
+from gold_lines import lines
+from known_corpus import TEXTS, Known
 from numpy.typing import NDArray
 from sklearn.metrics import precision_score, recall_score
 
@@ -22,17 +23,11 @@ from pipeline.options import ReviewOptions
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.audit import FilterQuality, draw_sample
-from pipeline.verbs.review import open_review
 
 TOXIC, SPAM, ENGLISH = "toxic.p.toxic < 0.5", "spam.p.spam < 0.5", "language.label = 'English'"
 DEMO = f"{TOXIC} and {SPAM} and {ENGLISH}"
 MEASURES = ("precision", "recall", "prevalence")
 Bools = NDArray[np.bool_]
-
-
-@pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
-    return known_corpus(tmp_path_factory.mktemp("known"))
 
 
 @pytest.fixture
@@ -68,10 +63,6 @@ def shares(dropped: Bools, should: Bools) -> dict[str, float]:
 
 def estimates(quality: FilterQuality) -> dict[str, Estimate]:
     return {name: getattr(quality, name) for name in MEASURES}
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def rewrite(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -123,6 +114,8 @@ def test_every_line_has_the_design_and_the_probability_of_its_document(
     known.review(spec, tmp_path / "again.jsonl", is_unwanted, documents=100, seed=3)
     again = [line["content_hash"] for line in lines(tmp_path / "again.jsonl")]
     assert again == [line["content_hash"] for line in lines(file)]
+    with pytest.raises(SpecError, match=r"audit.jsonl: is an audit, which says of each document"):
+        read_gold(str(file), spec)
 
 
 def test_a_text_that_is_cut_says_so(
@@ -218,18 +211,6 @@ def test_labels_of_other_documents_or_in_view_of_an_answer_are_no_evidence(
     rewrite(file, rows)
     with pytest.raises(SpecError, match=r"audit.jsonl: is no evidence about a filter: .* in view"):
         known.quality(spec, file)
-
-
-def test_the_page_is_blind_and_labels_of_an_audit_are_no_gold(known: Known, file: Path) -> None:
-    spec = known.spec(keep=TOXIC)
-    options = ReviewOptions(str(file), order="audit", documents=50)
-    with open_review(spec, options, cache_dir=known.folder / "cache") as session:
-        assert session.blind and len(session.pool) == 50
-        asked = session.open_document("ann")
-        assert asked is not None and session.pool.documents[asked.row].p is None
-        session.answer("ann", session.pool.documents[asked.row].hash, "label", "yes")
-    with pytest.raises(SpecError, match=r"audit.jsonl: is an audit, which says of each document"):
-        read_gold(str(file), spec)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from pipeline.spec.model import RoundedFormat
 from pipeline.spec.parse import load_spec
 from pipeline.verbs import check as checks
 from pipeline.verbs import exactness
-from pipeline.verbs.check import check
 from pipeline.verbs.exactness import (
     Difference,
     Exactness,
@@ -232,41 +231,6 @@ def test_half_precision_is_exact_where_float32_is_and_rounding_explains_the_rest
 )
 def test_alone_a_format_has_bounds_of_its_own(dtype: str, apart: Difference, exact: bool) -> None:
     assert compared(dtype, apart).exact == exact
-
-
-def less_mass(log_probs: torch.Tensor) -> torch.Tensor:
-    """Half of every label's probability goes to other tokens: `p` stays as it was."""
-    return log_probs - np.log(2)
-
-
-def another_share(log_probs: torch.Tensor) -> torch.Tensor:
-    """The labels change places: their probabilities together stay as they were."""
-    return log_probs.flip(0)
-
-
-@pytest.mark.parametrize("distort", [less_mass, another_share])
-def test_a_check_compares_the_mass_as_well_as_the_shares(
-    distort: Callable[[torch.Tensor], torch.Tensor],
-    write_spec: WriteSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    correct, seen = alternatives.per_question, []
-
-    def per_question(*args: Any) -> list[list[torch.Tensor]]:
-        answers = correct(*args)
-        seen.extend(log_probs for of_document in answers for log_probs in of_document)
-        return [[distort(log_probs) for log_probs in of_document] for of_document in answers]
-
-    monkeypatch.setattr(alternatives, "per_question", per_question)
-    checked = check(load_spec(write_spec()), cache_dir=tmp_path / "cache", documents=None)
-    shares = [(a.softmax(0) - distort(a).softmax(0)).abs().max() for a in seen]
-    out_of_all = [(a.exp() - distort(a).exp()).abs().max() for a in seen]
-    assert (float(max(shares)) < 1e-6) == (distort is less_mass)
-    expected = float(max(*shares, *out_of_all))
-    found = checked.exactness
-    assert found.max_abs_dp == pytest.approx(expected, abs=1e-5)
-    assert expected > exactness.FLOAT32_MAX and not found.exact
 
 
 def test_of_each_label_the_larger_difference_counts() -> None:

@@ -123,6 +123,7 @@ def test_json_has_flat_columns(folder: Path, assay: Assay) -> None:
         ("--to x.csv --head 3", "--to, --head: write --to"),
         ("--to x.csv --where true", "--where: is for example rows; add --head N (got 'true')"),
         ("--head 0", "--head: write a number above 0"),
+        ("--head 3 --layout dolma", "--layout: is for a folder; write --to FOLDER/"),
         ("--to x.csv --why", "--why: is for example rows; add --head N"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from calls import Assay, WriteSpec
+from judged import write_rows
 from stages import run_without_ray
 
 from pipeline.gold.fitted_texts import LEAST_ROWS, is_held_out
@@ -40,9 +40,7 @@ class Corpus:
         return self._write(name, [{"id": f"other-{n}", **row} for n, row in enumerate(own)])
 
     def _write(self, name: str, rows: list[dict[str, str]]) -> str:
-        file = self.folder / f"{name}.jsonl"
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        return str(file)
+        return write_rows(self.folder / f"{name}.jsonl", rows)
 
 
 @pytest.fixture

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 
 import pytest
+from gold_lines import line, written
 from judged import Bench
 
-from pipeline.gold.labels import read_gold
-from pipeline.gold.people import GoldLine, Shown
-from pipeline.gold.values import UNLABELLED
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.spec.parse import load_spec
 
@@ -21,14 +18,11 @@ def reviewed(bench: Bench, *chosen: str) -> Path:
     toxic = load_spec(bench.spec).tasks[0]
     rows = [row for row in bench.gold() if row["text"].strip()]
     hashes = documents_from(RawRow(row["text"], row["id"]) for row in rows)["content_hash"]
-    path, lines = bench.folder / "toxic.jsonl", []
-    for number, (row, text_hash) in enumerate(zip(rows, hashes.to_pylist(), strict=True)):
-        shown = Shown.of(toxic, chosen=chosen[number % len(chosen)])
-        by = "ann", "2026-11-26T00:00:00Z", 1.0, shown
-        line = GoldLine(row["id"], text_hash, "toxic", "label", row["toxic"], *by)
-        lines.append(json.dumps(asdict(line)))
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    lines = [
+        line(row["id"], row["toxic"], task=toxic, chosen=reason, content_hash=text_hash)
+        for row, text_hash, reason in zip(rows, hashes.to_pylist(), cycle(chosen), strict=False)
+    ]
+    return written(bench.folder / "toxic.jsonl", *lines, task=toxic)
 
 
 @pytest.mark.parametrize("chosen", [("uncertain",), ("where",), ("diverse", "uncertain", "random")])
@@ -60,36 +54,12 @@ def test_gold_of_random_documents_is_gated_on(bench: Bench) -> None:
     assert "not at random" not in bench.evaluate(reviewed(bench, "random")).out
 
 
-@pytest.mark.parametrize(
-    ("votes", "label"),
-    [("tt", "toxic"), ("ttc", "toxic"), ("cctct", "clean"), ("tc", None), ("ctct", None)],
-)
-def test_people_who_disagree_are_kept_by_majority_and_shown(
-    bench: Bench, votes: str, label: str | None
-) -> None:
-    rows, names = bench.gold()[:40], {"t": "toxic", "c": "clean"}
-    several = [{**rows[0], "toxic": names[vote]} for vote in votes]
-    path = bench.write([*several, *rows[1:]])
-    gold = read_gold(path, load_spec(bench.spec))
-    task = gold.tasks["toxic"]
-    of_first = task.truth[gold.keys.index(rows[0]["id"])]
-    assert of_first == (UNLABELLED if label is None else task.labels.index(label))
-    shown = bench.evaluate(path).words
-    is_outvoted = label is not None and len(set(votes)) > 1
-    assert ("1 documents have several labels; the one that most" in shown) == is_outvoted
-    assert (f"whose labels are a tie: {rows[0]['id']}" in shown) == (label is None)
-    ties = bench.evaluate(path, "--json").json["gold"]["ties"]
-    assert ties == ([] if label else [rows[0]["id"]])
-
-
-def test_three_people_are_three_votes(bench: Bench) -> None:
-    """A gold file of a review has a row for each person."""
-    path = reviewed(bench, "random")
-    [first, *others] = map(json.loads, path.read_text().splitlines())
-    labels = ["toxic", "clean", "toxic"]
-    of_people = [{**first, "by": str(n), "label": label} for n, label in enumerate(labels)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*of_people, *others]))
-    gold = read_gold(str(path), load_spec(bench.spec))
-    task = gold.tasks["toxic"]
-    assert gold.counts.outvoted == 1 and not gold.counts.ties and gold.rows == len(others) + 1
-    assert task.labels[task.truth[gold.keys.index(first["content_hash"])]] == "toxic"
+def test_people_who_disagree_are_shown(bench: Bench) -> None:
+    outvoted, tie, *others = bench.gold()[:40]
+    votes = [(outvoted, "toxic"), (outvoted, "clean"), (tie, "toxic"), (tie, "clean")]
+    rows = [outvoted, *({**row, "toxic": label} for row, label in votes), *others]
+    gold = bench.write(rows)
+    shown = bench.evaluate(gold).words
+    assert "1 documents have several labels; the one that most" in shown
+    assert f"whose labels are a tie: {tie['id']}" in shown
+    assert bench.evaluate(gold, "--json").json["gold"]["ties"] == [tie["id"]]

@@ -7,7 +7,6 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from pipeline.errors import SpecError
 from pipeline.evaluation.readout_fitting import GoldStates, choose
 from pipeline.gold.labels import read_gold
-from pipeline.inference.model.llama import _LlamaLayer
 from pipeline.inference.model.loaded import LoadedModel, plain_attention
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import place, this_machine
@@ -52,37 +50,11 @@ def test_states_are_those_of_independent_prompts(
 ) -> None:
     model = tiny_model(family)
     layers = list(range(1, model.layers + 1))
-    expected = alone(model, layers)
-    found = document_states(
-        model, PREFIX, SUFFIXES, DOCUMENTS, layers=layers, max_batch_tokens=50, folder=tmp_path
-    )
-    assert not list(tmp_path.iterdir())
+    expected, done = alone(model, layers), list[int]()
+    options = {"layers": layers, "max_batch_tokens": 50, "on_documents": done.append}
+    found = document_states(model, PREFIX, SUFFIXES, DOCUMENTS, folder=tmp_path, **options)
+    assert not list(tmp_path.iterdir()) and done[-1] == len(DOCUMENTS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
-
-def test_layers_above_the_wanted_ones_are_not_run(
-    tiny_model: Callable[[str], LoadedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run: list[int] = []
-    real = _LlamaLayer.__call__
-
-    def watched(layer: _LlamaLayer, *inputs: Any) -> torch.Tensor:
-        run.append(layer._number)
-        return real(layer, *inputs)
-
-    monkeypatch.setattr(_LlamaLayer, "__call__", watched)
-    read: list[int] = []
-    document_states(
-        tiny_model("llama"),
-        [],
-        SUFFIXES,
-        DOCUMENTS,
-        layers=[1],
-        max_batch_tokens=1_000,
-        folder=tmp_path,
-        on_documents=read.append,
-    )
-    assert run == [0] and read[-1] == len(DOCUMENTS)
 
 
 def test_states_of_many_rows_and_tasks_are_read_and_fitted_without_all_of_them_in_memory(

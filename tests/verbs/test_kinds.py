@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 from calls import Assay
 from changing_corpus import Corpus
+from judged import write_rows
 from scipy.stats import spearmanr
 from sklearn.metrics import cohen_kappa_score, f1_score, mean_absolute_error, roc_auc_score
 
@@ -44,9 +44,7 @@ def gold_of(corpus: Corpus, documents: range) -> str:
     for n in documents:
         labels = [label for label, own in zip(LABELS, HAS[n], strict=True) if own]
         lines.append({"id": f"d-{n}", "topic": labels, "quality": float(SCORES[n])})
-    file = corpus.folder / f"gold-{documents.start}.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(file)
+    return write_rows(corpus.folder / f"gold-{documents.start}.jsonl", lines)
 
 
 def test_several_labels_and_a_score_from_gold_to_a_report(corpus: Corpus, assay: Assay) -> None:

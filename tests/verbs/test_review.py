@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from calls import Assay, WriteSpec
-from known_corpus import Known, known_corpus
+from known_corpus import Known
 
 from pipeline.errors import SpecError
 from pipeline.options import ReviewOptions
@@ -18,11 +18,6 @@ from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.verbs.review import open_review, reviewed
-
-
-@pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
-    return known_corpus(tmp_path_factory.mktemp("known"))
 
 
 def spec_of(known: Known, **changes: Any) -> JobSpec:

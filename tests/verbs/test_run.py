@@ -35,18 +35,6 @@ ANY_SHARES = USUAL_LIMITS.model_copy(update={"max_psi": 1e9})
 ANYTHING = USUAL_LIMITS.model_copy(update={"max_psi": 1e9, "max_flip_rate": 1})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "out")
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
-    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
-    corpus.write()
-    return corpus
-
-
 def labelled(
     store: LocalStore, shards: tuple[Shard, ...], fingerprints: Mapping[str, Fingerprint]
 ) -> Outcome:
@@ -73,27 +61,29 @@ def refuse(candidate: Contents) -> tuple[Decision, ...]:
     return (Decision("toxic.f1 >= 0.8", 0.5, False), Decision("topic.f1 >= 0.1", 0.5, True))
 
 
-def test_without_new_documents_no_snapshot_is_published(store: LocalStore, corpus: Corpus) -> None:
-    first = judge(done(store, corpus), None, USUAL_LIMITS)
-    again = judge(done(store, corpus), None, PublishSpec(max_psi=0, max_flip_rate=0))
+def test_without_new_documents_no_snapshot_is_published(
+    store: LocalStore, toy_corpus: Corpus
+) -> None:
+    first = judge(done(store, toy_corpus), None, USUAL_LIMITS)
+    again = judge(done(store, toy_corpus), None, PublishSpec(max_psi=0, max_flip_rate=0))
     assert again.snapshot == first.snapshot == current(store) == 1
     assert not again.reasons
 
 
-def test_a_failing_gate_rejects_the_first_snapshot(store: LocalStore, corpus: Corpus) -> None:
-    ended = judge(done(store, corpus), refuse, ANYTHING)
+def test_a_failing_gate_rejects_the_first_snapshot(store: LocalStore, toy_corpus: Corpus) -> None:
+    ended = judge(done(store, toy_corpus), refuse, ANYTHING)
     assert ended.reasons == ("gate toxic.f1 >= 0.8 fails: the value is 0.5000",)
     assert not list(store.list("snapshots/"))
 
 
 @pytest.mark.parametrize("bound, published", [(0.99, True), (1.01, False)])
 def test_gold_scores_the_candidate_before_it_is_published(
-    store: LocalStore, corpus: Corpus, tmp_path: Path, bound: float, published: bool
+    store: LocalStore, toy_corpus: Corpus, tmp_path: Path, bound: float, published: bool
 ) -> None:
     """The gold is what the candidate answers, so its accuracy is 1."""
-    judge(done(store, corpus), None, USUAL_LIMITS)
+    judge(done(store, toy_corpus), None, USUAL_LIMITS)
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
-    candidate = done(store, corpus, changed)
+    candidate = done(store, toy_corpus, changed)
     answers = LabelDataset(store, candidate.contents, ("topic",)).to_table().to_pylist()
     lines = [f"{row['doc_id']},{row['topic']['label'] or ''}\n" for row in answers]
     gold = tmp_path / "gold.csv"
@@ -112,11 +102,11 @@ def test_gold_scores_the_candidate_before_it_is_published(
 
 
 def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
-    store: LocalStore, corpus: Corpus
+    store: LocalStore, toy_corpus: Corpus
 ) -> None:
-    judge(done(store, corpus), None, USUAL_LIMITS)
+    judge(done(store, toy_corpus), None, USUAL_LIMITS)
     changed = {**toy_fingerprints(), "topic": toy_fingerprints("2")["topic"]}
-    candidate = done(store, corpus, changed)
+    candidate = done(store, toy_corpus, changed)
     ended = judge(candidate, None, ANY_SHARES)
     (reason,) = ended.reasons
     assert reason.startswith("the answers of topic flipped: ")
@@ -129,16 +119,16 @@ def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
 
 @pytest.mark.parametrize("failing, published", [(1, True), (2, False)])
 def test_documents_that_newly_fail_reject_a_snapshot(
-    store: LocalStore, corpus: Corpus, failing: int, published: bool
+    store: LocalStore, toy_corpus: Corpus, failing: int, published: bool
 ) -> None:
     """30 rows a file, 90 in all: one of each file is 3.3 %, two are 6.7 %."""
-    judge(done(store, corpus), None, USUAL_LIMITS)
-    for file in corpus.folder.glob("*.jsonl"):
+    judge(done(store, toy_corpus), None, USUAL_LIMITS)
+    for file in toy_corpus.folder.glob("*.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         for row in rows[:failing]:
             row["text"] = None
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ended = judge(done(store, corpus), None, ANYTHING)
+    ended = judge(done(store, toy_corpus), None, ANYTHING)
     assert ended.published == published and current(store) == (2 if published else 1)
     if not published:
         assert ended.reasons == tuple(
@@ -147,17 +137,17 @@ def test_documents_that_newly_fail_reject_a_snapshot(
         )
 
 
-def test_a_drifted_corpus_is_rejected(store: LocalStore, corpus: Corpus) -> None:
-    judge(done(store, corpus), None, USUAL_LIMITS)
-    corpus.write(seed=3)
-    ended = judge(done(store, corpus), None, PublishSpec(max_psi=0))
+def test_a_drifted_corpus_is_rejected(store: LocalStore, toy_corpus: Corpus) -> None:
+    judge(done(store, toy_corpus), None, USUAL_LIMITS)
+    toy_corpus.write(seed=3)
+    ended = judge(done(store, toy_corpus), None, PublishSpec(max_psi=0))
     assert len(ended.reasons) == 2
     assert all("shifted: PSI 0." in reason for reason in ended.reasons)
     assert current(store) == 1
 
 
-def test_an_incomplete_run_is_not_compared(store: LocalStore, corpus: Corpus) -> None:
-    versions, shards = toy_fingerprints(), corpus.shards(store)
+def test_an_incomplete_run_is_not_compared(store: LocalStore, toy_corpus: Corpus) -> None:
+    versions, shards = toy_fingerprints(), toy_corpus.shards(store)
     commit_all(store, shards[:-1], versions)
     ended: RunResult = judge(labelled(store, shards, versions), refuse, ANYTHING)
     assert not ended.complete and not ended.published and not ended.reasons
