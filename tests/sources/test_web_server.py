@@ -24,6 +24,7 @@ ROWS = [(f"row-{n}", random.Random(n).randbytes(4000).hex()) for n in range(900)
 
 
 NAMES = "corpus.jsonl corpus.jsonl.gz corpus.jsonl.zst corpus.parquet file.arrow stream.arrow"
+QUICK = RetryPolicy(0.2, 0.2, first_wait_s=0.01)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -128,7 +129,7 @@ def test_a_server_that_fails_is_not_a_file_that_is_missing(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(Handler, "status", status)
-    monkeypatch.setattr("pipeline.sources.streams.retry", lambda call: call())
+    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (QUICK,))
     with pytest.raises(error, match=words):
         find_objects(f"{web}/corpus.jsonl", tmp_path)
 
@@ -144,8 +145,7 @@ def test_a_server_that_stopped_is_asked_again_and_no_file_is_called_missing(
         return ask(self, path, *args, **kwargs)
 
     monkeypatch.setattr(HTTPFileSystem, "_open", counted)
-    policy = RetryPolicy(0.2, 0.2, first_wait_s=0.01)
-    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (policy,))
+    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (QUICK,))
     words = r"corpus.jsonl: cannot be read: Connect.* may be overloaded or out of reach"
     with pytest.raises(UnavailableError, match=words):
         Fetched("http://127.0.0.1:9/corpus.jsonl", {})
