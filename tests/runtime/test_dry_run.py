@@ -73,7 +73,6 @@ def grown(plain: Corpus) -> Corpus:
     "options",
     [
         {},
-        {"where": "year = 2001"},
         {"retry_failed": True, "publish_partial": True, "max_hours": 9.0},
         {"sample": "60%", "where": "year <= 2002", "retry_failed": True, "publish_partial": True},
     ],

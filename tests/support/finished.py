@@ -169,14 +169,6 @@ def sealed_parquet(table: pa.Table) -> bytes:
     return to_parquet(table, metadata_of(table))
 
 
-def write_parquet(table: pa.Table) -> bytes:
-    """The file as another program writes it: with the metadata, and so with the hash before."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
 def exchanged(table: pa.Table) -> pa.Table:
     """The rows with the probabilities of two labels exchanged."""
     p = table.column("p").combine_chunks()
