@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
 from data_fixtures import ENCODERS
 from fsspec.implementations.http import HTTPFileSystem
+from servers import serving
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
@@ -61,21 +61,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has read enough ends its connection."""
-
-
 @pytest.fixture
-def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def web() -> Iterator[str]:
+    with serving(Handler) as url:
+        yield url
 
 
 @pytest.mark.parametrize("ranges", [None, "none", "bytes"])
