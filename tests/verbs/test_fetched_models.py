@@ -5,8 +5,6 @@ The Hub here is a stand-in on this machine (`fake_hub`): the real one cannot be 
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,27 +50,6 @@ def test_a_model_of_the_hub_is_fetched_once_and_then_there_without_a_network(
     assert [r for r in hub.requests if r.startswith("GET /org/tiny/resolve")] == fetched
     use_endpoint(monkeypatch, NOBODY)
     assert checked() == first
-
-
-@pytest.mark.parametrize("kept", [0.5, 0.99])
-def test_weights_that_are_not_whole_are_named(
-    model_folder: Path, tmp_path: Path, kept: float, failing: Callable[..., str]
-) -> None:
-    shutil.copytree(model_folder, tmp_path / "model")
-    weights = tmp_path / "model/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[: int(weights.stat().st_size * kept)])
-    line = failing(1, path=str(tmp_path / "model"))
-    assert line.startswith(f"assay: {weights}: is not whole: ")
-
-
-def test_a_file_of_weights_that_is_missing_is_noticed(
-    model_folder: Path, tmp_path: Path, failing: Callable[..., str]
-) -> None:
-    shutil.copytree(model_folder, tmp_path / "model")
-    index = {"weight_map": {"lm_head.other": "model-00002.safetensors"}}
-    (tmp_path / "model/model.safetensors.index.json").write_text(json.dumps(index))
-    line = failing(1, path=str(tmp_path / "model"))
-    assert "model-00002.safetensors: lm_head.other of model.safetensors" in line
 
 
 @pytest.mark.parametrize(
