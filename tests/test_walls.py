@@ -25,15 +25,11 @@ PROCESSES = [
     [
         ("pipeline.cli", {"torch", "transformers", "ray", "pyarrow", "duckdb"}),
         ("pipeline.spec.parse", {"torch", "transformers", "ray", "pyarrow"}),
-        ("pipeline.report.init", {"torch", "transformers", "ray"}),
-    ],
-    [
+        ("pipeline:load_spec", {"torch", "transformers", "ray", "pyarrow"}),
         ("pipeline.report.review", {"torch", "transformers", "ray", "sklearn"}),
         ("pipeline.verbs.review", {"torch", "transformers", "ray", "sklearn"}),
         ("pipeline.verbs.status", {"torch", "transformers", "ray"}),
-    ],
-    [
-        ("pipeline:load_spec", {"torch", "transformers", "ray", "pyarrow"}),
+        ("pipeline.report.init", {"torch", "transformers", "ray"}),
         ("pipeline:open_labels", {"torch", "ray"}),
         ("pipeline:Labeller", {"torch", "ray"}),
         ("pipeline.runtime.readers", {"ray"}),

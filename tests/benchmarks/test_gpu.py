@@ -31,6 +31,7 @@ def test_every_part_of_the_twin_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_without_ray(monkeypatch)
+    monkeypatch.setattr("benchmarks.gpu.SHARDS", 4)
     assert main(cpu_twin=True) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["part"], row["method"]) for row in rows] == MEASURED

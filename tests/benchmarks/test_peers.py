@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from math import log
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from peers import InThisProcess
 from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.__main__ import next_rounds
@@ -107,20 +107,6 @@ def test_an_engine_without_requirements_is_named(tmp_path: Path) -> None:
     setup = Setup("model", None, "float32", threads=1, cache=str(tmp_path))
     with pytest.raises(PeerError, match=r"no such engine; there is no file .*/toy\.txt"):
         Worker("toy", setup, tmp_path)
-
-
-class InThisProcess(Worker):
-    """A worker whose engine needs no process of its own."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.version = engine, engine.version
-
-    def ask(self, **message: object) -> None:
-        self.replies = io.StringIO()
-        serve(self.engine, [json.dumps(message)], self.replies)
-
-    def reply(self) -> Any:
-        return json.loads(self.replies.getvalue().splitlines()[-1])
 
 
 def test_workers_share_out_the_documents_and_the_last_one_ends_the_round(

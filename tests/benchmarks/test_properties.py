@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from math import log
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
+from peers import InThisProcess
 
 from benchmarks import properties
-from benchmarks.peers.environments import Worker
-from benchmarks.peers.serve import Asked, Documents, Writing, Written, serve
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers.assay import Engine
+from benchmarks.peers.serve import Setup, Writing, Written
 from benchmarks.properties import answers, description, differences, parsed, schema
 from pipeline.inference.labels.prompt_tokens import Question
 from pipeline.spec.stages import QuestionTask
@@ -92,21 +93,10 @@ def test_differences_are_shares_by_kind_and_of_a_list_by_label() -> None:
     assert shares == {"choice": 1 / 2, "multi": 1 / 4, "score": 0}
 
 
-class Scribe(Worker):
+class Scribe:
     """In place of vLLM: writes one text after each prompt, and the last one is cut off."""
 
-    def __init__(self, engine: str, _setup: object, _cache: Path) -> None:
-        assert engine == "vllm"
-        self.version, self.prompts = "0", 0
-
-    def close(self) -> None:
-        """There is no process."""
-
-    def prepare(self, asked: Asked) -> None:
-        raise NotImplementedError
-
-    def label(self, documents: Documents) -> Any:
-        raise NotImplementedError
+    version, prompts = "0", 0
 
     def write(self, request: Writing) -> list[Written]:
         jsonschema.validate(VALID, request.schema)
@@ -116,12 +106,10 @@ class Scribe(Worker):
             texts[-1] = texts[-1][:9]
         return [Written(text, 7, len(text)) for text in texts]
 
-    def ask(self, **message: object) -> None:
-        self.replies = io.StringIO()
-        serve(self, [json.dumps(message)], self.replies)
 
-    def reply(self) -> Any:
-        return json.loads(self.replies.getvalue().splitlines()[-1])
+def worker(engine: str, setup: Setup, _cache: Path) -> InThisProcess:
+    """In place of a process."""
+    return InThisProcess(Scribe() if engine == "vllm" else Engine(replace(setup, threads=1)))
 
 
 def test_both_engines_answer_each_document_once_after_the_warm_up(
@@ -139,7 +127,8 @@ def test_both_engines_answer_each_document_once_after_the_warm_up(
     tasks[0]["question"] = "{answer}form: "
     prompt = {"instruction": "Fill in one line of this sheet. form: whole or cut?"}
     sheet = write_spec(name="sheet", tasks=tasks, input=source, prompt=prompt)
-    monkeypatch.setattr(properties, "Worker", Scribe)
+    for module in (properties, peers):
+        monkeypatch.setattr(module, "Worker", worker)
     monkeypatch.setattr(properties, "CACHE", tmp_path / "peers")
     words = ["properties", str(spec), str(sheet), "--documents", "5", "--rounds", "2"]
     monkeypatch.setattr(sys, "argv", [*words, "--to", str(figures)])

@@ -161,10 +161,16 @@ def assert_as_independent(
     check(engine.label(documents[:0:-1], tasks=some).log_probs, (2, 1), range(0, len(questions), 2))
 
 
-# Each family with all that one reading answers; those with states with a short prefix and a search.
+# Each family with all that one reading answers; those with states with a short prefix and a search:
+# one of each kind of state, and in `make test-slow` all.
+EACH_STATE = {"qwen3_5_text", "lfm2", "bamba"}
 CASES = [
     *((family, "at once") for family in (*FUSED, *STAGED)),
-    *((family, other) for family in STAGED for other in ("first tokens", "with a search")),
+    *(
+        pytest.param(family, other, marks=[] if family in EACH_STATE else pytest.mark.slow)
+        for family in STAGED
+        for other in ("first tokens", "with a search")
+    ),
     *((family, "with a search") for family in ("llama", "gpt_oss")),
     *((family, "all kinds") for family in ("llama", "gpt_oss", "qwen3_5_text", "lfm2")),
 ]

@@ -47,7 +47,7 @@ def wide_model(family: str, **changes: Any) -> LoadedModel:
     "family, changes",
     [
         ("llama", {}),
-        ("qwen2", {}),
+        pytest.param("qwen2", {}, marks=pytest.mark.slow),
         ("llama", {"intermediate_size": 128}),  # attention holds more than the feed-forward
         ("llama", {"num_key_value_heads": 6, "intermediate_size": 128}),
         ("qwen3", {"head_dim": 64}),

@@ -22,7 +22,9 @@ from pipeline.inference.proof import tolerance, tree_error
 
 MakeNetwork = Callable[..., Any]
 FORMATS = pytest.mark.parametrize(
-    "number_format", [torch.float32, torch.float16, torch.bfloat16], ids=str
+    "number_format",
+    [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow), torch.bfloat16],
+    ids=str,
 )
 
 

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -105,9 +106,9 @@ def deleted(output: Output, key: str, source: random.Random) -> None:
 
 
 # With the file's time: a damage of the disk keeps it, and another program does not.
-DAMAGES: list[tuple[Change, bool]] = [
+DAMAGES: list[Any] = [
     (flipped, True),
-    (flipped, False),
+    pytest.param(flipped, False, marks=pytest.mark.slow),
     (cut_off, True),
     (neighbour, False),
     (deleted, False),
@@ -282,6 +283,9 @@ def test_a_copy_of_an_output_is_brought_up_to_date_and_damage_in_it_is_named(
     copies: list[Store] = [MemoryStore() if of_a_bucket else LocalStore(tmp_path / "copy")]
     for each in output.store.list(""):
         copies[0].create(each.key, output.store.read(each.key))
+    if not of_a_bucket:  # — the etags of another disk say nothing of the content
+        assert (copied := Output(copies[0], output.corpus)).rows().equals(output.rows())
+        assert copied.damages() == []
     copy = Output(Recording(copies[0]), output.corpus)
     assert copy.run() == 3, "the etags are others, and so are those of the new snapshot"
     copy.store.read_keys.clear()
@@ -291,15 +295,3 @@ def test_a_copy_of_an_output_is_brought_up_to_date_and_damage_in_it_is_named(
     rewrite(copies[0], key, copies[0].read(key)[:-1])
     with pytest.raises(StorageError, match=key):
         copy.run()
-
-
-def test_a_store_whose_etags_are_no_hashes_is_copied_all_the_same(
-    output: Output, tmp_path: Path
-) -> None:
-    """As with SSE-KMS: the etag says nothing of the content."""
-    store = output.store
-    copy = LocalStore(tmp_path / "copy")
-    for each in store.list(""):
-        copy.create(each.key, store.read(each.key))
-    assert open_labels(copy.url).to_table().equals(output.rows())
-    assert Output(copy, output.corpus).damages() == []

@@ -63,14 +63,17 @@ def installed(server: str, options: list[str], target: Path) -> list[str]:
     return [folder.name.removesuffix(".dist-info") for folder in target.glob("*.dist-info")]
 
 
-def test_without_a_gpu_the_build_for_cpus_is_installed(server: str, tmp_path: Path) -> None:
+def test_without_a_gpu_the_build_for_cpus_is_installed_and_else_that_of_pypi(
+    server: str, tmp_path: Path
+) -> None:
     options, words = torch_index.options(f"{server}/cpu", driver=str(tmp_path / "none"))
     assert "2.2 GB" in words
     assert installed(server, options, tmp_path / "cpu") == [BUILD]
+    assert installed(server, [], tmp_path / "pypi") == [PYPI]
 
 
 @pytest.mark.parametrize("is_reached", [True, False], ids=["a GPU", "no index"])
-def test_with_a_gpu_or_without_its_index_the_build_of_pypi_is_installed(
+def test_with_a_gpu_or_without_its_index_pip_takes_what_pypi_has(
     is_reached: bool, server: str, tmp_path: Path
 ) -> None:
     index, driver = (
@@ -78,7 +81,7 @@ def test_with_a_gpu_or_without_its_index_the_build_of_pypi_is_installed(
     )
     options, words = torch_index.options(index, driver=str(driver))
     assert "6.8 GB" in words and is_reached == ("404" not in words)
-    assert installed(server, options, tmp_path / "pypi") == [PYPI]
+    assert options == []
 
 
 def test_a_name_that_is_no_url_is_an_index_that_is_not_reached(tmp_path: Path) -> None:

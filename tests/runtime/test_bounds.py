@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable
 from itertools import chain, repeat
@@ -14,16 +13,7 @@ import pytest
 from changing_corpus import Corpus, numbered
 from toy_assay import main_of_toy
 
-from pipeline.errors import SpecError
-from pipeline.options import RunOptions
-
 HOUR = 3600.0
-
-
-@pytest.mark.parametrize("hours", [0, -1, math.inf])
-def test_a_wrong_bound_names_the_option(hours: float) -> None:
-    with pytest.raises(SpecError, match=r"^max_hours: "):
-        RunOptions(max_hours=hours)
 
 
 def test_shards_that_have_begun_are_finished_and_the_next_run_goes_on(
@@ -76,10 +66,3 @@ def test_a_run_whose_time_is_over_ends_with_3_and_says_what_is_left_and_how_to_g
     shown = json.loads(capsys.readouterr().out)
     assert (shown["stopped"], shown["missing_documents"]) == ("--max-hours 1e-09", 1)
     assert not list((tmp_path / "out").glob("labels/**/*.parquet"))
-
-
-def test_a_bound_that_is_no_number_names_its_option_and_ends_with_2(
-    write_spec: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main_of_toy(["run", str(write_spec()), "--max-hours", "soon"]) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("--max-hours: ")

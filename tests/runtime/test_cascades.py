@@ -322,6 +322,7 @@ def test_a_run_that_its_time_ends_keeps_what_is_answered(
 ) -> None:
     """The time ends before anything is read, then after each stage."""
     texts = write_shared(staged)
+    staged.shard_bytes = 3_000
     staged.decide(0.2, 0.8)
     calls: list[Run] = []
     is_over = Run.is_over.fget

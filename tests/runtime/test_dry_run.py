@@ -58,7 +58,7 @@ def test_it_reads_the_texts_of_few_shards_and_of_no_more(
 @pytest.fixture
 def grown(plain: Corpus) -> Corpus:
     """Failed rows in labelled shards, and a new file that has some known texts."""
-    plain.others = [TOPIC]
+    plain.others, plain.shard_bytes = [TOPIC], 9_000
     texts = [f"Text {row % 50}." for row in range(80)]
     years = [2000 + row % 4 for row in range(80)]
     plain.write("old", texts[:40], year=years[:40])
@@ -73,7 +73,6 @@ def grown(plain: Corpus) -> Corpus:
     "options",
     [
         {},
-        {"where": "year = 2001"},
         {"retry_failed": True, "publish_partial": True, "max_hours": 9.0},
         {"sample": "60%", "where": "year <= 2002", "retry_failed": True, "publish_partial": True},
     ],

@@ -182,6 +182,7 @@ def test_a_sample_a_cascade_beside_it_and_a_new_kind(staged: Corpus) -> None:
 
 
 def labelled(corpus: Corpus) -> Corpus:
+    corpus.shard_bytes = 10_000
     corpus.write("a", [f"text {n}" for n in range(30)] + [""])
     corpus.task, corpus.others = MULTI, [{**SCORE, "labels": [1, 3]}]
     assert corpus.run().complete

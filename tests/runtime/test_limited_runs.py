@@ -68,6 +68,7 @@ def test_a_condition_names_no_draw() -> None:
 def test_a_sample_is_published_until_a_more_complete_snapshot_is_current(
     plain: Corpus,
 ) -> None:
+    plain.shard_bytes = 15_000
     write(plain, "a", 60)
     small = plain.run(sample="10%", where="year >= 2000")
     assert (small.snapshot, small.kept) == (1, None)
@@ -130,20 +131,10 @@ def test_a_late_row_on_which_a_condition_fails_ends_no_run_and_is_counted(
     assert "a condition fails on 10 documents" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "where, reason",
-    [
-        ("years > 3", r"the first \d+ rows of .* have no value in years; name a column"),
-        ("year", "is int64, not a boolean"),
-        ("  ", "write a condition on the input's columns"),
-    ],
-)
-def test_a_wrong_condition_is_refused_before_any_work(
-    plain: Corpus, where: str, reason: str
-) -> None:
+def test_a_wrong_condition_is_refused_before_any_work(plain: Corpus) -> None:
     write(plain, "a", 40)
-    with pytest.raises(SpecError, match=rf"^where.*{reason}"):
-        plain.run(where=where)
+    with pytest.raises(SpecError, match=r"^where.*is int64, not a boolean"):
+        plain.run(where="year")
     assert {item.key.partition("/")[0] for item in plain.store.list("")} <= {"inputs"}
 
 

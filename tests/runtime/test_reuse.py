@@ -69,7 +69,7 @@ def test_nothing_is_asked_of_moved_texts_that_another_run_labels_meanwhile(plain
 
 
 def test_each_change_of_the_input_costs_what_it_changes(plain: Corpus) -> None:
-    plain.others = [TOPIC]
+    plain.others, plain.shard_bytes = [TOPIC], 10_000
     plain.write("a", numbered("a", 24))
     plain.write("b", numbered("b", 24))
     every = [*plain.texts.values()]
@@ -104,7 +104,7 @@ def test_each_change_of_the_spec_costs_what_it_changes(
     make_network: Callable[..., Any],
     byte_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    plain.others = [TOPIC]
+    plain.others, plain.shard_bytes = [TOPIC], 10_000
     plain.write("a", numbered("a", 24))
     every = [*plain.texts.values()]
     step(plain, {"first": every, "topic": every}, creates=True)

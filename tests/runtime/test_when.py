@@ -75,7 +75,7 @@ def test_a_question_is_asked_of_the_documents_that_its_condition_accepts(
     when: str, plain: Corpus
 ) -> None:
     write(plain)
-    plain.shard_bytes = 2_000
+    plain.shard_bytes = 7_000
     plain.others = [topic(when)]
     outcome = plain.run()
     wanted = accepted(plain, WHENS[when])

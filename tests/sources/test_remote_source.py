@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from data_fixtures import ENCODERS, FILES_BELOW, PATHS
 from fake_hub import FakeHub
-from fault_proxy import Faults, proxied
+from fault_proxy import STUBBORN, Faults, proxied
 from fsspec.implementations.local import LocalFileSystem
 from servers import Server
 from whole_shards import all_documents
@@ -166,8 +166,13 @@ def test_credentials_that_run_out_while_reading_are_told_and_to_be_run_again(
 @ON_MOTO
 @pytest.mark.parametrize("client_tries", [1, 2])
 def test_a_bad_connection_is_outlasted_by_reading(
-    client_tries: int, moto: Server, folder: Folder, tmp_path: Path
+    client_tries: int,
+    moto: Server,
+    folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (STUBBORN,))
     lines = [json.dumps({"text": f"{number} " * 50}) for number in range(1000)]
     url = folder.write("a.jsonl", "\n".join(lines).encode())
     shares = {"error_500": 0.06, "slow_down": 0.1, "reset": 0.05, "lost_reply": 0.1, "cut_off": 0.1}

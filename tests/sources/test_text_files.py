@@ -97,15 +97,6 @@ def test_many_small_files_are_few_shards(folder: Path, tmp_path: Path) -> None:
     assert len(cut(found, Columns("text", "id"), 64_000)) == 3
 
 
-def test_files_in_a_remote_store_are_read(folder: Path, tmp_path: Path) -> None:
-    memory = fsspec.filesystem("memory")
-    memory.put(str(folder), "/notes", recursive=True)
-    try:
-        assert rows_of("memory://notes", tmp_path / "cache") == EXPECTED
-    finally:
-        memory.rm("/notes", recursive=True)
-
-
 @pytest.mark.parametrize("remote", [False, True])
 def test_the_folder_is_listed_once_for_all_of_its_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
 from data_fixtures import ENCODERS
 from fsspec.implementations.http import HTTPFileSystem
+from servers import serving
 from whole_shards import all_documents
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
@@ -24,6 +24,7 @@ ROWS = [(f"row-{n}", random.Random(n).randbytes(4000).hex()) for n in range(900)
 
 
 NAMES = "corpus.jsonl corpus.jsonl.gz corpus.jsonl.zst corpus.parquet file.arrow stream.arrow"
+QUICK = RetryPolicy(0.2, 0.2, first_wait_s=0.01)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -60,21 +61,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has read enough ends its connection."""
-
-
 @pytest.fixture
-def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def web() -> Iterator[str]:
+    with serving(Handler) as url:
+        yield url
 
 
 @pytest.mark.parametrize("ranges", [None, "none", "bytes"])
@@ -128,7 +118,7 @@ def test_a_server_that_fails_is_not_a_file_that_is_missing(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(Handler, "status", status)
-    monkeypatch.setattr("pipeline.sources.streams.retry", lambda call: call())
+    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (QUICK,))
     with pytest.raises(error, match=words):
         find_objects(f"{web}/corpus.jsonl", tmp_path)
 
@@ -144,8 +134,7 @@ def test_a_server_that_stopped_is_asked_again_and_no_file_is_called_missing(
         return ask(self, path, *args, **kwargs)
 
     monkeypatch.setattr(HTTPFileSystem, "_open", counted)
-    policy = RetryPolicy(0.2, 0.2, first_wait_s=0.01)
-    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (policy,))
+    monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (QUICK,))
     words = r"corpus.jsonl: cannot be read: Connect.* may be overloaded or out of reach"
     with pytest.raises(UnavailableError, match=words):
         Fetched("http://127.0.0.1:9/corpus.jsonl", {})

@@ -9,14 +9,14 @@ from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 
 
-def spec_with(options: str, path: str = "in.jsonl") -> JobSpec:
+def spec_with(options: str, path: str = "in.jsonl", output: str = "out") -> JobSpec:
     """The smallest job, with the same options beside each of its three paths."""
     return parse_spec(
         f"""
 name: job
 model: {{path: some/model, storage_options: {options}}}
 input: {{path: '{path}', storage_options: {options}}}
-output: out
+output: '{output}'
 storage_options: {options}
 tasks: [{{name: a, question: Why, labels: [x, y]}}]
 """
@@ -87,21 +87,49 @@ def test_a_secret_is_refused_at_each_path_and_not_shown(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "path"),
+    "url",
     [
-        ("{config_kwargs: {proxies: {https: http://me:hunter2@proxy:3128}}}", "in.jsonl"),
-        ("{}", "https://host/a.jsonl?apikey=hunter2"),
-        ("{}", "https://host/a.jsonl?v=1&accessToken=hunter2"),
-        ("{}", "https://host/a.jsonl?auth=hunter2"),
-        ("{}", "https://ghp_hunter2@host/a.jsonl"),
+        "s3://key:hunter2@bucket/labels",
+        "https://me:hunter2@host/labels",
+        "https://ghp_hunter2@host/labels",
+        "https://host/labels?X-Amz-Credential=a&X-Amz-Signature=hunter2",
+        "https://host/labels?a=b&x-amz-security-token=hunter2",
+        "https://host/labels?X-Goog-Signature=hunter2",
+        "https://account.blob/labels?sv=1&sig=hunter2",
+        "https://host/labels?access_token=hunter2",
+        "https://host/labels?v=1&accessToken=hunter2",
+        "https://host/labels?api_key=hunter2",
+        "https://host/labels?apikey=hunter2",
+        "https://host/labels?auth=hunter2",
     ],
 )
-def test_a_secret_in_a_url_is_refused_and_not_shown(options: str, path: str) -> None:
+def test_a_secret_in_a_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(SpecError) as raised:
-        spec_with(options, path)
+        spec_with("{}", url, url)
+    lines = str(raised.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["input.path", "output"]
+    assert all("holds a password or a signature" in line for line in lines)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_password_of_a_proxy_is_refused_and_not_shown() -> None:
+    with pytest.raises(SpecError) as raised:
+        spec_with("{config_kwargs: {proxies: {https: http://me:hunter2@proxy:3128}}}")
     assert "holds a password" in str(raised.value) and "hunter2" not in str(raised.value)
 
 
-@pytest.mark.parametrize("path", ["https://host/@me/a.jsonl?author=x&design=y", "s3://b@c/a.jsonl"])
-def test_other_parts_of_a_url_are_no_secrets(path: str) -> None:
-    assert spec_with("{}", path).input.path == path
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://host/@me/a.jsonl?author=x&design=y",
+        "https://host/data.jsonl?version=3&keyword=signature",
+        "s3://bucket/some@place/*.parquet",
+        "s3://b@c/a.jsonl",
+        "abfs://container@account.dfs.core.windows.net/labels",
+        "sftp://me@host/labels",
+        "/data/a:b@c",
+    ],
+)
+def test_other_parts_of_a_url_are_no_secrets(url: str) -> None:
+    spec = spec_with("{}", url, url)
+    assert spec.input.path == spec.output == url

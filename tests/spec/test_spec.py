@@ -9,7 +9,6 @@ import yaml
 
 from pipeline.errors import SpecError
 from pipeline.runtime.job import reader_specs
-from pipeline.spec import schema, tasks
 from pipeline.spec.model import NO_MODEL
 from pipeline.spec.parse import parse_spec, spec_of
 
@@ -108,18 +107,6 @@ def test_labels_are_read_as_they_are_written(
     read = parse_spec(SMALLEST.replace("[x, y]", labels)).tasks[0].labels
     assert read == meaning
     assert list(read) == list(meaning)
-
-
-def test_every_key_has_a_description_for_the_manual() -> None:
-    models = [
-        model
-        for module in (schema, tasks)
-        for model in vars(module).values()
-        if isinstance(model, type) and issubclass(model, schema.Frozen)
-    ]
-    assert schema.JobSpec in models
-    fields = [field for model in models for field in model.model_fields.items()]
-    assert [name for name, field in fields if not field.description] == []
 
 
 def test_a_spec_whose_stages_bring_their_own_models_needs_none() -> None:

@@ -309,7 +309,11 @@ def asked_of(
 
 
 def write_shared(corpus: Corpus, files: int = 3) -> dict[str, str]:
-    """Writes files that share some texts, and have empty and repeated ones; the documents."""
+    """Writes files that share some texts, and have empty and repeated ones; the documents.
+
+    Each file is two shards.
+    """
+    corpus.shard_bytes = 9_000
     for number in range(files):
         of_file = [f"text {(7 * number + row) % 40} says so" for row in range(25)]
         corpus.write(f"f{number}", [*of_file, "", "again"])

@@ -24,12 +24,9 @@ from json_outputs import validate_outputs
 
 ASSAY = (str(Path(sys.executable).with_name("assay")),)
 TOY_ASSAY = (sys.executable, str(Path(__file__).with_name("toy_assay.py")))
-# These two have no program.
-FORKED_ASSAY = ("assay",)
-ONE_PROCESS = ("assay", "without Ray")
+ONE_PROCESS = ("assay", "without Ray")  # it has no program
 FORKED = {
     TOY_ASSAY: "toy_assay:main_of_toy",
-    FORKED_ASSAY: "pipeline.cli:main",
     ONE_PROCESS: "toy_assay:main_without_ray",
 }
 # One process has all tests that start Ray: two Ray heads at once are too slow on two cores.
@@ -47,7 +44,9 @@ WITH_MODEL = [
 
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["command", "toy_assay"])
+# — with the modules that a run imports while it goes on
+LATER = ["pipeline.runtime.graph", "pipeline.stores.s3", "pipeline.verbs.run"]
+SERVER.set_forkserver_preload(["command", "toy_assay", *LATER])
 # — as a program has it: without a file, DuckDB takes the server for a person's session, and prints
 #   the progress of slow queries to standard output
 vars(sys.modules["__main__"]).setdefault("__file__", __file__)

@@ -112,7 +112,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
 def _publish(folder: Path, p: Mapping[str, NDArray[np.float32]]) -> None:
     store = LocalStore(folder / "out")
     objects = find_objects(str(folder / "in.jsonl"), folder / "cache")
-    shards = load_or_cut(store, objects, Columns("text", "id"), 9_000).shards
+    shards = load_or_cut(store, objects, Columns("text", "id"), 40_000).shards
     assert len(shards) > 2
 
     def answer(shard: Shard, task: str, fingerprint: Fingerprint) -> LabelFile:

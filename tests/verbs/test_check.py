@@ -1,4 +1,4 @@
-"""A wrong attention is refused twice, every difference is seen, rounding to 8 bits is compared."""
+"""A wrong attention is not exact, every difference is seen, rounding to 8 bits is compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from processors import takes_int8
 from transformers import AutoModelForCausalLM
 
-from pipeline.errors import ModelError
 from pipeline.inference import alternatives, loading
 from pipeline.inference.attention import hook as layers
 from pipeline.inference.attention import tiles
@@ -98,15 +97,6 @@ BUGS = [
 
 def a_model(folder: Path, **changes: Any) -> dict[str, Any]:
     return {"path": str(folder), "dtype": "float32", **changes}
-
-
-@pytest.mark.parametrize("plant", BUGS)
-def test_a_wrong_attention_is_refused_when_the_model_is_loaded(
-    plant: Plant, model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)
-    with pytest.raises(ModelError, match="family 'llama' gives other answers under the tree"):
-        load_model(model_folder, dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize(

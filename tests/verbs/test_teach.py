@@ -63,7 +63,7 @@ def whole_labels(corpus: Corpus, task: dict[str, Any], model: dict[str, Any]) ->
     """What the model answers about every document."""
     folder = corpus.folder / f"whole-{task['name']}"
     folder.mkdir()
-    whole = Corpus(folder, model, task=task, name="whole")
+    whole = Corpus(folder, model, task=task, name="whole", shard_bytes=corpus.shard_bytes)
     whole.input = corpus.input
     whole.run()
     return labels_of(whole, task["name"])
