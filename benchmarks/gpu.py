@@ -42,9 +42,9 @@ from pipeline.inference.vllm_engine import VllmOptions, load_vllm
 from pipeline.options import RunOptions
 from pipeline.runtime.assembly import memory_plan
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec, spec_of
 from pipeline.verbs.check import check
+from pipeline.verbs.run import judged_run
 
 SPEC = Path(__file__).parents[1] / "jobs" / "specs" / "eight_questions.yaml"
 SHARDS, LIMIT = 16, RunOptions(max_hours=90 / 3600)  # of `assay run`
@@ -242,7 +242,8 @@ def run_row(setup: Setup, tree_documents_per_s: float) -> Row:
         documents = SHARDS * max(2, int(tree_documents_per_s * setup.scale.run_s / SHARDS))
         content = written_job(setup, Path(name), documents=documents)
         torch.nn.Module.to(setup.model.network, "cpu")  # — the worker needs the device's memory
-        run(spec_of(content), cache_dir=Path(name, "cache"), options=LIMIT, announce=announced)
+        cache = Path(name, "cache")
+        judged_run(spec_of(content), cache_dir=cache, options=LIMIT, announce=announced)
     if len(commits) < 2:
         raise RuntimeError("fewer than two shards were labelled in time")
     (start_s, before), (end_s, documents) = commits[0], commits[-1]

@@ -36,12 +36,12 @@ from pipeline.ledger.cuts import CutLog
 from pipeline.ledger.keys import documents_key, label_key
 from pipeline.ledger.label_files import FileCounts, to_parquet
 from pipeline.runtime.job import Job
-from pipeline.runtime.run import run
 from pipeline.sources.shards import Piece, Shard
 from pipeline.sources.source import InputObject
 from pipeline.spec.parse import spec_of
 from pipeline.spec.schema import Columns
 from pipeline.stores.store import StoredObject
+from pipeline.verbs.run import judged_run
 
 ROWS = 1_000  # of a shard
 SHARDS_A_FILE = 10
@@ -184,7 +184,7 @@ def measure(name: str, model: str, folder: Path, shards: int) -> Counter[str]:
         before = _bytes("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins again here
         started = time.perf_counter()
-        outcome = run(spec_of(content), cache_dir=folder / "cache")
+        outcome = judged_run(spec_of(content), cache_dir=folder / "cache")
         store.counts["ms"] = round(1_000 * (time.perf_counter() - started))
     assert outcome.complete and outcome.shards == shards, outcome
     store.counts["bytes of memory"] = _bytes("VmHWM") - before

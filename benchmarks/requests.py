@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from moto.server import ThreadedMotoServer
 
 from pipeline.runtime.mailbox import Letter, Mailbox
-from pipeline.runtime.run import run
 from pipeline.sources.shards import ROW_WEIGHT_BYTES
 from pipeline.spec.parse import spec_of
+from pipeline.verbs.run import judged_run
 
 SHARDS_A_FILE, ROWS, ROW_BYTES = 10, 4, 200
 SHARD_BYTES = 3 * ROWS * (ROW_BYTES + ROW_WEIGHT_BYTES) // 2  # one row group, and not two
@@ -114,7 +114,7 @@ def _measure(model: str, shards: int, requests: Requests) -> Counter[str]:
         }
         mailbox = folder / "mailbox.json"
         with patch("pipeline.runtime.watch.Mailbox", counting_mailbox(mailbox)):
-            outcome = run(spec_of(content), cache_dir=folder / "cache")
+            outcome = judged_run(spec_of(content), cache_dir=folder / "cache")
         assert outcome.complete and outcome.shards == shards, outcome
         counts = requests.counts + Counter(json.loads(mailbox.read_text()))
         print(f"{shards} shards in {time.monotonic() - started:.0f} s: {json.dumps(counts)}")

@@ -1,6 +1,6 @@
-"""Bring an output up to date: start Ray, plan, check, label what is missing, publish.
+"""Bring an output up to date: plan, start Ray, check, and label what is missing.
 
-Entry points: `run`, and `label` for the same without a snapshot.
+Entry point: `label`, whose outcome its caller publishes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.errors import (
     AssayError,
     FailedRowsError,
@@ -63,13 +62,10 @@ from pipeline.runtime.progress import (
     CONNECTING,
     LISTING,
     LOCATING,
-    PUBLISHING,
     READING_TEXTS,
     STARTING_RAY,
     STARTING_WORKERS,
-    Display,
     Progress,
-    ignore,
 )
 from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.session import cluster_machine, elsewhere, local_ray, remote_ray
@@ -87,32 +83,6 @@ logger = logging.getLogger(__name__)
 EXTRA_ROUNDS = 2
 
 
-def run(
-    spec: JobSpec,
-    *,
-    cache_dir: Path | None = None,
-    address: str | None = None,
-    options: RunOptions = RunOptions(),
-    announce: Callable[[Progress], None] = ignore,
-    part_of: Run | None = None,
-) -> Outcome:
-    """The outcome of a run, which labels what is missing and publishes a snapshot.
-
-    It may be `part_of` a run that began before: the limits on hours and cost are of all its parts.
-    It does not judge: see `verbs.run` for a spec with `publish`.
-    """
-    cache = cache_dir or default_cache_dir()
-    with label(
-        spec, cache_dir=cache, address=address, options=options, announce=announce, part_of=part_of
-    ) as labelled:
-        if labelled.complete or options.publish_partial:
-            Display("the progress")(announce, Progress(PUBLISHING))
-        outcome = labelled.published(partial=options.publish_partial)
-    if outcome.stopped:
-        logger.warning("ended by %s; %s", outcome.stopped, outcome.left)
-    return outcome
-
-
 @contextmanager
 def label(
     spec: JobSpec,
@@ -124,7 +94,7 @@ def label(
     announce: Callable[[Progress], None],
     part_of: Run | None = None,
 ) -> Iterator[Outcome]:
-    """Label every missing cell, as `run` does, and publish nothing unless an error ends it.
+    """Labels every missing cell, and publishes nothing unless an error ends it.
 
     `limit` is the condition of the run, in place of that of the options.
     Until the block ends, `assay gc` deletes nothing that the labelled output needs.
@@ -191,7 +161,10 @@ def _labelled(
     failpoint("labelled")
     is_over = planned.work_items and job.run.is_over
     stopped = f"--max-hours {options.max_hours:g}" if is_over else None
-    return Outcome(job, store, planned, counts, time.monotonic() - started, asked, stopped)
+    outcome = Outcome(job, store, planned, counts, time.monotonic() - started, asked, stopped)
+    if stopped:
+        logger.warning("ended by %s; %s", stopped, outcome.left)
+    return outcome
 
 
 def job_of_run(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import computed_field
 
@@ -22,9 +21,8 @@ from pipeline.ledger.snapshots import Contents, contents, last_snapshot
 from pipeline.options import EvalOptions, RunOptions
 from pipeline.runtime.job import Run
 from pipeline.runtime.outcome import Outcome
-from pipeline.runtime.progress import Progress, ignore
+from pipeline.runtime.progress import PUBLISHING, Display, Progress, ignore
 from pipeline.runtime.run import label
-from pipeline.runtime.run import run as run_without_judging
 from pipeline.spec.gold import PublishSpec
 from pipeline.spec.parse import with_cascades
 from pipeline.spec.schema import JobSpec
@@ -143,18 +141,23 @@ def judged_run(
     Otherwise the previous snapshot stays current. Labels are kept in any case, so the next run
     does not compute them again. SpecError for wrong gold, gates or options, before any work.
     """
-    how: dict[str, Any] = {"cache_dir": cache_dir, "address": address, "options": options}
-    how |= {"announce": announce, "part_of": Run()}
+    own = Run()
     spec = with_cascades(spec) if options.save else spec
     gated = _has_gates(spec, options)
-    sampled = certify(spec, **how)
-    if spec.publish == PublishSpec():
-        return RunResult.of(run_without_judging(spec, **how), sampled)
+    sampled = certify(
+        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
+    )
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:
         return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
 
-    with label(spec, **how) as labelled:
+    with label(
+        spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
+    ) as labelled:
+        if labelled.complete or options.publish_partial:
+            Display("the progress")(announce, Progress(PUBLISHING))
+        if spec.publish == PublishSpec():
+            return RunResult.of(labelled.published(partial=options.publish_partial), sampled)
         return judge(labelled, decide if gated else None, spec.publish, sampled)
 
 

@@ -23,9 +23,9 @@ from pipeline.runtime.job import Run
 from pipeline.runtime.mailbox import Letter, Mailbox
 from pipeline.runtime.progress import LABELLING, STARTING_WORKERS, WorkerReport
 from pipeline.runtime.reading import output_of
-from pipeline.runtime.run import run
 from pipeline.runtime.watch import GRACE_S, MORE_ENDS, Watch, Workers
 from pipeline.spec.parse import load_spec
+from pipeline.verbs.run import judged_run
 
 REPOSITORY = Path(__file__).parents[2]
 FULL = StorageError("/cache/models/m: the model cannot be written: the disk is full")
@@ -223,7 +223,9 @@ def main(spec: Path, folder: Path | None = None) -> None:
     # — it has no token, and listens where other machines may reach it
     options, cache = RunOptions(insecure_cluster=True), spec.parent / "cache"
     try:
-        outcome = run(load_spec(spec), cache_dir=cache, address=made.address, options=options)
+        outcome = judged_run(
+            load_spec(spec), cache_dir=cache, address=made.address, options=options
+        )
         assert outcome.complete and outcome.snapshot == 1, outcome
     finally:
         ray.shutdown()

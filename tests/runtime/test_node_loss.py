@@ -13,8 +13,8 @@ from many_rows import assert_every_row_once, has_begun, write_many
 from ray.cluster_utils import Cluster
 
 from pipeline.runtime.ray_token import token_mode
-from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec
+from pipeline.verbs.run import judged_run
 
 DOCUMENTS = 400
 
@@ -57,7 +57,7 @@ def test_a_node_removed_without_warning(
 
     thread = threading.Thread(target=remove_busy_node)
     thread.start()
-    outcome = run(spec, cache_dir=tmp_path / "cache", address=cluster.address)
+    outcome = judged_run(spec, cache_dir=tmp_path / "cache", address=cluster.address)
     thread.join()
     assert len(removed) == 1, "the run ended before the node was removed"
     assert outcome.complete and outcome.snapshot == 1

@@ -18,9 +18,9 @@ import pytest
 
 from pipeline.errors import RefusedError, SpecError
 from pipeline.runtime.ray_token import token_mode
-from pipeline.runtime.run import run
 from pipeline.runtime.session import remote_ray
 from pipeline.spec.parse import load_spec
+from pipeline.verbs.run import judged_run
 
 # One process has all tests that start Ray.
 on_ray = pytest.mark.xdist_group("ray")
@@ -240,5 +240,5 @@ def test_a_run_with_relative_paths_is_refused_before_it_writes_or_connects(
     spec = spec.model_copy(update={"output": "out"})
     text = "output: is a folder of this machine; write a URL, or a path that every node has"
     with pytest.raises(SpecError, match=text):
-        run(spec, address="10.0.0.7:6379")
+        judged_run(spec, cache_dir=tmp_path / "cache", address="10.0.0.7:6379")
     assert not (tmp_path / "out").exists()

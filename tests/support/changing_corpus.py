@@ -32,12 +32,12 @@ from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import job_of_output
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.plan import Plan, plan
-from pipeline.runtime.run import run
 from pipeline.sources.shards import Shard
 from pipeline.spec.parse import load_spec
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import open_store
+from pipeline.verbs.run import judged_run
 
 LABELS = ("clean", "toxic")
 QUESTIONS = ("first", "second", "third")
@@ -149,7 +149,8 @@ class Corpus:
     def run(self, **options: Any) -> Outcome:
         """A run with these options; `asked` has what the model was asked by it alone."""
         self.asked.clear()
-        return run(self.spec, cache_dir=self.cache, options=RunOptions(**options))
+        own = RunOptions(**options)
+        return judged_run(self.spec, cache_dir=self.cache, options=own).outcome
 
     def run_until(
         self, creates: int, act: Callable[[], object], *, folder: str = "", **options: Any

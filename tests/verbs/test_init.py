@@ -19,9 +19,9 @@ from stages import run_without_ray
 
 from pipeline.filters.run import preview
 from pipeline.options import FilterOptions, InitOptions, PresetName
-from pipeline.runtime.run import run
 from pipeline.spec.parse import load_spec, parse_spec
 from pipeline.verbs.init import _yaml, init
+from pipeline.verbs.run import judged_run
 
 PROSE = [f"This is sentence {n} of a longer text, and it has words." for n in range(30)]
 UUIDS = [f"{n:08x}-00aa-4bcd-9eff-{n * 7919:012x}" for n in range(30)]
@@ -124,7 +124,7 @@ def test_a_preset_is_a_spec_that_runs_with_a_head_of_its_form(
     init(data, InitOptions(preset=preset, model=model))
     spec = load_spec("spec.yaml")
     run_without_ray(monkeypatch)
-    assert run(spec, cache_dir=tmp_path / "cache").complete
+    assert judged_run(spec, cache_dir=tmp_path / "cache").complete
     judged = preview(spec, FilterOptions(), cache_dir=tmp_path / "cache")
     assert judged.documents == len(PROSE) and not judged.failed
     init(data, InitOptions(preset=preset, to="published.yaml"))
