@@ -5,6 +5,7 @@ Entry points: `table_units`, `table_rows` and `opened_table`. Parquet is cut fro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ BATCH_BYTES = 64 * 1024 * 1024
 _STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 SHARED_VALUES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY", "DELTA_BYTE_ARRAY"}
+# The start of a dictionary page of Parquet, in Thrift's compact protocol: its kind, and then its
+# uncompressed and its compressed size.
+_DICTIONARY_PAGE = re.compile(rb"\x15\x04" + rb"\x15([\x80-\xff]{,4}[\x00-\x7f])" * 2)
+_PAGE_START_BYTES = 14  # at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,7 @@ def _parquet_reader(
         start = sum(footer.row_group(index).num_rows for index in range(first))
         for index in range(first, footer.num_row_groups):
             group = footer.row_group(index)
-            rows = _batch_rows(group, columns)
+            rows = _batch_rows(file, group, columns)
             read = parquet.iter_batches(
                 rows, row_groups=[index], columns=columns, use_threads=False
             )
@@ -265,21 +270,39 @@ def _complete(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Recor
         raise OSError(f"its footer says {rows} rows, and its pages hold {read}")
 
 
-def _batch_rows(group: pq.RowGroupMetaData, columns: Names) -> int:
+def _batch_rows(file: Fetched, group: pq.RowGroupMetaData, columns: Names) -> int:
     """Rows in a batch, bounded in memory even if each row has the longest value of its chunk.
 
     A dictionary, or a prefix shared by neighbours, stores one value for many rows. Such a value is
-    at most as long as its whole column chunk.
+    at most as long as the dictionary, or as the whole column chunk.
     """
     longest = 0
     for index in range(group.num_columns):
         chunk = group.column(index)
         is_read = columns is None or _is_of(chunk.path_in_schema, columns)
-        shares_values = not SHARED_VALUES.isdisjoint(chunk.encodings)
         if is_read and chunk.physical_type == "BYTE_ARRAY":
             size = chunk.total_uncompressed_size
-            longest += size if shares_values else size // max(1, group.num_rows)
+            average = size // max(1, group.num_rows)
+            longest += min(size, average + _longest_shared(file, chunk))
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, longest)))
+
+
+def _longest_shared(file: Fetched, chunk: pq.ColumnChunkMetaData) -> int:
+    """A bound on the bytes of a value of the chunk that is stored once for several rows."""
+    if SHARED_VALUES.isdisjoint(chunk.encodings):
+        return 0
+    size: int = chunk.total_uncompressed_size
+    if "DELTA_BYTE_ARRAY" in chunk.encodings or size <= BATCH_BYTES // BATCH_ROWS:
+        return size  # — so small that its dictionary is not worth a request
+    starts = chunk.dictionary_page_offset or 0, chunk.data_page_offset
+    file.seek(min((start for start in starts if start > 0), default=0))  # — as Arrow does
+    page = _DICTIONARY_PAGE.match(file.read(_PAGE_START_BYTES))
+    return size if page is None else max(map(_thrift_integer, page.groups()))
+
+
+def _thrift_integer(encoded: bytes) -> int:
+    """A number that is not negative: groups of 7 bits, the lowest first, of twice the number."""
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(encoded)) >> 1
 
 
 def _is_of(path: str, columns: Iterable[str]) -> bool:

@@ -144,6 +144,22 @@ def test_a_batch_of_values_that_are_stored_once_is_bounded(
     assert max(sizes) <= 8 * MEGABYTE
 
 
+def test_a_dictionary_that_ended_early_does_not_make_batches_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writers end the dictionary of values that differ, and store the others as they are."""
+    monkeypatch.setattr(tables, "BATCH_BYTES", 8 * MEGABYTE)
+    texts = [f"{number:01000}" for number in range(2_000)]
+    path = tmp_path / "long.parquet"
+    pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=10_000)
+    assert "RLE_DICTIONARY" in pq.read_metadata(path).row_group(0).column(0).encodings
+    version = ObjectVersion(str(path), 0, "", "parquet", "text", None)
+    with opened_table(Shard(version, Piece(0, 2_000, 0, None, None)), {}) as table:
+        batches = [*table.batches(["text"])]
+    assert [text for batch in batches for text in batch.column(0).to_pylist()] == texts
+    assert batches[0].num_rows == tables.BATCH_ROWS
+
+
 def zeros(file: BinaryIO, megabytes: int) -> None:
     block = bytes(MEGABYTE)
     for _ in range(megabytes):
