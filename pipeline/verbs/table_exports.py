@@ -339,16 +339,18 @@ def _joined(
     flat = flat_schema(tuple(column for column in labels.columns if column.name in names))
     schema = pa.schema([field.with_metadata({_KEY.encode(): mark}) for field in flat])
     has_id = labels.labelled.spec.input.id is not None
-    ids, parts, lack_ids = list[str](), list[pa.RecordBatch](), False
+    ids, parts, lack_ids = list[pa.Array](), list[pa.RecordBatch](), False
     for batch in labels.rows():
-        ids += batch.column("doc_id").to_pylist()
+        ids.append(batch.column("doc_id"))
         parts.append(batch.select(names))
         # — the id of a document without one is the hash of its text
         same = pc.equal(batch.column("doc_id"), batch.column("content_hash"))
         lack_ids |= has_id and pc.any(same).as_py() is True
     values = pa.Table.from_batches(parts, flat).cast(schema).combine_chunks()
-    place_of = {text: place for place, text in enumerate(ids)}
-    if twins := [text for place, text in enumerate(ids) if place_of[text] != place]:
+    parts.clear()  # — all labels are held, and only once
+    known = pa.chunked_array(ids, pa.string())
+    distinct, counts = known.value_counts().flatten()
+    if twins := distinct.filter(pc.greater(counts, 1)).to_pylist():
         fix = f"several documents have the id {twins[0]!r}; give each an id of its own"
         raise option_error("to", fix, to)
     matched = without = 0
@@ -357,7 +359,7 @@ def _joined(
         nonlocal matched, without
         own = plain_values(rows.column(id))
         texts = [id_text(each) if each is not None and each == each else None for each in own]
-        places = pa.array([None if t is None else place_of.get(t) for t in texts], pa.int64())
+        places = pc.index_in(pa.array(texts, pa.string()), value_set=known)
         matched, without = matched + len(places) - places.null_count, without + texts.count(None)
         columns = values.take(places).combine_chunks().columns
         return pa.record_batch([column.chunk(0) for column in columns], schema=schema)
