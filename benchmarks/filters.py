@@ -64,7 +64,7 @@ def write_labels(folder: Path, documents: int) -> Path:
     # — a process that is forked from a large one counts the memory of both
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         shards = pool.submit(_labelled, folder, documents).result()
-    print(f"{documents:,} documents in {shards:,} shards of two tasks")
+    print(f"{documents:,} documents in {shards:,} shards of two tasks", flush=True)
     spec = folder / "spec.json"
     top = {"share": 0.05, "of": "toxic.p.toxic", "by": "language"}
     content = {
@@ -139,7 +139,8 @@ def measure(name: str, words: list[str], documents: int, cache: Path) -> None:
     assert process.returncode == 0, words
     print(
         f"{name:18} {seconds:6.1f} s, {documents / seconds:9,.0f} documents/s, "
-        f"peak {usage.ru_maxrss / 1_000:,.0f} MB"
+        f"peak {usage.ru_maxrss / 1_000:,.0f} MB",
+        flush=True,
     )
 
 
