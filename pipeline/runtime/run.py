@@ -94,20 +94,25 @@ def run(
     address: str | None = None,
     options: RunOptions = RunOptions(),
     announce: Callable[[Progress], None] = ignore,
-    part_of: Run | None = None,
 ) -> Outcome:
     """The outcome of a run, which labels what is missing and publishes a snapshot.
 
-    It may be `part_of` a run that began before: the limits on hours and cost are of all its parts.
     It does not judge: see `verbs.run` for a spec with `publish`.
     """
     cache = cache_dir or default_cache_dir()
     with label(
-        spec, cache_dir=cache, address=address, options=options, announce=announce, part_of=part_of
+        spec, cache_dir=cache, address=address, options=options, announce=announce
     ) as labelled:
-        if labelled.complete or options.publish_partial:
-            Display("the progress")(announce, Progress(PUBLISHING))
-        outcome = labelled.published(partial=options.publish_partial)
+        return published(labelled, options, announce)
+
+
+def published(
+    labelled: Outcome, options: RunOptions, announce: Callable[[Progress], None]
+) -> Outcome:
+    """The outcome, of which a snapshot is published where it is complete or need not be."""
+    if labelled.complete or options.publish_partial:
+        Display("the progress")(announce, Progress(PUBLISHING))
+    outcome = labelled.published(partial=options.publish_partial)
     if outcome.stopped:
         logger.warning("ended by %s; %s", outcome.stopped, outcome.left)
     return outcome
@@ -126,7 +131,8 @@ def label(
 ) -> Iterator[Outcome]:
     """Label every missing cell, as `run` does, and publish nothing unless an error ends it.
 
-    `limit` is the condition of the run, in place of that of the options.
+    `limit` is the condition of the run, in place of that of the options. It may be `part_of` a run
+    that began before: the limits on hours and cost are of all its parts.
     Until the block ends, `assay gc` deletes nothing that the labelled output needs.
     """
     spec = shared_by_nodes(spec, address)
@@ -158,18 +164,8 @@ def _labelled(
     with Watch(announce) as watch:
         if address is not None:
             watch.enter(CONNECTING)
-        with remote_ray(address, insecure=options.insecure_cluster) as connected:
-            watch.enter(LOCATING)
-            device = spec.model.device
-            machine = cluster_machine(device) if connected else this_machine()
-            job = job_of_run(spec, store, machine, cache_dir, limit, part)
-            watch.enter(LISTING)
-            planned = plan(
-                job,
-                store,
-                retry_failed=options.retry_failed,
-                by_nodes=partial(cut_by_nodes, machine.unable) if connected else None,
-            )
+        with planning(spec, store, cache_dir, address, options, limit, part, watch.enter) as known:
+            connected, machine, job, planned = known
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
             failpoint("planned")
@@ -194,27 +190,39 @@ def _labelled(
     return Outcome(job, store, planned, counts, time.monotonic() - started, asked, stopped)
 
 
-def job_of_run(
+@contextmanager
+def planning(
     spec: JobSpec,
     store: Store,
-    machine: Machine,
     cache_dir: Path,
+    address: str | None,
+    options: RunOptions,
     limit: str | None,
     part: Run,
-) -> Job:
-    """The job of a run; SpecError unless its models fit the machine, and its classifiers load."""
-    for own, places in reader_specs(spec):  # before anything is fetched
-        with model_at(places["model"]):
-            place(own.model, machine)
-    job = make_job(spec, place(spec.model, machine), cache_dir)
-    since = max(snapshot_numbers(store), default=0)
-    this = replace(part, since=since, unable=machine.unable)
-    job = limited(replace(job, run=this), limit)
-    _check_classifiers(job, store)
-    return job
+    enter: Callable[[str], None] = ignore,
+) -> Iterator[tuple[bool, Machine, Job, Plan]]:
+    """Whether a cluster is connected in the block, the hardware, the job of a run, and its plan.
+
+    `enter` takes the phases. SpecError unless the models fit the machine, and the classifiers load.
+    """
+    with remote_ray(address, insecure=options.insecure_cluster) as connected:
+        enter(LOCATING)
+        machine = cluster_machine(spec.model.device) if connected else this_machine()
+        for own, places in reader_specs(spec):  # before anything is fetched
+            with model_at(places["model"]):
+                place(own.model, machine)
+        job = make_job(spec, place(spec.model, machine), cache_dir)
+        since = max(snapshot_numbers(store), default=0)
+        job = replace(job, run=replace(part, since=since, unable=machine.unable))
+        job = limited(job, limit)
+        _check_classifiers(job, store)
+        enter(LISTING)
+        by_nodes = partial(_cut_by_nodes, machine.unable) if connected else None
+        planned = plan(job, store, retry_failed=options.retry_failed, by_nodes=by_nodes)
+        yield connected, machine, job, planned
 
 
-def cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
+def _cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
     """What `source.cut` does, on a node of the cluster."""
     from pipeline.runtime.graph import on_a_node  # — imports Ray Data
 

@@ -22,8 +22,7 @@ from pipeline.options import EvalOptions, RunOptions
 from pipeline.runtime.job import Run
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.progress import Progress, ignore
-from pipeline.runtime.run import label
-from pipeline.runtime.run import run as run_without_judging
+from pipeline.runtime.run import label, published
 from pipeline.spec.gold import PublishSpec
 from pipeline.spec.parse import with_cascades
 from pipeline.spec.schema import JobSpec
@@ -148,16 +147,6 @@ def judged_run(
     sampled = certify(
         spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
     )
-    if spec.publish == PublishSpec():
-        outcome = run_without_judging(
-            spec,
-            cache_dir=cache_dir,
-            address=address,
-            options=options,
-            announce=announce,
-            part_of=own,
-        )
-        return RunResult.of(outcome, sampled)
 
     def decide(candidate: Contents) -> tuple[Decision, ...]:
         return evaluate(spec, EvalOptions(), cache_dir=cache_dir, candidate=candidate).gates
@@ -165,6 +154,8 @@ def judged_run(
     with label(
         spec, cache_dir=cache_dir, address=address, options=options, announce=announce, part_of=own
     ) as labelled:
+        if spec.publish == PublishSpec():
+            return RunResult.of(published(labelled, options, announce), sampled)
         return judge(labelled, decide if gated else None, spec.publish, sampled)
 
 
