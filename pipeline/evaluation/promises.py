@@ -44,25 +44,26 @@ _LEAST_SLOPE, _NEVER = 1e-3, -40.0  # of a class without documents: it is decide
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What shall hold of all documents, with which confidence. One share at least is stated."""
+    """What shall hold of all documents, with which confidence."""
 
-    agree: float | None = None  # of the documents, the share with the whole model's answer
-    recall: float | None = None  # of the positive ones, the share that is called positive
-    precision: float | None = None  # of those that are called positive, the share that is
-    confidence: float = 0.95  # the probability, over samples, that no broken promise is proved
+    # `agree`: of the documents, the share with the whole model's answer; or `recall`: of the
+    # positive ones, the share that is called positive, and `precision`: of those the positive ones.
+    shares: Mapping[str, float]
+    confidence: float  # the probability, over samples, that no broken promise is proved
+
+    @classmethod
+    def of(cls, promised: Mapping[str, Any]) -> Promise:
+        """The promise as a spec has it."""
+        names = ("agree", "recall", "precision")
+        return cls({n: promised[n] for n in names if n in promised}, promised["confidence"])
 
     @property
-    def shares(self) -> Mapping[str, float]:
-        """The shares that are promised, by name."""
-        of_all = {"agree": self.agree, "recall": self.recall, "precision": self.precision}
-        return {name: share for name, share in of_all.items() if share is not None}
-
-    def trials_needed(self, share: str) -> int:
-        """The fewest trials that prove a share, if none is an error.
+    def trials_needed(self) -> int:
+        """The fewest trials that prove each share, if none is an error.
 
         They are documents of the second half: for recall and precision positive ones.
         """
-        return ceil(log(1 - self.confidence) / log(self.shares[share]))
+        return ceil(log(1 - self.confidence) / log(max(self.shares.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,11 @@ def _shares(
     wrong: Bools, promise: Promise, positive: Bools | None, groups: Groups | None
 ) -> Iterator[tuple[str, Share]]:
     """The test of each share that is promised, by its name."""
-    for group in np.unique(groups) if groups is not None else ():
-        own = groups == group
-        of_group = _shares(wrong[own], promise, None if positive is None else positive[own], None)
-        yield from ((f"{name} ({group})", share) for name, share in of_group)
     if groups is not None:
+        for group in np.unique(groups):
+            own = groups == group
+            of_own = _shares(wrong[own], promise, None if positive is None else positive[own], None)
+            yield from ((f"{name} ({group})", share) for name, share in of_own)
         return
     trials, errors = {"agree": len(wrong)}, {"agree": int(wrong.sum())}
     if positive is not None:
@@ -131,15 +132,12 @@ class Judged:
     @classmethod
     def of(cls, labels: Sequence[str], kind: str, promised: Mapping[str, Any]) -> Judged:
         """Of a task of this kind, with the promise as its spec has it."""
-        names = ("agree", "recall", "precision", "confidence")
-        promise = Promise(**{name: promised[name] for name in names if name in promised})
-        own: tuple[int, ...] = ()
-        if promise.agree is None:
-            own = (list(labels).index(promised.get("label", labels[0])),)
-        elif kind == "multi":
-            own = tuple(range(len(labels)))
-        threshold = promised["threshold"] if promise.agree is None else 0.5
-        return cls(promise, tuple(labels), own, threshold, int(kind == "score" and not own))
+        promise = Promise.of(promised)
+        if "agree" not in promise.shares:
+            own = list(labels).index(promised.get("label", labels[0]))
+            return cls(promise, tuple(labels), (own,), promised["threshold"])
+        each = tuple(range(len(labels))) if kind == "multi" else ()
+        return cls(promise, tuple(labels), each, steps=int(kind == "score"))
 
     def chosen(self, p: Floats) -> Ints:  # [docs, labels] -> [docs, parts]
         """The likeliest label, or whether each label applies."""
@@ -160,7 +158,7 @@ class Judged:
 
     def positive(self, whole: Floats) -> Bools | None:  # [docs]
         """Which documents are positive, where recall or precision is promised."""
-        return None if self.promise.agree is not None else self.chosen(whole)[:, 0].astype(np.bool_)
+        return None if "agree" in self.promise.shares else self.chosen(whole)[:, 0].astype(np.bool_)
 
     def curves(
         self,

@@ -1,1 +1,1 @@
-"""Values fitted to gold labels: readouts, and the thresholds of cascades."""
+"""What runs and fits make: readouts, and certificates of cascades."""

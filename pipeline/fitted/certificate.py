@@ -83,6 +83,11 @@ class Certificate:
     shares: Mapping[str, Share] = field(default_factory=dict)
     groups: tuple[str, ...] = ()  # of each of these documents, if the promise is about groups
 
+    def without_proof(self, draw: float) -> Certificate:
+        """A certificate of the same cascade, with the stages of its spec, which proves nothing."""
+        stages = self.stages[1:] if self.readout else self.stages
+        return Certificate(self.task, self.promise, stages, draw, self.scope)
+
     @property
     def content(self) -> dict[str, Any]:
         """What can change an answer: the stages and the thresholds."""

@@ -30,7 +30,7 @@ from pipeline.ledger.keys import CASCADES, parse_key, spec_key
 from pipeline.ledger.label_files import metadata_of, read_file, remedy
 from pipeline.ledger.snapshot_files import NamedFile, NamedShard
 from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, last_snapshot
-from pipeline.runtime.conditions import drawn_below, draws
+from pipeline.runtime.conditions import drawn_below, drawn_rows
 from pipeline.sources.shards import Shard
 from pipeline.sources.source import InputObject, find_objects, read_documents
 from pipeline.sources.streams import Options
@@ -215,10 +215,9 @@ def _answers(
     # The rows of each shard that has documents of the sample.
     second = dict[str, NDArray[np.int64]]()
     for shard in snapshot.shards:
-        drawn = draws(shard.sid, shard.rows)
-        if (drawn < certificate.draw).any():
-            is_second = (drawn < certificate.draw) & (drawn >= certificate.draw / 2)
-            second[shard.sid] = np.flatnonzero(is_second)
+        drawn, is_first = drawn_rows(shard.sid, shard.rows, certificate.draw)
+        if len(drawn):
+            second[shard.sid] = drawn[~is_first]
     labels, missing = list(snapshot.tasks[task].labels), dict(second)
     parts = dict[str, NDArray[np.float64]]()
     for fp in stored_fps(store, task):

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pipeline.spec.labels import part_file
 from pipeline.stores.store import ATTEMPTS
 
 SPECS = "specs/"
@@ -124,4 +125,5 @@ def certificate_key(task: str, number: int) -> str:
 
 def fitted_key(task: str, digest: str, label: str = "") -> str:
     """A readout that a run fitted for a task, or for a label of a task of kind `multi`."""
-    return f"{CASCADES}{task}/{digest}{label and f'/{label}'}.safetensors"
+    folder = f"{CASCADES}{task}/{digest}"
+    return part_file(folder, label) if label else f"{folder}.safetensors"

@@ -146,8 +146,15 @@ def drawn_from(limit: str, shards: Sequence[Shard]) -> tuple[Shard, ...]:
     name, _, share = limit.partition(" < ")
     if name != DRAW:
         return tuple(shards)
-    drawn = [s for s in shards if (draws(s.id, s.rows) < float(share)).any()]
+    drawn = [shard for shard in shards if len(drawn_rows(shard.id, shard.rows, float(share))[0])]
     return tuple(drawn or shards[:1])
+
+
+def drawn_rows(sid: str, rows: int, share: float) -> tuple[NDArray[np.int64], Bools]:
+    """The rows of a shard that are in a sample, and which of these are in its first half."""
+    drawn = draws(sid, rows)
+    own = np.flatnonzero(drawn < share)
+    return own, drawn[own] < share / 2
 
 
 def draws(sid: str, rows: int) -> NDArray[np.float64]:

@@ -25,12 +25,12 @@ from pipeline.inference.classifiers import RUNTIMES
 from pipeline.ledger.cells import stored_fps, stored_version
 from pipeline.ledger.columns import answer_columns
 from pipeline.ledger.snapshots import SnapshotTask, headers
-from pipeline.runtime.cascades import Cascade, decided_by
+from pipeline.runtime.cascades import certificate_of, decided_by
 from pipeline.runtime.conditions import tasks_named
 from pipeline.runtime.fitted_files import find_classifiers, find_readouts
 from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.runtime.weights import ModelFiles, locate, model_at, model_config
-from pipeline.spec.fingerprint import Fingerprint, fingerprints
+from pipeline.spec.fingerprint import Fingerprint, cascade_fingerprint, fingerprints
 from pipeline.spec.model import NO_MODEL, ModelSpec
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import EncoderTask, StageSpec
@@ -124,12 +124,13 @@ class Job:
     placement: Placement
     cache_dir: str
     run: Run
-    cascades: Mapping[str, Cascade] = field(default_factory=dict)  # by task with one
+    # By task with a cascade, what the output proves of it: of no shards, where that is nothing.
+    cascades: Mapping[str, Certificate] = field(default_factory=dict)
 
     @property
     def certificates(self) -> dict[str, Certificate]:
-        """By task with a cascade, what the output proves of it."""
-        return {name: own.certificate for name, own in self.cascades.items() if own.certificate}
+        """By task with a cascade, its certificate in the output."""
+        return {name: own for name, own in self.cascades.items() if own.shards}
 
     @property
     def fp(self) -> dict[str, str]:
@@ -190,7 +191,7 @@ def make_job(
     that stage in the task's place.
     """
     readers, raw = _readers(spec, placement, cache_dir, locate)
-    cascades: dict[str, Cascade] = {}
+    cascades: dict[str, Certificate] = {}
     conditions: dict[str, dict[str, object]] = {}
     versions: dict[str, Fingerprint] = {}
     for task in spec.tasks:
@@ -202,8 +203,9 @@ def make_job(
             if task.cascade.teacher is not None:  # — readouts are of another model
                 student = locate(spec.model, cache_dir).id
                 scope["student"] = [student, placement.dtype, spec.model.kv]
-            own = cascades[task.name] = Cascade.of(spec, task, stages, scope)
-            version = own.version(task, version)
+            proved = cascades[task.name] = certificate_of(spec, task, stages, scope)
+            if proved.thresholds is not None:
+                version = cascade_fingerprint(task, proved.content)
         versions[task.name] = version.under(**when)
     if cascades:
         spec = decided_by(spec, cascades)

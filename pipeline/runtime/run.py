@@ -66,6 +66,7 @@ from pipeline.runtime.progress import (
     STARTING_RAY,
     STARTING_WORKERS,
     Progress,
+    ignore,
 )
 from pipeline.runtime.reading import commit_documents
 from pipeline.runtime.session import cluster_machine, elsewhere, local_ray, remote_ray
@@ -96,7 +97,8 @@ def label(
 ) -> Iterator[Outcome]:
     """Labels every missing cell, and publishes nothing unless an error ends it.
 
-    `limit` is the condition of the run, in place of that of the options.
+    `limit` is the condition of the run, in place of that of the options. It may be `part_of` a run
+    that began before: the limits on hours and cost are of all its parts.
     Until the block ends, `assay gc` deletes nothing that the labelled output needs.
     """
     spec = shared_by_nodes(spec, address)
@@ -128,18 +130,8 @@ def _labelled(
     with Watch(announce) as watch:
         if address is not None:
             watch.enter(CONNECTING)
-        with remote_ray(address, insecure=options.insecure_cluster) as connected:
-            watch.enter(LOCATING)
-            device = spec.model.device
-            machine = cluster_machine(device) if connected else this_machine()
-            job = job_of_run(spec, store, machine, cache_dir, limit, part)
-            watch.enter(LISTING)
-            planned = plan(
-                job,
-                store,
-                retry_failed=options.retry_failed,
-                by_nodes=partial(cut_by_nodes, machine.unable) if connected else None,
-            )
+        with planning(spec, store, cache_dir, address, options, limit, part, watch.enter) as known:
+            connected, machine, job, planned = known
             for reason in planned.cuts.unreadable:
                 logger.warning("left out: %s", reason)
             failpoint("planned")
@@ -167,27 +159,39 @@ def _labelled(
     return outcome
 
 
-def job_of_run(
+@contextmanager
+def planning(
     spec: JobSpec,
     store: Store,
-    machine: Machine,
     cache_dir: Path,
+    address: str | None,
+    options: RunOptions,
     limit: str | None,
     part: Run,
-) -> Job:
-    """The job of a run; SpecError unless its models fit the machine, and its classifiers load."""
-    for own, places in reader_specs(spec):  # before anything is fetched
-        with model_at(places["model"]):
-            place(own.model, machine)
-    job = make_job(spec, place(spec.model, machine), cache_dir)
-    since = max(snapshot_numbers(store), default=0)
-    this = replace(part, since=since, unable=machine.unable)
-    job = limited(replace(job, run=this), limit)
-    _check_classifiers(job, store)
-    return job
+    enter: Callable[[str], None] = ignore,
+) -> Iterator[tuple[bool, Machine, Job, Plan]]:
+    """Whether a cluster is connected in the block, the hardware, the job of a run, and its plan.
+
+    `enter` takes the phases. SpecError unless the models fit the machine, and the classifiers load.
+    """
+    with remote_ray(address, insecure=options.insecure_cluster) as connected:
+        enter(LOCATING)
+        machine = cluster_machine(spec.model.device) if connected else this_machine()
+        for own, places in reader_specs(spec):  # before anything is fetched
+            with model_at(places["model"]):
+                place(own.model, machine)
+        job = make_job(spec, place(spec.model, machine), cache_dir)
+        since = max(snapshot_numbers(store), default=0)
+        job = replace(job, run=replace(part, since=since, unable=machine.unable))
+        job = limited(job, limit)
+        _check_classifiers(job, store)
+        enter(LISTING)
+        by_nodes = partial(_cut_by_nodes, machine.unable) if connected else None
+        planned = plan(job, store, retry_failed=options.retry_failed, by_nodes=by_nodes)
+        yield connected, machine, job, planned
 
 
-def cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
+def _cut_by_nodes(unable: frozenset[str], *of_object: Any, **options: Any) -> list[Shard]:
     """What `source.cut` does, on a node of the cluster."""
     from pipeline.runtime.graph import on_a_node  # — imports Ray Data
 

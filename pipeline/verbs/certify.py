@@ -15,35 +15,30 @@ All answers are cells of the output, so nothing is asked twice, also after a run
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from pipeline.evaluation.promises import Groups, Judged, Promise, prove, wrong_by_rule
+from pipeline.evaluation.promises import Bools, Groups, Judged, Promise, prove, wrong_by_rule
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.counts import Counts
 from pipeline.options import RunOptions
-from pipeline.runtime.cascades import Cascade, fitted_stage, write_certificate
-from pipeline.runtime.conditions import check
+from pipeline.runtime.cascades import cheap_stages, write_certificate
+from pipeline.runtime.conditions import check, drawn_below, drawn_from
 from pipeline.runtime.job import Job, Run
-from pipeline.runtime.placement import this_machine
-from pipeline.runtime.plan import Plan, plan
+from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import ignore
-from pipeline.runtime.run import cut_by_nodes, job_of_run
-from pipeline.runtime.session import cluster_machine, remote_ray
-from pipeline.sources.shards import Shard
+from pipeline.runtime.run import planning
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
-from pipeline.spec.stages import StageSpec
 from pipeline.spec.tasks import CascadeSpec, CascadeTask
-from pipeline.stores.store import Store, check_create_only, open_store
-from pipeline.verbs.teach import Taught, Texts, teach
-from pipeline.verbs.uniform_sample import Announce, Floats, Sample, Sampling
+from pipeline.stores.store import check_create_only, open_store
+from pipeline.verbs.teach import Texts, teach
+from pipeline.verbs.uniform_sample import Announce, Answers, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -77,278 +72,220 @@ def certify(
     spec = shared_by_nodes(spec, address)
     store = open_store(spec.output, spec.storage_options)
     check_create_only(store)
-    run, more = part_of or Run(), True
-    while more and (due := _due(spec, *_planned(spec, store, cache_dir, address, options))):
-        asked = (due.tasks[t.name].whole if t.name in due.tasks else t for t in spec.tasks)
-        first = spec.model_copy(
-            update={"tasks": tuple(t for t in asked if t.name not in due.dependent)}
+    run = part_of or Run()
+    while True:
+        with planning(spec, store, cache_dir, address, options, None, run) as (*_, job, planned):
+            due, later = _due(spec, job, planned)
+        if not due:
+            return counts
+        least = max(_share(task.cascade, planned.rows) for task in due.values())
+        # — the share of an earlier sample stays, so that new files give it their part
+        known = [own for name in due if (own := job.cascades[name]).draw <= MOST_TIMES * least]
+        share = max([least, *(own.draw for own in known)])
+        again = {own.task: own for own in known if own.thresholds is not None}
+        asked = (due[t.name].whole if t.name in due else t for t in spec.tasks)
+        sample = Sample(
+            spec.model_copy(update={"tasks": tuple(t for t in asked if t.name not in later)}),
+            cache_dir,
+            address,
+            options,
+            announce,
+            run,
+            share,
+            drawn_from(drawn_below(share), planned.shards),
+            counts,
         )
-        by_id = {shard.id: shard for shard in due.shards}
-        sampling = Sampling(first, cache_dir, address, options, announce, run, by_id, due.share)
-        shards = hash_of(by_id)
-        for name, certificate in _certificates(spec, sampling, due).items():
+        shards = hash_of(shard.id for shard in planned.shards)
+        for certificate in _certificates(sample, job, due, again):
             write_certificate(store, replace(certificate, shards=shards))
-            logger.info("%s: %s", name, certificate.words)
-        counts.update(sampling.n)
-        more = bool(due.dependent)
-    return counts
+            logger.info("%s: %s", certificate.task, certificate.words)
+        if not later:
+            return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """The cascades that need a certificate and do not depend on another one that does."""
+def _due(spec: JobSpec, job: Job, planned: Plan) -> tuple[dict[str, CascadeTask], set[str]]:
+    """The cascades that need a certificate of these shards, and the tasks that wait for one.
 
-    tasks: dict[str, CascadeTask]
-    dependent: set[str]  # tasks whose documents are known when these have their certificates
-    known: dict[str, Certificate]  # earlier ones, whose rules are tested first
-    share: float  # of the documents, in the sample
-    shards: Sequence[Shard]
-    cascades: Mapping[str, Cascade]
-
-
-def _due(spec: JobSpec, job: Job, planned: Plan) -> _Due | None:
-    """None if each cascade has a certificate of these shards, or if there are no documents."""
-    shards, rows = hash_of(shard.id for shard in planned.shards), planned.rows
-    drawn = {n: of.draw for n, of in job.certificates.items() if of.shards == shards}
-    waiting = {t.name: t for t in spec.cascades if drawn.get(t.name, -1) < _share(t.cascade, rows)}
-    if not waiting or not rows:
-        return None
-    dependent = _naming(waiting, job, spec)
-    tasks = {name: task for name, task in waiting.items() if name not in dependent}
-    for task in tasks.values():
-        if task.cascade.by is not None:
-            place, named = f"tasks.{spec.tasks.index(task)}.cascade.by", f'doc."{task.cascade.by}"'
-            check(f"{named} IS NULL", planned.shards, spec.input.storage_options, place=place)
-    share = max(_share(task.cascade, rows) for task in tasks.values())
-    # — the share of an earlier sample stays, so that new files give it their part
-    known = {name: of for name, of in job.certificates.items() if name in tasks}
-    known = {name: of for name, of in known.items() if of.draw <= MOST_TIMES * share}
-    share = max([share, *(of.draw for of in known.values())])
-    return _Due(tasks, dependent, known, share, planned.shards, job.cascades)
-
-
-def _certificates(spec: JobSpec, sampling: Sampling, due: _Due) -> dict[str, Certificate]:
-    """By cascade, its certificate: of a known rule that is proved again, or of a new one."""
-    whole = sampling.answered({name: task.whole for name, task in due.tasks.items()})
-    cascades = {
-        name: _Cascade.of(sampling, task, whole, due.cascades[name], due.known.get(name))
-        for name, task in due.tasks.items()
-    }
-    again = {name: cascades[name].trial_of(of) for name, of in due.known.items()}
-    proved = dict(_tried(sampling, cascades, again))
-    kept = {name: own for name, own in proved.items() if own.thresholds is not None}
-
-    @cache
-    def texts() -> Texts:
-        rows = whole.rows.take(pa.array(np.flatnonzero(whole.first_half)))
-        placement, tokens = whole.job.placement, whole.tokens[whole.first_half]
-        on_engine = partial(sampling.where_engines_run, placement=placement)
-        cache_dir = sampling.cache_dir
-        return Texts(spec, sampling.texts(rows), tokens, placement.dtype, cache_dir, on_engine)
-
-    trials = {name: own.trial(texts) for name, own in cascades.items() if name not in kept}
-    return kept | dict(_tried(sampling, cascades, trials))
-
-
-def _planned(
-    spec: JobSpec, store: Store, cache_dir: Path, address: str | None, options: RunOptions
-) -> tuple[Job, Plan]:
-    """What the run that follows plans: it has the same shards."""
-    with remote_ray(address, insecure=options.insecure_cluster) as connected:
-        machine = cluster_machine(spec.model.device) if connected else this_machine()
-        job = job_of_run(spec, store, machine, cache_dir, None, Run())
-        by_nodes = partial(cut_by_nodes, machine.unable) if connected else None
-        return job, plan(job, store, by_nodes=by_nodes)
-
-
-def _naming(waiting: Collection[str], job: Job, spec: JobSpec) -> set[str]:
-    """The tasks whose condition names a cascade that waits, or a task whose condition does.
-
-    They have other documents when that decides.
+    These have a condition that names a cascade without a certificate, or a task that waits. They
+    have other documents when that decides.
     """
-    later = set[str]()
-    for task in spec.tasks:
-        if not later.union(waiting).isdisjoint(job.named_by(task.name)):
+    shards, rows = hash_of(shard.id for shard in planned.shards), planned.rows
+    due, later = dict[str, CascadeTask](), set[str]()
+    for number, task in enumerate(spec.tasks if rows else ()):
+        if not later.union(due).isdisjoint(job.named_by(task.name)):
             later.add(task.name)
-    return later
+        elif isinstance(task, CascadeTask):
+            known, column = job.cascades[task.name], task.cascade.by
+            if known.shards == shards and known.draw >= _share(task.cascade, rows):
+                continue
+            due[task.name] = task
+            if column is not None:
+                place, condition = f"tasks.{number}.cascade.by", f'doc."{column}" IS NULL'
+                check(condition, planned.shards, spec.input.storage_options, place=place)
+    return due, later
 
 
 def _share(cascade: CascadeSpec, rows: int) -> float:
     """The share of the documents that a sample has at least."""
-    promise = Promise(cascade.agree, cascade.recall, cascade.precision, cascade.confidence)
     # — two halves, of which the second one may have some errors
-    needed = 4 * max(map(promise.trials_needed, promise.shares))
-    most = cascade.sample or max(SAMPLE, needed)
+    most = cascade.sample or max(SAMPLE, 4 * Promise.of(cascade.promise).trials_needed)
     return round(min(LARGEST_SHARE, most / max(rows, 1)), 9)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """Cheap answers that may decide, and how."""
-
-    stages: tuple[StageSpec, ...]  # before the last; none: nothing is tried
-    reason: str = ""  # why nothing is tried
-    taught: Taught = field(default_factory=Taught)
-    known: Certificate | None = None  # whose rules are tested; None: the first half makes rules
+def _certificates(
+    sample: Sample, job: Job, due: Mapping[str, CascadeTask], known: Mapping[str, Certificate]
+) -> Iterable[Certificate]:
+    """For each cascade one: of a known rule that is proved again, or of a new one."""
+    whole = sample.answers({name: task.whole for name, task in due.items()})
+    cascades = {
+        name: _Cascade.of(sample, task, whole[name], job.cascades[name], again=name in known)
+        for name, task in due.items()
+    }
+    lacks = {name: why for name, own in cascades.items() if (why := own.lack())}
+    made = {name: replace(cascades[name].unproved, reason=why) for name, why in lacks.items()}
+    again = {name: own for name, own in known.items() if name not in made}
+    proved = _tried(sample, cascades, again)
+    made |= {name: own for name, own in proved.items() if own.thresholds is not None}
+    tokens = np.max([own.tokens for own in whole.values()], axis=0)
+    texts = Texts(sample, tokens[sample.first_half], job.placement)
+    new = {name: own.candidate(texts) for name, own in cascades.items() if name not in made}
+    tried = _tried(sample, cascades, {name: own for name, own in new.items() if not own.reason})
+    return (made | new | tried).values()
 
 
 def _tried(
-    sampling: Sampling, cascades: Mapping[str, _Cascade], trials: Mapping[str, _Trial]
-) -> Iterator[tuple[str, Certificate]]:
-    """By cascade, what a trial proves. Stages of all cascades answer in the same readings."""
-    answers = defaultdict[str, list[Floats]](list)
-    fps = defaultdict[str, list[str]](list)
-    for number in range(max((len(trial.stages) for trial in trials.values()), default=0)):
-        stages = {
-            name: trial.stages[number].model_copy(update={"when": cascades[name].task.when})
-            for name, trial in trials.items()
-            if len(trial.stages) > number
+    sample: Sample, cascades: Mapping[str, _Cascade], candidates: Mapping[str, Certificate]
+) -> dict[str, Certificate]:
+    """By cascade, what its candidate proves. Stages of all answer in the same readings."""
+    stages = {
+        name: cheap_stages(cascades[name].task, sample.spec, own)
+        for name, own in candidates.items()
+    }
+    answers = {name: list[Answers]() for name in stages}
+    for number in range(max(map(len, stages.values()), default=0)):
+        asked = {
+            name: own[number].model_copy(update={"when": cascades[name].task.when})
+            for name, own in stages.items()
+            if len(own) > number
         }
-        sample = sampling.answered(stages)
-        for name in stages:
-            answers[name].append(sample.p(cascades[name].task))
-            fps[name].append(sample.fps[name])
-    for name, trial in trials.items():
-        own = cascades[name]
-        if trial.reason:
-            yield name, own.nothing(trial.reason)
-        else:
-            yield name, own.certificate(trial, np.stack(answers[name]), fps[name])
+        for name, of_stage in sample.answers(asked).items():
+            answers[name].append(of_stage)
+    return {
+        name: cascades[name].certificate(own, answers[name]) for name, own in candidates.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class _Cascade:
     """One cascade, whose sample the last stage has answered."""
 
-    spec: JobSpec
     task: CascadeTask
-    of_output: Cascade
-    whole: Sample
     judged: Judged
-    p: Floats  # [docs, labels] of the last stage; NaN without an answer
+    whole: Answers  # of the last stage
+    first_half: Bools  # [docs]
     groups: Groups | None  # [docs], of which each keeps the promise; None: all documents do
+    unproved: Certificate  # of this sample: the last stage answers everything
 
     @classmethod
     def of(
         cls,
-        sampling: Sampling,
+        sample: Sample,
         task: CascadeTask,
-        whole: Sample,
-        of_output: Cascade,
-        known: Certificate | None,  # whose rules are tested before others
+        whole: Answers,
+        last: Certificate,
+        *,
+        again: bool,  # whether the rules of the last certificate are tested before others
     ) -> _Cascade:
         judged = Judged.of(list(task.labels), task.kind, task.cascade.promise)
-        if known is not None and known.thresholds is not None:
+        if again:
             # — two tests, of which each has half of the risk
             confidence = (1 + judged.promise.confidence) / 2
             judged = replace(judged, promise=replace(judged.promise, confidence=confidence))
-        groups = None if task.cascade.by is None else sampling.values(whole, task.cascade.by)
-        return cls(sampling.spec, task, of_output, whole, judged, whole.p(task), groups)
+        groups = None if task.cascade.by is None else sample.values(task.cascade.by)
+        unproved = last.without_proof(sample.share)
+        return cls(task, judged, whole, sample.first_half, groups, unproved)
 
-    def trial(self, texts: Callable[[], Texts]) -> _Trial:
-        """What is tried first: the stages of the spec, or a readout that is fitted now."""
-        if lack := self._lack():
-            return _Trial((), lack)
-        if not self.task.cascade.is_auto:
-            return _Trial(self.task.stages[:-1])
-        taught = teach(texts(), self.task, self.p[self.whole.first_half], self.judged)
-        if taught is None:
-            return _Trial((), "no readout of an early layer is sure enough to save anything")
-        return _Trial((self._fitted(taught),), taught=taught)
+    @property
+    def answered(self) -> Bools:  # [docs], by the last stage
+        return np.asarray(~np.isnan(self.whole.p).any(axis=1), np.bool_)
 
-    def trial_of(self, known: Certificate) -> _Trial:
-        """The stages and the rules of a certificate, for the input as it is now."""
-        if nothing := known.reason or self._lack():
-            return _Trial((), nothing)
-        taught = Taught(known.readout, known.max_tokens, known.layer, known.cost)
-        stages = (self._fitted(taught),) if known.readout else self.task.stages[:-1]
-        return _Trial(stages, taught=taught, known=known)
+    def candidate(self, texts: Texts) -> Certificate:
+        """What is tried: the stages of the spec, or a readout that is fitted now.
 
-    def _fitted(self, taught: Taught) -> StageSpec:
-        return fitted_stage(self.task, self.spec, taught.readout, taught.max_tokens)
-
-    def _lack(self) -> str:
-        """Why the second half of the sample can prove nothing; ""."""
-        promise = self.judged.promise
-        second = ~np.isnan(self.p).any(axis=1) & ~self.whole.first_half
-        for group in [""] if self.groups is None else np.unique(self.groups):
-            own = second if self.groups is None else second & (self.groups == group)
-            trials, positive = {"agree": int(own.sum())}, self.judged.positive(self.p[own])
-            if positive is not None:
-                trials |= dict.fromkeys(("recall", "precision"), int(positive.sum()))
-            for name, share in promise.shares.items():
-                if trials[name] < (needed := promise.trials_needed(name)):
-                    which = "documents" if name == "agree" else "positive documents"
-                    which += f" of {self.task.cascade.by} {group}" if group else ""
-                    of_all = name == "agree" and self.groups is None
-                    times = needed / max(trials[name], 1)  # as many documents
-                    drawn = np.ceil(2 * needed if of_all else max(len(self.p), 1) * times)
-                    enough = f"cascade.sample: {drawn:,.0f}"
-                    if drawn > LARGEST_SHARE * len(self.p) / self.whole.share:
-                        enough = f"{drawn / LARGEST_SHARE:,.0f} documents in all"
-                    return (
-                        f"{name} {share:g} needs {needed:,} {which} in the second half of the "
-                        f"sample, which has {trials[name]:,}; about {enough} would be enough"
-                    )
-        return ""
-
-    def certificate(
-        self,
-        trial: _Trial,
-        p: Floats,  # [stages, docs, labels]: the answers of its stages
-        fps: Sequence[str],  # and their raw fingerprints
-    ) -> Certificate:
-        """Of the cheapest rule that keeps the promise, or of none.
-
-        A known rule stays as long as it is among the proved ones.
+        It has a reason where nothing is worth a trial.
         """
-        usable = ~np.isnan(self.p).any(axis=1)
-        first, second = usable & self.whole.first_half, usable & ~self.whole.first_half
-        if (known := trial.known) is None:
-            pooled = p[:, first].reshape(-1, p.shape[-1])
-            answered = ~np.isnan(pooled).any(axis=1)
-            right = np.tile(self.p[first], (len(p), 1))
-            curves = self.judged.curves(pooled[answered], right[answered])
+        if not self.task.cascade.is_auto:
+            return self.unproved
+        taught = teach(texts, self.task, self.whole.p[self.first_half], self.judged)
+        if taught is None:
+            why = "no readout of an early layer is sure enough to save anything"
+            return replace(self.unproved, reason=why)
+        return replace(self.unproved, **asdict(taught))
+
+    def lack(self) -> str:
+        """Why the second half of the sample can prove nothing; ""."""
+        promise, documents = self.judged.promise, "documents"
+        counted, positive = self.answered & ~self.first_half, self.judged.positive(self.whole.p)
+        if positive is not None:
+            counted, documents = counted & positive, "positive documents"
+        groups = np.full(len(counted), "") if self.groups is None else self.groups
+        of_groups = np.unique(groups).tolist() or [""]
+        by_group = {group: int(counted[groups == group].sum()) for group in of_groups}
+        group, trials = min(by_group.items(), key=itemgetter(1))
+        if trials >= (needed := promise.trials_needed):
+            return ""
+        documents += f" of {self.task.cascade.by} {group}" if group else ""
+        drawn = ceil(max(len(counted), 1) * needed / max(trials, 1))
+        if positive is None and self.groups is None:
+            drawn = 2 * needed
+        enough = f"cascade.sample: {drawn:,}"
+        if drawn > LARGEST_SHARE * len(counted) / self.unproved.draw:
+            enough = f"{drawn / LARGEST_SHARE:,.0f} documents in all"
+        name, share = max(promise.shares.items(), key=itemgetter(1))
+        return (
+            f"{name} {share:g} needs {needed:,} {documents} in the second half of the sample, "
+            f"which has {trials:,}; about {enough} would be enough"
+        )
+
+    def certificate(self, candidate: Certificate, stages: Sequence[Answers]) -> Certificate:
+        """What these stages prove: the cheapest rule that keeps the promise, or none.
+
+        The rules are those of the candidate up to its own one, or else are made of the first half.
+        """
+        p = np.stack([own.p for own in stages])  # [stages, docs, labels]
+        first, second = self.answered & self.first_half, self.answered & ~self.first_half
+        if candidate.curves:
+            curves = np.array(candidate.curves)
+            rules = self.judged.rules(curves)[: candidate.rule + 1]
         else:
-            curves = np.array(known.curves)
-        rules = self.judged.rules(curves)
-        p, taught = p[:, second], trial.taught
-        whole = self.p[second]
-        answers = [*wrong_by_rule(rules, self.judged, p, whole)]
-        groups = None if self.groups is None else self.groups[second]
-        wrong, positive = [of for _, of in answers], self.judged.positive(whole)
-        proof = prove(wrong, self.judged.promise, positive, groups)
-        if known is not None and known.rule < proof.rule:
-            proof = prove(wrong[: known.rule + 1], self.judged.promise, positive, groups)
-        shares = proof.shares
+            pooled = p[:, first].reshape(-1, p.shape[-1])
+            known = ~np.isnan(pooled).any(axis=1)
+            right = np.tile(self.whole.p[first], (len(p), 1))
+            curves = self.judged.curves(pooled[known], right[known])
+            rules = self.judged.rules(curves)
+        whole, groups = self.whole.p[second], None if self.groups is None else self.groups[second]
+        answers = [*wrong_by_rule(rules, self.judged, p[:, second], whole)]
+        positive = self.judged.positive(whole)
+        proof = prove([wrong for _, wrong in answers], self.judged.promise, positive, groups)
+        nothing = replace(self.unproved, documents=len(whole), shares=proof.shares)
         if proof.rule < 0:
-            careful = ", ".join(f"{name} {own.proved:.3f}" for name, own in shares.items())
-            nothing = self.nothing(f"the most careful rule proves {careful} alone")
-            return replace(nothing, documents=len(whole), shares=shares)
+            careful = ", ".join(f"{name} {own.proved:.3f}" for name, own in proof.shares.items())
+            return replace(nothing, reason=f"the most careful rule proves {careful} alone")
         decided = float(answers[proof.rule][0].mean())
-        if decided - taught.cost < LEAST_SAVED:
-            saved = f"it would decide {decided:.0%} and cost {taught.cost:.0%} of a whole reading"
-            return replace(self.nothing(saved), documents=len(whole), shares=shares)
+        if decided - candidate.cost < LEAST_SAVED:
+            saved = (
+                f"it would decide {decided:.0%} and cost {candidate.cost:.0%} of a whole reading"
+            )
+            return replace(nothing, reason=saved)
         return replace(
-            self.nothing(""),
-            stages=(*fps, self.whole.fps[self.task.name]),
+            candidate,
+            stages=(*(own.fp for own in stages), self.whole.fp),
+            draw=self.unproved.draw,
             thresholds=rules[proof.rule],
             curves=tuple(tuple((float(a), float(b)) for a, b in part) for part in curves),
             rule=proof.rule,
-            **asdict(taught),
             documents=len(whole),
             decided=decided,
-            shares=shares,
+            shares=proof.shares,
             groups=() if groups is None else tuple(groups.tolist()),
-        )
-
-    def nothing(self, reason: str) -> Certificate:
-        """The certificate of a cascade whose last stage answers everything."""
-        return Certificate(
-            task=self.task.name,
-            promise=self.task.cascade.promise,
-            stages=self.of_output.stages,
-            scope=self.of_output.scope,
-            draw=self.whole.share,
-            reason=reason,
         )

@@ -8,14 +8,12 @@ of the same rows would prove.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from pipeline.evaluation.promises import Bools, Judged, prove, wrong_by_rule
@@ -31,15 +29,15 @@ from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.values import GoldTask
 from pipeline.hashes import sha256_hex
 from pipeline.ledger.keys import fitted_key
-from pipeline.runtime.job import Job, in_format, make_job
-from pipeline.runtime.placement import place, this_machine
-from pipeline.spec.labels import part_file
+from pipeline.runtime.job import in_format, make_job
+from pipeline.runtime.placement import Placement, place, this_machine
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import QuestionTask
 from pipeline.spec.tasks import CascadeTask, TaskSpec
 from pipeline.stores.store import open_store
-from pipeline.verbs.fit import FORMAT
+from pipeline.verbs.fit import FORMAT, SUFFIX
 from pipeline.verbs.gold_states import POOLINGS, ReadGold, read_as, read_gold_states
+from pipeline.verbs.uniform_sample import Floats, Ints, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -47,36 +45,37 @@ LAYERS = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 1 / 2)  # of the decoder's depth
 FIRST_TOKENS = 256
 # If the median document has this number of tokens, readouts of the first tokens are tried, too.
 LONG = 2 * FIRST_TOKENS
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A fitted readout, and what it costs; without one, stages of the spec, which cost nothing."""
+    """A fitted readout, and what it costs; the fields are those of a certificate."""
 
-    readout: str = ""  # key in the output; of several labels the folder
-    max_tokens: int | None = None  # of a document, that it reads; None: as the spec says
-    layer: int | None = None
-    cost: float = 0.0  # as a share of a whole reading
+    readout: str  # key in the output; of several labels the folder
+    max_tokens: int | None  # of a document, that it reads; None: as the spec says
+    layer: int
+    cost: float  # as a share of a whole reading
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Texts:
-    """What readouts are fitted to. The states are read once, for all tasks."""
+    """What readouts are fitted to: the first half of a sample. Its states are read once, for all
+    tasks.
+    """
 
-    spec: JobSpec
-    texts: tuple[str, ...]
-    tokens: NDArray[Any]  # [texts], that the whole model reads
-    dtype: str
-    cache_dir: Path
-    # The result of a call in a process with the processors of an engine.
-    on_engine: Callable[[Callable[[], ReadGold]], ReadGold]
+    sample: Sample
+    tokens: Ints  # [texts], that the whole model reads
+    placement: Placement  # of an engine
     _read: dict[int | None, ReadGold] = field(default_factory=dict)  # by `max_tokens`
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        return self.sample.texts()
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
         """How many tokens of a document a readout may read; None: as many as the spec says."""
-        documents = self.spec.documents
+        documents = self.sample.spec.documents
         if documents.too_long == "chunk":  # — a readout reads one chunk
             return (min(FIRST_TOKENS, documents.max_tokens),)
         return (None, FIRST_TOKENS) if np.median(self.tokens) >= LONG else (None,)
@@ -87,33 +86,29 @@ class Texts:
             documents = f"{len(self.texts):,} documents"
             part = "" if max_tokens is None else f", the first {max_tokens} tokens"
             logger.info("reading %s of the sample at early layers%s", documents, part)
-            job = partial(_job, self.spec, self.dtype, self.cache_dir, max_tokens)
-            self._read[max_tokens] = self.on_engine(partial(_states, job, self.texts))
+            reads, cache_dir = self.reading(max_tokens), self.sample.cache_dir
+            call = partial(_states, reads, self.placement.dtype, cache_dir, self.texts)
+            self._read[max_tokens] = self.sample.where_engines_run(call, self.placement)
         return self._read[max_tokens]
 
-
-def _job(spec: JobSpec, dtype: str, cache_dir: Path, max_tokens: int | None) -> Job:
-    """A job of this machine that reads the documents alone."""
-    documents = spec.documents
-    if max_tokens is not None:
-        documents = documents.part(max_tokens)
-    asks = QuestionTask(name="states", labels={"a": ("a",), "b": ("b",)}, question="?")
-    own = spec.model_copy(update={"tasks": (asks,), "documents": documents})
-    where = replace(place(own.model, this_machine()), dtype=dtype)
-    job = make_job(in_format(own, dtype), where, cache_dir)
-    bare = (asks.model_copy(update={"question": None}),)
-    return replace(job, spec=job.spec.model_copy(update={"tasks": bare}))
+    def reading(self, max_tokens: int | None) -> JobSpec:
+        """The spec, of a job that reads the documents alone."""
+        documents = self.sample.spec.documents
+        documents = documents if max_tokens is None else documents.part(max_tokens)
+        task = QuestionTask(name="states", labels={"a": ("a",), "b": ("b",)})
+        own = self.sample.spec.model_copy(update={"tasks": (task,), "documents": documents})
+        return in_format(own, self.placement.dtype)
 
 
-def _states(job: Callable[[], Job], texts: tuple[str, ...]) -> ReadGold:
-    """The states of the texts at `LAYERS`; its kinds are `POOLINGS`."""
-    rows = len(texts)
+def _states(spec: JobSpec, dtype: str, cache_dir: Path, texts: tuple[str, ...]) -> ReadGold:
+    """The states of the texts, read by this machine."""
+    [task], rows = spec.tasks, len(texts)
     counts = GoldCounts("the sample", "content_hash", rows)
-    any_label = GoldTask(("a", "b"), np.zeros(rows, np.int64))
+    any_label = GoldTask(tuple(task.labels), np.zeros(rows, np.int64))
     return read_gold_states(
-        job(),
-        Gold(counts, tuple(map(str, range(rows))), {"states": any_label}, texts),
-        ["states"],
+        make_job(spec, replace(place(spec.model, this_machine()), dtype=dtype), cache_dir),
+        Gold(counts, tuple(map(str, range(rows))), {task.name: any_label}, texts),
+        [task.name],
         layers=None,
         shares=LAYERS,
     )
@@ -199,10 +194,11 @@ def _places(
 
 def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
     """Fits at the best place to all rows, and writes the files, whose names are their hash."""
-    spec = texts.spec
-    job = _job(spec, texts.dtype, texts.cache_dir, best.max_tokens)
+    # — no document is read here, so that this machine may lack what the model needs
+    here, spec = Placement("cpu", texts.placement.dtype, actors=1, threads=1), texts.sample.spec
+    job = make_job(texts.reading(best.max_tokens), here, texts.sample.cache_dir)
     layer = best.read.layers[best.layer]
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}  # by label of the kind `multi`; of another kind by ""
     for part in _parts(task):
         pooling, choice = best.best[part.name]
         fitted: LinearMap = refit(best.rows[part.name], best.layer, pooling, choice)
@@ -219,8 +215,8 @@ def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:
         files[part.name.partition(".")[2]] = readout_file({layer: fitted}, card)
     digest = sha256_hex(b"".join(files.values()), 16)
     store = open_store(spec.output, spec.storage_options)
-    folder = fitted_key(task.name, digest).removesuffix(".safetensors")
-    for name, data in files.items():
-        store.create(part_file(folder, name) if name else f"{folder}.safetensors", data)
-    key = folder if task.kind == "multi" else f"{folder}.safetensors"
+    for label, data in files.items():
+        store.create(fitted_key(task.name, digest, label), data)
+    key = fitted_key(task.name, digest)
+    key = key.removesuffix(SUFFIX) if task.kind == "multi" else key
     return Taught(key, best.max_tokens, layer, best.cost)

@@ -1,13 +1,11 @@
-"""Uniform samples of documents, with the answers of a task to them. Entry point: `Sampling`."""
+"""Uniform samples of documents, with the answers of tasks to them. Entry point: `Sample`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +14,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UnavailableError
 from pipeline.evaluation.promises import Bools, Groups
-from pipeline.ledger.columns import probabilities
+from pipeline.ledger.columns import probabilities, structs
 from pipeline.ledger.counts import Counts
-from pipeline.ledger.rows import aligned_batches, wide_schema
+from pipeline.ledger.label_files import read_file
 from pipeline.options import RunOptions
-from pipeline.runtime.conditions import drawn_below, draws, input_columns
-from pipeline.runtime.job import Job, Run
+from pipeline.runtime.conditions import drawn_below, drawn_rows, input_columns
+from pipeline.runtime.job import Run
 from pipeline.runtime.outcome import Outcome
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.progress import Progress
@@ -33,39 +31,23 @@ from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Result = TypeVar("Result")
 Announce = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Documents that were drawn, with answers: the same rows in the same order, whoever answers."""
+class Answers:
+    """What a task answers about the documents of a sample."""
 
-    rows: pa.Table  # sid, row in the shard, draw, content_hash, and a struct for each task
-    share: float  # of all documents; a document with a draw below it is one of them
-    fps: Mapping[str, str]  # by task, the raw fingerprint
-    job: Job
-
-    @property
-    def first_half(self) -> Bools:  # [docs], to which everything is fitted
-        drawn: Floats = self.rows["draw"].to_numpy()
-        return np.asarray(drawn < self.share / 2, np.bool_)
-
-    @property
-    def tokens(self) -> NDArray[Any]:  # [docs], the most that a task read
-        tokens = np.zeros(self.rows.num_rows, np.int64)
-        for name in self.fps:
-            read = pc.struct_field(self.rows[name].combine_chunks(), "n_tokens")
-            tokens = np.maximum(tokens, pc.fill_null(read, 0).to_numpy(zero_copy_only=False))
-        return tokens
-
-    def p(self, task: TaskSpec) -> Floats:  # [docs, labels]; NaN without an answer
-        return probabilities(self.rows[task.name].combine_chunks(), list(task.labels))
+    fp: str  # the raw fingerprint of the task
+    p: Floats  # [docs, labels]; NaN without an answer
+    tokens: Ints  # [docs], that it read
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the documents of one sample are answered and read, by whichever task."""
+class Sample:
+    """Documents that were drawn, and how they are answered and read, by whichever task."""
 
     spec: JobSpec
     cache_dir: Path
@@ -73,12 +55,24 @@ class Sampling:
     options: RunOptions
     announce: Announce
     run: Run  # of which the sample is a part
-    shards: Mapping[str, Shard]  # of the input, by id
     share: float  # of all documents, that is drawn
+    shards: Sequence[Shard]  # that have these documents: `drawn_from` all
     n: Counts = field(default_factory=Counts)  # of what was labelled for the sample
 
-    def answered(self, tasks: Mapping[str, TaskSpec]) -> Sample:
-        """The sample with the answers of these tasks, each in the place of the spec's task.
+    @property
+    def rows(self) -> list[tuple[Shard, Ints, Bools]]:
+        """By shard, the rows of these documents, and which of them are in the first half.
+
+        All that is [docs] has this order. Everything is fitted to the first half.
+        """
+        return [(s, *drawn_rows(s.id, s.rows, self.share)) for s in self.shards]
+
+    @property
+    def first_half(self) -> Bools:  # [docs]
+        return np.concatenate([first for _, _, first in self.rows])
+
+    def answers(self, tasks: Mapping[str, TaskSpec]) -> dict[str, Answers]:
+        """The answers of these tasks, each in the place of the spec's task.
 
         UnavailableError if some are missing.
         """
@@ -95,9 +89,20 @@ class Sampling:
             self.n.update(labelled.tally.n)
             if labelled.plan.work_items:  # — files that cannot be read have no documents
                 raise UnavailableError(f"the sample of a cascade is not complete; {labelled.left}")
-            fps = {name: labelled.job.fingerprints[name].raw.id for name in tasks}
-            rows = _drawn(labelled, sorted(tasks), self.share)
-            return Sample(rows, self.share, fps, labelled.job)
+            return {name: self._stored(labelled, task) for name, task in tasks.items()}
+
+    def _stored(self, labelled: Outcome, task: TaskSpec) -> Answers:
+        """The answers of a task that has labelled the sample."""
+        p, tokens, done = list[Floats](), list[Ints](), labelled.plan.done
+        for shard, rows, _ in self.rows:
+            key = done.label_key(task.name, shard.id)
+            file = structs(read_file(labelled.store, key, ["p", "n_tokens"]))
+            own = file.take(pa.array(rows))
+            p.append(probabilities(own, list(task.labels)))
+            read = pc.fill_null(pc.struct_field(own, "n_tokens"), 0)
+            tokens.append(read.to_numpy(zero_copy_only=False))
+        fp = labelled.job.fingerprints[task.name].raw.id
+        return Answers(fp, np.concatenate(p), np.concatenate(tokens))
 
     def where_engines_run(self, call: Callable[[], Result], placement: Placement) -> Result:
         """The result of a call: of this process, or on a node of the cluster.
@@ -113,51 +118,19 @@ class Sampling:
                 return on_a_node(call, num_gpus=placement.gpus)
             return on_a_node(call, num_cpus=max(1, placement.cores // placement.workers))
 
-    def values(self, sample: Sample, column: str) -> Groups:  # [docs]
-        """The value of a column of the input, of each document of the sample, as a text."""
+    def values(self, column: str) -> Groups:  # [docs]
+        """The value of a column of the input, of each document, as a text."""
         options, texts = self.spec.input.storage_options, list[str]()
-        for shard, rows in self._by_shard(sample.rows):
+        for shard, rows, _ in self.rows:
             values = input_columns(shard, [column], options).to_pydict().get(column, [])
             texts += [str(values[row]) if row < len(values) else "" for row in rows]
         return np.array(texts, np.str_)
 
-    def texts(self, rows: pa.Table) -> tuple[str, ...]:
-        """The texts of these rows of a sample."""
-        texts = list[str]()
-        for shard, own in self._by_shard(rows):
-            start = 0
-            for documents in read_documents(shard, self.spec.input.storage_options):
-                here = [row - start for row in own if start <= row < start + documents.num_rows]
-                part = documents["text"].take(pa.array(here, pa.int64()))
-                texts += [text or "" for text in part.to_pylist()]
-                start += documents.num_rows
-                if start > own[-1]:
-                    break
+    def texts(self) -> tuple[str, ...]:
+        """The texts of the first half."""
+        options, texts = self.spec.input.storage_options, list[str]()
+        for shard, rows, first in self.rows:
+            if first.any():
+                read = pa.concat_tables(read_documents(shard, options))["text"]
+                texts += (text or "" for text in read.take(pa.array(rows[first])).to_pylist())
         return tuple(texts)
-
-    def _by_shard(self, rows: pa.Table) -> Iterator[tuple[Shard, Sequence[int]]]:
-        """The numbers of the rows in each shard, in the order of the table, which is theirs."""
-        pairs = zip(rows["sid"].to_pylist(), rows["row"].to_pylist(), strict=True)
-        for sid, own in groupby(pairs, itemgetter(0)):
-            yield self.shards[sid], [row for _, row in own]
-
-
-def _drawn(labelled: Outcome, tasks: Sequence[str], share: float) -> pa.Table:
-    """The rows of the sample; see `Sample`."""
-    wide = wide_schema(labelled.contents, tasks)
-    schema = pa.schema([wide.field(name) for name in ("content_hash", *tasks)])
-    tables = []
-    batches = aligned_batches(labelled.store, labelled.contents, schema)
-    for shard, batch in zip(labelled.contents.shards, batches, strict=True):
-        of_shard = draws(shard.sid, shard.rows)
-        rows = np.flatnonzero(of_shard < share)
-        places = {
-            "sid": pa.repeat(shard.sid, len(rows)),
-            "row": pa.array(rows),
-            "draw": pa.array(of_shard[rows]),
-        }
-        own = pa.Table.from_batches([batch.take(pa.array(rows))])
-        for name, values in places.items():
-            own = own.append_column(name, values)
-        tables.append(own)
-    return pa.concat_tables(tables)

@@ -15,6 +15,7 @@ from scipy.stats import binom, binomtest
 from sklearn.linear_model import LogisticRegression
 
 from pipeline.evaluation.promises import LEVELS, Judged, Promise, prove, proved_share, wrong_by_rule
+from pipeline.fitted.certificate import Thresholds
 
 Floats = NDArray[np.float64]
 DOCUMENTS, SAMPLE = 10_000, 1_000
@@ -30,9 +31,6 @@ class Answers(NamedTuple):
 
     def of(self, rows: NDArray[np.integer]) -> Answers:
         return Answers(self.cheap[rows], self.whole[rows])
-
-
-Make = Callable[[np.random.Generator], Answers]
 
 
 def corpus(random: np.random.Generator, prevalence: float, labels: int) -> Answers:
@@ -52,36 +50,24 @@ def with_equal_texts(random: np.random.Generator, prevalence: float, labels: int
     return corpus(random, prevalence, labels).of(rows)
 
 
-def is_kept(answers: Answers, decided: NDArray[np.bool_], judged: Judged) -> bool:
+def proved_rule(own: Judged, first: Answers, second: Answers) -> Thresholds | None:
+    """The cheapest rule of the first half that the second half proves."""
+    rules = own.rules(own.curves(*first))
+    wrong = (of for _, of in wrong_by_rule(rules, own, second.cheap[None], second.whole))
+    number = prove(wrong, own.promise, own.positive(second.whole)).rule
+    return rules[number] if number >= 0 else None
+
+
+def is_kept(own: Judged, rule: Thresholds, answers: Answers) -> bool:
     """Whether the promise holds of the whole corpus."""
-    cheap, truth = judged.chosen(answers.cheap), judged.chosen(answers.whole)
+    [(decided, _)] = wrong_by_rule([rule], own, answers.cheap[None], answers.whole)
+    cheap, truth = own.chosen(answers.cheap), own.chosen(answers.whole)
     called = np.where(decided[:, None], cheap, truth)
-    if judged.promise.agree is not None:
-        same = (np.abs(called - truth) <= judged.steps).all(axis=1)
-        return bool(same.mean() >= judged.promise.agree)
     right, positive, found = (called == truth)[:, 0], truth[:, 0] == 1, called[:, 0] == 1
-    shares = {"recall": right[positive], "precision": right[found]}
-    promised = judged.promise.shares.items()
+    same = (np.abs(called - truth) <= own.steps).all(axis=1)
+    shares = {"agree": same, "recall": right[positive], "precision": right[found]}
+    promised = own.promise.shares.items()
     return all(not len(shares[name]) or shares[name].mean() >= share for name, share in promised)
-
-
-def proved_and_broken(judged: Judged, make: Make, *, corpora: int) -> tuple[int, int]:
-    """How many of the corpora have a proved rule, and how many of these a broken promise."""
-    proved = broken = 0
-    for number in range(corpora):
-        random = np.random.default_rng(number)
-        answers = make(random)
-        drawn = random.choice(DOCUMENTS, SAMPLE, replace=False)
-        first, second = answers.of(drawn[: SAMPLE // 2]), answers.of(drawn[SAMPLE // 2 :])
-        rules = judged.rules(judged.curves(*first))
-        wrong = (of for _, of in wrong_by_rule(rules, judged, second.cheap[None], second.whole))
-        proof = prove(wrong, judged.promise, judged.positive(second.whole))
-        if proof.rule >= 0:
-            [(decided, _)] = wrong_by_rule(
-                [rules[proof.rule]], judged, answers.cheap[None], answers.whole
-            )
-            proved, broken = proved + 1, broken + (not is_kept(answers, decided, judged))
-    return proved, broken
 
 
 def judged(labels: int, promised: Mapping[str, Any], kind: str = "choice") -> Judged:
@@ -120,10 +106,14 @@ def test_a_proved_promise_is_broken_in_at_most_the_stated_share_of_corpora(
     kind: str,
     corpora: int,
 ) -> None:
-    own = judged(labels, promised, kind)
-    proved, broken = proved_and_broken(
-        own, lambda random: make(random, prevalence, labels), corpora=corpora
-    )
+    own, proved, broken = judged(labels, promised, kind), 0, 0
+    for number in range(corpora):
+        random = np.random.default_rng(number)
+        answers = make(random, prevalence, labels)
+        drawn = random.choice(DOCUMENTS, SAMPLE, replace=False)
+        halves = answers.of(drawn[: SAMPLE // 2]), answers.of(drawn[SAMPLE // 2 :])
+        if (rule := proved_rule(own, *halves)) is not None:
+            proved, broken = proved + 1, broken + (not is_kept(own, rule, answers))
     # — of all corpora: one where nothing is proved breaks no promise
     assert binomtest(broken, corpora, 0.05, alternative="greater").pvalue > 1e-3
     assert proved > corpora / 2 or (promised is OF_FIRST and prevalence < 0.5)
@@ -148,8 +138,7 @@ def test_rules_of_the_first_night_are_tested_again_with_the_documents_of_later_o
             kept += rule <= (proved := prove(wrong, own.promise).rule)
             if (rule := min(rule, proved)) < 0:
                 break
-            [(decided, _)] = wrong_by_rule([rules[rule]], own, answers.cheap[None], answers.whole)
-            broken[night] += not is_kept(answers, decided, own)
+            broken[night] += not is_kept(own, rules[rule], answers)
     assert all(binomtest(of, corpora, 0.05, alternative="greater").pvalue > 1e-3 for of in broken)
     assert kept > corpora / 2  # of two nights each, on which the rule may stay
 
@@ -172,14 +161,8 @@ def test_documents_that_the_readout_was_fitted_to_prove_what_is_not_true(leaks: 
         random = np.random.default_rng(number)
         answers = fitted_in_second_half(random, leaks=leaks)
         rows = np.arange(200) if leaks else random.choice(len(answers.whole), 200, replace=False)
-        first, second = answers.of(rows[::2]), answers.of(rows[1::2])
-        rules = own.rules(own.curves(*first))
-        wrong = (of for _, of in wrong_by_rule(rules, own, second.cheap[None], second.whole))
-        proof = prove(wrong, own.promise)
-        if proof.rule >= 0:
-            rule = [rules[proof.rule]]
-            [(decided, _)] = wrong_by_rule(rule, own, answers.cheap[None], answers.whole)
-            broken += not is_kept(answers, decided, own)
+        rule = proved_rule(own, answers.of(rows[::2]), answers.of(rows[1::2]))
+        broken += rule is not None and not is_kept(own, rule, answers)
     assert broken > 10 if leaks else broken <= 4
 
 
@@ -199,7 +182,7 @@ def test_a_proved_share_is_the_least_that_the_binomial_law_does_not_refute(
 def test_the_trials_needed_prove_the_share_and_one_less_does_not(
     share: float, confidence: float
 ) -> None:
-    needed = Promise(agree=share, confidence=confidence).trials_needed("agree")
+    needed = Promise({"agree": share}, confidence).trials_needed
     assert proved_share(0, needed, confidence) >= share * (1 - 1e-9)
     assert needed == 1 or proved_share(0, needed - 1, confidence) < share
 

@@ -11,7 +11,8 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from fake_engine import Answering, Asked, p_of
 from stages import run_without_ray
 
-from pipeline.fitted.certificate import Certificate, Thresholds, hash_of
+from pipeline.fitted.certificate import Thresholds, hash_of
 from pipeline.hashes import parse_json, short_hash
 from pipeline.integrity.gc import collect_garbage
 from pipeline.integrity.verify import verify_output
@@ -52,6 +53,29 @@ class Killed(BaseException):
 
 def kill() -> None:
     raise Killed
+
+
+@contextmanager
+def acting_before(creates: int, act: Callable[[], object], *, folder: str = "") -> Iterator[None]:
+    """Acts before the create of this number, after which nothing is deleted.
+
+    A process that dies changes no object between two creates, so this is each point of death. With
+    a folder of the output, only its creates count.
+    """
+    create, delete, left = LocalStore.create, LocalStore.delete, creates
+
+    def counted(store: LocalStore, key: str, data: bytes) -> str | None:
+        nonlocal left
+        left -= key.startswith(folder)
+        if left == 0 and key.startswith(folder):
+            act()
+        return create(store, key, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "create", counted)
+        # — the dead do not tidy up
+        patch.setattr(LocalStore, "delete", lambda *of: None if left == 0 else delete(*of))
+        yield
 
 
 @dataclass
@@ -155,28 +179,10 @@ class Corpus:
     def run_until(
         self, creates: int, act: Callable[[], object], *, folder: str = "", **options: Any
     ) -> Outcome | None:
-        """Runs, and acts before the create of this number; None if it was `Killed` there.
-
-        A process that dies changes no object between two creates, so this is each point of death.
-        With a folder of the output, only its creates count.
-        """
-        create, delete, left = LocalStore.create, LocalStore.delete, creates
-
-        def counted(store: LocalStore, key: str, data: bytes) -> bool:
-            nonlocal left
-            left -= key.startswith(folder)
-            if left == 0 and key.startswith(folder):
-                act()
-            return create(store, key, data)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalStore, "create", counted)
-            # — the dead do not tidy up
-            patch.setattr(LocalStore, "delete", lambda *of: None if left == 0 else delete(*of))
-            try:
-                return self.run(**options)
-            except Killed:
-                return None
+        """Runs, `acting_before` the create of this number; None if it was `Killed` there."""
+        with acting_before(creates, act, folder=folder), suppress(Killed):
+            return self.run(**options)
+        return None
 
     def collect(self, **options: Any) -> tuple[str, ...]:
         """What gc deletes if it keeps one snapshot, ten minutes after any run that was killed."""
@@ -332,16 +338,9 @@ def write_thresholds(
     """Writes a certificate of the input as it is now, which proves nothing."""
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache)
-    certificate = Certificate(
-        task=task,
-        promise=next(own.cascade.promise for own in spec.cascades if own.name == task),
-        stages=job.cascades[task].stages,
-        scope=job.cascades[task].scope,
-        draw=0.1,
-        thresholds=Thresholds(at, each=True),
-        shards=hash_of(shard.id for shard in plan(job, store, keep=False).shards),
-    )
-    write_certificate(store, certificate)
+    shards = hash_of(shard.id for shard in plan(job, store, keep=False).shards)
+    nothing, thresholds = job.cascades[task].without_proof(0.1), Thresholds(at, each=True)
+    write_certificate(store, replace(nothing, thresholds=thresholds, shards=shards))
 
 
 @pytest.fixture

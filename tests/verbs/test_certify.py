@@ -10,7 +10,7 @@ from typing import Any
 import fake_engine
 import numpy as np
 import pytest
-from changing_corpus import Corpus, Killed
+from changing_corpus import Corpus, Killed, acting_before, kill
 
 from pipeline.errors import SpecError
 from pipeline.evaluation.promises import Judged
@@ -22,7 +22,6 @@ from pipeline.ledger.snapshots import contents
 from pipeline.options import RunOptions
 from pipeline.runtime.cascades import read_certificates
 from pipeline.spec.gold import PublishSpec
-from pipeline.stores.local import LocalStore
 from pipeline.verbs.certify import certify
 from pipeline.verbs.run import RunResult, judged_run
 
@@ -58,18 +57,11 @@ def certificate(corpus: Corpus) -> Certificate:
     return next(read_certificates(corpus.store, "toxic"))
 
 
-def is_positive(p: float) -> bool:
-    return p > 0.5
-
-
 def compared(corpus: Corpus, of: str = "") -> list[tuple[bool, bool]]:
     """Of each document with this word, whether it is called toxic, and is by the whole model."""
     texts = corpus.texts
     return [
-        (
-            is_positive(row["p"]["toxic"]),
-            is_positive(fake_engine.p_of("whole", texts[name])),
-        )
+        (row["p"]["toxic"] > 0.5, fake_engine.p_of("whole", texts[name]) > 0.5)
         for name, row in corpus.rows().items()
         if of in texts[name]
     ]
@@ -133,6 +125,9 @@ def test_a_promise_of_each_source_holds_where_the_cheap_stage_is_bad(corpus: Cor
     of_all = certificate(corpus)
     assert of_all.thresholds is not None
     assert agreement(corpus) >= 0.8 > agreement(corpus, "odd")
+    corpus.promise = {"agree": 0.8, "by": "sourse"}
+    with pytest.raises(SpecError, match=r"tasks\.0\.cascade\.by: .* no value in sourse"):
+        labelled(corpus)
     corpus.promise = {"agree": 0.8, "by": "source"}
     labelled(corpus)
     of_each = certificate(corpus)
@@ -232,7 +227,8 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
     wrong = replace(snapshot, certificates={"toxic": replace(own, shares={"agree": share})})
     [damage] = wrong_certificates(corpus.store, wrong)
     assert damage.key == "the certificate of toxic" and "the stored answers say" in damage.what
-    [cheapest] = Judged.of(["toxic", "clean"], "choice", AGREE).rules(np.array(own.curves))[-1:]
+    judged = Judged.of(["toxic", "clean"], "choice", own.promise)
+    cheapest = judged.rules(np.array(own.curves))[-1]
     wrong = replace(snapshot, certificates={"toxic": replace(own, thresholds=cheapest, rule=200)})
     [damage] = wrong_certificates(corpus.store, wrong)
     assert damage.what == "has a rule that the stored answers do not prove"
@@ -250,7 +246,7 @@ def test_verify_computes_a_certificate_again(corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("after", [14, 27, 45])
 def test_a_run_killed_in_any_phase_ends_with_the_same_certificate(
-    corpus: Corpus, after: int, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, after: int
 ) -> None:
     corpus.promise = {"agree": 0.6}
     corpus.write("one", [f"text {n}" for n in range(400)])
@@ -258,19 +254,8 @@ def test_a_run_killed_in_any_phase_ends_with_the_same_certificate(
     expected, rows = certificate(corpus), corpus.rows()
     assert expected.thresholds is not None
     shutil.rmtree(corpus.folder / "out")
-    create, left = LocalStore.create, after
-
-    def dies(store: LocalStore, key: str, data: bytes) -> str | None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-        return create(store, key, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "create", dies)
-        with pytest.raises(Killed):
-            labelled(corpus)
+    with acting_before(after, kill), pytest.raises(Killed):
+        labelled(corpus)
     labelled(corpus)
     assert certificate(corpus) == expected and corpus.rows() == rows
     assert [*read_certificates(corpus.store, "toxic")] == [expected]
@@ -309,8 +294,9 @@ def test_a_condition_that_names_a_cascade_is_met_as_that_decides(corpus: Corpus)
     ]
     rows = {name: row for name, row in corpus.rows().items() if row["label"] is not None}
     assert [*rows] == met
+    texts = corpus.texts
     same = [
-        is_positive(row["p"]["toxic"]) == is_positive(fake_engine.p_of("whole", corpus.texts[name]))
+        (row["p"]["toxic"] > 0.5) == (fake_engine.p_of("whole", texts[name]) > 0.5)
         for name, row in rows.items()
     ]
     assert np.mean(same) >= 0.8
@@ -364,10 +350,8 @@ def test_an_output_is_sound_where_a_certificate_has_retried_or_other_shards(
     judged_run(corpus.spec, cache_dir=corpus.cache, options=RunOptions(retry_failed=True))
     corpus.verify()
     own, snapshot = certificate(corpus), contents(corpus.store)
-    partly = replace(own, shards="other", rule=0)
-    assert not [
-        *wrong_certificates(corpus.store, replace(snapshot, certificates={"toxic": partly}))
-    ]
+    partly = replace(snapshot, certificates={"toxic": replace(own, shards="other", rule=0)})
+    assert not [*wrong_certificates(corpus.store, partly)]
 
 
 def test_a_wrong_option_is_refused_before_anything_is_asked(corpus: Corpus) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from changing_corpus import Corpus, read_in_float32
 from fitted import card_of, write_readout
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.errors import SpecError
 from pipeline.fitted.readout import parse_readout
 from pipeline.options import RunOptions
 from pipeline.runtime.job import Run
@@ -24,8 +21,8 @@ from pipeline.runtime.progress import ignore
 from pipeline.runtime.weights import locate
 from pipeline.spec.stages import QuestionTask
 from pipeline.verbs.run import RunResult, judged_run
-from pipeline.verbs.teach import Texts
-from pipeline.verbs.uniform_sample import Sampling
+from pipeline.verbs.teach import Texts, _states
+from pipeline.verbs.uniform_sample import Sample
 
 WORDS = ("river", "stone", "anger", "market", "quiet", "engine", "winter", "letter", "yellow")
 FORM: dict[str, Any] = {"name": "form", "question": None, "labels": ["x", "y"]}
@@ -39,7 +36,7 @@ def corpus(modelled: Corpus, same_draws: None) -> Corpus:
     """Texts of random words, and a task whose readout reads the last layer."""
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS, 8)) for _ in range(DOCUMENTS)]
-    modelled.write("d", texts, source=[("a", "b")[n % 2] for n in range(DOCUMENTS)])
+    modelled.write("d", texts)
     modelled.shard_bytes = 40_000
     path = modelled.folder / "form"
     modelled.task = {**FORM, "readout": str(path)}
@@ -117,19 +114,6 @@ def test_a_teacher_answers_the_sample_and_what_is_not_sure(
     corpus.verify()
 
 
-def test_a_promise_of_each_source(corpus: Corpus) -> None:
-    whole = dict(corpus.task)
-    corpus.task = {**whole, "cascade": {**AGREE, "by": "sourse"}}
-    with pytest.raises(SpecError, match=r"tasks\.0\.cascade\.by: .* no value in sourse"):
-        run(corpus)
-    # — each source has about 12 documents to prove it with, and needs 6
-    corpus.task = {**whole, "cascade": {**AGREE, "agree": 0.6, "by": "source"}}
-    proved = run(corpus).certificates["form"]
-    assert {*proved.shares} == {"agree (a)", "agree (b)"}
-    assert sum(share.trials for share in proved.shares.values()) == proved.documents
-    corpus.verify()
-
-
 def test_long_documents_in_chunks_are_taught_by_their_first_tokens(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,13 +139,14 @@ def test_run_save_gives_each_question_a_cascade(corpus: Corpus) -> None:
 def test_states_are_read_in_a_process_of_the_cluster_that_a_run_uses(
     corpus: Corpus, shared_ray: None
 ) -> None:
-    sampling = Sampling(corpus.spec, corpus.cache, None, RunOptions(), ignore, Run(), {}, 0.1)
+    shards = corpus.plan().shards
+    sample = Sample(
+        corpus.spec, corpus.cache, None, RunOptions(), ignore, Run(), share=0.1, shards=shards
+    )
     placement = Placement("cpu", "float32", actors=2, threads=1)
-    there = partial(sampling.where_engines_run, placement=placement)
-    assert there(os.getpid) != os.getpid()
-    few = tuple(corpus.texts.values())[:20]
-    tokens = np.full(len(few), 9)
-    own = Texts(corpus.spec, few, tokens, "float32", corpus.cache, on_engine=lambda call: call())
-    expected, read = own.states(None), replace(own, on_engine=there, _read={}).states(None)
-    np.testing.assert_array_equal(read.states, expected.states)
-    assert read.layers == expected.layers
+    assert sample.where_engines_run(os.getpid, placement) != os.getpid()
+    texts = Texts(sample, np.full(1, 9), placement)
+    there = texts.states(None)
+    here = _states(texts.reading(None), "float32", corpus.cache, texts.texts)
+    assert 10 < len(texts.texts) == len(there.rows) and here.layers == there.layers
+    np.testing.assert_array_equal(here.states, there.states)
