@@ -151,7 +151,9 @@ def test_a_dictionary_that_ended_early_does_not_make_batches_small(
     monkeypatch.setattr(tables, "BATCH_BYTES", 8 * MEGABYTE)
     texts = [f"{number:01000}" for number in range(2_000)]
     path = tmp_path / "long.parquet"
-    pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=10_000)
+    pq.write_table(
+        pa.table({"text": texts}), path, dictionary_pagesize_limit=10_000, write_batch_size=10
+    )
     assert "RLE_DICTIONARY" in pq.read_metadata(path).row_group(0).column(0).encodings
     version = ObjectVersion(str(path), 0, "", "parquet", "text", None)
     with opened_table(Shard(version, Piece(0, 2_000, 0, None, None)), {}) as table:
