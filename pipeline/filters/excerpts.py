@@ -40,9 +40,9 @@ def excerpts(
     None for `chars`: the whole text. StorageError if a text is no longer what was labelled.
     """
     store, options = labelled.store, labelled.spec.input.storage_options
-    wanted = list(places)
+    asked = list(places)
     unread: dict[str, set[tuple[int, int]]] = {}  # by path, the rows of the file, with the start
-    for path, row, start in wanted:
+    for path, row, start in asked:
         unread.setdefault(path, set()).add((row, start))
     shards = {shard.id: shard for cut in CutLog(store).cuts.values() for shard in cut}
     excerpts_at: dict[Place, Excerpt] = {}
@@ -61,7 +61,7 @@ def excerpts(
         for place, excerpt in _parts(shards[named.sid], options, hashes, inside, chars):
             index, start = place
             excerpts_at[named.path, first + index, start] = excerpt
-    return [excerpts_at[place] for place in wanted]
+    return [excerpts_at[place] for place in asked]
 
 
 def _parts(

@@ -270,8 +270,8 @@ class Session:
     def _labelled(self, documents: Iterable[Document]) -> Bools:  # [rows]
         """Whether anybody gave the document a label."""
         answers = self.gold.answers.values()
-        given = {line.content_hash for line in answers if line.label is not None}
-        return np.array([document.hash in given for document in documents], np.bool_)
+        labelled = {line.content_hash for line in answers if line.label is not None}
+        return np.array([document.hash in labelled for document in documents], np.bool_)
 
     def _answers(self, documents: Iterable[Document]) -> Floats:  # [rows, labels]; NaN: none
         none = (float("nan"),) * len(self.task.labels)

@@ -36,7 +36,7 @@ def corpus(modelled: Corpus, same_draws: None) -> Corpus:
     """Texts of random words, and a task whose readout reads the last layer."""
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS, 8)) for _ in range(DOCUMENTS)]
-    modelled.write("d", texts)
+    modelled.write("d", texts, source=[("a", "b")[n % 2] for n in range(DOCUMENTS)])
     modelled.shard_bytes = 40_000
     path = modelled.folder / "form"
     modelled.task = {**FORM, "readout": str(path)}
@@ -73,7 +73,7 @@ def agreement(found: list[Any], whole: list[Any]) -> float:
 def test_a_run_teaches_readouts_of_an_early_layer(corpus: Corpus) -> None:
     whole, plain = dict(corpus.task), {**TOPICS, "question": "About it?"}
     corpus.task = {**whole, "cascade": AGREE}
-    corpus.others = [{**plain, "cascade": {**AGREE, "agree": 0.6}}]
+    corpus.others = [{**plain, "cascade": {**AGREE, "agree": 0.7}}]
     result = run(corpus)
     for task, own in (("form", whole), ("topics", plain)):
         proved = result.certificates[task]
@@ -111,6 +111,15 @@ def test_a_teacher_answers_the_sample_and_what_is_not_sure(
     byte_tokenizer.save_pretrained(tmp_path / "other")
     corpus.model = read_in_float32(tmp_path / "other")
     assert run(corpus).certificates["form"].scope != proved.scope
+    corpus.verify()
+
+
+def test_a_promise_of_each_source(corpus: Corpus) -> None:
+    # — each source has about 12 documents to prove it with, and needs 6
+    corpus.task = {**corpus.task, "cascade": {**AGREE, "agree": 0.6, "by": "source"}}
+    proved = run(corpus).certificates["form"]
+    assert {*proved.shares} == {"agree (a)", "agree (b)"}
+    assert sum(share.trials for share in proved.shares.values()) == proved.documents
     corpus.verify()
 
 
