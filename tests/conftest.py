@@ -23,6 +23,7 @@ from pipeline.inference.model.loaded import LoadedModel
 
 pytest_plugins = [
     "calls",
+    "certified",
     "changing_corpus",
     "data_fixtures",
     "fake_chat",

@@ -49,13 +49,16 @@ class Promise:
     # `agree`: of the documents, the share with the whole model's answer; or `recall`: of the
     # positive ones, the share that is called positive, and `precision`: of those the positive ones.
     shares: Mapping[str, float]
-    confidence: float  # the probability, over samples, that no broken promise is proved
+    confidence: float  # of a test: the probability that it proves no broken promise
 
     @classmethod
     def of(cls, promised: Mapping[str, Any]) -> Promise:
-        """The promise as a spec has it."""
+        """The promise as a spec has it. A run has two tests, each with half of the risk: that of
+        the rules that the run before proved, and that of new ones.
+        """
         names = ("agree", "recall", "precision")
-        return cls({n: promised[n] for n in names if n in promised}, promised["confidence"])
+        confidence = (1 + promised["confidence"]) / 2
+        return cls({n: promised[n] for n in names if n in promised}, confidence)
 
     @property
     def trials_needed(self) -> int:

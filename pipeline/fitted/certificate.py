@@ -65,7 +65,8 @@ class Certificate:
     promise: Mapping[str, Any]  # as the spec has it
     stages: tuple[str, ...]  # raw fingerprints; the last one is the whole model's
     draw: float  # documents with a draw below are the sample; its second half proves
-    scope: str = ""  # the hash of the task's condition, and of the model that readouts are of
+    # The hash of the spec's name, the task's condition, and the model that readouts are of.
+    scope: str = ""
     thresholds: Thresholds | None = None  # None: the last stage answers everything
     reason: str = ""  # why nothing is decided without it
     # Of the rules that were tested: by part and class, how right an answer is by its probability

@@ -14,6 +14,7 @@ from pipeline.evaluation.intervals import Figure
 from pipeline.fitted.readout import Card, ReadoutError, parse_readout
 from pipeline.hashes import sha256_hex, validated
 from pipeline.runtime.fitted_files import options_for, read_fitted
+from pipeline.spec.labels import task_of
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
@@ -24,7 +25,8 @@ _HEX = 8
 
 
 def fitted_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
-    """The content hashes of the texts of a task's readout, or of the readouts of its stages.
+    """The content hashes of the texts of the readout of a task, or of a label of kind `multi`; of
+    a cascade those of the readouts of all its stages.
 
     SpecError if a file that the task names cannot be read.
     """
@@ -33,7 +35,7 @@ def fitted_texts(spec: JobSpec, task: TaskSpec) -> frozenset[str]:
 
 def cross_validated(spec: JobSpec, task: TaskSpec) -> dict[str, Figure]:
     """What the fit of a task's readout measured on held-out rows; {} without a readout."""
-    cards = _cards(spec, task) if task.readout is not None else ()
+    cards = () if spec.task(task_of(task.name)).stages else _cards(spec, task)
     return {name: validated(Figure, of) for card in cards for name, of in card.scores.items()}
 
 
@@ -44,8 +46,9 @@ def is_held_out(content_hash: str, share: float) -> bool:
 
 
 def _cards(spec: JobSpec, task: TaskSpec) -> Iterator[Card]:
-    place = f"tasks.{task.name}.readout"
-    for path in filter(None, (task.readout, *(stage.readout for stage in task.stages))):
+    place, whole = f"tasks.{task.name}.readout", spec.task(task_of(task.name))
+    own = (p for stage in whole.stages or (whole,) for p in stage.parts if p.name == task.name)
+    for path in filter(None, (part.readout for part in own)):
         data = read_fitted(path, options_for(path, spec), place=place, made_by="assay fit")
         try:
             yield parse_readout(data).card

@@ -23,7 +23,7 @@ from pydantic import computed_field
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.evaluation.promises import Judged, Proof, prove, wrong_by_rule
 from pipeline.fitted.certificate import Certificate, hash_of
-from pipeline.hashes import parse_json, sha256_hex
+from pipeline.hashes import canonical_json, parse_json, sha256_hex
 from pipeline.ledger.cells import committed, stored_fps, stored_version
 from pipeline.ledger.columns import DOCUMENTS_FILE_COLUMNS, probabilities, structs
 from pipeline.ledger.keys import CASCADES, parse_key, spec_key
@@ -168,7 +168,8 @@ def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
         )
         try:
             computed = _computed(store, snapshot, certificate)
-        except StorageError as error:
+            answered = stored_version(store, task, snapshot.tasks[task].fp).content["cascade"]
+        except (StorageError, ValueError, LookupError) as error:
             yield damage(f"cannot be computed again: {error}")
             continue
         stated = {name: (own.trials, own.errors) for name, own in certificate.shares.items()}
@@ -177,6 +178,8 @@ def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
             yield damage("has a rule that the stored answers do not prove")
         elif trials != stated:
             yield damage(f"says (trials, errors) {stated}, and the stored answers say {trials}")
+        elif canonical_json(answered) != canonical_json(certificate.content):
+            yield damage("has other stages or thresholds than the answers")
 
 
 def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Proof:

@@ -128,11 +128,6 @@ class Job:
     cascades: Mapping[str, Certificate] = field(default_factory=dict)
 
     @property
-    def certificates(self) -> dict[str, Certificate]:
-        """By task with a cascade, its certificate in the output."""
-        return {name: own for name, own in self.cascades.items() if own.shards}
-
-    @property
     def fp(self) -> dict[str, str]:
         """The id of each task's fingerprint."""
         return {name: fingerprint.id for name, fingerprint in self.fingerprints.items()}
@@ -199,10 +194,10 @@ def make_job(
         stages = [step.fingerprint for step in raw[task.name]]
         version = stages[-1]  # — of a cascade, the whole model
         if isinstance(task, CascadeTask):
-            scope = dict(when)
+            scope: dict[str, object] = {"spec": spec.name, **when}
             if task.cascade.teacher is not None:  # — readouts are of another model
-                student = locate(spec.model, cache_dir).id
-                scope["student"] = [student, placement.dtype, spec.model.kv]
+                model, student = spec.model, locate(spec.model, cache_dir).id
+                scope["student"] = [student, placement.dtype, model.rounded_to, model.kv]
             proved = cascades[task.name] = certificate_of(spec, task, stages, scope)
             if proved.thresholds is not None:
                 version = cascade_fingerprint(task, proved.content)
@@ -291,9 +286,14 @@ def limited(job: Job, limit: str | None) -> Job:
 
 
 def make_reader(spec: JobSpec, placement: Placement, cache_dir: Path) -> Reader:
-    """The reader of the spec's model: of its tasks without a cascade, whatever their conditions."""
+    """The reader of the spec's model, whatever the conditions of its tasks.
+
+    Of a cascade it has the last stage, where that has no model and no documents of its own.
+    """
     places = {task.name: f"tasks.{number}" for number, task in enumerate(spec.tasks)}
-    plain = spec.model_copy(update={"tasks": tuple(t for t in spec.tasks if not t.stages)})
+    asked = (task.whole if isinstance(task, CascadeTask) else task for task in spec.tasks)
+    own = tuple(task for task in asked if task.model is None and task.documents is None)
+    plain = spec.model_copy(update={"tasks": own})
     return _reader(plain, placement, cache_dir, locate, places | _SHARED)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pipeline.errors import FailedRowsError, StorageError, UnavailableError
+from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.cells import is_whole
 from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.ledger.counts_log import counted, of_shards, skipped_by_all
@@ -201,12 +202,19 @@ class Outcome:
         )
 
     @property
+    def certificates(self) -> dict[str, Certificate]:
+        """By task with a cascade, what was proved of the documents of this run."""
+        shards = hash_of(shard.id for shard in self.plan.shards)
+        of_job = {} if self.limit else self.job.cascades
+        return {task: own for task, own in of_job.items() if own.shards == shards}
+
+    @property
     def contents(self) -> Contents:
         """The contents of the snapshot of a complete output; its number is 0, which none has."""
         job = self.job
         shards, tasks = self.plan.shards, job.snapshot_tasks
         files, rows = files_of(shards, tasks, self.plan.done), sum(shard.rows for shard in shards)
-        return Contents(0, job.spec.name, tasks, files, asked=rows, certificates=job.certificates)
+        return Contents(0, job.spec.name, tasks, files, asked=rows, certificates=self.certificates)
 
     def published(self, *, partial: bool) -> Outcome:
         """Publishes the complete output, or with `partial` its complete shards, if there are any.
@@ -228,7 +236,7 @@ class Outcome:
                 missing_files=len(self.unreadable),
                 limit=self.limit,
                 asked=self.asked,
-                certificates=self.job.certificates,
+                certificates=self.certificates,
             )
         failpoint("published")
         return replace(self, snapshot=number, kept=kept)

@@ -120,7 +120,6 @@ def _labelled(
     part_of: Run,
 ) -> Outcome:
     """The recipe of a run: plan, start Ray, and label in rounds."""
-    started = time.monotonic()
     if options.max_cost is not None and spec.model.price is None:
         fix = "needs the price of the server's tokens; write model.price, as {input: 1, output: 2}"
         raise option_error("max_cost", fix, options.max_cost)
@@ -153,7 +152,8 @@ def _labelled(
     failpoint("labelled")
     is_over = planned.work_items and job.run.is_over
     stopped = f"--max-hours {options.max_hours:g}" if is_over else None
-    outcome = Outcome(job, store, planned, counts, time.monotonic() - started, asked, stopped)
+    seconds = time.time() - part.began
+    outcome = Outcome(job, store, planned, counts, seconds, asked, stopped)
     if stopped:
         logger.warning("ended by %s; %s", stopped, outcome.left)
     return outcome

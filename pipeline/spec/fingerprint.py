@@ -67,7 +67,12 @@ class Fingerprint:
         return question if isinstance(question, str) else None
 
     def changes(self, earlier: Fingerprint) -> tuple[str, ...]:
-        """The names of what differs from an earlier version, such as `question` or `the model`."""
+        """The names of what differs from an earlier version, such as `question` or `the model`.
+
+        A version that a cascade answers names its stages alone.
+        """
+        if bool(self.stages) != bool(earlier.stages):
+            return ("cascade",)
         before, after = (_flat(version.of_all) for version in (earlier, self))
         differing = {name for name in before | after if before.get(name) != after.get(name)}
         return tuple(sorted("the model" if name == "weights" else name for name in differing))

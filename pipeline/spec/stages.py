@@ -151,7 +151,7 @@ class Task(Frozen):
         return cast("tuple[TaskSpec, ...]", parts or (self,))
 
     def _asked_of_labels(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Of each label of the kind `multi`, the keys of its part; of a cascade none."""
+        """Of each label of the kind `multi`, the keys of its part."""
         yield from ()
 
     @property

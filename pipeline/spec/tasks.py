@@ -30,7 +30,6 @@ from pipeline.spec.stages import (
     StageSpec,
     Task,
     Text,
-    UnaskedTask,
     reader_of,
 )
 
@@ -82,6 +81,13 @@ class CascadeSpec(Frozen):
         if self.agree is not None and (self.recall or self.precision):
             fix = "is of all labels; write it, or recall and precision of one label"
             raise mistakes_error([(("agree",), fix)])
+        if self.agree is not None and (self.label is not None or self.threshold != 0.5):
+            key = "threshold" if self.label is None else "label"
+            fix = "is of recall and precision; write one of them in place of agree, or remove it"
+            raise mistakes_error([((key,), fix)])
+        if self.teacher is not None and len(self.stages) > 1:
+            fix = "is the last stage where the run fits the one before; write it as the model of "
+            raise mistakes_error([(("teacher",), f"{fix}the last stage, or remove stages")])
         return self
 
     @property
@@ -108,13 +114,26 @@ def _with_its_stage(schema: dict[str, Any]) -> None:
     schema["properties"] |= {key: of_question[key] for key in _OF_THE_STAGE}
 
 
-class CascadeTask(UnaskedTask):
+class CascadeTask(Task):
     """Stages answer one after the other: each only what those before it did not decide."""
 
     model_config = ConfigDict(json_schema_extra=_with_its_stage)
     cascade: CascadeSpec = Field(json_schema_extra=_or_auto)
     """`auto`, or what the answers promise: see `cascade` below."""
     classifier: ClassVar[None] = None
+    readout: ClassVar[None] = None
+    length_penalty: ClassVar[float] = 0
+    beam: ClassVar[None] = None
+
+    @property
+    def question(self) -> str | None:
+        """The question of the last stage."""
+        return self.whole.question
+
+    @property
+    def parts(self) -> tuple[TaskSpec, ...]:
+        """The task itself; of kind `multi` what the last stage asks about each label."""
+        return self.whole.parts if self.kind == "multi" else (self,)
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:

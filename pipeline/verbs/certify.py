@@ -30,15 +30,15 @@ from pipeline.options import RunOptions
 from pipeline.runtime.cascades import cheap_stages, write_certificate
 from pipeline.runtime.conditions import check, drawn_below, drawn_from
 from pipeline.runtime.job import Job, Run
-from pipeline.runtime.plan import Plan
 from pipeline.runtime.progress import ignore
 from pipeline.runtime.run import planning
+from pipeline.sources.shards import Shard
 from pipeline.spec.portable import shared_by_nodes
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import CascadeSpec, CascadeTask
 from pipeline.stores.store import check_create_only, open_store
 from pipeline.verbs.teach import Texts, teach
-from pipeline.verbs.uniform_sample import Announce, Answers, Sample
+from pipeline.verbs.uniform_sample import Announce, Answers, Sample, TimeIsOver
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +61,12 @@ def certify(
     Returns the counts of the sample's labelling, which may be `part_of` a run.
 
     The rules of an earlier certificate are tested again, also with documents of new files. Where
-    none of them is proved, or saves enough, others are made and tested with the same documents:
-    both tests have half of the risk that the promise states. A run with a condition of its own
-    proves nothing: it uses the certificates that there are.
-    UnavailableError if a shard of the sample could not be labelled; run again.
+    none of them is proved, or saves enough, others are made and tested with the same documents. A
+    run with a condition of its own proves nothing, and one whose time is over proves nothing more:
+    they use the certificates that there are. Shards that cannot be labelled prove nothing, and
+    certificates are not about them.
     """
-    counts = Counts()
+    counts, failed = Counts(), set[str]()
     if not spec.cascades or options.sample or options.where:
         return counts
     spec = shared_by_nodes(spec, address)
@@ -75,10 +75,11 @@ def certify(
     run = part_of or Run()
     while True:
         with planning(spec, store, cache_dir, address, options, None, run) as (*_, job, planned):
-            due, later = _due(spec, job, planned)
+            shards = tuple(shard for shard in planned.shards if shard.id not in failed)
+            due, later = _due(spec, job, planned.rows, shards)
         if not due:
             return counts
-        least = max(_share(task.cascade, planned.rows) for task in due.values())
+        least = max(_share(task.cascade, planned.rows) for task in spec.cascades)
         # — the share of an earlier sample stays, so that new files give it their part
         known = [own for name in due if (own := job.cascades[name]).draw <= MOST_TIMES * least]
         share = max([least, *(own.draw for own in known)])
@@ -92,36 +93,43 @@ def certify(
             announce,
             run,
             share,
-            drawn_from(drawn_below(share), planned.shards),
+            drawn_from(drawn_below(share), shards),
             counts,
+            failed,
         )
-        shards = hash_of(shard.id for shard in planned.shards)
-        for certificate in _certificates(sample, job, due, again):
-            write_certificate(store, replace(certificate, shards=shards))
+        try:
+            certificates = [*_certificates(sample, job, due, again)]
+        except TimeIsOver:
+            return counts
+        about = hash_of(shard.id for shard in shards if shard.id not in failed)
+        for certificate in certificates:
+            write_certificate(store, replace(certificate, shards=about))
             logger.info("%s: %s", certificate.task, certificate.words)
         if not later:
             return counts
 
 
-def _due(spec: JobSpec, job: Job, planned: Plan) -> tuple[dict[str, CascadeTask], set[str]]:
+def _due(
+    spec: JobSpec, job: Job, rows: int, shards: Sequence[Shard]
+) -> tuple[dict[str, CascadeTask], set[str]]:
     """The cascades that need a certificate of these shards, and the tasks that wait for one.
 
     These have a condition that names a cascade without a certificate, or a task that waits. They
     have other documents when that decides.
     """
-    shards, rows = hash_of(shard.id for shard in planned.shards), planned.rows
+    about = hash_of(shard.id for shard in shards)
     due, later = dict[str, CascadeTask](), set[str]()
     for number, task in enumerate(spec.tasks if rows else ()):
         if not later.union(due).isdisjoint(job.named_by(task.name)):
             later.add(task.name)
         elif isinstance(task, CascadeTask):
             known, column = job.cascades[task.name], task.cascade.by
-            if known.shards == shards and known.draw >= _share(task.cascade, rows):
+            if known.shards == about and known.draw >= _share(task.cascade, rows):
                 continue
             due[task.name] = task
             if column is not None:
                 place, condition = f"tasks.{number}.cascade.by", f'doc."{column}" IS NULL'
-                check(condition, planned.shards, spec.input.storage_options, place=place)
+                check(condition, shards, spec.input.storage_options, place=place)
     return due, later
 
 
@@ -138,7 +146,7 @@ def _certificates(
     """For each cascade one: of a known rule that is proved again, or of a new one."""
     whole = sample.answers({name: task.whole for name, task in due.items()})
     cascades = {
-        name: _Cascade.of(sample, task, whole[name], job.cascades[name], again=name in known)
+        name: _Cascade.of(sample, task, whole[name], job.cascades[name])
         for name, task in due.items()
     }
     lacks = {name: why for name, own in cascades.items() if (why := own.lack())}
@@ -147,7 +155,8 @@ def _certificates(
     proved = _tried(sample, cascades, again)
     made |= {name: own for name, own in proved.items() if own.thresholds is not None}
     tokens = np.max([own.tokens for own in whole.values()], axis=0)
-    texts = Texts(sample, tokens[sample.first_half], job.placement)
+    has_teacher = any(task.cascade.teacher is not None for task in due.values())
+    texts = Texts(sample, tokens[sample.first_half], job.placement, has_teacher)
     new = {name: own.candidate(texts) for name, own in cascades.items() if name not in made}
     tried = _tried(sample, cascades, {name: own for name, own in new.items() if not own.reason})
     return (made | new | tried).values()
@@ -187,20 +196,8 @@ class _Cascade:
     unproved: Certificate  # of this sample: the last stage answers everything
 
     @classmethod
-    def of(
-        cls,
-        sample: Sample,
-        task: CascadeTask,
-        whole: Answers,
-        last: Certificate,
-        *,
-        again: bool,  # whether the rules of the last certificate are tested before others
-    ) -> _Cascade:
+    def of(cls, sample: Sample, task: CascadeTask, whole: Answers, last: Certificate) -> _Cascade:
         judged = Judged.of(list(task.labels), task.kind, task.cascade.promise)
-        if again:
-            # — two tests, of which each has half of the risk
-            confidence = (1 + judged.promise.confidence) / 2
-            judged = replace(judged, promise=replace(judged.promise, confidence=confidence))
         groups = None if task.cascade.by is None else sample.values(task.cascade.by)
         unproved = last.without_proof(sample.share)
         return cls(task, judged, whole, sample.first_half, groups, unproved)
@@ -229,13 +226,14 @@ class _Cascade:
         if positive is not None:
             counted, documents = counted & positive, "positive documents"
         groups = np.full(len(counted), "") if self.groups is None else self.groups
-        of_groups = np.unique(groups).tolist() or [""]
+        of_groups = np.unique(groups[self.answered]).tolist() or [""]
         by_group = {group: int(counted[groups == group].sum()) for group in of_groups}
         group, trials = min(by_group.items(), key=itemgetter(1))
         if trials >= (needed := promise.trials_needed):
             return ""
         documents += f" of {self.task.cascade.by} {group}" if group else ""
-        drawn = ceil(max(len(counted), 1) * needed / max(trials, 1))
+        # — half as many again, because another sample has more or fewer of them
+        drawn = ceil(1.5 * max(len(counted), 1) * needed / max(trials, 1))
         if positive is None and self.groups is None:
             drawn = 2 * needed
         enough = f"cascade.sample: {drawn:,}"

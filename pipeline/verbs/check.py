@@ -146,7 +146,7 @@ def check(
     count = DEFAULT_DOCUMENTS if documents is None else documents
     reader = DocumentReader.of(own, folder, tokenizer)
     samples = take_samples(planned.shards, reader, spec, count)
-    paths = {part.name: str(part.readout) for part in spec.parts}
+    paths = {part.name: str(part.readout) for part in own.spec.parts}
     documents_ids = [sample.token_ids for sample in samples]
     repeated, ids_read = _repeated_ids(planned.shards, spec)
     label_tokens = _label_tokens(tokenizer, prompt)
@@ -176,10 +176,10 @@ def check(
         memory=proof.memory,
         exactness=proof.exactness,
         quantization=proof.quantization,
-        answers=_answer_facts(spec, prompt, proof, label_tokens),
+        answers=_answer_facts(own.spec, prompt, proof, label_tokens),
         repeated_ids=repeated,
         ids_read=ids_read,
-        usual=_usual_questions(spec),
+        usual=_usual_questions(own.spec),
     )
 
 

@@ -61,11 +61,11 @@ class RunResult:
     labels: Mapping[str, Mapping[str, int]]  # by task and label; a document may have several
     decided_by_stage: Mapping[str, Mapping[str, int]]  # by task, by stage of its cascade
     certificates: Mapping[str, Certificate]  # by task with a cascade: what was proved
-    seconds: float
+    seconds: float  # with those of a cascade's sample, as the figures up to the cost
     label_seconds: float  # the sum over workers
     prefix_tokens_computed: int
     question_tokens_computed: int
-    cost: float | None  # that the model's server took, by model.price, with a cascade's sample
+    cost: float | None  # that the model's server took, by model.price
     # Mean probability of an answer that the server did not return; None without a server.
     not_returned: float | None
     output: str
@@ -77,10 +77,10 @@ class RunResult:
 
     @classmethod
     def of(cls, outcome: Outcome, sampled: Counts | None = None) -> RunResult:
-        """The counts of a run, which was not judged; of a cascade's sample only the cost."""
+        """The counts of a run, which was not judged; of a cascade's sample the cost and times."""
         n, price = outcome.tally.n, outcome.job.spec.model.price
-        requests, paid = n.total_of("requests"), Counts(n + (sampled or Counts()))
-        prompts, answers = paid.total_of("prefix_tokens"), paid.total_of("question_tokens")
+        requests, spent = n.total_of("requests"), Counts(n + (sampled or Counts()))
+        prompts, answers = spent.total_of("prefix_tokens"), spent.total_of("question_tokens")
         return cls(
             outcome=outcome,
             complete=outcome.complete,
@@ -103,12 +103,12 @@ class RunResult:
             status=n.by("rows"),
             answered=n.by("answered"),
             labels=n.labels,
-            certificates=outcome.job.certificates,
+            certificates=outcome.certificates,
             decided_by_stage={task: n.by("decided", task) for task in n.by("decided")},
             seconds=outcome.seconds,
-            label_seconds=n.total_of("label_ms") / 1_000,
-            prefix_tokens_computed=n.total_of("prefix_tokens"),
-            question_tokens_computed=n.total_of("question_tokens"),
+            label_seconds=spent.total_of("label_ms") / 1_000,
+            prefix_tokens_computed=prompts,
+            question_tokens_computed=answers,
             cost=None if price is None else price.of(prompts, answers),
             not_returned=n.total_of("not_returned") / 1e6 / requests if requests else None,
             output=outcome.output,

@@ -8,7 +8,7 @@ of the same rows would prove.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from pipeline.hashes import sha256_hex
 from pipeline.ledger.keys import fitted_key
 from pipeline.runtime.job import in_format, make_job
 from pipeline.runtime.placement import Placement, place, this_machine
+from pipeline.runtime.weights import locate
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.stages import QuestionTask
 from pipeline.spec.tasks import CascadeTask, TaskSpec
@@ -42,6 +43,7 @@ from pipeline.verbs.uniform_sample import Floats, Ints, Sample
 logger = logging.getLogger(__name__)
 
 LAYERS = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 1 / 2)  # of the decoder's depth
+LAST = 1.0  # of a model that a larger one teaches
 FIRST_TOKENS = 256
 # If the median document has this number of tokens, readouts of the first tokens are tried, too.
 LONG = 2 * FIRST_TOKENS
@@ -64,13 +66,14 @@ class Texts:
     """
 
     sample: Sample
-    tokens: Ints  # [texts], that the whole model reads
+    tokens: Ints  # [texts], that the whole model read; 0 without an answer
     placement: Placement  # of an engine
+    has_teacher: bool = False  # whether another model than the spec's answers a task
     _read: dict[int | None, ReadGold] = field(default_factory=dict)  # by `max_tokens`
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        return self.sample.texts()
+        return self.sample.texts(self.tokens > 0)
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
@@ -78,18 +81,28 @@ class Texts:
         documents = self.sample.spec.documents
         if documents.too_long == "chunk":  # — a readout reads one chunk
             return (min(FIRST_TOKENS, documents.max_tokens),)
-        return (None, FIRST_TOKENS) if np.median(self.tokens) >= LONG else (None,)
+        is_long = np.median(self.tokens[self.tokens > 0]) >= LONG
+        return (None, FIRST_TOKENS) if is_long else (None,)
 
     def states(self, max_tokens: int | None) -> ReadGold:
-        """The states of the documents at `LAYERS`; its kinds are `POOLINGS`."""
+        """The states of the documents at these layers; its kinds are `POOLINGS`."""
         if max_tokens not in self._read:
             documents = f"{len(self.texts):,} documents"
             part = "" if max_tokens is None else f", the first {max_tokens} tokens"
             logger.info("reading %s of the sample at early layers%s", documents, part)
             reads, cache_dir = self.reading(max_tokens), self.sample.cache_dir
-            call = partial(_states, reads, self.placement.dtype, cache_dir, self.texts)
+            layers = (*LAYERS, LAST) if self.has_teacher else LAYERS
+            call = partial(_states, reads, self.placement.dtype, cache_dir, self.texts, layers)
             self._read[max_tokens] = self.sample.where_engines_run(call, self.placement)
         return self._read[max_tokens]
+
+    def size_beside(self, task: CascadeTask) -> float:
+        """The size of the spec's model, as a share of that of the model which answers the task."""
+        own, teacher = self.sample.spec.model, task.whole.model
+        if teacher is None:
+            return 1.0
+        of_own, of_teacher = (locate(m, self.sample.cache_dir).size_bytes for m in (own, teacher))
+        return of_own / of_teacher
 
     def reading(self, max_tokens: int | None) -> JobSpec:
         """The spec, of a job that reads the documents alone."""
@@ -100,7 +113,13 @@ class Texts:
         return in_format(own, self.placement.dtype)
 
 
-def _states(spec: JobSpec, dtype: str, cache_dir: Path, texts: tuple[str, ...]) -> ReadGold:
+def _states(
+    spec: JobSpec,
+    dtype: str,
+    cache_dir: Path,
+    texts: tuple[str, ...],
+    layers: Sequence[float],  # shares of the depth
+) -> ReadGold:
     """The states of the texts, read by this machine."""
     [task], rows = spec.tasks, len(texts)
     counts = GoldCounts("the sample", "content_hash", rows)
@@ -110,7 +129,7 @@ def _states(spec: JobSpec, dtype: str, cache_dir: Path, texts: tuple[str, ...]) 
         Gold(counts, tuple(map(str, range(rows))), {task.name: any_label}, texts),
         [task.name],
         layers=None,
-        shares=LAYERS,
+        shares=layers,
     )
 
 
@@ -177,6 +196,7 @@ def _places(
         choices = {name: choose(of, STRENGTHS) for name, of in states.items()}
     tokens = texts.tokens[answered]
     share = 1.0 if max_tokens is None else np.minimum(tokens, max_tokens).sum() / tokens.sum()
+    share *= texts.size_beside(task)
     for number, layer in enumerate(read.layers):
         best = {
             name: min(enumerate(of[number]), key=lambda each: each[1].loss)

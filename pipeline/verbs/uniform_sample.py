@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.errors import UnavailableError
 from pipeline.evaluation.promises import Bools, Groups
 from pipeline.ledger.columns import probabilities, structs
 from pipeline.ledger.counts import Counts
@@ -30,10 +30,16 @@ from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import TaskSpec
 
+logger = logging.getLogger(__name__)
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Result = TypeVar("Result")
 Announce = Callable[[Progress], None]
+
+
+class TimeIsOver(Exception):
+    """`--max-hours` ended the labelling of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class Sample:
     share: float  # of all documents, that is drawn
     shards: Sequence[Shard]  # that have these documents: `drawn_from` all
     n: Counts = field(default_factory=Counts)  # of what was labelled for the sample
+    failed: set[str] = field(default_factory=set)  # ids of shards that cannot be labelled
 
     @property
     def rows(self) -> list[tuple[Shard, Ints, Bools]]:
@@ -74,11 +81,11 @@ class Sample:
     def answers(self, tasks: Mapping[str, TaskSpec]) -> dict[str, Answers]:
         """The answers of these tasks, each in the place of the spec's task.
 
-        UnavailableError if some are missing.
+        The run that follows judges how many documents fail. TimeIsOver if the run has no time left.
         """
         own = tuple(tasks.get(task.name, task) for task in self.spec.tasks)
         with label(
-            self.spec.model_copy(update={"tasks": own}),
+            self.spec.model_copy(update={"tasks": own, "max_error_rate": None}),
             cache_dir=self.cache_dir,
             address=self.address,
             options=replace(self.options, publish_partial=False),
@@ -87,14 +94,21 @@ class Sample:
             part_of=self.run,
         ) as labelled:
             self.n.update(labelled.tally.n)
-            if labelled.plan.work_items:  # — files that cannot be read have no documents
-                raise UnavailableError(f"the sample of a cascade is not complete; {labelled.left}")
+            if labelled.stopped:
+                raise TimeIsOver
+            if labelled.plan.work_items:
+                self.failed.update(work.shard.id for work in labelled.plan.work_items)
+                logger.warning("the sample of a cascade is not complete; %s", labelled.left)
             return {name: self._stored(labelled, task) for name, task in tasks.items()}
 
     def _stored(self, labelled: Outcome, task: TaskSpec) -> Answers:
         """The answers of a task that has labelled the sample."""
         p, tokens, done = list[Floats](), list[Ints](), labelled.plan.done
         for shard, rows, _ in self.rows:
+            if shard.id in self.failed:
+                p.append(np.full((len(rows), len(task.labels)), np.nan))
+                tokens.append(np.zeros(len(rows), np.int64))
+                continue
             key = done.label_key(task.name, shard.id)
             file = structs(read_file(labelled.store, key, ["p", "n_tokens"]))
             own = file.take(pa.array(rows))
@@ -122,15 +136,20 @@ class Sample:
         """The value of a column of the input, of each document, as a text."""
         options, texts = self.spec.input.storage_options, list[str]()
         for shard, rows, _ in self.rows:
-            values = input_columns(shard, [column], options).to_pydict().get(column, [])
+            values: list[object] = []
+            if shard.id not in self.failed:
+                values = input_columns(shard, [column], options).to_pydict().get(column, [])
             texts += [str(values[row]) if row < len(values) else "" for row in rows]
         return np.array(texts, np.str_)
 
-    def texts(self) -> tuple[str, ...]:
-        """The texts of the first half."""
+    def texts(self, of: Bools) -> tuple[str, ...]:
+        """The texts of these documents of the first half, [texts]; others are empty."""
         options, texts = self.spec.input.storage_options, list[str]()
         for shard, rows, first in self.rows:
-            if first.any():
-                read = pa.concat_tables(read_documents(shard, options))["text"]
-                texts += (text or "" for text in read.take(pa.array(rows[first])).to_pylist())
+            asked = of[len(texts) : len(texts) + first.sum()]
+            read = [""] * len(asked)
+            if asked.any():
+                column = pa.concat_tables(read_documents(shard, options))["text"]
+                read = column.take(pa.array(rows[first])).to_pylist()
+            texts += (text or "" if own else "" for text, own in zip(read, asked, strict=True))
         return tuple(texts)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.spec.fingerprint import fingerprints
+from pipeline.spec.fingerprint import cascade_fingerprint, fingerprints
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
 
@@ -126,3 +126,12 @@ def test_chunks_matter_where_documents_are_chunked() -> None:
     assert fp(base) == fp(with_task(documents=chunk, chunks="max"))
     three = {"documents": chunk, "labels": ["x", "y", "z"]}
     assert fp(with_task(**three)) == fp(with_task(**three, chunks="mean"))
+
+
+def test_a_version_of_a_cascade_differs_from_one_without_by_the_cascade_alone() -> None:
+    plain = fingerprints(spec(), weights=WEIGHTS, dtype="float32")["a"]
+    versions = [
+        cascade_fingerprint(spec().tasks[0], {"stages": ["1", plain.id], "at": at}) for at in (1, 2)
+    ]
+    assert versions[0].changes(plain) == plain.changes(versions[0]) == ("cascade",)
+    assert versions[0].changes(versions[1]) == ("cascade",)

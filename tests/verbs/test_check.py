@@ -336,3 +336,13 @@ def test_check_names_each_phase(
     phases = [record.getMessage() for record in caplog.records]
     assert phases[:2] == ["starting", LISTING]
     assert phases[-1].startswith(COMPARING)
+
+
+def test_a_cascade_is_checked_with_the_question_of_its_last_stage(
+    write_spec: WriteSpec, assay: Assay
+) -> None:
+    task = {"name": "topics", "kind": "multi", "question": "Is it about {label}?"}
+    spec = write_spec(tasks=[{**task, "labels": ["art", "law"], "cascade": "auto"}])
+    printed = assay("check", spec, "--json").json
+    assert printed["exactness"]["exact"]
+    assert {*printed["answers"]} == {"topics.art", "topics.law"}
