@@ -23,8 +23,8 @@ from pipeline.inference.model.loaded import LoadedModel
 
 pytest_plugins = [
     "calls",
-    "certified",
     "changing_corpus",
+    "certified",
     "data_fixtures",
     "fake_chat",
     "fake_hub",

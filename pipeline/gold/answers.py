@@ -17,14 +17,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import Problem, SpecError, StorageError
+from pipeline.fitted.certificate import Certificate
 from pipeline.gold.fitted_texts import fitted_texts
 from pipeline.gold.labels import Gold
 from pipeline.gold.values import UNLABELLED
+from pipeline.hashes import validated
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.columns import probabilities
 from pipeline.ledger.dataset import LabelDataset
 from pipeline.ledger.snapshots import Contents, contents, headers
-from pipeline.runtime.job import job_of_output, limited
+from pipeline.runtime.job import Job, job_of_output, limited
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.id_text import spellings
 from pipeline.spec.labels import task_of
@@ -68,8 +70,7 @@ def matching_snapshot(
     newest: Mapping[str, Any] | None = None
     for header in headers(store, spec.name):  # — of the others, no table of files is read
         newest = newest or header
-        now = limited(job, header.get("limit")).fp
-        if all(_fp(header, task) == now[task] for task in names):
+        if all(_is_current(header, task, job) for task in names):
             return contents(store, header["number"]), int(newest["number"])
     if newest is None:
         raise StorageError(
@@ -143,6 +144,14 @@ def _part_probabilities(answers: pa.StructArray, part: TaskSpec) -> NDArray[np.f
         return probabilities(answers, tuple(part.labels))
     applies = probabilities(answers, [label])
     return np.concatenate([applies, 1 - applies], axis=1)
+
+
+def _is_current(header: Mapping[str, Any], task: str, job: Job) -> bool:
+    """Whether a snapshot has the task's current version: of a cascade, with any thresholds."""
+    own, proved = job.cascades.get(task), header.get("certificates", {}).get(task)
+    if own is not None and proved is not None:
+        return validated(Certificate, proved).without_proof(0.0) == own.without_proof(0.0)
+    return _fp(header, task) == limited(job, header.get("limit")).fp[task]
 
 
 def _fp(header: Mapping[str, Any], task: str) -> str | None:

@@ -16,6 +16,7 @@ from changing_corpus import Corpus
 from pipeline.errors import SpecError, StorageError
 from pipeline.evaluation.promises import Judged
 from pipeline.fitted.certificate import Certificate
+from pipeline.gold.answers import matching_snapshot
 from pipeline.integrity.diff import Comparison, compare, exceeded
 from pipeline.integrity.verify import verify, wrong_certificates
 from pipeline.ledger.snapshots import contents
@@ -145,6 +146,19 @@ def test_two_specs_of_one_output_have_certificates_of_their_own(corpus: Corpus) 
     corpus.delete("two")
     result = labelled(corpus)
     assert not corpus.asked and result.certificates == {"toxic": first}
+
+
+def test_answers_are_judged_though_a_later_certificate_is_not_published(corpus: Corpus) -> None:
+    labelled(corpus)
+    published = contents(corpus.store)
+    corpus.write("two", [f"an odd text {n}" for n in range(DOCUMENTS // 4)])
+    certify(corpus.spec, cache_dir=corpus.cache)
+    assert certificate(corpus).rule != published.certificates["toxic"].rule
+    current, _ = matching_snapshot(corpus.spec, corpus.store, ["toxic"], corpus.cache)
+    assert current.number == published.number
+    corpus.promise = {"agree": 0.91}
+    with pytest.raises(SpecError, match="changed since snapshot 1"):
+        matching_snapshot(corpus.spec, corpus.store, ["toxic"], corpus.cache)
 
 
 def test_a_run_whose_time_ends_in_the_sample_is_one_that_stopped(corpus: Corpus) -> None:
