@@ -246,7 +246,6 @@ class QuestionTask(Task):
 class UnaskedTask(Task):
     """A task that puts no question to a language model itself."""
 
-    question: ClassVar[None] = None
     readout: ClassVar[None] = None
     length_penalty: ClassVar[float] = 0
     beam: ClassVar[None] = None
@@ -258,6 +257,7 @@ class ClassifierTask(UnaskedTask):
     classifier: ClassifierSpec
     """A classifier that answers instead of the model. The texts of a label are the names of its
     classes."""
+    question: ClassVar[None] = None
     model: ClassVar[None] = None
     documents: ClassVar[None] = None
 
@@ -280,6 +280,7 @@ class EncoderTask(UnaskedTask):
     """Model of a stage of a cascade. Default: the spec's."""
     documents: DocumentsSpec | None = None
     """How much of a document a stage of a cascade reads. Default: as in the spec."""
+    question: ClassVar[None] = None
     classifier: ClassVar[None] = None
 
     def _asked_of_labels(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -30,6 +30,7 @@ from pipeline.spec.stages import (
     StageSpec,
     Task,
     Text,
+    UnaskedTask,
     reader_of,
 )
 
@@ -114,16 +115,13 @@ def _with_its_stage(schema: dict[str, Any]) -> None:
     schema["properties"] |= {key: of_question[key] for key in _OF_THE_STAGE}
 
 
-class CascadeTask(Task):
+class CascadeTask(UnaskedTask):
     """Stages answer one after the other: each only what those before it did not decide."""
 
     model_config = ConfigDict(json_schema_extra=_with_its_stage)
     cascade: CascadeSpec = Field(json_schema_extra=_or_auto)
     """`auto`, or what the answers promise: see `cascade` below."""
     classifier: ClassVar[None] = None
-    readout: ClassVar[None] = None
-    length_penalty: ClassVar[float] = 0
-    beam: ClassVar[None] = None
 
     @property
     def question(self) -> str | None:
