@@ -174,24 +174,6 @@ def test_an_input_that_changed_since_is_refused_by_name(own_folder: Path) -> Non
     assert not any(name.startswith(("kept", "filters")) for name in state(own_folder))
 
 
-def test_a_text_that_is_not_the_labelled_one_is_refused(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even where the file's hash was remembered from before."""
-    path = own_folder / "in" / "0.jsonl"
-    path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
-    files = (own_folder / "out" / "documents").glob("*.parquet")
-    origins = [json.loads(pq.read_schema(file).metadata[b"assay.shard"]) for file in files]
-    hashes = {origin["path"]: origin["etag"] for origin in origins}
-    source = "pipeline.sources.source"
-    monkeypatch.setattr(f"{source}.content_hash", lambda path, _: hashes[str(path)])
-    monkeypatch.setattr(
-        f"{source}.content_hashes", lambda paths, _: [hashes[str(p)] for p in paths]
-    )
-    with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
-        filtered_with(own_folder, keep=KEEP)
-
-
 def add_table(folder: Path, name: str, table: pa.Table, damaged: str = "") -> None:
     """Labels one more file, in which a column's middle page may be broken."""
     path = folder / "in" / name
@@ -355,10 +337,3 @@ def test_a_filter_of_the_same_answers_is_as_complete_as_the_snapshot_is_now(
         assert result.missing_files == missing and result.complete == (not missing)
         assert result.written is not None and result.written.created == 0
         assert json.loads(Path(result.written.current).read_text())["complete"] == (not missing)
-
-
-def test_a_damaged_label_file_is_one_line(own_folder: Path) -> None:
-    for file in (own_folder / "out" / "labels" / "topic").rglob("*.parquet"):
-        file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(StorageError, match=r"labels/topic/.*\.parquet"):
-        filtered_with(own_folder, keep=KEEP)
