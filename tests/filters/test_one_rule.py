@@ -12,7 +12,6 @@ import duckdb
 import pyarrow as pa
 import pytest
 from filtered import (
-    ANSWERED,
     SCORE,
     dropped,
     filtered_with,
@@ -25,7 +24,6 @@ from finished import ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size, decided
 from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
 from pipeline.filters.rule import FilterRule, SnapshotRule, in_sql
@@ -105,21 +103,6 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     # — and the reasons
     assert report.failed == {"empty": 3} and not report.stops
     assert sum(report.reasons.values()) >= len(gone)
-
-
-@pytest.mark.parametrize("name", ["keep on lines", "all"])
-def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Path) -> None:
-    rule: dict[str, Any] = {"on_error": "fail", **RULES[name]}
-    with pytest.raises(FailedRowsError, match=r"3 of 90 documents have no answer \(empty 3\)"):
-        filtered_with(folder, **rule)
-    assert not list((folder / "to").rglob("*.jsonl")) and not (folder / "to/current.json").exists()
-    dry = previewed(folder, **rule)
-    page, report = reported(spec_of(folder, **rule), folder)
-    assert dry == report
-    assert report.stops and report.failed == {"empty": 3}
-    broken = ids(folder, f"({report.removes}) and {ANSWERED}")
-    assert dry.dropped == page.whole[1].documents == len(broken)
-    assert not any(cause.startswith("on_error") for cause in report.reasons)
 
 
 def test_of_many_groups_the_largest_are_listed_and_the_others_together(
