@@ -18,7 +18,6 @@ from pipeline.verbs.doubts import shared_doubts
 from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
 SHOWN_ISSUES = 10
-FITTED_BY = "the readout"
 _TEXT_CHARS = 400
 WIDE_LABELS = 12  # a confusion matrix of more labels is too wide to be read
 GIVERS = {
@@ -74,10 +73,7 @@ def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
         if section.issues:
             yield issue_grid(section.issues, SHOWN_ISSUES)
     yield from warnings(_not_in_corpus(evaluation))
-    for decision in evaluation.gates:
-        verdict, reason = "passed" if decision.passed else "FAILED", decision.not_judged
-        value = f"it is {number(decision.value)}" if reason is None else f"not judged: {reason}"
-        yield f"{verdict}: {decision.gate} ({value})"
+    yield from (decision.words for decision in evaluation.gates)
     if evaluation.against is not None:
         yield from _against(evaluation, evaluation.against)
 
@@ -208,7 +204,7 @@ def _row_counts(task: TaskEvaluation) -> str:
         parts.append(f"{rows.not_in_corpus:,} not in the corpus")
     parts += [f"{n:,} without an answer ({status})" for status, n in rows.unanswered.items()]
     if rows.fitted:
-        parts.append(f"{rows.fitted:,} left out, because {FITTED_BY} was fitted to them")
+        parts.append(f"{rows.fitted:,} left out, because the readout was fitted to them")
     if rows.evaluated and task.scores is None:
         parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
     return ", ".join(parts)

@@ -72,7 +72,7 @@ def test_without_new_documents_no_snapshot_is_published(
 
 def test_a_failing_gate_rejects_the_first_snapshot(store: LocalStore, toy_corpus: Corpus) -> None:
     ended = judge(done(store, toy_corpus), refuse, ANYTHING)
-    assert ended.reasons == ("gate toxic.f1 >= 0.8 fails: the value is 0.5000",)
+    assert ended.reasons == ("FAILED: toxic.f1 >= 0.8 (it is 0.5000)",)
     assert not list(store.list("snapshots/"))
 
 
