@@ -23,7 +23,6 @@ from pipeline.filters.run import filter_corpus
 from pipeline.ledger import rows
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
-from pipeline.sources.source import read_documents
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
@@ -198,15 +197,6 @@ def add_table(folder: Path, name: str, table: pa.Table, damaged: str = "") -> No
 IDS, WORDS = [f"p{i}" for i in range(60)], [f"text number {i} " * 5 for i in range(60)]
 
 
-@pytest.fixture
-def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "finished.documents_of",
-        lambda shard: pa.concat_tables(read_documents(shard)).combine_chunks(),
-    )
-
-
-@pytest.mark.usefixtures("any_format")
 def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path) -> None:
     columns = {"id": IDS, "text": WORDS, "lang": [["en"]] * 60}
     add_table(own_folder, "z.parquet", pa.table(columns))
@@ -216,7 +206,6 @@ def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path) -> No
     assert not state(own_folder)
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["a.parquet", "z.arrow"])
 def test_the_rows_of_a_table_without_the_column_are_not_kept_and_are_counted(
     own_folder: Path, name: str
@@ -227,7 +216,6 @@ def test_the_rows_of_a_table_without_the_column_are_not_kept_and_are_counted(
     assert result.reasons["keep is null: doc.lang in ('en', 'de')"] >= 60
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("damaged", ["id", "text", "lang"])
 def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
     own_folder: Path, damaged: str
@@ -249,7 +237,6 @@ def twins(names: Sequence[str]) -> pa.Table:
     return pa.Table.from_arrays(arrays[: 2 + len(names)], ["id", "text", *names])
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
 def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
     tmp_path: Path, name: str
@@ -264,7 +251,6 @@ def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
         assert (header or pq.read_schema(file).names) == ["id", "text", *names]
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.parquet", "z.csv"])
 def test_a_rule_that_names_one_of_two_columns_of_one_name_is_refused(
     tmp_path: Path, name: str
@@ -276,7 +262,6 @@ def test_a_rule_that_names_one_of_two_columns_of_one_name_is_refused(
         filtered_with(tmp_path, keep="doc.year >= '2000'")
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.arrow", "z.csv"])
 def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
     tmp_path: Path, name: str
@@ -299,7 +284,6 @@ def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
     assert len(ids_in(current["dropped"]["globs"], "doc_id")) == 3
 
 
-@pytest.mark.usefixtures("any_format")
 def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(tmp_path: Path) -> None:
     add_table(tmp_path, "z.parquet", twins(("a, b", "")))
     with pytest.raises(SpecError, match="no such column; it has: '', 'a, b', id, text"):
