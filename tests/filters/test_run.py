@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from filtered import ANSWERED, SCORE, filtered_with, ids, kept_folder, previewed, query, spec_of
-from finished import Corpus, finish, toy_fingerprints
+from finished import finish_folder
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.filters.result import FilterResult
@@ -23,7 +23,6 @@ from pipeline.filters.run import filter_corpus
 from pipeline.ledger import rows
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
-from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
 LANGUAGES = ("en", "de")
@@ -190,8 +189,7 @@ def add_table(folder: Path, name: str, table: pa.Table, damaged: str = "") -> No
         data = bytearray(path.read_bytes())
         data[chunk.data_page_offset : chunk.data_page_offset + 30] = b"\xff" * 30
         path.write_bytes(data)
-    store = LocalStore(folder / "out")
-    finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
+    finish_folder(folder)
 
 
 IDS, WORDS = [f"p{i}" for i in range(60)], [f"text number {i} " * 5 for i in range(60)]
@@ -313,10 +311,8 @@ def test_a_filter_of_the_same_answers_is_as_complete_as_the_snapshot_is_now(
     own_folder: Path,
 ) -> None:
     assert filtered_with(own_folder, keep=KEEP).complete
-    store = LocalStore(own_folder / "out")
-    shards = Corpus(own_folder / "in", own_folder / "cache").shards(store)
     for missing in (1, 0):
-        finish(store, shards, toy_fingerprints(), missing_files=missing)
+        finish_folder(own_folder, missing_files=missing)
         result = filtered_with(own_folder, keep=KEEP)
         assert result.missing_files == missing and result.complete == (not missing)
         assert result.written is not None and result.written.created == 0

@@ -138,6 +138,13 @@ def finish(
     return publish(store, name, tasks, shards, done, created_at="2026-11-01T00:00:00Z", **published)
 
 
+def finish_folder(folder: Path, version: str = "1", name: str = "job", **published: Any) -> int:
+    """As `finish`, of the corpus and the output of `toy_spec`; a version has answers of its own."""
+    store = LocalStore(folder / "out")
+    shards = Corpus(folder / "in", folder / "cache").shards(store)
+    return finish(store, shards, toy_fingerprints(version), name, **published)
+
+
 def commit_all(
     store: Store,
     shards: Sequence[Shard],

@@ -14,7 +14,7 @@ import pytest
 from calls import Assay
 from data_fixtures import Row
 from filtered import labelled
-from finished import LABELS, Corpus, commit_all, finish, toy_fingerprints, toy_spec
+from finished import LABELS, Corpus, commit_all, finish, finish_folder, toy_fingerprints, toy_spec
 from servers import Server
 
 from pipeline.errors import SpecError, StorageError
@@ -155,9 +155,7 @@ def test_a_folder_that_an_error_stopped_is_finished_by_the_same_command(folder: 
 def test_an_existing_target_is_replaced_only_where_asked(folder: Path, to: str) -> None:
     first = run(folder, f"to/{to}")
     before = state(folder / "to")
-    store = LocalStore(folder / "out")
-    corpus = Corpus(folder / "in", folder / "cache")
-    assert finish(store, corpus.shards(store), toy_fingerprints("2")) == 2
+    assert finish_folder(folder, "2") == 2
     with pytest.raises(SpecError, match=r"^to: .*--overwrite"):
         run(folder, f"to/{to}")
     assert before == state(folder / "to")
