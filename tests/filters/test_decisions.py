@@ -18,22 +18,14 @@ from pipeline.filters.result import removed_sql
 from pipeline.filters.rule import FilterRule
 from pipeline.spec.filters import FilterSpec
 
+P = pa.struct([("toxic", pa.float64())])
 SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
         ("row", pa.int64()),
         ("n_chars", pa.int64()),
         ("status", pa.string()),
-        (
-            "toxic",
-            pa.struct(
-                [
-                    ("p", pa.struct([("toxic", pa.float64())])),
-                    ("n_tokens", pa.int32()),
-                    ("status", pa.string()),
-                ]
-            ),
-        ),
+        ("toxic", pa.struct([("p", P), ("n_tokens", pa.int32()), ("status", pa.string())])),
         ("doc", pa.struct([("year", pa.string())])),
     ]
 )

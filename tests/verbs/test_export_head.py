@@ -112,21 +112,6 @@ def test_json_has_flat_columns(folder: Path, assay: Assay) -> None:
     assert answered["toxic_p_toxic"] + answered["toxic_p_clean"] == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "words, line",
-    [
-        ("", "--to, --head: write --to to write the table, or --head N"),
-        ("--to x.csv --head 3", "--to, --head: write --to"),
-        ("--to x.csv --where true", "--where: is for example rows; add --head N (got 'true')"),
-        ("--head 0", "--head: write a number above 0"),
-        ("--head 3 --layout dolma", "--layout: is for a folder; write --to FOLDER/"),
-        ("--to x.csv --why", "--why: is for example rows; add --head N"),
-    ],
-)
-def test_an_export_is_written_or_its_head_is_shown(words: str, line: str, assay: Assay) -> None:
-    assert assay("export", "s.yaml", *words.split(), code=2).error.startswith(line)
-
-
 def test_a_wrong_condition_is_one_line_that_names_the_option(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"^where: .*got 'toxic\.label'\)$"):
         rows_of(folder, where="toxic.label")
