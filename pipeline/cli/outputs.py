@@ -19,11 +19,7 @@ from pipeline.cli.app import (
 )
 from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import verb
-from pipeline.options import (
-    ExportOptions,
-    FilterOptions,
-    ReportOptions,
-)
+from pipeline.options import ExportOptions, FilterOptions, ReportOptions
 
 USE = Group("Use and maintain an output", sort_key=3)
 

@@ -63,13 +63,7 @@ def fit(
 
 
 @verb(IMPROVE, 0)
-def review(
-    spec_file: SpecFile,
-    /,
-    *,
-    options: ReviewOptions,
-    as_json: AsJson = False,
-) -> int:
+def review(spec_file: SpecFile, /, *, options: ReviewOptions, as_json: AsJson = False) -> int:
     """Show a page on which people label documents; no model is needed.
 
     Every answer is on the disk before the next document is shown. The same command goes on where

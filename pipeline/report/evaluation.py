@@ -84,12 +84,7 @@ def _against(evaluation: Evaluation, against: Against) -> Iterator[Part]:
     yield {"against": f"{against.output}, snapshot {against.snapshot:08d} of {against.spec}"}
     for task, pair in against.tasks.items():
         rows = [
-            (
-                _NAMES[metric],
-                number(both.value),
-                number(both.other),
-                interval(both.difference),
-            )
+            (_NAMES[metric], number(both.value), number(both.other), interval(both.difference))
             for metric, both in pair.figures.items()
         ]
         names = ("", evaluation.spec, against.spec, "difference (95 % interval)")

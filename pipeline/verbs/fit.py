@@ -22,12 +22,7 @@ from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.intervals import Figure, mean_figure, number_or_none
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.ordinal import rank_correlations
-from pipeline.evaluation.readout_fitting import (
-    Fitted,
-    GoldStates,
-    fit,
-    row_losses,
-)
+from pipeline.evaluation.readout_fitting import Fitted, GoldStates, fit, row_losses
 from pipeline.fitted.readout import readout_file
 from pipeline.gold.labels import Gold, GoldCounts, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED, GoldTask

@@ -15,12 +15,7 @@ import pyarrow as pa
 from pydantic import computed_field
 
 from pipeline.errors import Option
-from pipeline.filters.labelled import (
-    LabelledRows,
-    identity_of,
-    labelled_documents,
-    with_text,
-)
+from pipeline.filters.labelled import LabelledRows, identity_of, labelled_documents, with_text
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.flat import FlatColumn, flat_columns, flatten

@@ -22,13 +22,7 @@ from pipeline.ledger.cells import committed, equal_versions, stored_version
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
-from pipeline.ledger.snapshots import (
-    Contents,
-    SnapshotTask,
-    contents,
-    headers,
-    last_snapshot,
-)
+from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, headers, last_snapshot
 from pipeline.runtime.dry_run import dry_run
 from pipeline.runtime.job import Job, job_of_output
 from pipeline.runtime.plan import Plan

@@ -17,13 +17,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from pipeline.evaluation.promises import Bools, Judged
-from pipeline.evaluation.readout_fitting import (
-    STRENGTHS,
-    Choice,
-    GoldStates,
-    choose,
-    refit,
-)
+from pipeline.evaluation.readout_fitting import STRENGTHS, Choice, GoldStates, choose, refit
 from pipeline.fitted.readout import LinearMap, readout_file
 from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.values import GoldTask

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 from calls import Assay
-from filtered import (
-    ANSWERED,
-    SCORE,
-    command_of,
-    dropped,
-    filtered_with,
-    ids,
-    kept,
-)
+from filtered import ANSWERED, SCORE, command_of, dropped, filtered_with, ids, kept
 from finished import snapshot_json, write_snapshot
 from reports import REPORT, printed
 

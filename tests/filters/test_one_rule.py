@@ -11,15 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from filtered import (
-    SCORE,
-    dropped,
-    filtered_with,
-    ids,
-    previewed,
-    query,
-    spec_of,
-)
+from filtered import SCORE, dropped, filtered_with, ids, previewed, query, spec_of
 from finished import ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -15,22 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import StorageError
-from pipeline.filters.decisions import (
-    MOST_GROUPS,
-    OTHERS,
-    Decisions,
-    Size,
-    decided,
-    scratch,
-)
+from pipeline.filters.decisions import MOST_GROUPS, OTHERS, Decisions, Size, decided, scratch
 from pipeline.filters.rule import SnapshotRule
 from pipeline.spec.parse import parse_spec
-from pipeline.verbs.corpus_report import (
-    BARS,
-    ShownDocument,
-    bar_counts,
-    examples,
-)
+from pipeline.verbs.corpus_report import BARS, ShownDocument, bar_counts, examples
 
 
 @pytest.fixture

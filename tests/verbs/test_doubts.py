@@ -17,12 +17,7 @@ from pipeline.ledger.counts import Counts
 from pipeline.report.run import show_run
 from pipeline.runtime.outcome import Tally
 from pipeline.verbs.check import AnswerFacts
-from pipeline.verbs.doubts import (
-    LEAST_DOCUMENTS,
-    check_doubts,
-    evaluation_doubts,
-    label_doubts,
-)
+from pipeline.verbs.doubts import LEAST_DOCUMENTS, check_doubts, evaluation_doubts, label_doubts
 from pipeline.verbs.evaluate import TaskEvaluation
 from pipeline.verbs.run import RunResult
 
