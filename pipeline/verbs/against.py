@@ -62,9 +62,6 @@ def compared(
         )
         if len(rows):
             pairs[name] = paired(
-                own.truth[rows],
-                own.p[rows],
-                other_rows.p[rows_there],
-                values=parts[name].values,
+                own.truth[rows], own.p[rows], other_rows.p[rows_there], values=parts[name].values
             )
     return Against(other.name, store.url, snapshot.number, pairs)
