@@ -56,7 +56,7 @@ FLAGS = {
         (f"export s --head {2**63}", "--head: write a whole number up to 2147483647 (got"),
         ("export s", "--to, --head: write --to to write the table, or --head N"),
         ("export s --to x.csv --head 3", "--to, --head: write --to"),
-        ("export s --to x.csv --where true", "--where: is for example rows; add --head N (got 't"),
+        ("export s --to x.csv --where a", "--where: is for example rows; add --head N (got 'a')"),
         ("export s --head 0", "--head: write a number above 0"),
         ("export s --head 3 --layout dolma", "--layout: is for a folder; write --to FOLDER/"),
         ("export s --to x.csv --why", "--why: is for example rows; add --head N"),
