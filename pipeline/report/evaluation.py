@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import MULTI_HEADLINES, LabelScore
@@ -126,10 +127,8 @@ def sections(evaluation: Evaluation) -> Iterator[Section]:
 
 def _by_task(evaluation: Evaluation) -> dict[str, list[TaskEvaluation]]:
     """The evaluation of each task, or those of its labels."""
-    parts: dict[str, list[TaskEvaluation]] = {}
-    for part in evaluation.tasks.values():
-        parts.setdefault(task_of(part.task), []).append(part)
-    return parts
+    parts = groupby(evaluation.tasks.values(), lambda part: task_of(part.task))
+    return {name: [*own] for name, own in parts}
 
 
 def _main(figures: Mapping[str, Figure]) -> dict[str, Figure]:
