@@ -17,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.filters.decisions import OTHERS, Size, decided
-from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
+from pipeline.filters.result import Sizes, kept_words, removed_sql
 from pipeline.filters.rule import FilterRule, SnapshotRule, in_sql
 from pipeline.options import ReportOptions
 from pipeline.spec.filters import FilterSpec
-from pipeline.spec.schema import JobSpec
-from pipeline.verbs.corpus_report import CorpusReport, report_of
+from pipeline.verbs.corpus_report import report_of
 
 LANGUAGES = ("en", "o'hara `x`", "de", None)
 # The columns of each document that decisions need.
@@ -49,12 +48,6 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterResult]:
-    report = report_of(spec, None, ReportOptions(to="unused.html"), cache_dir=folder / "cache")
-    assert report.filter is not None
-    return report, report.filter
-
-
 def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[str, Sizes]:
     """By group, what DuckDB says that is kept and dropped; of a rule without, all documents."""
     by = next((clause["by"] for clause in rule.values() if "by" in clause), None)
@@ -79,12 +72,13 @@ def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[
 def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder: Path) -> None:
     rule: dict[str, Any] = {"on_error": on_error, **RULES[name]}
     result, dry = filtered_with(folder, **rule), previewed(folder, **rule)
-    page, report = reported(spec_of(folder, **rule), folder)
+    options = ReportOptions(to="unused.html")
+    page = report_of(spec_of(folder, **rule), None, options, cache_dir=folder / "cache")
     gone = dropped(result)
     assert 0 < len(gone) < 3 * ROWS
     # — DuckDB, with the condition of the result, selects the documents of the dropped files
     assert ids(folder, result.removes) == gone.keys()
-    assert replace(result, written=None) == dry == report
+    assert replace(result, written=None) == dry == page.filter
     # — and the sizes
     by_group = sizes_by_group(folder, RULES[name], result.removes)
     assert {", ".join(group.group.values()): group.sizes for group in result.groups} == by_group
@@ -93,8 +87,8 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     assert result.sizes == Sizes(*page.whole)
     assert (result.documents, result.dropped) == (3 * ROWS, len(gone))
     # — and the reasons
-    assert report.failed == {"empty": 3} and not report.stops
-    assert sum(report.reasons.values()) >= len(gone)
+    assert dry.failed == {"empty": 3} and not dry.stops
+    assert sum(dry.reasons.values()) >= len(gone)
 
 
 def test_of_many_groups_the_largest_are_listed_and_the_others_together(
