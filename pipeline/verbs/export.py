@@ -204,7 +204,8 @@ def _write_folder(table: LabelTable, target: Target) -> tuple[int, int]:
 
     def write_one(shard: NamedShard) -> None:
         rows = table.flat(labelled.read(shard, table.shards), shard)
-        batches = rows if layout is None else [*rows]  # — of one shard, for several files
+        # — of one shard, for several files
+        batches: Iterable[pa.RecordBatch] = rows if layout is None else [*rows]
         for each in files[shard.sid]:
             write_table(target.below(each.name), format, schema, batches, each.query)
 
