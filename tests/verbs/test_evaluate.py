@@ -201,6 +201,12 @@ def test_the_answers_of_another_output_are_gold_with_soft_targets(bench: Bench) 
     np.testing.assert_allclose(mapped.soft[:, 0], task.soft[:, 1] + task.soft[:, 2])
 
 
+def test_an_output_evaluated_against_itself_is_correct(bench: Bench) -> None:
+    bench.says(publish={"gates": ["topic.accuracy >= 1"]})
+    toxic = bench.evaluate(bench.output, "--json").json["tasks"]["toxic"]
+    assert toxic["rows"]["evaluated"] == FILES * (ROWS - 1) and toxic["mislabelled"] == []
+
+
 def gold_of(bench: Bench, rows: Sequence[Mapping[str, Any]]) -> Gold:
     """Gold of these rows, read from another place than a disk."""
     with fsspec.open("memory://gold/some.jsonl", "wt") as file:
