@@ -20,9 +20,8 @@ import pipeline
 from pipeline.cli import app, main
 from pipeline.cli.app import ray_reports
 from pipeline.cli.parameters import flag_of
-from pipeline.options import EvalOptions, WorkOptions
-from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.plan import Plan
+from pipeline.options import EvalOptions
+from pipeline.runtime.dry_run import planned_output
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import CascadeTask, TaskSpec
 from pipeline.verbs import forecast
@@ -231,11 +230,11 @@ def test_a_dry_run_with_save_plans_cascades(
 ) -> None:
     tasks: list[TaskSpec] = []
 
-    def noted(spec: JobSpec, options: WorkOptions, **others: Any) -> Plan:
+    def noted(spec: JobSpec, *others: Any) -> Any:
         tasks.extend(spec.tasks)
-        return dry_run(spec, options, **others)
+        return planned_output(spec, *others)
 
-    monkeypatch.setattr(forecast, "dry_run", noted)
+    monkeypatch.setattr(forecast, "planned_output", noted)
     assay("run", write_spec(), "--dry-run", "--save")
     assert len(tasks) == 2 and all(isinstance(task, CascadeTask) for task in tasks)
 
