@@ -14,7 +14,7 @@ import sys
 from contextlib import redirect_stdout
 from functools import partial
 
-from pipeline.cli.app import EXIT_COMPLETE, call, new_app
+from pipeline.cli.app import Exit, call, new_app
 from pipeline.cli.outputs import filter_corpus
 from pipeline.cli.parameters import AsJson, SpecFile, with_flags
 from pipeline.cli.verbs import run
@@ -48,7 +48,7 @@ def label_and_filter(
     shown = io.StringIO() if as_json else sys.stdout
     with redirect_stdout(shown):
         code = run(spec_file, dry_run=dry_run, options=labelling, as_json=as_json)
-        if code == EXIT_COMPLETE and (not dry_run or _has_snapshot(spec_file)):
+        if code == Exit.COMPLETE and (not dry_run or _has_snapshot(spec_file)):
             code = filter_corpus(spec_file, options=filtering, as_json=as_json)
     if isinstance(shown, io.StringIO):
         labelled, filtered, *_ = [*shown.getvalue().splitlines(), "null"]

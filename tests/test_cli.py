@@ -20,9 +20,8 @@ import pipeline
 from pipeline.cli import app, main
 from pipeline.cli.app import ray_reports
 from pipeline.cli.parameters import flag_of
-from pipeline.options import EvalOptions, WorkOptions
-from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.plan import Plan
+from pipeline.options import EvalOptions
+from pipeline.runtime.dry_run import planned_output
 from pipeline.spec.schema import JobSpec
 from pipeline.spec.tasks import CascadeTask, TaskSpec
 from pipeline.verbs import forecast
@@ -54,6 +53,12 @@ FLAGS = {
         (f"export s --head {10**23}", "--head: write a whole number up to 2147483647 (got"),
         (f"gc s --keep -{10**23}", "--keep: write a whole number up to 2147483647 (got"),
         (f"export s --head {2**63}", "--head: write a whole number up to 2147483647 (got"),
+        ("export s", "--to, --head: write --to to write the table, or --head N"),
+        ("export s --to x.csv --head 3", "--to, --head: write --to"),
+        ("export s --to x.csv --where a", "--where: is for example rows; add --head N (got 'a')"),
+        ("export s --head 0", "--head: write a number above 0"),
+        ("export s --head 3 --layout dolma", "--layout: is for a folder; write --to FOLDER/"),
+        ("export s --to x.csv --why", "--why: is for example rows; add --head N"),
         ("review s --task t --to g --port 65536", "--port: write a whole number from 0 to 65535"),
         (f"review s --task t --to g --port {10**20}", "--port: write a whole number up to"),
         ("review s --task t --to g --seed -1", "--seed: write a whole number from 0 to"),
@@ -225,11 +230,11 @@ def test_a_dry_run_with_save_plans_cascades(
 ) -> None:
     tasks: list[TaskSpec] = []
 
-    def noted(spec: JobSpec, options: WorkOptions, **others: Any) -> Plan:
+    def noted(spec: JobSpec, *others: Any) -> Any:
         tasks.extend(spec.tasks)
-        return dry_run(spec, options, **others)
+        return planned_output(spec, *others)
 
-    monkeypatch.setattr(forecast, "dry_run", noted)
+    monkeypatch.setattr(forecast, "planned_output", noted)
     assay("run", write_spec(), "--dry-run", "--save")
     assert len(tasks) == 2 and all(isinstance(task, CascadeTask) for task in tasks)
 

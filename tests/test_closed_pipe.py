@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from finished import Corpus, finish, toy_fingerprints, toy_spec
 
-from pipeline.cli.app import EXIT_CLOSED_PIPE
+from pipeline.cli.app import Exit
 from pipeline.stores.local import LocalStore
 
 HEAD = "export SPEC --head 9"
@@ -40,7 +40,7 @@ def test_a_closed_pipe_ends_the_command_quietly(words: str, labelled: Path) -> N
     command = f"{sys.executable} -m pipeline {words.replace('SPEC', str(labelled))}"
     line = f'{{ sleep .2; {command}; }} | true; echo "${{PIPESTATUS[0]}}"'
     ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
-    assert (ended.stdout, without_warnings(ended.stderr)) == (f"{EXIT_CLOSED_PIPE}\n", "")
+    assert (ended.stdout, without_warnings(ended.stderr)) == (f"{Exit.CLOSED_PIPE}\n", "")
 
 
 def shell(words: str, spec: Path, redirected: str, **environment: str) -> tuple[int, str, str]:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout, suppress
+from enum import IntEnum
 from importlib.metadata import version
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar, get_args, get_origin
@@ -52,13 +53,18 @@ if TYPE_CHECKING:
 Announce = TypeVar("Announce", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
-EXIT_COMPLETE = 0
-EXIT_FAILED = 1
-EXIT_WRONG_ARGUMENT = 2
-EXIT_INCOMPLETE = 3
 # Whoever presses Ctrl-C twice within this time wants one end, not two.
 SIGNALS_APART_S = 3.0
-EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # what a shell reports of a program that the signal ends
+
+
+class Exit(IntEnum):
+    """Exit codes; those of errors are in `pipeline.errors`."""
+
+    COMPLETE = 0
+    FAILED = 1
+    WRONG_ARGUMENT = 2
+    INCOMPLETE = 3
+    CLOSED_PIPE = 128 + signal.SIGPIPE  # what a shell reports of a program that the signal ends
 
 
 def spec_in(file: str) -> AbstractContextManager[JobSpec]:
@@ -85,7 +91,7 @@ def print_result(
     show: Callable[[Result, Console], None],
     *,
     as_json: bool,
-    code: int = EXIT_COMPLETE,
+    code: int = Exit.COMPLETE,
 ) -> int:
     """Print the result as one JSON value, or as tables; returns the exit code."""
     if as_json:
@@ -155,20 +161,20 @@ def call(command: App, arguments: Sequence[str] | None = None) -> int:
         # — Python flushes standard output once more, when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(broken, BrokenPipeError):
-            return EXIT_CLOSED_PIPE
+            return Exit.CLOSED_PIPE
         _say(f"assay: standard output: cannot be written: {broken.strerror}")
-        return EXIT_FAILED
+        return Exit.FAILED
     except KeyboardInterrupt as stop:
         kept = f"{stop}; " if str(stop) else ""
         again = shlex.join([*command.name, *tokens])
         _say(escape_controls(f"assay: stopped; {kept}to continue, run: {again}"))
-        return EXIT_INCOMPLETE
+        return Exit.INCOMPLETE
     except MemoryError:
         _say("assay: there is too little memory; free some, or raise `ulimit -v`")
-        return EXIT_FAILED
+        return Exit.FAILED
     if not tokens and command.default_command is None:
-        return EXIT_WRONG_ARGUMENT  # the help was printed, because no verb was named
-    return result if isinstance(result, int) else EXIT_COMPLETE
+        return Exit.WRONG_ARGUMENT  # the help was printed, because no verb was named
+    return result if isinstance(result, int) else Exit.COMPLETE
 
 
 def _say(text: str) -> None:

@@ -9,21 +9,10 @@ from functools import partial
 from cyclopts import Group
 
 from pipeline.cache import cache_dir
-from pipeline.cli.app import (
-    EXIT_COMPLETE,
-    EXIT_FAILED,
-    EXIT_INCOMPLETE,
-    print_result,
-    shown_by,
-    spec_in,
-)
+from pipeline.cli.app import Exit, print_result, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import verb
-from pipeline.options import (
-    ExportOptions,
-    FilterOptions,
-    ReportOptions,
-)
+from pipeline.options import ExportOptions, FilterOptions, ReportOptions
 
 USE = Group("Use and maintain an output", sort_key=3)
 
@@ -54,7 +43,7 @@ def export(
             return print_result(rows, show_examples, as_json=as_json)
         command = f"assay export {spec_file} --to {options.to}"
         exported = write_export(spec, options, cache_dir=cache_dir(), command=command)
-    code = EXIT_COMPLETE if exported.complete else EXIT_INCOMPLETE
+    code = Exit.COMPLETE if exported.complete else Exit.INCOMPLETE
     return print_result(exported, show_exported, as_json=as_json, code=code)
 
 
@@ -77,8 +66,8 @@ def filter_corpus(
         command = f"assay filter {spec_file} --to {options.to}"
         work = preview if options.dry_run else partial(write_filter, command=command)
         result = work(spec, options, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
-    code = EXIT_FAILED if result.stops else code
+    code = Exit.COMPLETE if result.complete else Exit.INCOMPLETE
+    code = Exit.FAILED if result.stops else code
     return print_result(result, show_filter, as_json=as_json, code=code)
 
 
@@ -132,7 +121,7 @@ def verify(spec_file: SpecFile, /, *, as_json: AsJson = False) -> int:
 
     with spec_in(spec_file) as spec:
         verified = verify_output(spec, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if verified.intact else EXIT_FAILED
+    code = Exit.COMPLETE if verified.intact else Exit.FAILED
     return print_result(verified, show_verified, as_json=as_json, code=code)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from cyclopts import Group
 
 from pipeline.cache import cache_dir
-from pipeline.cli.app import EXIT_COMPLETE, EXIT_FAILED, print_result, shown_by, spec_in
+from pipeline.cli.app import Exit, print_result, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile
 from pipeline.cli.verbs import imports_of_torch, verb
 from pipeline.options import EvalOptions, FitOptions, ReviewOptions
@@ -34,7 +34,7 @@ def evaluate(
 
     with spec_in(spec_file) as spec:
         evaluation = evaluate(spec, options, cache_dir=cache_dir())
-    code = EXIT_COMPLETE if evaluation.passed and evaluation.is_judged else EXIT_FAILED
+    code = Exit.COMPLETE if evaluation.passed and evaluation.is_judged else Exit.FAILED
     return print_result(evaluation, show_evaluation, as_json=as_json, code=code)
 
 
@@ -63,13 +63,7 @@ def fit(
 
 
 @verb(IMPROVE, 0)
-def review(
-    spec_file: SpecFile,
-    /,
-    *,
-    options: ReviewOptions,
-    as_json: AsJson = False,
-) -> int:
+def review(spec_file: SpecFile, /, *, options: ReviewOptions, as_json: AsJson = False) -> int:
     """Show a page on which people label documents; no model is needed.
 
     Every answer is on the disk before the next document is shown. The same command goes on where

@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING
 from cyclopts import Group
 
 from pipeline.cache import cache_dir
-from pipeline.cli.app import (
-    EXIT_COMPLETE,
-    EXIT_FAILED,
-    EXIT_INCOMPLETE,
-    new_app,
-    print_result,
-    shown_by,
-    spec_in,
-)
+from pipeline.cli.app import Exit, new_app, print_result, shown_by, spec_in
 from pipeline.cli.parameters import AsJson, SpecFile, Verb, with_flags, words_of
 from pipeline.errors import option_error
 from pipeline.options import InitOptions, RunOptions
@@ -107,8 +99,8 @@ def run(
         result = judged_run(
             spec, cache_dir=cache_dir(), address=address, options=options, announce=announce
         )
-    code = EXIT_COMPLETE if result.complete else EXIT_INCOMPLETE
-    code = EXIT_FAILED if result.reasons else code
+    code = Exit.COMPLETE if result.complete else Exit.INCOMPLETE
+    code = Exit.FAILED if result.reasons else code
     return print_result(result, partial(show_run, spec_file=spec_file), as_json=as_json, code=code)
 
 
@@ -159,7 +151,7 @@ def _submit_and_follow(spec: JobSpec, address: str, flags: Sequence[str]) -> int
             client.stop_job(id)  # committed files stay
             next_step = "is being stopped; run the same command to continue"
         print(f"assay: {id} {next_step}", file=sys.stderr)
-        return EXIT_INCOMPLETE
+        return Exit.INCOMPLETE
     finally:
         log.close()
     if code := exit_code(job):
@@ -201,7 +193,7 @@ def check(
                 from pipeline.verbs.check import check
             findings = check(spec, cache_dir=cache_dir(), documents=documents, announce=announce)
     show = partial(show_findings, prompts=prompts)
-    code = EXIT_COMPLETE if findings.exactness.exact else EXIT_FAILED
+    code = Exit.COMPLETE if findings.exactness.exact else Exit.FAILED
     return print_result(findings, show, as_json=as_json, code=code)
 
 

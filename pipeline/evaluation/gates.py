@@ -45,6 +45,13 @@ class Decision:
     passed: bool
     not_judged: str | None = None  # why the gold says nothing about it
 
+    @property
+    def words(self) -> str:
+        """Whether the gate passes, and the value, or why there is none."""
+        value = "undefined" if self.value is None else f"{self.value:.4f}"
+        found = f"not judged: {self.not_judged}" if self.not_judged else f"it is {value}"
+        return f"{'passed' if self.passed else 'FAILED'}: {self.gate} ({found})"
+
 
 def parse_gate(written: str, tasks: Mapping[str, TaskSpec], place: str = "publish.gates") -> Gate:
     """The gate, for one of the spec's tasks; SpecError if it is malformed.

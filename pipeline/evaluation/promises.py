@@ -1,8 +1,7 @@
 """What a cheap answer may decide, with a promise that a uniform sample of documents proves.
 
-Entry points: `Judged` compares the answers of stages of a cascade and makes rules of one half of a
-sample, `wrong_by_rule` says what they decide wrongly, and `prove` takes the cheapest rule whose
-promise the other half proves.
+Entry point: `Judged` compares the answers of stages of a cascade, makes rules of one half of a
+sample, and takes the cheapest rule whose promise the other half proves.
 
 A document that the rule does not decide has the whole model's answer. The rules are fixed before
 the other half is looked at. They are tested one after the other, the most careful one first, until
@@ -77,28 +76,12 @@ class Proof:
 
     rule: int
     shares: Mapping[str, Share]  # by name; of groups, `NAME (GROUP)`
+    decided: float  # the share of the documents that the rule decides; 0 without one
 
 
 def proved_share(errors: int, trials: int, confidence: float) -> float:
     """The smallest share of successes that the counts do not refute (Clopper and Pearson)."""
     return 0.0 if errors >= trials else float(1 - beta.ppf(confidence, errors + 1, trials - errors))
-
-
-def prove(
-    wrong: Iterable[Bools],  # of each rule: [docs] whether it gives a wrong answer itself
-    promise: Promise,
-    positive: Bools | None = None,  # [docs]: by the whole model; for recall and precision
-    groups: Groups | None = None,  # [docs]: the promise is about each group; None: about all
-) -> Proof:
-    """The cheapest rule whose promise these documents prove."""
-    proof: Proof | None = None
-    for number, of_rule in enumerate(wrong):
-        shares = dict(_shares(of_rule, promise, positive, groups))
-        if any(share.proved < share.promised for share in shares.values()):
-            return proof or Proof(-1, shares)
-        proof = Proof(number, shares)
-    assert proof is not None, "no rules"
-    return proof
 
 
 def _shares(
@@ -204,6 +187,24 @@ class Judged:
             each=True,
         )
 
+    def proof(
+        self,
+        rules: Iterable[Thresholds],  # from careful to cheap
+        p: Floats,  # [stages, docs, labels]: of the stages before the last; NaN without an answer
+        whole: Floats,  # [docs, labels]
+        groups: Groups | None = None,  # [docs]: the promise is about each group; None: about all
+    ) -> Proof:
+        """The cheapest rule whose promise these documents prove."""
+        proof: Proof | None = None
+        positive = self.positive(whole)
+        for number, (decided, wrong) in enumerate(wrong_by_rule(rules, self, p, whole)):
+            shares = dict(_shares(wrong, self.promise, positive, groups))
+            if any(share.proved < share.promised for share in shares.values()):
+                return proof or Proof(-1, shares, 0.0)
+            proof = Proof(number, shares, float(decided.mean()))
+        assert proof is not None, "no rules"
+        return proof
+
 
 def _platt(x: Floats, right: Bools) -> tuple[float, float]:
     """The slope and the offset of a logistic regression with Platt's targets; it rises."""
@@ -224,9 +225,9 @@ def _platt(x: Floats, right: Bools) -> tuple[float, float]:
 
 
 def wrong_by_rule(
-    rules: Sequence[Thresholds],
+    rules: Iterable[Thresholds],
     judged: Judged,
-    p: Floats,  # [stages, docs, labels]: of the stages before the last; NaN without an answer
+    p: Floats,  # as of `Judged.proof`
     whole: Floats,  # [docs, labels]
 ) -> Iterator[tuple[Bools, Bools]]:  # of each rule: [docs], [docs]
     """Which documents a stage before the last decides, and which of them it decides wrongly.

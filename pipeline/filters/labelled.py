@@ -1,7 +1,7 @@
 """The documents that a spec's last snapshot has labels of, joined with their texts in the input.
 
-Entry points: `LabelledRows` for the rows with columns of the input; `labelled_texts` and
-`labelled_documents` for the texts. A text is read again only if it is the text that was labelled.
+Entry points: `LabelledRows` for the rows with columns of the input; `labelled_documents` for the
+texts. A text is read again only if it is the text that was labelled.
 """
 
 from __future__ import annotations
@@ -133,17 +133,6 @@ def identity_of(contents: Contents) -> dict[str, Any]:
     }
 
 
-def labelled_texts(
-    shard: Shard,
-    options: Options,
-    hashes: pa.Array,  # [docs]: of the texts that were labelled
-    rows: pa.Array,  # [docs]: in the input object
-) -> Iterator[pa.Array]:
-    """The texts of `labelled_documents`: large strings, null where a row has no text."""
-    for documents in labelled_documents(shard, options, hashes, rows):
-        yield documents.column("text").combine_chunks()
-
-
 def labelled_documents(
     shard: Shard,
     options: Options,
@@ -184,8 +173,3 @@ def labelled_documents(
 def with_text(rows: pa.RecordBatch, texts: pa.Array) -> pa.RecordBatch:
     """The rows of `open_labels` with the column `TEXT_COLUMN` before the tasks."""
     return rows.add_column(len(DOCUMENT_SCHEMA), pa.field(TEXT_COLUMN, pa.large_string()), texts)
-
-
-def with_text_schema(rows: pa.Schema) -> pa.Schema:
-    """The schema of `with_text`."""
-    return rows.insert(len(DOCUMENT_SCHEMA), pa.field(TEXT_COLUMN, pa.large_string()))

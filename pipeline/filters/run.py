@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from pipeline.errors import FailedRowsError, Option
 from pipeline.filters.decisions import Decisions, decided
-from pipeline.filters.labelled import identity_of, labelled_texts
+from pipeline.filters.labelled import identity_of, labelled_documents
 from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.result import Files, FilterResult, Written, result_of, stop_words
@@ -190,8 +190,8 @@ def split_shard(
     dropped = documents["_dropped"].combine_chunks()
     hashes, rows = (documents[name].combine_chunks() for name in ("content_hash", "row"))
     texts, first = [], 0
-    for part in labelled_texts(shard, options, hashes, rows):
-        texts.append(part.filter(dropped.slice(first, len(part))))
+    for part in labelled_documents(shard, options, hashes, rows):
+        texts.append(part["text"].combine_chunks().filter(dropped.slice(first, len(part))))
         first += len(part)
     gone, schema = documents.filter(dropped), rule.labelled.answers_schema
     table = gone.select(schema.names).cast(schema)

@@ -59,7 +59,8 @@ class SideTable:
             if name not in kinds:
                 place = f"{PLACE}.on" if name == spec.on else PLACE
                 raise SpecError([Problem(place, f"there is no such column; {has}", name)])
-        if not _may_be_key(kinds[spec.on]):
+        may_be_keys = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
+        if not any(is_kind(kinds[spec.on]) for is_kind in may_be_keys):
             fix = f"is {kinds[spec.on]} there; name a column of strings or whole numbers"
             raise SpecError([Problem(f"{PLACE}.on", fix, spec.on)])
         if format == "csv":  # — an id is as it is written: 007 is not 7
@@ -106,8 +107,3 @@ def _reading(path: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, duckdb.InvalidInputException) as error:
         raise StorageError(f"{path}: cannot be read: {one_line(error)}") from error
-
-
-def _may_be_key(kind: pa.DataType) -> bool:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)
-    return any(is_kind(kind) for is_kind in kinds)

@@ -79,19 +79,14 @@ def matching_snapshot(
         )
     problems, now = [], limited(job, newest.get("limit")).fp
     for task in names:
-        fp, since = _fp(newest, task), f"since snapshot {newest['number']}"
+        fp, number = _fp(newest, task), newest["number"]
         if fp is None:
-            fix = f"snapshot {newest['number']} has no answers to it; run: assay run SPEC"
+            fix = f"snapshot {number} has no answers to it; run: assay run SPEC"
             problems.append(Problem(f"tasks.{task}", fix))
         elif fp != now[task]:
-            then = stored_version(store, task, fp).of_all.content.get("task", {})
-            asked = job.fingerprints[task].content.get("task", {})
-            what = f"the question of {task}"
-            if then.get("question") == asked.get("question"):
-                what = f"the model, the prompt, the labels or the readout of {task}"
-            problems.append(
-                Problem(f"tasks.{task}", f"{what} changed {since}; run: assay run SPEC")
-            )
+            changes = job.fingerprints[task].changes(stored_version(store, task, fp))
+            fix = f"{', '.join(changes)} changed since snapshot {number}; run: assay run SPEC"
+            problems.append(Problem(f"tasks.{task}", fix))
     fix = "no snapshot has the current fingerprints of all of them; run: assay run SPEC"
     raise SpecError(problems or [Problem("tasks", fix, names)])
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import computed_field
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
-from pipeline.evaluation.promises import Judged, Proof, prove, wrong_by_rule
+from pipeline.evaluation.promises import Judged, Proof
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.hashes import canonical_json, parse_json, sha256_hex
 from pipeline.ledger.cells import committed, stored_fps, stored_version
@@ -185,9 +185,17 @@ def wrong_certificates(store: Store, snapshot: Contents) -> Iterator[Damage]:
 def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Proof:
     """What the stored answers prove of the certificate's rule, and of the more careful ones."""
     of_task, kind = snapshot.tasks[certificate.task], _kind(snapshot, certificate.task)
-    labels = list(of_task.labels)
-    judged = Judged.of(labels, kind, certificate.promise)
-    p = np.stack([_answers(store, snapshot, certificate, raw) for raw in certificate.stages])
+    judged = Judged.of(of_task.labels, kind, certificate.promise)
+    # The rows of the second half, of each shard that has documents of the sample.
+    second = {
+        shard.sid: drawn[~is_first]
+        for shard in snapshot.shards
+        for drawn, is_first in [drawn_rows(shard.sid, shard.rows, certificate.draw)]
+        if len(drawn)
+    }
+    p = np.stack(
+        [_answers(store, snapshot, certificate, raw, second) for raw in certificate.stages]
+    )
     p = p[:, ~np.isnan(p[-1]).any(axis=1)]
     cheap, whole = p[:-1], p[-1]
     assert certificate.thresholds is not None, certificate.task
@@ -195,9 +203,8 @@ def _computed(store: Store, snapshot: Contents, certificate: Certificate) -> Pro
         *judged.rules(np.array(certificate.curves))[: certificate.rule],
         certificate.thresholds,
     ]
-    wrong = (of_rule for _, of_rule in wrong_by_rule(rules, judged, cheap, whole))
     groups = np.array(certificate.groups) if certificate.groups else None
-    return prove(wrong, judged.promise, judged.positive(whole), groups)
+    return judged.proof(rules, cheap, whole, groups)
 
 
 def _kind(snapshot: Contents, task: str) -> str:
@@ -209,19 +216,17 @@ def _kind(snapshot: Contents, task: str) -> str:
 
 
 def _answers(
-    store: Store, snapshot: Contents, certificate: Certificate, raw: str
+    store: Store,
+    snapshot: Contents,
+    certificate: Certificate,
+    raw: str,
+    rows_of: Mapping[str, NDArray[np.int64]],  # by shard
 ) -> NDArray[np.float64]:  # [docs, labels]
-    """What a stage answered about the second half of the sample."""
+    """What a stage answered about these rows."""
     task = certificate.task
     when, *_ = _conditions(stored_version(store, task, snapshot.tasks[task].fp))
     asked = when, None, drawn_below(certificate.draw)
-    # The rows of each shard that has documents of the sample.
-    second = dict[str, NDArray[np.int64]]()
-    for shard in snapshot.shards:
-        drawn, is_first = drawn_rows(shard.sid, shard.rows, certificate.draw)
-        if len(drawn):
-            second[shard.sid] = drawn[~is_first]
-    labels, missing = list(snapshot.tasks[task].labels), dict(second)
+    labels, missing = list(snapshot.tasks[task].labels), dict(rows_of)
     parts = dict[str, NDArray[np.float64]]()
     for fp in stored_fps(store, task):
         version = stored_version(store, task, fp)
@@ -235,7 +240,7 @@ def _answers(
         raise StorageError(
             f"{store.url}: has no answers of a stage about shard {next(iter(missing))}"
         )
-    return np.concatenate([parts[sid] for sid in second])
+    return np.concatenate([parts[sid] for sid in rows_of])
 
 
 def _conditions(version: Fingerprint) -> tuple[Any, Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from pipeline.evaluation.intervals import Figure
 from pipeline.evaluation.metrics import MULTI_HEADLINES, LabelScore
@@ -18,7 +19,6 @@ from pipeline.verbs.doubts import shared_doubts
 from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
 SHOWN_ISSUES = 10
-FITTED_BY = "the readout"
 _TEXT_CHARS = 400
 WIDE_LABELS = 12  # a confusion matrix of more labels is too wide to be read
 GIVERS = {
@@ -74,10 +74,7 @@ def show_evaluation(evaluation: Evaluation) -> Iterator[Part]:
         if section.issues:
             yield issue_grid(section.issues, SHOWN_ISSUES)
     yield from warnings(_not_in_corpus(evaluation))
-    for decision in evaluation.gates:
-        verdict, reason = "passed" if decision.passed else "FAILED", decision.not_judged
-        value = f"it is {number(decision.value)}" if reason is None else f"not judged: {reason}"
-        yield f"{verdict}: {decision.gate} ({value})"
+    yield from (decision.words for decision in evaluation.gates)
     if evaluation.against is not None:
         yield from _against(evaluation, evaluation.against)
 
@@ -88,12 +85,7 @@ def _against(evaluation: Evaluation, against: Against) -> Iterator[Part]:
     yield {"against": f"{against.output}, snapshot {against.snapshot:08d} of {against.spec}"}
     for task, pair in against.tasks.items():
         rows = [
-            (
-                _NAMES[metric],
-                number(both.value),
-                number(both.other),
-                interval(both.difference),
-            )
+            (_NAMES[metric], number(both.value), number(both.other), interval(both.difference))
             for metric, both in pair.figures.items()
         ]
         names = ("", evaluation.spec, against.spec, "difference (95 % interval)")
@@ -135,10 +127,8 @@ def sections(evaluation: Evaluation) -> Iterator[Section]:
 
 def _by_task(evaluation: Evaluation) -> dict[str, list[TaskEvaluation]]:
     """The evaluation of each task, or those of its labels."""
-    parts: dict[str, list[TaskEvaluation]] = {}
-    for part in evaluation.tasks.values():
-        parts.setdefault(task_of(part.task), []).append(part)
-    return parts
+    parts = groupby(evaluation.tasks.values(), lambda part: task_of(part.task))
+    return {name: [*own] for name, own in parts}
 
 
 def _main(figures: Mapping[str, Figure]) -> dict[str, Figure]:
@@ -208,7 +198,7 @@ def _row_counts(task: TaskEvaluation) -> str:
         parts.append(f"{rows.not_in_corpus:,} not in the corpus")
     parts += [f"{n:,} without an answer ({status})" for status, n in rows.unanswered.items()]
     if rows.fitted:
-        parts.append(f"{rows.fitted:,} left out, because {FITTED_BY} was fitted to them")
+        parts.append(f"{rows.fitted:,} left out, because the readout was fitted to them")
     if rows.evaluated and task.scores is None:
         parts.append(f"{rows.evaluated:,} are too few to judge (of {LEAST_ROWS})")
     return ", ".join(parts)

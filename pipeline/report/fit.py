@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import yaml
 
@@ -27,9 +28,8 @@ def show_fit(fit: Fit, *, spec_file: str = "SPEC") -> Iterator[Part]:
     The labels of a task of kind `multi` are one table, at the position and layer of each.
     """
     yield [*_gold(fit)]
-    parts: dict[str, list[TaskFit]] = {}
-    for task in fit.tasks:
-        parts.setdefault(task_of(task.task), []).append(task)
+    by_task = groupby(fit.tasks, lambda task: task_of(task.task))
+    parts = {name: [*own] for name, own in by_task}
     for name, own in parts.items():
         if name == own[0].task:
             yield from ("", _positions(own[0]), "", _layers(own[0]), "", [*_facts(own[0])])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.report.console import Grid, Part, number, printed
+from pipeline.report.console import Grid, Part, printed
+from pipeline.review.view import pair_words
 from pipeline.verbs.review import Reviewed
 
 
@@ -15,6 +16,7 @@ def show_reviewed(reviewed: Reviewed, *, command: str) -> Iterator[Part]:
     if reviewed.labels:
         counts_of_labels = (f"{count:,} {name}" for name, count in reviewed.by_label.items())
         facts.append(("by label", ", ".join(counts_of_labels)))
+    facts += [("agreement", pair_words(pair)) for pair in reviewed.agreements]
     yield facts
     if len(reviewed.people) > 1:
         yield ""
@@ -24,13 +26,5 @@ def show_reviewed(reviewed: Reviewed, *, command: str) -> Iterator[Part]:
             for name, counts in reviewed.people.items()
         ]
         yield Grid("People", ("person", "labels", "skipped", "flagged"), rows)
-    if reviewed.agreements:
-        yield ""
-        both = [
-            (*pair.people, f"{pair.documents:,}", f"{pair.alike:,}", number(pair.kappa))
-            for pair in reviewed.agreements
-        ]
-        names = ("person", "other person", "documents", "alike", "kappa")
-        yield Grid("Agreement of people", names, both, texts=2)
     if reviewed.labels:
         yield from ("", f"next: {command}")

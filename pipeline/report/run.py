@@ -26,8 +26,9 @@ def show_run(run: RunResult, *, spec_file: str = "SPEC") -> Iterator[Part]:
         yield from ("", *comparison_parts(run.diff))
     if run.previous is not None or run.gates:
         yield ""
-        yield [*_judgement(run)]
-        yield from (f"  {reason}" for reason in run.reasons)
+        yield {"verdict": _verdict(run)}
+        passed = (decision.words for decision in run.gates if decision.passed)
+        yield from (f"  {line}" for line in (*passed, *run.reasons))
     yield from warnings(run.warnings)
     if run.snapshot is not None:
         yield from ("", f"next: assay export {shlex.quote(spec_file)} --head 10")
@@ -90,14 +91,6 @@ def _labelled(run: RunResult) -> str:
     words = f"{run.documents_labelled:,}; the model read {run.documents_read_by_model:,} of them"
     kept = f", and {run.documents_reused:,} kept the answers that their texts had"
     return words + kept * (run.documents_reused > 0)
-
-
-def _judgement(run: RunResult) -> Iterator[tuple[str, str]]:
-    """Each gate, and whether the snapshot was published."""
-    for decision in run.gates:
-        value = "undefined" if decision.value is None else f"{decision.value:.4f}"
-        yield f"gate {decision.gate}", f"{value}, {'passes' if decision.passed else 'FAILS'}"
-    yield "verdict", _verdict(run)
 
 
 def _verdict(run: RunResult) -> str:

@@ -1,4 +1,7 @@
-"""The plan of a run, without the run. Entry point: `dry_run`. Must import neither torch nor Ray."""
+"""The plan of a run, without the run. Must import neither torch nor Ray.
+
+Entry points: `dry_run`, and `planned_output` with the job and the store of the plan.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from pipeline.cache import cache_dir as default_cache_dir
 from pipeline.ledger.text_index import text_hashes
 from pipeline.options import WorkOptions
 from pipeline.runtime.conditions import inside, limit_of
-from pipeline.runtime.job import job_of_output, limited
+from pipeline.runtime.job import Job, job_of_output, limited
 from pipeline.runtime.plan import Plan, plan, plan_reuse, reads_little, stored_files
 from pipeline.sources.source import read_documents
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.store import open_store
+from pipeline.stores.store import Store, open_store
 
 
 def dry_run(
@@ -47,9 +50,14 @@ def dry_run(
         >>> dry_run(load_spec("my.yaml")).missing_rows
         0
     """
+    return planned_output(spec, options, cache_dir or default_cache_dir())[-1]
+
+
+def planned_output(spec: JobSpec, options: WorkOptions, cache_dir: Path) -> tuple[Store, Job, Plan]:
+    """As `dry_run`, with the store of the output, and the job under the condition of the run."""
     store = open_store(spec.output, spec.storage_options)
     limit, of_input = limit_of(options.sample, options.where), spec.input.storage_options
-    job = limited(job_of_output(spec, store, cache_dir or default_cache_dir()), limit)
+    job = limited(job_of_output(spec, store, cache_dir), limit)
     planned = plan(job, store, retry_failed=options.retry_failed, keep=False)
     # — also shards that were read before: a documents file does not say what a condition accepts
     shards = {work.shard.id: work.shard for work in planned.work_items if not work.retry}
@@ -74,4 +82,4 @@ def dry_run(
     if stored.by_version:
         texts = ((sid, read[sid]) for sid in stored.new & read.keys())
         planned = plan_reuse(job, store, planned, stored, texts, keep=False)
-    return planned
+    return store, job, planned

@@ -12,7 +12,6 @@ from pipeline.errors import Option, SpecError, option_error
 from pipeline.evaluation.metrics import Paired, paired
 from pipeline.gold.answers import JudgedRows, answers_for, judged_rows, matching_snapshot
 from pipeline.gold.labels import Gold
-from pipeline.options import EvalOptions
 from pipeline.spec.parse import load_spec
 from pipeline.stores.store import open_store
 
@@ -31,7 +30,6 @@ def compared(
     file: str,
     gold: Gold,
     judged: Mapping[str, JudgedRows],  # by task, or label of kind `multi`
-    options: EvalOptions,
     cache_dir: Path,
 ) -> Against:
     """How the answers of the spec in a file to the judged rows compare with these.
@@ -64,9 +62,6 @@ def compared(
         )
         if len(rows):
             pairs[name] = paired(
-                own.truth[rows],
-                own.p[rows],
-                other_rows.p[rows_there],
-                values=parts[name].values,
+                own.truth[rows], own.p[rows], other_rows.p[rows_there], values=parts[name].values
             )
     return Against(other.name, store.url, snapshot.number, pairs)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.evaluation.promises import Bools, Groups, Judged, Promise, prove, wrong_by_rule
+from pipeline.evaluation.promises import Bools, Groups, Judged, Promise
 from pipeline.fitted.certificate import Certificate, hash_of
 from pipeline.ledger.counts import Counts
 from pipeline.options import RunOptions
@@ -262,19 +262,14 @@ class _Cascade:
             curves = self.judged.curves(pooled[known], right[known])
             rules = self.judged.rules(curves)
         whole, groups = self.whole.p[second], None if self.groups is None else self.groups[second]
-        answers = [*wrong_by_rule(rules, self.judged, p[:, second], whole)]
-        positive = self.judged.positive(whole)
-        proof = prove([wrong for _, wrong in answers], self.judged.promise, positive, groups)
+        proof = self.judged.proof(rules, p[:, second], whole, groups)
         nothing = replace(self.unproved, documents=len(whole), shares=proof.shares)
         if proof.rule < 0:
             careful = ", ".join(f"{name} {own.proved:.3f}" for name, own in proof.shares.items())
             return replace(nothing, reason=f"the most careful rule proves {careful} alone")
-        decided = float(answers[proof.rule][0].mean())
-        if decided - candidate.cost < LEAST_SAVED:
-            saved = (
-                f"it would decide {decided:.0%} and cost {candidate.cost:.0%} of a whole reading"
-            )
-            return replace(nothing, reason=saved)
+        if proof.decided - candidate.cost < LEAST_SAVED:
+            saved = f"it would decide {proof.decided:.0%} and cost {candidate.cost:.0%}"
+            return replace(nothing, reason=f"{saved} of a whole reading")
         return replace(
             candidate,
             stages=(*(own.fp for own in stages), self.whole.fp),
@@ -283,7 +278,7 @@ class _Cascade:
             curves=tuple(tuple((float(a), float(b)) for a, b in part) for part in curves),
             rule=proof.rule,
             documents=len(whole),
-            decided=decided,
+            decided=proof.decided,
             shares=proof.shares,
             groups=() if groups is None else tuple(groups.tolist()),
         )

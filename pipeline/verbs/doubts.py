@@ -30,14 +30,14 @@ LEAST_MASS = 0.01
 
 
 def label_doubts(
-    labels: Mapping[str, Mapping[str, int]], answered: Mapping[str, int] | None = None
+    labels: Mapping[str, Mapping[str, int]], answered: Mapping[str, int]
 ) -> Iterator[str]:
-    """A line for each task that gives nearly all documents one label; counts are by label.
+    """A line for each task that gives nearly all documents with an answer one label.
 
-    `answered` are the documents with an answer by task, where one may have several labels.
+    The counts are documents, by task and label; a document may have several labels.
     """
     for task, counts in labels.items():
-        documents = sum(counts.values()) if answered is None else answered[task]
+        documents = answered[task]
         most = max(counts.values(), default=0)
         if documents >= LEAST_DOCUMENTS and most >= CONSTANT_SHARE * documents:
             label = next(name for name, count in counts.items() if count == most)

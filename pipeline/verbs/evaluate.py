@@ -192,7 +192,7 @@ def evaluate(
         gates=tuple(_decide(gate, gold, tasks, multi) for gate in gates),
         against=None
         if options.against is None
-        else compared(options.against, gold, judged, options, cache_dir),
+        else compared(options.against, gold, judged, cache_dir),
         gold_ids=() if in_corpus else gold.keys[:SHOWN_IDS],
         corpus_ids=() if in_corpus else tuple(islice(ids, SHOWN_IDS)),
     )

@@ -200,14 +200,14 @@ def _write_folder(table: LabelTable, target: Target) -> tuple[int, int]:
     if todo or MANIFEST not in existing:
         file.write(canonical_json({**manifest, "finished": False}))
 
+    format: TableFormat = "parquet" if layout is None else "jsonl"
+
     def write_one(shard: NamedShard) -> None:
         rows = table.flat(labelled.read(shard, table.shards), shard)
-        if layout is None:
-            write_table(target.below(files[shard.sid][0].name), "parquet", schema, rows)
-            return
-        batches = [*rows]  # — of one shard, for several files
+        # — of one shard, for several files
+        batches: Iterable[pa.RecordBatch] = rows if layout is None else [*rows]
         for each in files[shard.sid]:
-            write_table(target.below(each.name), "jsonl", schema, batches, each.query)
+            write_table(target.below(each.name), format, schema, batches, each.query)
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="export") as pool:
         for _ in pool.map(write_one, todo):

@@ -22,12 +22,7 @@ from pipeline.errors import Option, Problem, SpecError, option_error
 from pipeline.evaluation.intervals import Figure, mean_figure, number_or_none
 from pipeline.evaluation.metrics import score
 from pipeline.evaluation.ordinal import rank_correlations
-from pipeline.evaluation.readout_fitting import (
-    Fitted,
-    GoldStates,
-    fit,
-    row_losses,
-)
+from pipeline.evaluation.readout_fitting import Fitted, GoldStates, fit, row_losses
 from pipeline.fitted.readout import readout_file
 from pipeline.gold.labels import Gold, GoldCounts, read_gold, warn_of_chosen
 from pipeline.gold.values import UNLABELLED, GoldTask
@@ -142,7 +137,10 @@ def fit_readouts(
     _check_counts({n: Counter(t[t != UNLABELLED].tolist()) for n, t in truths.items()}, gold)
     usual = os.path.normpath(os.path.join(folder, "readouts"))
     paths = _paths(spec, tasks.values(), options, usual)
-    job = make_job(_without_files(spec), place(spec.model, this_machine()), cache_dir)
+    # — what the model is asked, without readouts, which may not exist yet
+    bare = tuple(part.model_copy(update={"readout": None}) for part in spec.model_parts)
+    asked = spec.model_copy(update={"tasks": bare})
+    job = make_job(asked, place(spec.model, this_machine()), cache_dir)
     read = read_gold_states(
         job, gold, tasks, layers=options.layers, hold_out=options.hold_out, announce=announce
     )
@@ -156,12 +154,6 @@ def fit_readouts(
     with threadpool_limits(1, user_api="blas"):
         fits = tuple(each for own in parts for each in reading.fits(own, paths))
     return Fit(spec.name, gold.counts, read.left_out, FOLDS, fits)
-
-
-def _without_files(spec: JobSpec) -> JobSpec:
-    """What the model is asked, without readouts, which may not exist yet."""
-    bare = [part.model_copy(update={"readout": None}) for part in spec.model_parts]
-    return spec.model_copy(update={"tasks": tuple(bare)})
 
 
 def readout_path(task: str, *, named: str | None, to: str | None, usual: str) -> str:

@@ -18,13 +18,12 @@ from pipeline.errors import option_error
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.label_files import read_file
 from pipeline.options import WorkOptions
-from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import job_of_output, limited
+from pipeline.runtime.dry_run import planned_output
 from pipeline.runtime.plan import Plan
 from pipeline.spec.model import BYTES_A_TOKEN
 from pipeline.spec.prompts import messages
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.store import Store, open_store
+from pipeline.stores.store import Store
 from pipeline.verbs import ForPeople
 from pipeline.verbs.status import commits, label_files, rate_of_last_run
 
@@ -78,9 +77,7 @@ def forecast(
     """The plan of a run, with its tokens and its time; SpecError as in a run."""
     if price is not None and not 0 < price < inf:
         raise option_error("price", "write a number above 0", price)
-    planned = dry_run(spec, options, cache_dir=cache_dir)
-    store = open_store(spec.output, spec.storage_options)
-    job = limited(job_of_output(spec, store, cache_dir), planned.limit)
+    store, job, planned = planned_output(spec, options, cache_dir)
     missing = {task for work in planned.work_items for task in work.tasks}
     files = label_files(store, job, planned)
     files = files.filter(pc.is_in(files["task"], pa.array(missing, pa.string())))

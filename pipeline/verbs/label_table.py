@@ -15,13 +15,7 @@ import pyarrow as pa
 from pydantic import computed_field
 
 from pipeline.errors import Option
-from pipeline.filters.labelled import (
-    LabelledRows,
-    identity_of,
-    labelled_texts,
-    with_text,
-    with_text_schema,
-)
+from pipeline.filters.labelled import LabelledRows, identity_of, labelled_documents, with_text
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.hashes import canonical_json, sha256_hex
 from pipeline.ledger.flat import FlatColumn, flat_columns, flatten
@@ -76,11 +70,12 @@ class LabelTable:
         """
         labelled = LabelledRows.of(spec, dict.fromkeys(options.columns, Option("columns")))
         warn_of_older_answers(spec, labelled.store, labelled.contents, cache_dir)
-        schema = labelled.schema
-        columns = flat_columns(with_text_schema(schema) if options.with_text else schema)
+        rows = pa.RecordBatch.from_pylist([], labelled.schema)
+        if options.with_text:
+            rows = with_text(rows, pa.array([], pa.large_string()))
         reads_input = options.with_text or options.columns
         shards, new_files = labelled.shards(cache_dir) if reads_input else ({}, 0)
-        return cls(labelled, options, columns, shards, new_files)
+        return cls(labelled, options, flat_columns(rows.schema), shards, new_files)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -107,10 +102,10 @@ class LabelTable:
             return
         start, options = 0, self.labelled.spec.input.storage_options
         hashes, numbers = rows.column("content_hash"), rows.column("row")
-        for texts in labelled_texts(self.shards[shard.sid], options, hashes, numbers):
-            part = rows.slice(start, len(texts))
-            yield flatten(with_text(part, texts), self.columns)
-            start += len(texts)
+        for documents in labelled_documents(self.shards[shard.sid], options, hashes, numbers):
+            part = rows.slice(start, len(documents))
+            yield flatten(with_text(part, documents["text"].combine_chunks()), self.columns)
+            start += len(documents)
 
     def result(
         self, to: str, glob: str, format: TableFormat | TableKind, files: int, created: int

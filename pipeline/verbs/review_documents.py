@@ -8,14 +8,15 @@ from __future__ import annotations
 import importlib
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappush, heappushpop
-from itertools import groupby, islice, repeat
+from itertools import compress, groupby, islice, repeat
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.errors import AssayError, Option, option_error
 from pipeline.filters.inputs import INPUT, input_values
@@ -99,30 +100,19 @@ class Answers:
     """The answers of a snapshot to one task; none without a snapshot that has them."""
 
     def __init__(self, store: Store, contents: Contents | None, task: TaskSpec) -> None:
-        self._store, self._task = store, task
-        self._shards = {}
-        if contents is not None:
-            self._shards = {shard.sid: shard for shard in contents.shards}
-            self._schema = wide_schema(contents, [task.name])
+        self._store, self._contents, self._task = store, contents, task
+        self._shards = {} if contents is None else {shard.sid: shard for shard in contents.shards}
 
-    def of_shard(self, sid: str) -> Callable[[int, str], tuple[float, ...] | None]:
-        """What gives p of a row with this content hash, or None; by the row of the object."""
-        if sid not in self._shards:
-            return lambda _row, _hash: None
-        rows = read_shard(
-            self._store, self._shards[sid], schema=self._schema, tasks=[self._task.name]
-        )
-        p = probabilities(rows.column(self._task.name), tuple(self._task.labels))
-        places = {row: place for place, row in enumerate(rows.column("row").to_pylist())}
-        hashes = rows.column("content_hash")
-
-        def answer(row: int, text_hash: str) -> tuple[float, ...] | None:
-            place = places.get(row)
-            if place is None or hashes[place].as_py() != text_hash or np.isnan(p[place]).any():
-                return None
-            return tuple(p[place].tolist())
-
-        return answer
+    def of_shard(self, sid: str) -> dict[tuple[int, str], NDArray[np.float64]]:
+        """p [labels] of each answered row, by the row of the object and its content hash."""
+        if self._contents is None or sid not in self._shards:
+            return {}
+        name, labels = self._task.name, tuple(self._task.labels)
+        schema = wide_schema(self._contents, [name])
+        rows = read_shard(self._store, self._shards[sid], schema=schema, tasks=[name])
+        p = probabilities(rows.column(name), labels)
+        keys = zip(*(rows.column(key).to_pylist() for key in ("row", "content_hash")), strict=True)
+        return dict(compress(zip(keys, p, strict=True), ~np.isnan(p).any(axis=1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +215,7 @@ def shown_text(text: str) -> str:
 
 def _documents(shard: Shard, rows: Sequence[int], also: Read) -> Iterator[tuple[int, Document]]:
     """These rows (rising, of the object) with a text; no more of the shard is read than needed."""
-    answer = also.answers.of_shard(shard.id)
+    answers = also.answers.of_shard(shard.id)
     for part, own in _parts(shard, rows, also.options):
         left, first = deque(own), part.piece.start_row
         values: Iterator[Sequence[str | None]] = repeat(())
@@ -240,8 +230,9 @@ def _documents(shard: Shard, rows: Sequence[int], also: Read) -> Iterator[tuple[
             for place, of in zip(chosen, taken.to_pylist(), strict=True):
                 if of["status"] == OK:
                     shown = {n: v or "" for n, v in zip(also.columns, columns[place], strict=True)}
-                    text, p = shown_text(of["text"]), answer(first + place, of["content_hash"])
-                    names = of["content_hash"], of["doc_id"]
+                    names, text = (of["content_hash"], of["doc_id"]), shown_text(of["text"])
+                    stored = answers.get((first + place, of["content_hash"]))
+                    p = None if stored is None else tuple(stored.tolist())
                     yield first + place, Document(*names, text, 0, p, columns=shown)
             first += len(documents)
             if not left:

@@ -192,12 +192,7 @@ def judge(
         before = contents(labelled.store, previous)
         if set(before.tasks) & set(candidate.tasks):
             comparison = compare(labelled.store, before, candidate)
-    reasons = tuple(
-        f"gate {decision.gate} fails: the value is "
-        f"{'undefined' if decision.value is None else format(decision.value, '.4f')}"
-        for decision in gates
-        if not decision.passed
-    )
+    reasons = tuple(decision.words for decision in gates if not decision.passed)
     if comparison:
         reasons += exceeded(comparison, limits)
     outcome = labelled if reasons else labelled.published(partial=False)

@@ -22,15 +22,10 @@ from pipeline.ledger.cells import committed, equal_versions, stored_version
 from pipeline.ledger.counts_log import counted
 from pipeline.ledger.keys import label_folders, parse_key
 from pipeline.ledger.snapshot_files import label_files_of
-from pipeline.ledger.snapshots import (
-    Contents,
-    SnapshotTask,
-    contents,
-    headers,
-    last_snapshot,
-)
-from pipeline.runtime.dry_run import dry_run
-from pipeline.runtime.job import Job, job_of_output
+from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, headers, last_snapshot
+from pipeline.options import WorkOptions
+from pipeline.runtime.dry_run import planned_output
+from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
 from pipeline.spec.schema import JobSpec
 from pipeline.stores.store import Store, open_store
@@ -134,9 +129,7 @@ def status(spec: JobSpec, *, cache_dir: Path) -> Status:
         RefusedError: The output is in a store of an unsupported kind.
         StorageError: The input or the output cannot be read.
     """
-    store = open_store(spec.output, spec.storage_options)
-    job = job_of_output(spec, store, cache_dir)
-    planned = dry_run(spec, cache_dir=cache_dir)
+    store, job, planned = planned_output(spec, WorkOptions(), cache_dir)
     number = last_snapshot(store, spec.name)
     last = None if number is None else contents(store, number)
     files = counted(store, label_files(store, job, planned))

@@ -16,14 +16,8 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pipeline.evaluation.promises import Bools, Judged, prove, wrong_by_rule
-from pipeline.evaluation.readout_fitting import (
-    STRENGTHS,
-    Choice,
-    GoldStates,
-    choose,
-    refit,
-)
+from pipeline.evaluation.promises import Bools, Judged
+from pipeline.evaluation.readout_fitting import STRENGTHS, Choice, GoldStates, choose, refit
 from pipeline.fitted.readout import LinearMap, readout_file
 from pipeline.gold.labels import Gold, GoldCounts
 from pipeline.gold.values import GoldTask
@@ -204,12 +198,9 @@ def _places(
         }
         held_out = [choice.held_out for _, choice in best.values()]
         p = held_out[0] if task.kind != "multi" else np.stack([x[:, 0] for x in held_out], axis=1)
-        rules = judged.rules(judged.curves(p, own))
-        answers = [*wrong_by_rule(rules, judged, p[None], own)]
-        proof = prove([wrong for _, wrong in answers], judged.promise, judged.positive(own))
+        proof = judged.proof(judged.rules(judged.curves(p, own)), p[None], own)
         cost = layer / read.all_layers * float(share)
-        decided = float(answers[proof.rule][0].mean()) if proof.rule >= 0 else 0.0
-        yield _Place(read, max_tokens, number, cost, decided - cost, states, best)
+        yield _Place(read, max_tokens, number, cost, proof.decided - cost, states, best)
 
 
 def _written(texts: Texts, task: CascadeTask, best: _Place) -> Taught:

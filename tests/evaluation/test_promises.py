@@ -14,7 +14,7 @@ from scipy.special import softmax
 from scipy.stats import binom, binomtest
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.evaluation.promises import LEVELS, Judged, Promise, prove, proved_share, wrong_by_rule
+from pipeline.evaluation.promises import LEVELS, Judged, Promise, proved_share, wrong_by_rule
 from pipeline.fitted.certificate import Thresholds
 
 Floats = NDArray[np.float64]
@@ -53,8 +53,7 @@ def with_equal_texts(random: np.random.Generator, prevalence: float, labels: int
 def proved_rule(own: Judged, first: Answers, second: Answers) -> Thresholds | None:
     """The cheapest rule of the first half that the second half proves."""
     rules = own.rules(own.curves(*first))
-    wrong = (of for _, of in wrong_by_rule(rules, own, second.cheap[None], second.whole))
-    number = prove(wrong, own.promise, own.positive(second.whole)).rule
+    number = own.proof(rules, second.cheap[None], second.whole).rule
     return rules[number] if number >= 0 else None
 
 
@@ -134,8 +133,8 @@ def test_rules_of_the_first_night_are_tested_again_with_the_documents_of_later_o
             half = (drawn[: len(answers.whole)] * 10).astype(int)
             first, second = (answers.of(np.flatnonzero(half == number)) for number in (0, 1))
             rules = rules or own.rules(own.curves(*first))
-            wrong = (of for _, of in wrong_by_rule(rules, own, second.cheap[None], second.whole))
-            kept += rule <= (proved := prove(wrong, own.promise).rule)
+            proved = own.proof(rules, second.cheap[None], second.whole).rule
+            kept += rule <= proved
             if (rule := min(rule, proved)) < 0:
                 break
             broken[night] += not is_kept(own, rules[rule], answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -17,22 +18,14 @@ from pipeline.filters.result import removed_sql
 from pipeline.filters.rule import FilterRule
 from pipeline.spec.filters import FilterSpec
 
+P = pa.struct([("toxic", pa.float64())])
 SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
         ("row", pa.int64()),
         ("n_chars", pa.int64()),
         ("status", pa.string()),
-        (
-            "toxic",
-            pa.struct(
-                [
-                    ("p", pa.struct([("toxic", pa.float64())])),
-                    ("n_tokens", pa.int32()),
-                    ("status", pa.string()),
-                ]
-            ),
-        ),
+        ("toxic", pa.struct([("p", P), ("n_tokens", pa.int32()), ("status", pa.string())])),
         ("doc", pa.struct([("year", pa.string())])),
     ]
 )
@@ -54,8 +47,8 @@ def rows_of(documents: list[tuple[str, str, float, str | None]]) -> pa.RecordBat
 
 def expected(
     rows: pa.RecordBatch, share: str, smallest: int, on_error: str
-) -> list[tuple[bool, list[str]]]:
-    """Whether each document is dropped, and the reasons."""
+) -> list[tuple[bool, list[str], str]]:
+    """Whether each document is dropped, the reasons, and the reasons with thresholds."""
 
     def threshold(scores: list[float]) -> float:
         return sorted(scores)[len(scores) - int(len(scores) * Fraction(share)) - 1]
@@ -79,11 +72,13 @@ def expected(
         word = "false" if kind is False else "null"
         broken = [c for c, v in zip(CONDITIONS, verdicts, strict=True) if v is kind is not True]
         reasons = [f"keep is {word}: {condition}" for condition in broken]
+        words = [f"keep is {word}: {'; '.join(broken)}"] if broken else []
         if p is not None and p > limit:
             reasons.append(f"drop_top: {SCORE} is above its threshold")
+            words.append(f"drop_top: {SCORE} > {limit:.6g} in {part}")
         if failed is not None:
-            reasons = [f"on_error: {failed}"] if on_error == "drop" else []
-        decisions.append((bool(reasons), reasons))
+            reasons = words = [f"on_error: {failed}"] if on_error == "drop" else []
+        decisions.append((bool(reasons), reasons, "; ".join(words)))
     return decisions
 
 
@@ -110,11 +105,13 @@ def test_the_table_decides_as_plain_python_does_and_what_it_removes_pins_the_thr
     of_each = expected(rows, share, smallest, on_error)
     halves = rows.slice(0, len(rows) // 2), rows.slice(len(rows) // 2)
     with decided(rule, halves, on_error) as table:
-        found = table.rows("select _dropped, _reasons from documents order by row")
+        found = table.rows("select _dropped, _reasons, _why from documents order by row")
+        counts = table.counts("unnest(_reasons)")
         removes = removed_sql(rule, table.thresholds, on_error)
         dropped = [each for n in (0, 1) for each in table.of_shard(n)["_dropped"].to_pylist()]
         kept, gone = table.whole
-    assert found == of_each and dropped == [each for each, _ in of_each]
+    assert found == of_each and dropped == [each for each, *_ in of_each]
+    assert counts == Counter(reason for _, reasons, _ in of_each for reason in reasons)
     assert (gone.documents, gone.chars, gone.tokens) == tuple(n * sum(dropped) for n in (1, 2, 3))
     assert (kept + gone).documents == len(rows)
     with duckdb.connect() as database:

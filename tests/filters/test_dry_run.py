@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 from calls import Assay
-from filtered import (
-    ANSWERED,
-    SCORE,
-    command_of,
-    dropped,
-    filtered_with,
-    ids,
-    kept,
-)
+from filtered import ANSWERED, SCORE, command_of, dropped, filtered_with, ids, kept
 from finished import snapshot_json, write_snapshot
 from reports import REPORT, printed
 
@@ -47,6 +39,7 @@ def test_a_dry_run_of_a_filter_that_stops_says_so_and_ends_as_the_filter_does(
     shown = assay(*command, "--dry-run", code=1).words
     stop = assay(*command, "--to", folder / "to", code=1).err.removeprefix("assay: ").strip()
     assert stop.startswith("3 of 90 documents have no answer (empty 3); ") and stop in shown
+    assert not list((folder / "to").rglob("*.json*"))
     assert "keep is false: toxic.p.toxic < 0.5" in shown
     assert f"removes documents where {values['removes']}" in shown
     # — with another --on-error the filter goes on, and so does its dry run

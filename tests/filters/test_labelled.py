@@ -79,10 +79,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Pa
 
 @pytest.fixture
 def run(
-    labelled: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    assay: Assay,
-    caplog: pytest.LogCaptureFixture,
+    labelled: Path, monkeypatch: pytest.MonkeyPatch, assay: Assay, caplog: pytest.LogCaptureFixture
 ) -> Line:
     """Runs a verb with a changed spec, and returns what it logged and printed."""
     monkeypatch.chdir(labelled)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import product
 from pathlib import Path
 
 import pytest
+from finished import toy_spec
 
 from pipeline.errors import SpecError, StorageError
 from pipeline.filters.layout import Layout, refuse_own_places, relative_paths
 from pipeline.ledger.snapshot_files import NamedFile, NamedShard
-from pipeline.spec.parse import parse_spec
-from pipeline.spec.schema import JobSpec
+from pipeline.spec.parse import spec_of
 
 
 @pytest.mark.parametrize(
@@ -121,27 +120,11 @@ def test_no_two_files_have_one_key() -> None:
     assert layout.kept_key(shard("a.arrow")) == "kept/id/a.0000000000.arrow.parquet"
     assert layout.kept_key(shard("a.warc.wet.gz", 7)).endswith("7.warc.wet.gz.jsonl.zst")
     assert layout.kept_key(shard("a", 7)) == "kept/id/a.0000000007.jsonl.zst"
-    assert layout.kept_suffixes() == [
-        ".PARQUET",
-        ".csv",
-        ".json",
-        ".json.zst",
-        ".jsonl",
-        ".jsonl.gz",
-        ".jsonl.zst",
-        ".parquet",
-        ".tsv.gz",
-    ]
+    suffixes = ".PARQUET .csv .json .json.zst .jsonl .jsonl.gz .jsonl.zst .parquet .tsv.gz"
+    assert layout.kept_suffixes() == suffixes.split()
     for key in map(layout.kept_key, shards):
         assert [key.endswith(suffix) for suffix in layout.kept_suffixes()].count(True) == 1
     assert layout.dropped_key(shard("b/a.jsonl")) == "dropped/id/b/a.jsonl.0000000000.parquet"
-
-
-def spec_of(source: str, output: str) -> JobSpec:
-    model = {"path": "none"}
-    tasks = [{"name": "toxic", "question": "?", "labels": ["a", "b"]}]
-    content = {"name": "job", "model": model, "input": {"path": source}, "output": output}
-    return parse_spec(json.dumps(content | {"tasks": tasks}))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +173,7 @@ def test_what_would_be_labelled_again_is_refused(
     (tmp_path / "link").symlink_to(tmp_path / "in")
     (tmp_path / "to-out").symlink_to(tmp_path / "out")
     source, target = (each.format(at=tmp_path) for each in (path_glob, to))
-    spec = spec_of(source, str(tmp_path / "out"))
+    spec = spec_of(toy_spec(tmp_path, input={"path": source}))
     if told is None:
         refuse_own_places(spec, target)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,29 +11,17 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from filtered import (
-    ANSWERED,
-    SCORE,
-    dropped,
-    filtered_with,
-    ids,
-    labelled,
-    previewed,
-    query,
-    spec_of,
-)
+from filtered import SCORE, dropped, filtered_with, ids, previewed, query, spec_of
 from finished import ROWS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import FailedRowsError
 from pipeline.filters.decisions import OTHERS, Size, decided
-from pipeline.filters.result import FilterResult, Sizes, kept_words, removed_sql
+from pipeline.filters.result import Sizes, kept_words, removed_sql
 from pipeline.filters.rule import FilterRule, SnapshotRule, in_sql
 from pipeline.options import ReportOptions
 from pipeline.spec.filters import FilterSpec
-from pipeline.spec.schema import JobSpec
-from pipeline.verbs.corpus_report import CorpusReport, report_of
+from pipeline.verbs.corpus_report import report_of
 
 LANGUAGES = ("en", "o'hara `x`", "de", None)
 # The columns of each document that decisions need.
@@ -61,12 +48,6 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-def reported(spec: JobSpec, folder: Path) -> tuple[CorpusReport, FilterResult]:
-    report = report_of(spec, None, ReportOptions(to="unused.html"), cache_dir=folder / "cache")
-    assert report.filter is not None
-    return report, report.filter
-
-
 def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[str, Sizes]:
     """By group, what DuckDB says that is kept and dropped; of a rule without, all documents."""
     by = next((clause["by"] for clause in rule.values() if "by" in clause), None)
@@ -91,12 +72,13 @@ def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[
 def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder: Path) -> None:
     rule: dict[str, Any] = {"on_error": on_error, **RULES[name]}
     result, dry = filtered_with(folder, **rule), previewed(folder, **rule)
-    page, report = reported(spec_of(folder, **rule), folder)
+    options = ReportOptions(to="unused.html")
+    page = report_of(spec_of(folder, **rule), None, options, cache_dir=folder / "cache")
     gone = dropped(result)
     assert 0 < len(gone) < 3 * ROWS
     # — DuckDB, with the condition of the result, selects the documents of the dropped files
     assert ids(folder, result.removes) == gone.keys()
-    assert replace(result, written=None) == dry == report
+    assert replace(result, written=None) == dry == page.filter
     # — and the sizes
     by_group = sizes_by_group(folder, RULES[name], result.removes)
     assert {", ".join(group.group.values()): group.sizes for group in result.groups} == by_group
@@ -105,39 +87,8 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     assert result.sizes == Sizes(*page.whole)
     assert (result.documents, result.dropped) == (3 * ROWS, len(gone))
     # — and the reasons
-    assert report.failed == {"empty": 3} and not report.stops
-    assert sum(report.reasons.values()) >= len(gone)
-
-
-@pytest.mark.parametrize("name", ["keep on lines", "all"])
-def test_with_documents_without_an_answer_all_of_them_stop(name: str, folder: Path) -> None:
-    rule: dict[str, Any] = {"on_error": "fail", **RULES[name]}
-    with pytest.raises(FailedRowsError, match=r"3 of 90 documents have no answer \(empty 3\)"):
-        filtered_with(folder, **rule)
-    assert not list((folder / "to").rglob("*.jsonl")) and not (folder / "to/current.json").exists()
-    dry = previewed(folder, **rule)
-    page, report = reported(spec_of(folder, **rule), folder)
-    assert dry == report
-    assert report.stops and report.failed == {"empty": 3}
-    broken = ids(folder, f"({report.removes}) and {ANSWERED}")
-    assert dry.dropped == page.whole[1].documents == len(broken)
-    assert not any(cause.startswith("on_error") for cause in report.reasons)
-
-
-def test_a_report_of_many_groups_shows_the_largest_with_their_own_numbers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = spec_of(folder, **RULES["keep of input"])
-    options = ReportOptions(to="unused.html", by=("topic",))
-    whole = report_of(spec, None, options, cache_dir=folder / "cache")
-    monkeypatch.setattr("pipeline.verbs.corpus_report.MOST_GROUPS", 2)
-    few = report_of(spec, None, options, cache_dir=folder / "cache")
-    assert len(whole.groups) == 4 and few.whole == whole.whole
-    *largest, others = few.groups
-    assert largest == list(whole.groups)[:2] and others == OTHERS
-    for name in largest:
-        assert few.groups[name] == whole.groups[name]
-    assert sum(s.documents for pair in few.groups.values() for s in pair) == 3 * ROWS
+    assert dry.failed == {"empty": 3} and not dry.stops
+    assert sum(dry.reasons.values()) >= len(gone)
 
 
 def test_of_many_groups_the_largest_are_listed_and_the_others_together(
@@ -153,41 +104,6 @@ def test_of_many_groups_the_largest_are_listed_and_the_others_together(
     assert others.threshold is None
     assert [*largest.values()] == [g for g in whole.groups if g.group["topic"] in largest]
     assert sum(group.documents for group in few.groups) == few.documents
-
-
-def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
-    folder: Path,
-) -> None:
-    keep = f"{SCORE} < 0.6 and topic.label <> 'law' and doc.lang = 'en'"
-    top = {"share": 0.5, "of": "topic.p.art", "by": "doc.lang", "smallest": 1}
-    result = filtered_with(folder, keep=keep, drop_top=top)
-    limits = dict(
-        query(
-            folder,
-            f"""select coalesce(lang, 'null'), quantile_disc(topic.p.art::double, 0.5)
-            from labels where {ANSWERED} group by 1""",
-        )
-    )
-    rows = query(
-        folder,
-        f"""select doc_id, coalesce(lang, 'null'), topic.p.art::double,
-            {SCORE} < 0.6, topic.label <> 'law', doc.lang = 'en'
-            from labels where toxic.status = 'ok'""",
-    )
-    parts = keep.split(" and ")
-    reasons, counts = dropped(result), Counter[str]()
-    for id, lang, score, *verdicts in rows:
-        is_above = score > limits[lang]
-        found = "false" if False in verdicts else "null" if None in verdicts else ""
-        of_kind = False if found == "false" else None
-        broken = [part for part, v in zip(parts, verdicts, strict=True) if v is of_kind and found]
-        words = [f"keep is {found}: {'; '.join(broken)}"] if broken else []
-        words += [f"drop_top: topic.p.art > {limits[lang]:.6g} in {lang}"] if is_above else []
-        assert reasons.get(id, "") == "; ".join(words)
-        counts.update(f"keep is {found}: {part}" for part in broken)
-        counts.update(["drop_top: topic.p.art is above its threshold"] if is_above else [])
-    assert result.reasons == {**counts, "on_error: empty": 3}
-    assert any(reason.startswith("keep is null: ") for reason in counts)
 
 
 @settings(max_examples=settings().max_examples // 4)
@@ -267,17 +183,3 @@ def test_the_probabilities_of_a_rule_are_those_of_all_its_parts(folder: Path) ->
     rule = {**RULES["all"], "drop_top": {"share": 0.1, "of": SCORE}}
     found = SnapshotRule.of(spec_of(folder, **rule)).rule.probabilities
     assert found == {("topic", "law"), ("toxic", "toxic"), ("topic", "art")}
-
-
-def test_a_row_on_which_the_rule_fails_is_dropped_with_the_condition_and_counted(
-    tmp_path: Path,
-) -> None:
-    folder = labelled(tmp_path, ("1", "2", "n/a"))
-    wrong = ids(folder, f"lang = 'n/a' and {ANSWERED}")
-    condition = "doc.lang::INT + 0 > 0"
-    keep = f"{SCORE} < 2 and {condition}"
-    reasons = dropped(filtered_with(folder, keep=keep))
-    failed = {id for id, reason in reasons.items() if reason == f"keep is null: {condition}"}
-    assert failed == wrong and len(wrong) > 9
-    assert {id for id in reasons if not reasons[id].startswith("on_error")} == wrong
-    assert previewed(folder, keep=keep).dropped == len(reasons)

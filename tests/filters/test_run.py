@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from filtered import ANSWERED, SCORE, filtered_with, ids, kept_folder, previewed, query, spec_of
-from finished import Corpus, finish, toy_fingerprints
+from finished import finish_folder
 
 from pipeline.errors import FailedRowsError, SpecError, StorageError
 from pipeline.filters.result import FilterResult
@@ -23,8 +23,6 @@ from pipeline.filters.run import filter_corpus
 from pipeline.ledger import rows
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
-from pipeline.sources.source import read_documents
-from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
 
 LANGUAGES = ("en", "de")
@@ -174,24 +172,6 @@ def test_an_input_that_changed_since_is_refused_by_name(own_folder: Path) -> Non
     assert not any(name.startswith(("kept", "filters")) for name in state(own_folder))
 
 
-def test_a_text_that_is_not_the_labelled_one_is_refused(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even where the file's hash was remembered from before."""
-    path = own_folder / "in" / "0.jsonl"
-    path.write_text(path.read_text().replace("0 1 ", "0 9 ", 1))
-    files = (own_folder / "out" / "documents").glob("*.parquet")
-    origins = [json.loads(pq.read_schema(file).metadata[b"assay.shard"]) for file in files]
-    hashes = {origin["path"]: origin["etag"] for origin in origins}
-    source = "pipeline.sources.source"
-    monkeypatch.setattr(f"{source}.content_hash", lambda path, _: hashes[str(path)])
-    monkeypatch.setattr(
-        f"{source}.content_hashes", lambda paths, _: [hashes[str(p)] for p in paths]
-    )
-    with pytest.raises(StorageError, match=r"0\.jsonl: row 1 is not the text that was labelled"):
-        filtered_with(own_folder, keep=KEEP)
-
-
 def add_table(folder: Path, name: str, table: pa.Table, damaged: str = "") -> None:
     """Labels one more file, in which a column's middle page may be broken."""
     path = folder / "in" / name
@@ -209,32 +189,12 @@ def add_table(folder: Path, name: str, table: pa.Table, damaged: str = "") -> No
         data = bytearray(path.read_bytes())
         data[chunk.data_page_offset : chunk.data_page_offset + 30] = b"\xff" * 30
         path.write_bytes(data)
-    store = LocalStore(folder / "out")
-    finish(store, Corpus(folder / "in", folder / "cache").shards(store), toy_fingerprints())
+    finish_folder(folder)
 
 
 IDS, WORDS = [f"p{i}" for i in range(60)], [f"text number {i} " * 5 for i in range(60)]
 
 
-@pytest.fixture
-def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "finished.documents_of",
-        lambda shard: pa.concat_tables(read_documents(shard)).combine_chunks(),
-    )
-
-
-@pytest.mark.usefixtures("any_format")
-def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path) -> None:
-    columns = {"id": IDS, "text": WORDS, "lang": [["en"]] * 60}
-    add_table(own_folder, "z.parquet", pa.table(columns))
-    told = r"has list<.*> there; name a column of strings or numbers"
-    with pytest.raises(SpecError, match=rf"^filter: .*z.parquet {told} \(got 'lang'\)"):
-        filtered_with(own_folder, keep="doc.lang = 'en'")
-    assert not state(own_folder)
-
-
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["a.parquet", "z.arrow"])
 def test_the_rows_of_a_table_without_the_column_are_not_kept_and_are_counted(
     own_folder: Path, name: str
@@ -245,7 +205,6 @@ def test_the_rows_of_a_table_without_the_column_are_not_kept_and_are_counted(
     assert result.reasons["keep is null: doc.lang in ('en', 'de')"] >= 60
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("damaged", ["id", "text", "lang"])
 def test_rows_of_a_damaged_page_are_dropped_and_have_no_value(
     own_folder: Path, damaged: str
@@ -267,7 +226,6 @@ def twins(names: Sequence[str]) -> pa.Table:
     return pa.Table.from_arrays(arrays[: 2 + len(names)], ["id", "text", *names])
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.parquet", "z.arrow", "z.csv"])
 def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
     tmp_path: Path, name: str
@@ -282,19 +240,26 @@ def test_a_table_with_columns_of_one_name_is_kept_with_all_of_them(
         assert (header or pq.read_schema(file).names) == ["id", "text", *names]
 
 
-@pytest.mark.usefixtures("any_format")
-@pytest.mark.parametrize("name", ["z.parquet", "z.csv"])
-def test_a_rule_that_names_one_of_two_columns_of_one_name_is_refused(
-    tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "columns", "line"),
+    [
+        ("z.parquet", {"lang": [["en"]] * 60}, "has list<.*> there; name a column of strings or "),
+        ("z.parquet", ("lang", "lang"), "has 2 such columns; it has: id, lang, lang, text"),
+        ("z.csv", ("lang", "lang"), "has 2 such columns; it has: id, lang, lang, text"),
+        ("z.parquet", ("a, b", ""), "has no such column; it has: '', 'a, b', id, text"),
+    ],
+)
+def test_a_column_that_a_rule_cannot_read_is_named(
+    tmp_path: Path, name: str, columns: Any, line: str
 ) -> None:
-    add_table(tmp_path, name, twins(("year", "year")))
-    with pytest.raises(
-        SpecError, match=rf"{name} has 2 such columns; it has: id, text, year, year"
-    ):
-        filtered_with(tmp_path, keep="doc.year >= '2000'")
+    others = {"id": IDS, "text": WORDS}
+    table = pa.table(others | columns) if isinstance(columns, dict) else twins(columns)
+    add_table(tmp_path, name, table)
+    with pytest.raises(SpecError, match=rf"^filter: .*{name} {line}.* \(got 'lang'\)"):
+        filtered_with(tmp_path, keep="doc.lang = 'en'")
+    assert not state(tmp_path)
 
 
-@pytest.mark.usefixtures("any_format")
 @pytest.mark.parametrize("name", ["z.arrow", "z.csv"])
 def test_a_rule_that_names_columns_that_sql_does_not_tell_apart_is_refused(
     tmp_path: Path, name: str
@@ -315,13 +280,6 @@ def test_the_globs_of_a_folder_with_wildcards_in_its_name_match_its_files_alone(
     current = json.loads((folder / to / "current.json").read_text())
     assert len(ids_in(current["kept"]["globs"], "id")) == 87 == filtered.sizes.kept.documents
     assert len(ids_in(current["dropped"]["globs"], "doc_id")) == 3
-
-
-@pytest.mark.usefixtures("any_format")
-def test_a_name_that_is_not_a_plain_word_is_quoted_in_an_error(tmp_path: Path) -> None:
-    add_table(tmp_path, "z.parquet", twins(("a, b", "")))
-    with pytest.raises(SpecError, match="no such column; it has: '', 'a, b', id, text"):
-        filtered_with(tmp_path, keep="doc.lang = 'en'")
 
 
 def test_what_a_killed_filter_left_is_deleted(folder: Path) -> None:
@@ -347,18 +305,9 @@ def test_a_filter_of_the_same_answers_is_as_complete_as_the_snapshot_is_now(
     own_folder: Path,
 ) -> None:
     assert filtered_with(own_folder, keep=KEEP).complete
-    store = LocalStore(own_folder / "out")
-    shards = Corpus(own_folder / "in", own_folder / "cache").shards(store)
     for missing in (1, 0):
-        finish(store, shards, toy_fingerprints(), missing_files=missing)
+        finish_folder(own_folder, missing_files=missing)
         result = filtered_with(own_folder, keep=KEEP)
         assert result.missing_files == missing and result.complete == (not missing)
         assert result.written is not None and result.written.created == 0
         assert json.loads(Path(result.written.current).read_text())["complete"] == (not missing)
-
-
-def test_a_damaged_label_file_is_one_line(own_folder: Path) -> None:
-    for file in (own_folder / "out" / "labels" / "topic").rglob("*.parquet"):
-        file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(StorageError, match=r"labels/topic/.*\.parquet"):
-        filtered_with(own_folder, keep=KEEP)

@@ -84,17 +84,11 @@ def test_a_changed_table_is_another_filter_and_the_same_one_is_done(own_folder: 
 @pytest.mark.parametrize(
     ("rule", "line"),
     [
-        (
-            {"keep": "joined.flaged"},
-            "filter.join: there is no such column; .* has: doc_id",
-        ),
+        ({"keep": "joined.flaged"}, "filter.join: there is no such column; .* has: doc_id"),
         ({"keep": "joined.note[1] = 'a' and joined.words > 'x'"}, "filter.keep: "),
         ({"keep": KEEP, "join": {"on": "content_hash"}}, "filter.join.on: there is no"),
         ({"keep": KEEP, "join": {"path": "side/none.csv"}}, "filter.join.path: names no file"),
-        (
-            {"keep": KEEP, "join": {"path": "in/*.jsonl", "on": "doc_id"}},
-            "filter.join.on: there",
-        ),
+        ({"keep": KEEP, "join": {"path": "in/*.jsonl", "on": "doc_id"}}, "filter.join.on: there"),
     ],
 )
 def test_a_wrong_join_is_one_line(folder: Path, rule: dict[str, Any], line: str) -> None:

@@ -10,36 +10,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from finished import ROWS, Corpus, finish, toy_fingerprints, toy_spec
+from finished import ROWS, Corpus, finish_folder, toy_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import StorageError
-from pipeline.filters.decisions import (
-    MOST_GROUPS,
-    OTHERS,
-    Decisions,
-    Size,
-    decided,
-    scratch,
-)
+from pipeline.filters.decisions import MOST_GROUPS, OTHERS, Decisions, Size, decided, scratch
 from pipeline.filters.rule import SnapshotRule
 from pipeline.spec.parse import parse_spec
-from pipeline.stores.local import LocalStore
-from pipeline.verbs.corpus_report import (
-    BARS,
-    ShownDocument,
-    bar_counts,
-    examples,
-)
+from pipeline.verbs.corpus_report import BARS, ShownDocument, bar_counts, examples
 
 
 @pytest.fixture
 def rule(tmp_path: Path) -> SnapshotRule:
-    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
-    corpus.write()
-    store = LocalStore(tmp_path / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
+    Corpus(tmp_path / "in", tmp_path / "cache").write()
+    finish_folder(tmp_path)
     keep = {"keep": "toxic.p.toxic < 0.5", "on_error": "keep"}
     return SnapshotRule.of(parse_spec(json.dumps(toy_spec(tmp_path, filter=keep))))
 

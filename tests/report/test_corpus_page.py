@@ -18,10 +18,7 @@ from pipeline.errors import SpecError, StorageError
 from pipeline.integrity.diff import Comparison
 from pipeline.report.charts import HEIGHT, LEAST_SHARE, histogram, histograms
 from pipeline.report.console import json_value
-from pipeline.report.corpus_page import (
-    show_corpus_report,
-    write_report,
-)
+from pipeline.report.corpus_page import show_corpus_report, write_report
 from pipeline.stores.named_files import new_file
 from pipeline.verbs.corpus_report import BARS
 from pipeline.verbs.doubts import report_doubts

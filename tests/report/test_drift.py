@@ -62,25 +62,31 @@ def changed(flipped: int = 0, failing: int = 0, gained: int = 0) -> TaskChange:
     return change_of("ab", before, after, flips, failing=failing)
 
 
+SHIFTED, FLIPPED = "the labels of t shifted: PSI 0.", "the answers of t flipped: those of "
+
+
 @pytest.mark.parametrize(
-    ("change", "verdict"),
+    ("change", "verdict", "reasons"),
     [
-        (changed(), "stable"),
-        (changed(flipped=48), "stable"),
-        (changed(failing=50), "stable"),
-        (changed(flipped=52), "changed"),
-        (changed(flipped=500), "changed"),
-        (changed(flipped=1_000), "changed"),
-        (changed(failing=51), "changed"),
-        (changed(failing=1_000), "changed"),
-        (changed(gained=200), "shifted"),
-        (changed(gained=200, flipped=500), "shifted"),
+        (changed(), "stable", []),
+        (changed(flipped=48), "stable", []),
+        (changed(failing=50), "stable", []),
+        (changed(flipped=52), "changed", [f"{FLIPPED}5.20% of the shared texts differ, and at mo"]),
+        (changed(flipped=500), "changed", [FLIPPED]),
+        (changed(flipped=1_000), "changed", [FLIPPED]),
+        (changed(failing=51), "changed", ["51 rows of t had an answer and fail now: 5.10% of all"]),
+        (changed(failing=1_000), "changed", ["1,000 rows of t had an answer and fail now: 100"]),
+        (changed(gained=200), "shifted", [SHIFTED]),
+        (changed(gained=200, flipped=500), "shifted", [SHIFTED, FLIPPED]),
     ],
 )
-def test_a_task_is_stable_only_if_it_exceeds_no_limit(change: TaskChange, verdict: str) -> None:
+def test_a_task_is_stable_only_if_it_exceeds_no_limit(
+    change: TaskChange, verdict: str, reasons: list[str]
+) -> None:
     comparison = comparison_of(change, 1_000)
     assert drift_line("t", comparison).partition(":")[0] == verdict
-    assert (verdict == "stable") == (not exceeded(comparison, USUAL_LIMITS))
+    for reason, start in zip(exceeded(comparison, USUAL_LIMITS), reasons, strict=True):
+        assert reason.startswith(start)
     assert f"\n{verdict}: PSI" in printed(show_comparison, comparison)
 
 

@@ -24,12 +24,7 @@ from pipeline.gold.answers import JudgedRows, RowCounts
 from pipeline.gold.labels import GoldCounts
 from pipeline.report.console import escape_controls, json_value, truncate
 from pipeline.report.evaluation import sections, show_evaluation
-from pipeline.verbs.evaluate import (
-    Cut,
-    Evaluation,
-    LabelIssue,
-    TaskEvaluation,
-)
+from pipeline.verbs.evaluate import Cut, Evaluation, LabelIssue, TaskEvaluation
 
 HOSTILE = "<script>alert('$x$')</script>\x1b[31m\u202e[red]\n\x00&\"日本"
 HALF = Figure(0.5, 0.3, 0.7)

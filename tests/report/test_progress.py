@@ -211,10 +211,7 @@ def test_a_run_shows_its_plan_once_and_ctrl_c_carries_what_is_kept(
         raise KeyboardInterrupt
 
     kept = "at least 6 of 60 documents are kept"
-    with (
-        pytest.raises(KeyboardInterrupt, match=kept),
-        run_progress(io.StringIO()) as announce,
-    ):
+    with pytest.raises(KeyboardInterrupt, match=kept), run_progress(io.StringIO()) as announce:
         stopped(announce)
     assert messages(caplog) == [
         "starting",

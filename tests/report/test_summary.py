@@ -57,11 +57,6 @@ def test_the_option_is_named_with_what_forbids_it() -> None:
     assert f"stays current; {first} this run" in shown(kept)
 
 
-def test_a_label_does_not_steer_the_terminal() -> None:
-    words = shown(toy_outcome(counted(label="a\x1b[31mb")))
-    assert "\x1b" not in words and "a\\x1b[31mb 100%" in words
-
-
 def test_no_share_is_nothing_or_all_by_rounding() -> None:
     words = shown(toy_outcome(counted(299, rows_empty=1), rows=300))
     assert "status ok 99.67%, empty 0.33%" in words and "in 1 shard " in words

@@ -155,11 +155,7 @@ def test_several_labels_are_marked_by_keys_and_saved_by_enter(tmp_path: Path) ->
 
 def test_two_people_at_once_get_different_rows(tmp_path: Path) -> None:
     file, world = tmp_path / "gold.jsonl", World(task_of())
-    with (
-        opened_browser() as one,
-        opened_browser() as other,
-        review(file) as (_, address),
-    ):
+    with opened_browser() as one, opened_browser() as other, review(file) as (_, address):
         readers = {name: Reader(each, world) for name, each in (("Ann", one), ("Bob", other))}
         for name, reader in readers.items():
             reader.opens(address, name)

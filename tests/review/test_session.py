@@ -167,34 +167,24 @@ def test_mixed_is_diverse_then_uncertain_and_random_in_turn(
             assert rows[place] == min(ranks, key=ranks.__getitem__)
 
 
-@pytest.mark.parametrize("blind", [False, True])
-def test_the_stored_answer_is_on_the_page_and_in_the_file_unless_it_is_blind(
-    blind: bool, file: Path
-) -> None:
-    world = World(task_of(), answered=True)
-    with world.session(file, blind=blind) as session:
-        rows = world.answers(session, "ann", 5)
-        view = view_json(session, "ann")["row"]
-        shown = world.pool.documents[world.pool.rows[view["id"]]].p
-    assert view["p"] == (None if blind else shown)
-    for row, line in zip(rows, lines(file), strict=True):
-        p = None if blind else dict(zip(world.task.labels, world.p[row], strict=True))
-        assert (line["shown"]["p"], line["shown"]["blind"]) == (p, blind)
-
-
-@pytest.mark.parametrize("blind", [False, True])
 @pytest.mark.parametrize("kind", ["choice", "multi", "score"])
-def test_the_page_of_an_audit_shows_no_answer_of_the_model(
-    kind: str, blind: bool, file: Path
+@pytest.mark.parametrize(
+    ("order", "blind"), [("random", False), ("random", True), ("audit", False), ("audit", True)]
+)
+def test_the_stored_answer_is_on_the_page_and_in_the_file_unless_it_is_blind_as_in_an_audit(
+    kind: str, order: str, blind: bool, file: Path
 ) -> None:
-    world = World(task_of(kind), answered=True)
-    with world.session(file, order="audit", blind=blind) as session:
-        world.answers(session, "ann", 60)
-        view = view_json(session, "ann")
-        assert view["row"]["p"] is None and task_json(session, "")["blind"]
-    for line in lines(file):
-        shown = line["shown"]
-        assert (shown["p"], shown["blind"], shown["chosen"]) == (None, True, "audit")
+    world, hidden = World(task_of(kind), answered=True), blind or order == "audit"
+    with world.session(file, order=order, blind=blind) as session:
+        rows = world.answers(session, "ann", 60)
+        view = view_json(session, "ann")["row"]
+        assert task_json(session, "")["blind"] == hidden
+    shown = world.pool.documents[world.pool.rows[view["id"]]].p
+    assert view["p"] == (None if hidden else shown)
+    for row, line in zip(rows, lines(file), strict=True):
+        p = None if hidden else dict(zip(world.task.labels, world.p[row], strict=True))
+        assert (line["shown"]["p"], line["shown"]["blind"]) == (p, hidden)
+        assert (line["shown"]["chosen"] == "audit") == (order == "audit")
 
 
 def test_documents_that_are_read_later_are_shown_too(file: Path) -> None:

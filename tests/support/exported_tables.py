@@ -13,12 +13,11 @@ from typing import Any
 
 import duckdb
 import pytest
-from finished import Corpus, finish, toy_fingerprints, toy_spec
+from finished import Corpus, finish_folder, toy_spec
 from pyiceberg.utils.config import Config
 
 from pipeline.options import ExportOptions
 from pipeline.spec.parse import parse_spec
-from pipeline.stores.local import LocalStore
 from pipeline.verbs import table_exports
 from pipeline.verbs.export import export
 from pipeline.verbs.hub_dataset import write_export
@@ -28,10 +27,8 @@ Row = tuple[Any, ...]
 
 def labelled_with_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A labelled corpus of 90 documents, and a catalog `local` of Iceberg."""
-    corpus = Corpus(tmp_path / "in", tmp_path / "cache")
-    corpus.write()
-    store = LocalStore(tmp_path / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
+    Corpus(tmp_path / "in", tmp_path / "cache").write()
+    finish_folder(tmp_path)
     for name, value in settings(tmp_path).items():
         monkeypatch.setenv(name, value)
     # — which pyiceberg reads when it is imported
@@ -53,12 +50,6 @@ def run(folder: Path, to: str, spec: Mapping[str, Any] | None = None, **options:
     parsed = parse_spec(json.dumps(spec or toy_spec(folder)))
     chosen = ExportOptions(to, **options)
     return write_export(parsed, chosen, cache_dir=folder / "cache", command="assay export")
-
-
-def label_anew(folder: Path, version: str = "2") -> None:
-    """Another snapshot, with other answers to all documents."""
-    corpus, store = Corpus(folder / "in", folder / "cache"), LocalStore(folder / "out")
-    finish(store, corpus.shards(store), toy_fingerprints(version))
 
 
 def expected(folder: Path, **options: Any) -> list[Row]:

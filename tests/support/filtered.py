@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from finished import Corpus, finish, toy_fingerprints, toy_spec
+from finished import Corpus, finish_folder, toy_spec
 
 from pipeline.filters.result import FilterResult
 from pipeline.filters.run import filter_corpus, preview
@@ -17,7 +17,6 @@ from pipeline.ledger.dataset import open_labels
 from pipeline.options import FilterOptions
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
-from pipeline.stores.local import LocalStore
 
 ANSWERED = "toxic.status = 'ok' and topic.status = 'ok'"
 SCORE = "toxic.p.toxic"
@@ -34,8 +33,7 @@ def labelled(folder: Path, languages: Sequence[str | None]) -> Path:
         file.write_text("".join(f"{line}\n" for line in lines))
     (corpus.folder / "deep").mkdir()
     (corpus.folder / "1.jsonl").rename(corpus.folder / "deep" / "1.jsonl")
-    store = LocalStore(folder / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
+    finish_folder(folder)
     return folder
 
 

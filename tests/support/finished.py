@@ -22,7 +22,7 @@ from pipeline.ledger.label_files import LabelFile, commit_shard, metadata_of, to
 from pipeline.ledger.snapshots import SnapshotTask, publish, snapshot_numbers
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.shards import Shard
-from pipeline.sources.source import find_objects
+from pipeline.sources.source import find_objects, read_documents
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.schema import Columns
 from pipeline.stores.local import LocalStore
@@ -91,7 +91,9 @@ def finished(store: LocalStore, toy_corpus: Corpus) -> LocalStore:
 
 
 def documents_of(shard: Shard) -> pa.Table:
-    """The shard's documents, read without `source`."""
+    """The shard's documents; those of JSON lines are read without `source`."""
+    if shard.version.format != "jsonl":
+        return pa.concat_tables(read_documents(shard)).combine_chunks()
     lines = Path(shard.path).read_text().splitlines()
     rows = map(json.loads, lines[shard.piece.start_row : shard.piece.end_row])
     return documents_from(RawRow(row["text"], row["id"]) for row in rows)
@@ -134,6 +136,13 @@ def finish(
     tasks = {task: SnapshotTask(of, labels[task]) for task, of in fp.items()}
     done = committed(store, fp, [shard.id for shard in shards])
     return publish(store, name, tasks, shards, done, created_at="2026-11-01T00:00:00Z", **published)
+
+
+def finish_folder(folder: Path, version: str = "1", name: str = "job", **published: Any) -> int:
+    """As `finish`, of the corpus and the output of `toy_spec`; a version has answers of its own."""
+    store = LocalStore(folder / "out")
+    shards = Corpus(folder / "in", folder / "cache").shards(store)
+    return finish(store, shards, toy_fingerprints(version), name, **published)
 
 
 def commit_all(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from finished import finish
+from finished import finish, toy_spec
 from label_tables import label_rows
 from numpy.typing import NDArray
 
@@ -51,9 +51,8 @@ class Known:
 
     def content(self, **rule: Any) -> dict[str, Any]:
         tasks = [{"name": t, "question": "?", "labels": [*each]} for t, each in LABELS.items()]
-        places = {"input": {"path": str(self.folder / "in.jsonl"), "id": "id"}}
-        model = {"model": {"path": "none"}, "output": str(self.folder / "out")}
-        return {"name": "job", **model, **places, "tasks": tasks, "filter": rule}
+        source = {"path": str(self.folder / "in.jsonl"), "id": "id"}
+        return toy_spec(self.folder, input=source, tasks=tasks, filter=rule)
 
     def review(
         self,

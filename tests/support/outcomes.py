@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from finished import toy_spec
 from memory_store import MemoryStore
 
 from pipeline.ledger.cells import Committed, WorkItem
@@ -28,14 +29,8 @@ def toy_job(
     **changes: Any,
 ) -> Job:
     """A job without a model."""
-    content = {
-        "name": "job",
-        "model": {"path": "none"},
-        "input": {"path": "none", "id": "id"},
-        "output": str(output),
-        "tasks": [{"name": t, "question": "?", "labels": list(of)} for t, of in labels.items()],
-        **changes,
-    }
+    tasks = [{"name": t, "question": "?", "labels": list(of)} for t, of in labels.items()]
+    content = toy_spec(Path("none"), **{"output": str(output), "tasks": tasks, **changes})
     placement, files = Placement("cpu", "float32", 1, 1), ModelFiles("folder", "", None, {}, 0)
     spec = parse_spec(json.dumps(content))
     reader = Reader(

@@ -38,7 +38,7 @@ def test_a_spec_without_such_answers_is_named(bench: Bench) -> None:
         content.replace("name: toxic", "name: rude").replace("name: topic", "name: theme"): (
             "--against: has no task toxic or topic with the same labels"
         ),
-        content.replace("question: ", "question: Now, "): f"{other}: the question of t",
+        content.replace("question: ", "question: Now, "): f"{other}: question changed since",
         "name: [": f"{other}: is not plain YAML",
     }
     for text, line in cases.items():

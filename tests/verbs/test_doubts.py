@@ -17,12 +17,7 @@ from pipeline.ledger.counts import Counts
 from pipeline.report.run import show_run
 from pipeline.runtime.outcome import Tally
 from pipeline.verbs.check import AnswerFacts
-from pipeline.verbs.doubts import (
-    LEAST_DOCUMENTS,
-    check_doubts,
-    evaluation_doubts,
-    label_doubts,
-)
+from pipeline.verbs.doubts import LEAST_DOCUMENTS, check_doubts, evaluation_doubts, label_doubts
 from pipeline.verbs.evaluate import TaskEvaluation
 from pipeline.verbs.run import RunResult
 
@@ -38,7 +33,8 @@ from pipeline.verbs.run import RunResult
     ],
 )
 def test_one_label_for_nearly_all_documents_is_named(counts: dict[str, int], named: bool) -> None:
-    lines = list(label_doubts({"other": {"a": 200, "b": 200}, "toxic": counts}))
+    answered = {"other": 400, "toxic": sum(counts.values())}
+    lines = list(label_doubts({"other": {"a": 200, "b": 200}, "toxic": counts}, answered))
     assert len(lines) == named
     if named:
         start = f"toxic: {counts['clean']} of 400 documents have the label 'clean'."
@@ -52,7 +48,7 @@ def test_a_run_prints_the_doubt_after_its_summary() -> None:
     line = "warning: t: 60 of 60 documents have the label '[b]'."
     result = RunResult.of(outcome)
     assert line in printed(show_run, result)
-    assert list(result.warnings) == list(label_doubts(tally.n.labels))
+    assert list(result.warnings) == list(label_doubts(tally.n.labels, tally.n.by("answered")))
 
 
 def evaluated(p_of_truth: float) -> TaskEvaluation:

@@ -156,7 +156,7 @@ def test_a_gold_column_that_no_task_reads_is_named_where_a_task_has_no_gold(benc
 def test_answers_to_another_question_are_not_evaluated(bench: Bench) -> None:
     gold, before = bench.write(bench.gold()), bench.spec.read_text()
     bench.spec.write_text(before.replace("Rude?", "Ruder?"))
-    changed = "tasks.toxic: the question of toxic changed since snapshot 1; run: assay run SPEC"
+    changed = "tasks.toxic: question changed since snapshot 1; run: assay run SPEC"
     assert bench.evaluate(gold, code=2).error.startswith(changed)
     # the other task is asked as before, so it can be scored alone
     bench.evaluate(gold, "--task", "topic")

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pytest
 from calls import Assay
 from data_fixtures import Row
 from filtered import labelled
-from finished import LABELS, Corpus, commit_all, finish, toy_fingerprints, toy_spec
+from finished import LABELS, Corpus, commit_all, finish, finish_folder, toy_fingerprints, toy_spec
 from servers import Server
 
 from pipeline.errors import SpecError, StorageError
@@ -23,7 +22,7 @@ from pipeline.ledger.cells import committed
 from pipeline.ledger.cuts import load_or_cut
 from pipeline.ledger.snapshots import SnapshotTask, publish
 from pipeline.options import ExportOptions
-from pipeline.sources.source import find_objects, read_documents
+from pipeline.sources.source import find_objects
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import Columns, JobSpec
 from pipeline.stores.local import LocalStore
@@ -156,9 +155,7 @@ def test_a_folder_that_an_error_stopped_is_finished_by_the_same_command(folder: 
 def test_an_existing_target_is_replaced_only_where_asked(folder: Path, to: str) -> None:
     first = run(folder, f"to/{to}")
     before = state(folder / "to")
-    store = LocalStore(folder / "out")
-    corpus = Corpus(folder / "in", folder / "cache")
-    assert finish(store, corpus.shards(store), toy_fingerprints("2")) == 2
+    assert finish_folder(folder, "2") == 2
     with pytest.raises(SpecError, match=r"^to: .*--overwrite"):
         run(folder, f"to/{to}")
     assert before == state(folder / "to")
@@ -230,10 +227,6 @@ def test_a_wrong_target_is_named_and_nothing_is_written(
 def test_texts_of_each_kind_of_format_are_those_of_the_rows(
     corpus: Path, rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "finished.documents_of",
-        lambda shard: pa.concat_tables(read_documents(shard)).combine_chunks(),
-    )
     monkeypatch.setattr("pipeline.sources.documents.SLICE_ROWS", 7)  # a shard has several
     names = {"id": "id", "text": "text"}
     store = LocalStore(tmp_path / "out")

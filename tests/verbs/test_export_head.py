@@ -9,13 +9,12 @@ from typing import Any
 import duckdb
 import pytest
 from calls import Assay
-from finished import Corpus, finish, toy_fingerprints, toy_spec
+from finished import Corpus, finish_folder, toy_spec
 
 from pipeline.errors import SpecError
 from pipeline.ledger.dataset import open_labels
 from pipeline.options import ExportOptions
 from pipeline.spec.parse import parse_spec
-from pipeline.stores.local import LocalStore
 from pipeline.verbs.export import TEXT_CHARS, head
 
 HOSTILE = "\x1b[2J\u202ehidden [bold]not markup[/bold] :smile: " + "long " * 500
@@ -30,8 +29,7 @@ def folder(tmp_path: Path) -> Path:
     lines = file.read_text().splitlines()
     lines[14] = json.dumps({"id": "1-\x1b]14", "text": HOSTILE})
     file.write_text("\n".join(lines))
-    store = LocalStore(tmp_path / "out")
-    finish(store, corpus.shards(store), toy_fingerprints())
+    finish_folder(tmp_path)
     (tmp_path / "spec.json").write_text(json.dumps(toy_spec(tmp_path)))
     return tmp_path
 
@@ -83,9 +81,7 @@ def test_the_choice_is_stable_and_spread_over_the_files(folder: Path) -> None:
     ten = rows_of(folder)
     assert len(ten) == 10 and rows_of(folder) == ten
     assert len({row["path"] for row in ten}) == 3
-    store = LocalStore(folder / "out")
-    shards = Corpus(folder / "in", folder / "cache").shards(store)
-    finish(store, shards, toy_fingerprints("2"))
+    finish_folder(folder, "2")
     again = rows_of(folder)  # other answers to the same documents
     assert [row["doc_id"] for row in again] == [row["doc_id"] for row in ten] and again != ten
 
@@ -114,21 +110,6 @@ def test_json_has_flat_columns(folder: Path, assay: Assay) -> None:
     assert (empty["doc_id"], empty["toxic"], empty["toxic_p_clean"]) == ("2-7", None, None)
     assert answered["text"] == texts_of(folder)["2-8"] and answered["toxic_status"] == "ok"
     assert answered["toxic_p_toxic"] + answered["toxic_p_clean"] == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "words, line",
-    [
-        ("", "--to, --head: write --to to write the table, or --head N"),
-        ("--to x.csv --head 3", "--to, --head: write --to"),
-        ("--to x.csv --where true", "--where: is for example rows; add --head N (got 'true')"),
-        ("--head 0", "--head: write a number above 0"),
-        ("--head 3 --layout dolma", "--layout: is for a folder; write --to FOLDER/"),
-        ("--to x.csv --why", "--why: is for example rows; add --head N"),
-    ],
-)
-def test_an_export_is_written_or_its_head_is_shown(words: str, line: str, assay: Assay) -> None:
-    assert assay("export", "s.yaml", *words.split(), code=2).error.startswith(line)
 
 
 def test_a_wrong_condition_is_one_line_that_names_the_option(folder: Path) -> None:

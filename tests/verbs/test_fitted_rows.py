@@ -2,64 +2,46 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from calls import Assay, WriteSpec
+from calls import Assay
+from changing_corpus import Corpus
 from judged import write_rows
-from stages import run_without_ray
 
 from pipeline.gold.fitted_texts import LEAST_ROWS, is_held_out
 
-DOCUMENTS = 120
-
-
-class Corpus:
-    """Documents with random labels, and a spec whose task has a readout of the document."""
-
-    def __init__(self, folder: Path, write_spec: WriteSpec) -> None:
-        source = np.random.default_rng(0)
-        self.folder = folder
-        self.texts = ["".join(source.choice(list("abcdefgh"), 12)) for _ in range(DOCUMENTS)]
-        self.labels = source.choice(["toxic", "clean"], DOCUMENTS).tolist()
-        self._write("corpus", [{"id": f"d{n}", "text": t} for n, t in enumerate(self.texts)])
-        readout = {"question": None, "readout": str(folder / "toxic.safetensors")}
-        self.spec = write_spec(
-            input={"path": str(folder / "corpus.jsonl"), "id": "id"},
-            documents={"max_tokens": 64},
-            tasks=[{"name": "toxic", "labels": ["toxic", "clean"], **readout}],
-            gold={"text": "text"},
-        )
-
-    def gold(self, name: str, rows: range) -> str:
-        """Gold labels of these documents, by text: another file, with other ids."""
-        own = [{"text": self.texts[n], "toxic": self.labels[n]} for n in rows]
-        return self._write(name, [{"id": f"other-{n}", **row} for n, row in enumerate(own)])
-
-    def _write(self, name: str, rows: list[dict[str, str]]) -> str:
-        return write_rows(self.folder / f"{name}.jsonl", rows)
+DOCUMENTS, SOURCE = 120, np.random.default_rng(0)
+TEXTS = ["".join(SOURCE.choice(list("abcdefgh"), 12)) for _ in range(DOCUMENTS)]
+LABELS = SOURCE.choice(["toxic", "clean"], DOCUMENTS).tolist()
 
 
 @pytest.fixture
-def corpus(write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
-    run_without_ray(monkeypatch)
-    return Corpus(tmp_path, write_spec)
+def corpus(modelled: Corpus) -> Corpus:
+    """Documents with random labels, and a spec whose task has a readout of the document."""
+    modelled.write("d", TEXTS)
+    readout = {"question": None, "readout": str(modelled.folder / "toxic.safetensors")}
+    modelled.task = {"name": "toxic", "labels": ["toxic", "clean"], **readout}
+    modelled.settings = {"documents": {"max_tokens": 64}, "gold": {"text": "text"}}
+    return modelled
+
+
+def gold_of(corpus: Corpus, rows: range) -> str:
+    """Gold labels of these documents, by text, with other ids."""
+    own = [{"id": f"other-{n}", "text": TEXTS[n], "toxic": LABELS[n]} for n in rows]
+    return write_rows(corpus.folder / "gold.jsonl", own)
 
 
 def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
     corpus: Corpus, assay: Assay
 ) -> None:
-    gold, page = corpus.gold("gold", range(100)), corpus.folder / "page.html"
-    assay("fit", corpus.spec, "--gold", gold, "--layers", 1)
-    assay("run", corpus.spec)
+    gold, page = gold_of(corpus, range(100)), corpus.folder / "page.html"
+    assay("fit", corpus.spec_file, "--gold", gold, "--layers", 1)
+    corpus.run()
     # — before, the accuracy of random labels was near 1 here
-    content = yaml.safe_load(corpus.spec.read_text())
-    publish = {"gates": ["toxic.accuracy >= 0"]}
-    corpus.spec.write_text(yaml.safe_dump({**content, "publish": publish}))
-    words = corpus.spec, "--gold", gold
+    corpus.settings["publish"] = {"gates": ["toxic.accuracy >= 0"]}
+    words = corpus.spec_file, "--gold", gold
     task = assay("eval", *words, "--json", code=1).json["tasks"]["toxic"]
     assert task["scores"] is None and task["rows"]["fitted"] == 100
     shown = assay("eval", *words, code=1).out
@@ -72,28 +54,24 @@ def test_after_fit_and_run_the_same_gold_judges_nothing_in_any_command(
 
 def test_a_gold_whose_texts_lost_their_line_breaks_is_known(corpus: Corpus, assay: Assay) -> None:
     """A spreadsheet strips them; the documents are found by their ids."""
-    lines = [{"id": f"d{n}", "text": f"{text}\n"} for n, text in enumerate(corpus.texts)]
-    corpus._write("corpus", lines)
-    of_people = [{**row, "text": row["text"].strip()} for row in lines[:100]]
-    for row, label in zip(of_people, corpus.labels, strict=False):
-        row["toxic"] = label
-    gold = corpus._write("gold", of_people)
-    content = yaml.safe_load(corpus.spec.read_text())
-    corpus.spec.write_text(yaml.safe_dump({**content, "gold": {"id": "id"}}))
-    assay("fit", corpus.spec, "--gold", gold, "--layers", 1)
-    assay("run", corpus.spec)
-    task = assay("eval", corpus.spec, "--gold", gold, "--json", code=1).json["tasks"]["toxic"]
+    corpus.write("d", [f"{text}\n" for text in TEXTS])
+    of_people = [{"id": f"d-{n}", "text": TEXTS[n], "toxic": LABELS[n]} for n in range(100)]
+    corpus.settings["gold"] = {"id": "id"}
+    words = corpus.spec_file, "--gold", write_rows(corpus.folder / "gold.jsonl", of_people)
+    assay("fit", *words, "--layers", 1)
+    corpus.run()
+    task = assay("eval", *words, "--json", code=1).json["tasks"]["toxic"]
     assert task["scores"] is None and task["rows"]["fitted"] == 100
 
 
 def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     corpus: Corpus, assay: Assay
 ) -> None:
-    assay("fit", corpus.spec, "--gold", corpus.gold("fitted", range(60)), "--layers", 1)
-    assay("run", corpus.spec)
+    assay("fit", corpus.spec_file, "--gold", gold_of(corpus, range(60)), "--layers", 1)
+    corpus.run()
 
     def judged(*rows: int, code: int = 0) -> Any:
-        words = corpus.spec, "--gold", corpus.gold("some", range(*rows)), "--json"
+        words = corpus.spec_file, "--gold", gold_of(corpus, range(*rows)), "--json"
         return assay("eval", *words, code=code).json["tasks"]["toxic"]
 
     few = judged(60 + LEAST_ROWS - 1, code=1)
@@ -109,11 +87,11 @@ def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
 def test_rows_that_a_fit_holds_out_are_judged_without_being_told(
     corpus: Corpus, assay: Assay
 ) -> None:
-    words = corpus.spec, "--gold", corpus.gold("gold", range(DOCUMENTS))
+    words = corpus.spec_file, "--gold", gold_of(corpus, range(DOCUMENTS))
     report = assay("fit", *words, "--layers", 1, "--json", "--hold-out", 0.4).json
     held_out = report["left_out"]["held out for assay eval"]
     assert 35 <= held_out <= 61 and report["tasks"][0]["rows"] == DOCUMENTS - held_out
-    assay("run", corpus.spec)
+    corpus.run()
     task = assay("eval", *words, "--json").json["tasks"]["toxic"]
     assert task["rows"]["evaluated"] == held_out
 

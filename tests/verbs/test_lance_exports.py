@@ -15,11 +15,10 @@ from exported_tables import (
     expected,
     in_the_middle,
     kill_before_the_commit,
-    label_anew,
     labelled_with_catalog,
     run,
 )
-from finished import LABELS, toy_spec
+from finished import LABELS, finish_folder, toy_spec
 from servers import Server
 
 from pipeline.errors import SpecError
@@ -68,7 +67,7 @@ def files_of(dataset: Path) -> dict[str, int]:
 def test_a_dataset_of_lance_gets_columns_and_its_files_stay(folder: Path, dataset: Path) -> None:
     before, version = files_of(dataset), lance.dataset(dataset).version
     for snapshot in ("1", "2", "1"):
-        label_anew(folder, snapshot)
+        finish_folder(folder, snapshot)
         version += 1
         assert run(folder, f"lance+{dataset}").created == 1
         *labelled, new = labels_of(dataset)
@@ -120,7 +119,7 @@ def test_ids_are_found_whichever_type_they_have(folder: Path) -> None:
         file.unlink()
     lines = [json.dumps({"id": 5 + row, "text": f"text {row}"}) for row in range(9)]
     (folder / "in" / "a.jsonl").write_text("\n".join(lines) + "\n")
-    label_anew(folder)
+    finish_folder(folder, "2")
     lance.write_dataset(pa.table({"id": pa.array([7, 99, 5], pa.float64())}), folder / "a.lance")
     run(folder, f"lance+{folder}/a.lance")
     found = lance.dataset(folder / "a.lance").to_table()["toxic"].to_pylist()
@@ -152,7 +151,7 @@ def test_documents_that_share_an_id_or_have_none_are_refused(
         file.unlink()
     rows = [{"id": id, "text": f"text {number}"} for number, id in enumerate(ids)]
     (folder / "in" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    label_anew(folder)
+    finish_folder(folder, "2")
     lance.write_dataset(pa.Table.from_pylist(rows), folder / "a.lance")
     with pytest.raises(SpecError, match=f"^to: {line}"):
         run(folder, f"lance+{folder}/a.lance")
@@ -163,7 +162,7 @@ def test_a_label_with_a_dot_is_refused_by_name(
     folder: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LABELS, "topic", ("U.S.", "law", "sport"))
-    label_anew(folder)
+    finish_folder(folder, "2")
     with pytest.raises(SpecError, match=r"^to: Lance has no columns with a dot .*topic_p_U\.S\."):
         run(folder, f"lance+{dataset}")
 

@@ -72,7 +72,7 @@ def test_without_new_documents_no_snapshot_is_published(
 
 def test_a_failing_gate_rejects_the_first_snapshot(store: LocalStore, toy_corpus: Corpus) -> None:
     ended = judge(done(store, toy_corpus), refuse, ANYTHING)
-    assert ended.reasons == ("gate toxic.f1 >= 0.8 fails: the value is 0.5000",)
+    assert ended.reasons == ("FAILED: toxic.f1 >= 0.8 (it is 0.5000)",)
     assert not list(store.list("snapshots/"))
 
 
@@ -115,35 +115,6 @@ def test_flipped_answers_are_rejected_and_the_old_snapshot_stays(
     written = json_value(ended)
     assert written["published"] is False and written["diff"]["tasks"]["topic"]["flip_rate"] > 0.05
     assert judge(candidate, None, ANYTHING).snapshot == current(store) == 2
-
-
-@pytest.mark.parametrize("failing, published", [(1, True), (2, False)])
-def test_documents_that_newly_fail_reject_a_snapshot(
-    store: LocalStore, toy_corpus: Corpus, failing: int, published: bool
-) -> None:
-    """30 rows a file, 90 in all: one of each file is 3.3 %, two are 6.7 %."""
-    judge(done(store, toy_corpus), None, USUAL_LIMITS)
-    for file in toy_corpus.folder.glob("*.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        for row in rows[:failing]:
-            row["text"] = None
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ended = judge(done(store, toy_corpus), None, ANYTHING)
-    assert ended.published == published and current(store) == (2 if published else 1)
-    if not published:
-        assert ended.reasons == tuple(
-            f"6 rows of {task} had an answer and fail now: 6.67% of all is above 5.00%"
-            for task in LABELS
-        )
-
-
-def test_a_drifted_corpus_is_rejected(store: LocalStore, toy_corpus: Corpus) -> None:
-    judge(done(store, toy_corpus), None, USUAL_LIMITS)
-    toy_corpus.write(seed=3)
-    ended = judge(done(store, toy_corpus), None, PublishSpec(max_psi=0))
-    assert len(ended.reasons) == 2
-    assert all("shifted: PSI 0." in reason for reason in ended.reasons)
-    assert current(store) == 1
 
 
 def test_an_incomplete_run_is_not_compared(store: LocalStore, toy_corpus: Corpus) -> None:

@@ -22,19 +22,17 @@ from exported_tables import (
     expected,
     in_the_middle,
     kill_before_the_commit,
-    label_anew,
     labelled_with_catalog,
     rows_of,
     run,
 )
-from finished import Corpus, finish, toy_fingerprints, toy_spec
+from finished import finish_folder, toy_spec
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.utils.config import Config
 from servers import Server
 
 from pipeline.errors import SpecError, StorageError, UnavailableError
 from pipeline.stores.file_systems import native_options
-from pipeline.stores.local import LocalStore
 from pipeline.verbs.label_table import ExportResult
 
 
@@ -140,23 +138,22 @@ def test_a_later_snapshot_replaces_its_documents_and_keeps_other_rows(
     run(folder, table.to)
     table.add_stranger()
     [kept] = [row for row in table.all if "of another program" in row]
-    label_anew(folder)
+    finish_folder(folder, "2")
     run(folder, table.to, columns=("id",))
     own = [row for row in table.all if "of another program" not in row]
     assert own == expected(folder, columns=("id",)) and len(table.all) == 91
     [other] = [row for row in table.all if "of another program" in row]
     assert [*other].count(None) == [*kept].count(None) + 1  # the column that it did not have
-    label_anew(folder, "1")  # the answers of the first snapshot again
+    finish_folder(folder, "1")  # the answers of the first snapshot again
     assert run(folder, table.to, columns=("id",)).created == 1 and len(table.all) == 91
 
 
 def test_labels_that_a_table_has_no_longer_are_written_again(folder: Path, table: Table) -> None:
-    corpus, store = Corpus(folder / "in", folder / "cache"), LocalStore(folder / "out")
-    finish(store, corpus.shards(store), toy_fingerprints("3"), "other")
+    finish_folder(folder, "3", "other")
     run(folder, table.to)
     assert run(folder, table.to, {**toy_spec(folder), "name": "other"}).created == 1
     assert run(folder, table.to).created == 1 and table.all == expected(folder)
-    label_anew(folder)
+    finish_folder(folder, "2")
     run(folder, table.to)
     assert table.all == expected(folder)
     table.restore()
@@ -168,8 +165,7 @@ def test_labels_that_a_table_has_no_longer_are_written_again(folder: Path, table
 def test_rows_that_another_export_commits_in_the_middle_are_there_once(
     folder: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus, store = Corpus(folder / "in", folder / "cache"), LocalStore(folder / "out")
-    finish(store, corpus.shards(store), toy_fingerprints("3"), "other")
+    finish_folder(folder, "3", "other")
     wanted, done = expected(folder), []
 
     def act(attempt: int) -> None:
@@ -185,7 +181,7 @@ def test_a_table_that_others_keep_changing_is_left_to_a_later_run(
     folder: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(folder, table.to)
-    label_anew(folder)
+    finish_folder(folder, "2")
     attempts = in_the_middle(monkeypatch, table.add_stranger)
     with pytest.raises(UnavailableError, match="others keep changing the table; run again"):
         run(folder, table.to)
@@ -216,7 +212,7 @@ def test_a_process_that_is_killed_before_the_commit_changes_nothing(
     folder: Path, table: Table
 ) -> None:
     run(folder, table.to)
-    label_anew(folder)
+    finish_folder(folder, "2")
     before, version = table.all, table.version()
     kill_before_the_commit(folder, table.to)
     assert table.version() == version and table.all == before
