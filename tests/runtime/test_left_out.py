@@ -19,8 +19,8 @@ from many_rows import assert_every_row_once, write_many
 from pipeline.errors import AssayError, ModelError, StorageError
 from pipeline.options import RunOptions
 from pipeline.runtime.job import Run
-from pipeline.runtime.mailbox import Letter, Mailbox
-from pipeline.runtime.progress import LABELLING, STARTING_WORKERS, WorkerReport
+from pipeline.runtime.mailbox import Letter
+from pipeline.runtime.progress import STARTING_WORKERS, WorkerReport
 from pipeline.runtime.reading import output_of
 from pipeline.runtime.watch import GRACE_S, Workers
 from pipeline.spec.parse import load_spec
@@ -33,15 +33,6 @@ FULL = StorageError("/cache/models/m: the model cannot be written: the disk is f
 def letter(worker: str, node: str, cause: AssayError) -> Letter:
     report = WorkerReport(STARTING_WORKERS)
     return Letter(report, worker, node, is_last=True, cause=cause, starts_again=False)
-
-
-def test_a_failure_stays_when_its_worker_reports_again() -> None:
-    mailbox = Mailbox()
-    mailbox.put(failed := letter("a", "n1", FULL))
-    mailbox.put(Letter(WorkerReport(LABELLING), "a", "n1"))
-    mailbox.put(Letter(WorkerReport(LABELLING), "b", "n2", is_last=True, cause=ModelError("CUDA")))
-    assert failed in mailbox.take()
-    assert mailbox.left_out() == {"n1": FULL}
 
 
 def test_each_node_and_cause_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

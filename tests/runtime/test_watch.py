@@ -124,12 +124,14 @@ def test_a_thousand_reports_a_second_are_repeated_and_none_later_than_a_tenth_of
 
 
 def test_a_mailbox_keeps_the_latest_report_of_each_worker_and_the_last_of_those_that_end() -> None:
-    box = Mailbox()
-    last, other = Letter(BUSY, "a", is_last=True), Letter(BUSY, "b")
-    for letter in (Letter(BUSY, "a"), last, other, later := replace(last, is_last=False)):
+    box, cause = Mailbox(), ModelError("CUDA")
+    last = Letter(BUSY, "a", "n1", is_last=True, cause=cause, starts_again=False)
+    other, later = Letter(BUSY, "b"), Letter(BUSY, "a", "n1")
+    replaced = Letter(BUSY, "c", "n2", is_last=True, cause=cause)
+    for letter in (Letter(BUSY, "a"), last, other, later, replaced):
         box.put(letter)
-    assert box.take() == [other, later, last]
-    assert box.take() == [] and box.left_out() == {}
+    assert box.take() == [other, later, last, replaced]
+    assert box.take() == [] and box.left_out() == {"n1": cause}
 
 
 def test_a_report_beside_a_shard_that_is_labelled_does_not_replace_its_report(
