@@ -127,14 +127,6 @@ def test_columns_that_no_file_has_are_a_problem_of_the_spec_and_nothing_is_cut(
     assert not store.root.exists()
 
 
-def test_a_table_that_lacks_a_column_is_refused(store: LocalStore, write: Write) -> None:
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"body": ["a"]}), sink)
-    objects = [write("a.parquet", sink.getvalue()), write("b.jsonl", LINES)]
-    with pytest.raises(SpecError, match=r"a\.parquet has no such column; it has: body"):
-        load_or_cut(store, objects, TEXT, 3000)
-
-
 def test_of_two_that_cut_at_once_the_first_stands_and_the_rest_is_added(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
