@@ -9,13 +9,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.columns import (
-    ANSWER_COLUMNS,
-    answer_columns,
-)
-from pipeline.ledger.label_rows import (
-    answer_rows,
-)
+from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns
+from pipeline.ledger.label_rows import answer_rows
 from pipeline.spec.stages import QuestionTask
 from pipeline.spec.tasks import TaskSpec
 
@@ -38,9 +33,8 @@ def rows_of(asked: TaskSpec) -> pa.StructArray:
     with np.errstate(divide="ignore"):
         log_probs = np.log(p * mass)
     if own.labels is not None:
-        own.labels[:] = np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])[
-            :, : own.labels.shape[1]
-        ]
+        ranked = np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])
+        own.labels[:] = ranked[:, : own.labels.shape[1]]
         log_probs = np.take_along_axis(log_probs, own.labels, 1)
     if own.levels is not None:
         own.levels[:] = np.log(np.array(levels) * mass)
