@@ -15,11 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from pipeline.errors import Problem, SpecError
-from pipeline.inference.memory import (
-    CPU_BATCH_TOKENS,
-    ENCODER_BATCH_TOKENS,
-    ModelShape,
-)
+from pipeline.inference.memory import CPU_BATCH_TOKENS, ENCODER_BATCH_TOKENS, ModelShape
 from pipeline.runtime.limits import available_bytes, usable_cores, usable_gpus
 from pipeline.runtime.weights import ModelFiles, model_config
 from pipeline.sources.shards import MAX_SHARD_BYTES

@@ -15,12 +15,7 @@ from pipeline.hashes import short_hash
 from pipeline.ledger import text_index
 from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import documents_table, to_parquet
-from pipeline.ledger.text_index import (
-    KnownTexts,
-    leading_bits,
-    shards_with_texts,
-    text_hashes,
-)
+from pipeline.ledger.text_index import KnownTexts, leading_bits, shards_with_texts, text_hashes
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store

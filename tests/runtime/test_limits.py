@@ -13,12 +13,7 @@ from subprocess import CompletedProcess
 import psutil
 import pytest
 
-from pipeline.runtime.limits import (
-    Gpus,
-    available_bytes,
-    gpus_seen_by_torch,
-    usable_cores,
-)
+from pipeline.runtime.limits import Gpus, available_bytes, gpus_seen_by_torch, usable_cores
 
 GIB = 1024**3
 V1_CPU = "sys/fs/cgroup/cpu"
