@@ -113,11 +113,7 @@ def engine_bytes(
         tokens = max(least, max_tokens + asked // _TOKEN_BYTES, prefix)
         try:
             config = model_config(files, spec.model.storage_options)
-            shape = ModelShape.of(
-                SimpleNamespace(**config),
-                item_bytes=item_bytes,
-                on_cpu=True,
-            )
+            shape = ModelShape.of(SimpleNamespace(**config), item_bytes=item_bytes, on_cpu=True)
             searches = any(part.beam is not None for part in spec.model_parts)
             # — a search keeps the document's keys and values, after a copy of the prefix's
             kept = prefix + searches * (prefix + max_tokens)
