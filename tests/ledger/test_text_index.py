@@ -49,11 +49,7 @@ def test_documents_without_a_text_are_not_in_the_index() -> None:
 
 
 def find(
-    store: Store,
-    asking: Mapping[int, list[str]],
-    sources: Collection[int],
-    *,
-    keep: bool = True,
+    store: Store, asking: Mapping[int, list[str]], sources: Collection[int], *, keep: bool = True
 ) -> dict[str, KnownTexts]:
     """Where the texts of these new shards are."""
     texts = [(sid_of(number), text_hashes(documents(each))) for number, each in asking.items()]
