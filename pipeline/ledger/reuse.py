@@ -57,8 +57,7 @@ class StoredAnswers:
                     continue
                 taken = is_open & np.array(stored.is_valid(), np.bool_)
                 is_open &= ~taken
-                stored = only(stored, taken)
-                answers = stored if answers is None else overlaid(answers, stored)
+                answers = overlaid(answers, only(stored, taken))
                 reused += 0 if source.sid == self._shard.id else int(taken.sum())
         return answers, reused
 

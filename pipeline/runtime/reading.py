@@ -117,13 +117,6 @@ def readable(documents: pa.Table, inside: Bools) -> Bools:
     return inside & np.array(pc.equal(documents.column("status").cast(pa.string()), OK), np.bool_)
 
 
-def answered(answers: pa.StructArray | None, rows: int) -> Bools:
-    """[rows] whether there is an answer."""
-    if answers is None:
-        return np.zeros(rows, np.bool_)
-    return np.array(answers.is_valid(), np.bool_)
-
-
 def _rows(store: Store, key: str, documents: pa.Table) -> pa.StructArray:
     """[docs] the rows of a label file of the shard."""
     file = read_file(store, key, None)

@@ -35,7 +35,7 @@ from pipeline.runtime.conditions import accepted_by, input_columns, input_names
 from pipeline.runtime.job import Job, Step
 from pipeline.runtime.progress import LabelProgress, Send
 from pipeline.runtime.readers import LoadedReader
-from pipeline.runtime.reading import ReadShard, answered, readable
+from pipeline.runtime.reading import ReadShard, readable
 from pipeline.sources.documents import OK, QUARANTINED, SKIPPED
 from pipeline.spec.tasks import TaskSpec
 
@@ -175,7 +175,10 @@ class ShardLabels:
         self._met.clear()  # — conditions that name this task may be met by more rows
 
     def _answered(self, version: str) -> Bools:
-        return answered(self._answers.get(version), self._rows)
+        """[docs] whether there is an answer."""
+        answers = self._answers.get(version)
+        none = np.zeros(self._rows, np.bool_)
+        return none if answers is None else np.array(answers.is_valid(), np.bool_)
 
     def _accepted(self, task: TaskSpec) -> Bools:
         """[docs]: which readable documents the conditions of the run and of a task accept."""
