@@ -20,13 +20,7 @@ from pydantic import computed_field
 from pipeline.errors import Option, Problem, SpecError, StorageError
 from pipeline.ledger.cells import stored_version
 from pipeline.ledger.dataset import LabelDataset
-from pipeline.ledger.snapshots import (
-    Contents,
-    SnapshotTask,
-    contents,
-    headers,
-    snapshot_numbers,
-)
+from pipeline.ledger.snapshots import Contents, SnapshotTask, contents, headers, snapshot_numbers
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.spec.gold import PublishSpec
 from pipeline.stores.store import Store

@@ -14,14 +14,7 @@ from typing import NamedTuple
 
 from pipeline.errors import StorageError
 from pipeline.hashes import parse_json
-from pipeline.ledger.keys import (
-    DOCUMENTS,
-    SPECS,
-    label_folders,
-    label_key,
-    parse_key,
-    spec_key,
-)
+from pipeline.ledger.keys import DOCUMENTS, SPECS, label_folders, label_key, parse_key, spec_key
 from pipeline.sources.shards import Shard
 from pipeline.spec.fingerprint import Fingerprint
 from pipeline.stores.store import Store

@@ -1,7 +1,7 @@
 """The rows of `open_labels` with one flat column for each value: `toxic`, `toxic_p_clean`, ...
 
-Entry points: `flat_columns` names the columns, `flatten` makes the rows; `json_values`, `json_rows`
-and `csv_rows` are for files and `restore_formulas` for what is read of CSV files.
+Entry points: `flat_columns` names the columns, `flatten` makes the rows; `json_values` and
+`csv_rows` are for files, and `restore_formulas` for what is read of CSV files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,11 +83,6 @@ def json_values(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The rows as JSON has them: a float32 in its few digits, and null for NaN."""
     columns = [_in_few_digits(column) for column in rows.columns]
     return pa.RecordBatch.from_arrays(columns, rows.schema.names)
-
-
-def json_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Each of the rows as JSON values."""
-    yield from json_values(rows).to_pylist()
 
 
 def csv_rows(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -219,17 +219,16 @@ def commit_shard(
                 f"committed, run again"
             )
     documents_file, ids = documents_key(shard.id), documents.column("doc_id")
+    place = canonical_json(shard.to_json()).decode()
+    origin = {KEY: documents_file, SINCE: str(since), "shard": place}
     built = {}
-
-    place = {KEY: documents_file, SINCE: str(since)}
     if not has_documents:
-        origin = place | {"shard": canonical_json(shard.to_json()).decode()}
         built[documents_file] = to_parquet(documents_table(documents), origin)
-        verify(built[documents_file], ids)
     for file in label_files:
-        origin = place | {KEY: file.key, "shard": canonical_json(shard.to_json()).decode()}
-        built[file.key] = to_parquet(_label_table(file, ids), {**file.metadata, **origin})
-        verify(built[file.key], ids)
+        metadata = {**file.metadata, **origin, KEY: file.key}
+        built[file.key] = to_parquet(_label_table(file, ids), metadata)
+    for data in built.values():
+        verify(data, ids)
     made, by_key = [], {file.key: file for file in label_files}
     for number, (key, data) in enumerate(built.items(), start=has_documents):
         failpoint(f"create {number}")

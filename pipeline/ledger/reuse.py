@@ -12,7 +12,6 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
 from pipeline.ledger.cells import Source
@@ -39,7 +38,7 @@ class StoredAnswers:
         self._store, self._shard, self._is_retry = store, shard, is_retry
         self._texts = text_identities(documents)
         # — a document without text has no answer, but its hash may equal another's
-        self._has_text = _mask(pc.equal(documents.column("status").cast(pa.string()), OK))
+        self._has_text = np.array(pc.equal(documents["status"].cast(pa.string()), OK), np.bool_)
         # — each task of a shard looks into the same other shards
         self._texts_of: Callable[[str], pa.StringArray | None]
         self._texts_of = lru_cache(CACHED_SHARDS)(self._read_texts)
@@ -56,10 +55,9 @@ class StoredAnswers:
             for source, stored in zip(sources, pool.map(self._read, sources), strict=True):
                 if stored is None:
                     continue
-                taken = is_open & _mask(stored.is_valid())
+                taken = is_open & np.array(stored.is_valid(), np.bool_)
                 is_open &= ~taken
-                stored = only(stored, taken)
-                answers = stored if answers is None else overlaid(answers, stored)
+                answers = overlaid(answers, only(stored, taken))
                 reused += 0 if source.sid == self._shard.id else int(taken.sum())
         return answers, reused
 
@@ -79,7 +77,7 @@ class StoredAnswers:
         accepted = [OK, TRUNCATED] + [QUARANTINED] * (is_own and not self._is_retry)
         is_answer = pc.is_in(file["status"].cast(pa.string()), value_set=pa.array(accepted))
         kept = [name for name in file.column_names if name not in ("doc_id", STAGE)]
-        answers = only(structs(file.select(kept)), _mask(is_answer))
+        answers = only(structs(file.select(kept)), np.array(is_answer, np.bool_))
         if is_own:
             return answers
         at = pc.indices_nonzero(is_answer)
@@ -95,7 +93,3 @@ def text_identities(documents: pa.Table) -> pa.StringArray:
     """What equal texts, and no others, share: the hash of 128 bits and the number of characters."""
     columns = (documents.column(name).cast(pa.string()) for name in ("content_hash", "n_chars"))
     return pc.binary_join_element_wise(*columns, ":").combine_chunks()
-
-
-def _mask(values: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
-    return np.array(values.to_numpy(zero_copy_only=False), dtype=np.bool_)

@@ -131,14 +131,10 @@ def contents(store: Store, number: int | None = None) -> Contents:
         )
     content = read_snapshot(store, existing[0])
     with _parsing(store, existing[0]):
-        tasks = {
-            name: SnapshotTask(task["fp"], tuple(task["labels"]), tuple(task["columns"]))
-            for name, task in content["tasks"].items()
-        }
         return Contents(
             number=int(content["number"]),
             spec=str(content["spec"]),
-            tasks=tasks,
+            tasks={name: validated(SnapshotTask, of) for name, of in content["tasks"].items()},
             files=table_of(store, content),
             # — it shows no answers of the documents that were not asked about
             missing_rows=content["missing_rows"] + content["rows"] - asked_of(content),

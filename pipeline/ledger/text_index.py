@@ -112,8 +112,7 @@ def shards_with_texts(
     with (
         tempfile.TemporaryDirectory(prefix="assay-texts-") as folder,
         duckdb.connect(
-            f"{folder}/texts.duckdb",
-            config={"memory_limit": JOIN_MEMORY, "threads": JOIN_THREADS},
+            f"{folder}/texts.duckdb", config={"memory_limit": JOIN_MEMORY, "threads": JOIN_THREADS}
         ) as database,
     ):
 

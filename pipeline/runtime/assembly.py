@@ -48,14 +48,7 @@ from pipeline.runtime.job import Reader, Run
 from pipeline.runtime.limits import available_bytes, usable_cores
 from pipeline.runtime.model_cache import cached_model
 from pipeline.runtime.model_folder import check_folder
-from pipeline.runtime.progress import (
-    CONVERTING,
-    FETCHING,
-    LOADING,
-    Send,
-    WorkerReport,
-    ignore,
-)
+from pipeline.runtime.progress import CONVERTING, FETCHING, LOADING, Send, WorkerReport, ignore
 from pipeline.runtime.weights import ModelFiles, fetch
 from pipeline.sources.documents import EMPTY, OK, TRUNCATED
 from pipeline.spec.model import KeptFormat, ModelSpec

@@ -41,8 +41,7 @@ _COLUMNS = {"doc_id": pa.string(), "n_chars": pa.int64(), "sample": pa.float64()
 def limit_of(sample: str | None, where: str | None) -> str | None:
     """The condition of a run with these values of --sample and --where; None without either.
 
-    Raises:
-        SpecError: The sample is no share, or the condition is empty.
+    SpecError if the sample is no share, or the condition is empty.
 
     Examples:
         >>> limit_of("0.50%", "year > 2000")
@@ -91,10 +90,8 @@ def check(
         raise SpecError([Problem(place, fix, sql)])
     view = parse_json(shards[0].version.view or "{}") if parts else {}
     if free := [name for name in names if name not in view.get("columns", names)]:
-        fix = (
-            f"reads column {free[0]} of a Lance dataset without a version, in which it may change "
-        )
-        fix += "while shards stay the same; name a version: lance+PATH@VERSION"
+        fix = f"reads column {free[0]} of a Lance dataset without a version, in which it may "
+        fix += "change while shards stay the same; name a version: lance+PATH@VERSION"
         raise SpecError([Problem(place, fix, sql)])
     rows = sum(part.num_rows for part in whole)
     for name in whole[0].column_names if rows else ():
@@ -286,11 +283,8 @@ def input_columns(
 
     Rows at its end may be missing: those from a place on that cannot be read. A table without one
     of the columns does not have it. In a format without a schema, a column is of the type that its
-    values share, or of strings.
-
-    Raises:
-        StorageError: The object is not the version that was cut.
-        SpecError: A table has two columns of one name.
+    values share, or of strings. StorageError if the object is not the version that was cut,
+    SpecError if a table has two columns of one name.
     """
     count = shard.rows if count is None else count
     if shard.version.format not in TABLES:

@@ -42,10 +42,7 @@ from pipeline.stores.retries import (
 from pipeline.stores.store import open_store
 
 # What makes the files, by the key of a task that names one.
-_MADE_BY = {
-    "readout": "assay fit",
-    "classifier.path": "fasttext or skl2onnx",
-}
+_MADE_BY = {"readout": "assay fit", "classifier.path": "fasttext or skl2onnx"}
 _NONE: Mapping[str, str] = MappingProxyType({})
 Loaded = TypeVar("Loaded")
 
@@ -188,11 +185,7 @@ def find_readouts(
 
 
 def load_readouts(
-    hashes: Mapping[str, str],
-    spec: JobSpec,
-    cache_dir: Path,
-    *,
-    places: Mapping[str, str] = _NONE,
+    hashes: Mapping[str, str], spec: JobSpec, cache_dir: Path, *, places: Mapping[str, str] = _NONE
 ) -> dict[str, Readout]:
     """The readouts by part of a task; `places` as for `find_readouts`.
 

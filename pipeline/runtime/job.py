@@ -324,11 +324,7 @@ def reader_specs(spec: JobSpec) -> Iterator[tuple[JobSpec, dict[str, str]]]:
 
 
 def _reader(
-    spec: JobSpec,
-    placement: Placement,
-    cache_dir: Path,
-    locate: Locate,
-    places: Mapping[str, str],
+    spec: JobSpec, placement: Placement, cache_dir: Path, locate: Locate, places: Mapping[str, str]
 ) -> Reader:
     with model_at(places["model"]):
         files = locate(spec.model, cache_dir)
@@ -384,7 +380,4 @@ def _answered_in(spec: JobSpec, store: Store) -> str | None:
 @cache
 def _versions(*packages: str) -> dict[str, str]:
     """The versions of assay and of these packages; they are read from the disk once."""
-    return {
-        "assay": version("corpus-assay"),
-        **{name: version(name) for name in packages},
-    }
+    return {"assay": version("corpus-assay"), **{name: version(name) for name in packages}}

@@ -16,13 +16,7 @@ from pipeline.ledger.counts import Counts, ShardCounts
 from pipeline.ledger.counts_log import counted, of_shards, skipped_by_all
 from pipeline.ledger.failpoints import failpoint
 from pipeline.ledger.snapshot_files import files_of, label_files_of
-from pipeline.ledger.snapshots import (
-    Contents,
-    asked_of,
-    publish,
-    read_snapshot,
-    snapshot_numbers,
-)
+from pipeline.ledger.snapshots import Contents, asked_of, publish, read_snapshot, snapshot_numbers
 from pipeline.runtime.job import Job
 from pipeline.runtime.plan import Plan
 from pipeline.sources.documents import is_failed_status

@@ -15,11 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from pipeline.errors import Problem, SpecError
-from pipeline.inference.memory import (
-    CPU_BATCH_TOKENS,
-    ENCODER_BATCH_TOKENS,
-    ModelShape,
-)
+from pipeline.inference.memory import CPU_BATCH_TOKENS, ENCODER_BATCH_TOKENS, ModelShape
 from pipeline.runtime.limits import available_bytes, usable_cores, usable_gpus
 from pipeline.runtime.weights import ModelFiles, model_config
 from pipeline.sources.shards import MAX_SHARD_BYTES
@@ -117,11 +113,7 @@ def engine_bytes(
         tokens = max(least, max_tokens + asked // _TOKEN_BYTES, prefix)
         try:
             config = model_config(files, spec.model.storage_options)
-            shape = ModelShape.of(
-                SimpleNamespace(**config),
-                item_bytes=item_bytes,
-                on_cpu=True,
-            )
+            shape = ModelShape.of(SimpleNamespace(**config), item_bytes=item_bytes, on_cpu=True)
             searches = any(part.beam is not None for part in spec.model_parts)
             # — a search keeps the document's keys and values, after a copy of the prefix's
             kept = prefix + searches * (prefix + max_tokens)

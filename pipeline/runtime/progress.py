@@ -64,14 +64,10 @@ def ignore(*_: object, **__: object) -> None:
 
 
 class Display:
-    """What only shows a run, such as its progress: its errors never end the run.
-
-    Args:
-        name: What it is, for the log.
-    """
+    """What only shows a run, such as its progress: its errors never end the run."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name = name  # for the log
         self._failed = False
 
     def __call__(self, show: Callable[..., object], *values: object) -> None:

@@ -37,13 +37,10 @@ def output_of(job: Job) -> Store:
     store = open_store(job.spec.output, job.spec.storage_options)
     check_shown(store, job.run.shown)
     if folder := job.run.input_folder:
-        has_files = False
         try:  # — a disk that is not mounted leaves an empty folder
             has_files = bool(os.listdir(folder))
-        except PermissionError:  # — of a folder that may not be listed, files may be read
-            has_files = True
-        except OSError:
-            pass
+        except OSError as error:  # — of a folder that may not be listed, files may be read
+            has_files = isinstance(error, PermissionError)
         if not has_files:
             raise StorageError(
                 f"{folder}: the input is not on this machine; mount the driver's folder at this "
@@ -118,13 +115,6 @@ def committing(attempts: Attempts) -> AbstractContextManager[None]:
 def readable(documents: pa.Table, inside: Bools) -> Bools:
     """[docs] whether a model may be asked about the document."""
     return inside & np.array(pc.equal(documents.column("status").cast(pa.string()), OK), np.bool_)
-
-
-def answered(answers: pa.StructArray | None, rows: int) -> Bools:
-    """[rows] whether there is an answer."""
-    if answers is None:
-        return np.zeros(rows, np.bool_)
-    return np.array(answers.is_valid(), np.bool_)
 
 
 def _rows(store: Store, key: str, documents: pa.Table) -> pa.StructArray:

@@ -243,11 +243,7 @@ def _spread(job: Job, machine: Machine, work_items: int) -> Job:
     for number, reader in enumerate(job.readers):
         if not placed[number].gpus:
             placed[number] = spread(
-                placed[number],
-                reader.spec.model,
-                machine,
-                work_items=most,
-                needs=[*needs.values()],
+                placed[number], reader.spec.model, machine, work_items=most, needs=[*needs.values()]
             )
     first = max(placed, key=lambda own: (own.gpus, -own.actors))
     threads = max(own.threads for own in placed)

@@ -28,15 +28,15 @@ from pipeline.ledger.columns import (
 )
 from pipeline.ledger.counts import Counts
 from pipeline.ledger.failpoints import failpoint, failpoints_set
-from pipeline.ledger.label_files import TAKEN_OVER, LabelFile
+from pipeline.ledger.label_files import TAKEN_OVER, LabelFile, failed_rows
 from pipeline.ledger.label_rows import unanswered_rows
 from pipeline.ledger.reuse import text_identities
 from pipeline.runtime.conditions import accepted_by, input_columns, input_names
 from pipeline.runtime.job import Job, Step
 from pipeline.runtime.progress import LabelProgress, Send
 from pipeline.runtime.readers import LoadedReader
-from pipeline.runtime.reading import ReadShard, answered, readable
-from pipeline.sources.documents import QUARANTINED, SKIPPED, is_failed_status
+from pipeline.runtime.reading import ReadShard, readable
+from pipeline.sources.documents import OK, QUARANTINED, SKIPPED
 from pipeline.spec.tasks import TaskSpec
 
 
@@ -175,7 +175,10 @@ class ShardLabels:
         self._met.clear()  # — conditions that name this task may be met by more rows
 
     def _answered(self, version: str) -> Bools:
-        return answered(self._answers.get(version), self._rows)
+        """[docs] whether there is an answer."""
+        answers = self._answers.get(version)
+        none = np.zeros(self._rows, np.bool_)
+        return none if answers is None else np.array(answers.is_valid(), np.bool_)
 
     def _accepted(self, task: TaskSpec) -> Bools:
         """[docs]: which readable documents the conditions of the run and of a task accept."""
@@ -268,7 +271,9 @@ class ShardLabels:
             own = file.rows.filter(kept)
             of_task = own.field("status")
             is_skipped = pc.equal(of_task, SKIPPED)
-            status = pc.if_else(is_skipped, status, _worse(status, of_task))
+            # — a failure in one task counts, and so does the first status other than `ok`
+            is_worse = pc.or_(failed_rows(of_task), pc.equal(status, OK))
+            status = pc.if_else(pc.and_not(is_worse, is_skipped), of_task, status)
             counts["answered", file.task] = len(own.field("margin").drop_null())
             counts["skipped", file.task] = pc.sum(is_skipped).as_py() or 0
             counts.count("label", file.task, values=labels_of(own).to_pylist())
@@ -319,15 +324,3 @@ def loaded(load: Callable[[], object]) -> None:
         load()
     except Exception as error:
         raise LoadError(error) from error
-
-
-def _worse(status: pa.StringArray, other: pa.StringArray) -> pa.StringArray:
-    """[docs] the status, or the other one where only that says that the document failed.
-
-    A document that is `ok` so far has the other status.
-    """
-    failed = pa.array(
-        [reason for reason in pc.unique(other).to_pylist() if is_failed_status(reason)], pa.string()
-    )
-    is_worse = pc.or_(pc.is_in(other, value_set=failed), pc.equal(status, "ok"))
-    return pc.if_else(is_worse, other, status)

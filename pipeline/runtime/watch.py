@@ -158,11 +158,8 @@ class Watch:
     """Announces what a run does, at each change and every second, until it is closed.
 
     Each document is counted once: reports and commits come on different ways, in any order.
-
-    Args:
-        announce: Takes the progress. Two threads call it, one at a time.
-        stall_limit_s: Seconds without a sign of life after which a worker ends itself, and without
-            a worker that is at work after which `check` ends the run.
+    `announce` is called by two threads, one at a time. After `stall_limit_s` without a sign of life
+    a worker ends itself, and without a worker that is at work `check` ends the run.
     """
 
     def __init__(

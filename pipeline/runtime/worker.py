@@ -20,13 +20,7 @@ from pipeline.ledger.label_files import commit_shard
 from pipeline.runtime.assembly import Models
 from pipeline.runtime.job import Job
 from pipeline.runtime.placement import processor_formats
-from pipeline.runtime.progress import (
-    COMMITTING,
-    READING,
-    Send,
-    ignore,
-    work_report,
-)
+from pipeline.runtime.progress import COMMITTING, READING, Send, ignore, work_report
 from pipeline.runtime.readers import LoadedReader
 from pipeline.runtime.reading import committing, read_shard, with_texts
 from pipeline.runtime.shard_labels import ShardLabels

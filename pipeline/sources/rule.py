@@ -61,14 +61,6 @@ class Expression:
         named = {name.lower() for name in _names(tree)}
         self.columns = tuple(own for name, own in columns.items() if name in named)
 
-    def values(self, rows: pa.RecordBatch, kind: str | None = None) -> pa.Array:  # [rows]
-        """The value for each row, also as another SQL type; null where it cannot be computed.
-
-        A cast is left to DuckDB, so that the same condition in a query gives the same values.
-        """
-        sql = self.text if kind is None else f"CAST((\n{self.text}\n) AS {kind})"
-        return self._evaluated(rows, f"TRY(\n{sql}\n)")
-
     def failures(self, rows: pa.RecordBatch) -> int:
         """How many rows have no value because a cast or a function fails; null is a value."""
         failed = self._evaluated(rows, f"TRY((\n{self.text}\n) IS NULL) IS NULL")
@@ -111,8 +103,8 @@ class Rule(Expression):
     """A boolean expression, which chooses documents."""
 
     def verdicts(self, rows: pa.RecordBatch) -> pa.BooleanArray:
-        """For each row whether it is kept; null where the rule is null."""
-        return self.values(rows)
+        """For each row whether it is kept; null where the rule is null or cannot be computed."""
+        return self._evaluated(rows, f"TRY(\n{self.text}\n)")
 
     def _check(self, kind: pa.DataType) -> None:
         if kind != pa.bool_():

@@ -220,21 +220,6 @@ class Fetched:
         return self._file
 
 
-class _Raw(io.RawIOBase):
-    """A file as the standard library's buffer needs it."""
-
-    def __init__(self, file: Fetched) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
 class _Inflated:
     """One compressed stream, read forwards.
 
@@ -246,12 +231,13 @@ class _Inflated:
     def __init__(self, file: Fetched, codec: str) -> None:
         self.file = file
         self.position = 0
+        raw = pa.PythonFile(file, mode="r")
         if codec == "gzip":
             # — zeros are read one by one
-            buffered = io.BufferedReader(_Raw(file), GZIP_BUFFER_BYTES)
+            buffered = pa.BufferedInputStream(raw, GZIP_BUFFER_BYTES)
             self._stream = gzip.GzipFile(fileobj=buffered, mode="rb")
         else:
-            self._stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+            self._stream = pa.CompressedInputStream(raw, codec)
 
     def read(self, size: int, /) -> bytes:
         data: bytes = self._stream.read(size)

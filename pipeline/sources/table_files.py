@@ -38,10 +38,8 @@ _KINDS: Mapping[str, Callable[[TablePath, Options], tuple[int, list[DataFile]]]]
 def table_files(table: TablePath, options: Options) -> list[DataFile]:
     """The data files of the version that is named, or of the current one, which is logged.
 
-    Raises:
-        SpecError: There is no such table or version, it has no data file, or its files need a
-            reader that assay does not have.
-        StorageError: The table cannot be read; UnavailableError if it may be later.
+    SpecError if there is no such table or version, it has no data file, or its files need a reader
+    that assay does not have. StorageError if the table cannot be read.
     """
     try:
         version, files = _KINDS[table.kind](table, options)

@@ -140,9 +140,7 @@ def deletions(rows: Rows) -> list[int]:
     return lengths
 
 
-def constants(
-    values: Iterable[tuple[str, object, pa.DataType]],
-) -> dict[str, list[str | None]]:
+def constants(values: Iterable[tuple[str, object, pa.DataType]]) -> dict[str, list[str | None]]:
     """Columns with one value each as JSON: the type, or string if it has no name, and the value.
 
     Bytes and types that extend Arrow's are left out: they may have no text.

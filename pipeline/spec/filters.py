@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from pipeline.spec.locations import Location, StorageOptions
 from pipeline.spec.model import Frozen
-
-Score = Annotated[str, Field(min_length=1)]
-Group = Annotated[str, Field(min_length=1)]
 
 
 class DropTopSpec(Frozen):
@@ -19,9 +16,9 @@ class DropTopSpec(Frozen):
 
     share: float = Field(gt=0, lt=1)
     """Largest share of the documents that is dropped."""
-    of: Score
+    of: str = Field(min_length=1)
     """Score: an SQL expression over the tasks' columns that is a number: `toxic.p.toxic`."""
-    by: Group | None = None
+    by: str | None = Field(default=None, min_length=1)
     """Groups, each of which loses this share: a task, whose labels are the groups, or an SQL
     expression such as `doc.source`. Default: all documents together."""
     smallest: NonNegativeInt = 100

@@ -109,17 +109,21 @@ def fingerprints(
             file = {"kind": task.classifier.kind, "hash": classifiers[task.name]}
             content["classifier"] = file
         else:
-            content |= {"weights": dict(weights)} | _documents_content(spec)
+            is_chunked = spec.documents.too_long == "chunk"
+            unread = None if is_chunked else {"overlap_tokens"}
+            documents = spec.documents.model_dump(mode="json", exclude=unread)
+            content |= {"weights": dict(weights), "documents": documents}
             if spec.model.engine != "openai":  # — what a server computes in is not known
                 content["dtype"] = dtype
-            if spec.documents.too_long == "chunk":
+            if is_chunked:
                 content["task"]["chunks"] = task.chunks
             if isinstance(task, EncoderTask):  # — it reads the document alone, without a prompt
                 content["kind"] = "encoder"
             else:
                 content |= _prompt_content(spec)
             if task.readout is not None:
-                content["task"]["readout"] = _of_parts(task, readouts)
+                of_parts = [readouts[part.name] for part in task.parts]
+                content["task"]["readout"] = of_parts if task.kind == "multi" else of_parts[0]
         if task.kind != "choice":
             content["kind"] = task.kind
         versions[task.name] = Fingerprint(content)
@@ -132,13 +136,6 @@ def cascade_fingerprint(task: TaskSpec, thresholds: Mapping[str, Any]) -> Finger
     return Fingerprint({"schema": SCHEMA_VERSION, "labels": labels, "cascade": dict(thresholds)})
 
 
-def _of_parts(task: TaskSpec, hashes: Mapping[str, str]) -> str | list[str]:
-    """The hash of the task's file; of a task of kind `multi`, those of its labels' files."""
-    if task.kind == "multi":
-        return [hashes[part.name] for part in task.parts]
-    return hashes[task.name]
-
-
 def _task_content(task: TaskSpec) -> dict[str, Any]:
     """What is asked and stored. Options that were added later are included only if they are set:
     older answers stay valid."""
@@ -148,13 +145,6 @@ def _task_content(task: TaskSpec) -> dict[str, Any]:
         **task.model_dump(mode="json", include=options, exclude_defaults=True),
     }
     return {"question": task.question, **content} if isinstance(task, QuestionTask) else content
-
-
-def _documents_content(spec: JobSpec) -> dict[str, Any]:
-    """What is read of a document."""
-    is_chunked = spec.documents.too_long == "chunk"
-    unread = None if is_chunked else {"overlap_tokens"}
-    return {"documents": spec.documents.model_dump(mode="json", exclude=unread)}
 
 
 def _prompt_content(spec: JobSpec) -> dict[str, Any]:

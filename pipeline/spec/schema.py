@@ -8,23 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pydantic import (
-    Field,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from pipeline.spec.filters import FilterSpec
 from pipeline.spec.gold import GoldSpec, PublishSpec
 from pipeline.spec.locations import Location, StorageOptions
-from pipeline.spec.model import (
-    NO_MODEL,
-    Frozen,
-    Mistake,
-    ModelSpec,
-    mistakes_error,
-)
+from pipeline.spec.model import NO_MODEL, Frozen, Mistake, ModelSpec, mistakes_error
 from pipeline.spec.stages import (
     TASK_NAME,
     DocumentsSpec,

@@ -21,12 +21,9 @@ def file_system_at(path: str, options: Mapping[str, Any]) -> tuple[AbstractFileS
     """The file system of a path, made with the options, and the place in it.
 
     Without `scheme://`, or with `file://`, a path is local, and no character of it has a meaning.
-    fsspec alone would take `a::b.jsonl` for a chain of two URLs, and read `a`.
-
-    Raises:
-        ValueError: There is no file system for the scheme, it refuses an option, or the file
-            that holds it is missing.
-        ImportError: The package of the file system is not installed.
+    fsspec alone would take `a::b.jsonl` for a chain of two URLs, and read `a`. ValueError if there
+    is no file system for the scheme, it refuses an option, or the file that holds it is missing;
+    ImportError if its package is not installed.
     """
     if path.startswith("data:") and "://" in path:
         raise ValueError("a data URL is not a file")

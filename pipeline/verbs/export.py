@@ -30,14 +30,7 @@ from pipeline.filters.layout import refuse_own_places, relative_paths, shard_fil
 from pipeline.filters.older_answers import warn_of_older_answers
 from pipeline.filters.run import SHARDS_AT_ONCE
 from pipeline.hashes import canonical_json
-from pipeline.ledger.flat import (
-    csv_rows,
-    flat_columns,
-    flat_schema,
-    flatten,
-    json_rows,
-    json_values,
-)
+from pipeline.ledger.flat import csv_rows, flat_columns, flat_schema, flatten, json_values
 from pipeline.ledger.snapshot_files import NamedShard
 from pipeline.options import ExportOptions
 from pipeline.runtime.progress import Send, ignore
@@ -59,7 +52,7 @@ _ROW_GROUP = 20_480  # rows, which may have texts
 
 
 def _flat_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    return list(json_rows(flatten(rows, flat_columns(rows.schema))))
+    return list(json_values(flatten(rows, flat_columns(rows.schema))).to_pylist())
 
 
 @dataclass(frozen=True, slots=True)

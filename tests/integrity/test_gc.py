@@ -151,14 +151,16 @@ def test_gc_of_one_spec_keeps_the_unfinished_and_the_unpublished_work_of_the_oth
 def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     everything: Everything,
 ) -> None:
-    """The stages of a cascade, and answers without a condition."""
+    """The stages of a cascade, also for other thresholds, and answers without a condition."""
     store, shards = everything.store, everything.corpus.shards(everything.store)
     stages = [Fingerprint({"task": "toxic", "stage": number}) for number in range(2)]
     cascade = {"task": "toxic", "cascade": {"stages": [stage.id for stage in stages]}}
     topic = {"task": "topic", "when": {"sql": "n_chars > 3", "tasks": {}}}
     versions = {"toxic": Fingerprint(cascade), "topic": Fingerprint(topic)}
-    for source in ({"toxic": stages[0], "topic": versions["topic"].raw}, {"toxic": stages[1]}):
-        commit_all(store, shards, source)
+    commit_all(store, shards, {"toxic": stages[0], "topic": versions["topic"].raw})
+    for low in (0.1, 0.3):
+        after = {"stage": "f" * 16, "thresholds": ["toxic", low, 0.9]}
+        commit_all(store, shards, {"toxic": stages[1].under(after=after)})
     other = toy_fingerprints("of no snapshot")
     commit_all(store, shards, other)
     finish(store, shards, versions, "job")
@@ -171,29 +173,7 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     finish(store, everything.corpus.shards(store), versions, "job")
     removed = [parse_key(key) for key in everything.gc(1).keys]
     labels = [key for key in removed if key is not None and key.folder == "labels/"]
-    assert len(labels) == 5 * len(gone) and {key.sid for key in labels} == gone
-
-
-def test_a_stages_answers_stay_until_their_shard_is_gone(everything: Everything) -> None:
-    """Also those of other thresholds, which were asked about other documents."""
-    store, shards = everything.store, everything.corpus.shards(everything.store)
-    raw = toy_fingerprints("1")
-    limits = [["toxic", low, 0.9] for low in (0.1, 0.3)]
-    after = [raw["toxic"].under(after={"stage": "f" * 16, "thresholds": each}) for each in limits]
-    cascade = Fingerprint({"task": "toxic", "cascade": {"stages": [raw["toxic"].id]}})
-    for version in after:
-        commit_all(store, shards, {"toxic": version, "topic": raw["topic"]})
-    finish(store, shards, {"toxic": cascade}, "job")
-    stored = {key for key in everything.keys if key.startswith("labels/")}
-    of_stage = {key for key in stored if key.split("/")[2] in {version.id for version in after}}
-    removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
-    assert len(of_stage) == 2 * len(shards)
-    assert removed == {key for key in stored if key.startswith("labels/topic/")}
-    gone = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
-    (everything.corpus.folder / "1.jsonl").unlink()
-    finish(store, everything.corpus.shards(store), {"toxic": cascade}, "job")
-    removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
-    assert removed & of_stage == {key for key in of_stage if key.split("/")[-1][:32] in gone}
+    assert len(labels) == 6 * len(gone) and {key.sid for key in labels} == gone
 
 
 def test_counts_before_the_last_checkpoint_go(everything: Everything) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from label_tables import toy_shard
 
@@ -104,13 +102,6 @@ def test_versions_of_other_documents_have_equal_raw_answers(store: LocalStore) -
 
 def _when(version: Fingerprint) -> dict[str, object]:
     return {"when": version.content["when"]}
-
-
-def test_an_item_asks_about_the_rows_that_no_source_answers() -> None:
-    item = WorkItem(FIRST, ("toxic",), documents=False)
-    assert item.asked_rows == FIRST.rows  # not known yet
-    assert [replace(item, rows_without_answer=n).asked_rows for n in (0, 1)] == [0, 1]
-    assert WorkItem(FIRST, (), documents=True).asked_rows == 0
 
 
 def test_another_key_is_not_the_labels_of_a_shard(store: LocalStore) -> None:

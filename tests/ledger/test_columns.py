@@ -16,13 +16,10 @@ def test_p_is_read_by_name_and_no_answer_is_not_a_number() -> None:
     np.testing.assert_array_equal(probabilities(answers, LABELS), [[0.5, 0.25, 0.25], [np.nan] * 3])
 
 
-def test_what_the_likeliest_labels_leave_is_shared_by_the_others() -> None:
+def test_what_the_likeliest_labels_leave_is_shared_by_the_others_if_there_are_any() -> None:
     top = [[{"label": "a", "p": 0.5}], [{"label": "a", "p": 0.7}, {"label": "b", "p": 0.2}], None]
     p = probabilities(pa.array([{"top": each} for each in top]), LABELS)
     np.testing.assert_allclose(p, [[0.25, 0.5, 0.25], [0.2, 0.7, 0.1], [np.nan] * 3])
-
-
-def test_all_labels_may_be_among_the_likeliest() -> None:
     top = [{"label": label, "p": p} for label, p in zip("xy", (0.6, 0.40000004), strict=True)]
     p = probabilities(pa.array([{"top": top}]), ("x", "y"))
     np.testing.assert_allclose(p, [[0.6, 0.40000004]])

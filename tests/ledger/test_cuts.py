@@ -37,11 +37,16 @@ def objects(write: Write) -> list[InputObject]:
     return [write("a.jsonl", LINES), write("b.jsonl", LINES[:-200]), write("empty.jsonl", b"")]
 
 
-def test_the_shards_of_all_objects_come_in_order(
+def test_the_shards_of_all_objects_come_in_order_and_what_is_not_kept_writes_nothing(
     store: LocalStore, objects: list[InputObject]
 ) -> None:
-    cuts = load_or_cut(store, objects, TEXT, 3000)
-    assert list(cuts.shards) == [shard for each in objects for shard in cut(each, TEXT, 3000)]
+    first = load_or_cut(store, objects, TEXT, 17, keep=False)
+    assert list(first.shards) == [shard for each in objects for shard in cut(each, TEXT, 17)]
+    assert not store.root.exists()
+    kept = load_or_cut(store, objects[:2], TEXT, 3000)
+    assert list(kept.shards) == [shard for each in objects[:2] for shard in cut(each, TEXT, 3000)]
+    both = load_or_cut(store, objects, TEXT, 17, keep=False)
+    assert both.shards[: len(kept.shards)] == kept.shards
     assert [stored.key for stored in store.list("")] == [ENTRY]
 
 
@@ -120,26 +125,6 @@ def test_columns_that_no_file_has_are_a_problem_of_the_spec_and_nothing_is_cut(
         with pytest.raises(SpecError, match=r"^input\.(text|id|path): "):
             load_or_cut(store, objects, Columns("text", "id"), 3000)
     assert not store.root.exists()
-
-
-def test_a_table_that_lacks_a_column_is_refused(store: LocalStore, write: Write) -> None:
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"body": ["a"]}), sink)
-    objects = [write("a.parquet", sink.getvalue()), write("b.jsonl", LINES)]
-    with pytest.raises(SpecError, match=r"a\.parquet has no such column; it has: body"):
-        load_or_cut(store, objects, TEXT, 3000)
-
-
-def test_what_is_not_kept_is_the_same_cut_and_writes_nothing(
-    store: LocalStore, objects: list[InputObject]
-) -> None:
-    first = load_or_cut(store, objects, TEXT, 17, keep=False)
-    assert list(first.shards) == [shard for each in objects for shard in cut(each, TEXT, 17)]
-    assert not store.root.exists()
-    kept = load_or_cut(store, objects[:1], TEXT, 3000)
-    both = load_or_cut(store, objects, TEXT, 17, keep=False)
-    assert both.shards[: len(kept.shards)] == kept.shards
-    assert [stored.key for stored in store.list("")] == [ENTRY]
 
 
 def test_of_two_that_cut_at_once_the_first_stands_and_the_rest_is_added(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import threading
@@ -25,7 +24,6 @@ from finished import (
     rewrite,
     sealed_parquet,
     toy_fingerprints,
-    toy_spec,
     write_files,
     write_snapshot,
 )
@@ -37,7 +35,6 @@ from pipeline.ledger.dataset import LabelDataset, open_labels
 from pipeline.ledger.label_files import sealed_hash
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, aligned_batches, read_shard
 from pipeline.ledger.snapshots import contents
-from pipeline.spec.parse import parse_spec
 from pipeline.spec.stages import DOCUMENT_COLUMNS
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import open_store
@@ -171,15 +168,6 @@ def test_a_stream_is_read_any_number_of_times(finished: LocalStore) -> None:
     files = f"'{finished.root}/labels/topic/*/*/*.parquet'"
     raw = duckdb.sql(f"select doc_id, label::varchar from {files} order by all").fetchall()
     assert rows.fetchall() == rows.fetchall() == raw and len(raw) == ROWS * FILES
-
-
-@pytest.mark.parametrize("name", DOCUMENT_SCHEMA.names)
-def test_a_task_named_as_a_column_of_every_document_is_refused(name: str) -> None:
-    task = {"name": name, "question": "Who?", "labels": ["x", "y"]}
-    with pytest.raises(SpecError) as refused:
-        parse_spec(json.dumps(toy_spec(Path("job"), tasks=[task])))
-    assert [problem.place for problem in refused.value.problems] == ["tasks.0.name"]
-    parse_spec(json.dumps(toy_spec(Path("job"), tasks=[{**task, "name": f"{name}s"}])))
 
 
 def test_an_older_snapshot_stays_readable(finished: LocalStore, toy_corpus: Corpus) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.ledger.columns import ANSWER_COLUMNS, answers_type
-from pipeline.ledger.flat import flat_columns, flatten, json_rows
+from pipeline.ledger.flat import flat_columns, flatten, json_values
 from pipeline.ledger.rows import DOCUMENT_SCHEMA, TEXT_COLUMN
 
 TASK = answers_type(ANSWER_COLUMNS, ["toxic", "label", "a.b"])
@@ -82,7 +82,7 @@ def test_each_value_is_that_of_its_source(start: int) -> None:
     assert flatten(pa.Table.from_batches([batch]), flat_columns(schema)).equals(
         pa.Table.from_batches([flat])
     )
-    for row, source in zip(json_rows(flat), rows[start:], strict=False):
+    for row, source in zip(json_values(flat).to_pylist(), rows[start:], strict=False):
         answer = source["toxic"]
         assert isinstance(answer, dict)
         p = answer["p"] or {}
@@ -96,6 +96,6 @@ def test_json_has_the_digits_of_a_float32_and_no_nan() -> None:
     schema = pa.schema([("doc_id", pa.string()), ("topic", RANKED_TASK)])
     answer = {"label": "a", "top": top, "levels": None, "mass": float("nan"), "status": "ok"}
     batch = pa.RecordBatch.from_pylist([{"doc_id": "x", "topic": answer}], schema)
-    (row,) = json_rows(flatten(batch, flat_columns(schema)))
+    (row,) = json_values(flatten(batch, flat_columns(schema))).to_pylist()
     assert row["topic_top"] == top and row["topic_mass"] is None and row["topic_levels"] is None
     assert json.dumps(row, allow_nan=False).count("0.1}") == 1

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from label_tables import toy_shard
 
 from pipeline.inference.shard_answers import ShardAnswers
-from pipeline.ledger.cells import committed
-from pipeline.ledger.columns import (
-    ANSWER_COLUMNS,
-    answer_columns,
-    answers_type,
-)
-from pipeline.ledger.dataset import open_labels
-from pipeline.ledger.label_files import LabelFile, commit_shard
-from pipeline.ledger.label_rows import (
-    answer_rows,
-)
-from pipeline.ledger.snapshots import SnapshotTask, publish
-from pipeline.sources.documents import RawRow, documents_from
+from pipeline.ledger.columns import ANSWER_COLUMNS, answer_columns
+from pipeline.ledger.label_rows import answer_rows
 from pipeline.spec.stages import QuestionTask
 from pipeline.spec.tasks import TaskSpec
-from pipeline.stores.local import LocalStore
 
 LABELS = ["a/x", "a/y", "b/x", "b/y", "c"]
 P = [[0.5, 0.125, 0.25, 0.0625, 0.0625], [np.nan] * 5, [0.0, 0.0, 0.75, 0.25, 0.0]]
@@ -48,9 +33,8 @@ def rows_of(asked: TaskSpec) -> pa.StructArray:
     with np.errstate(divide="ignore"):
         log_probs = np.log(p * mass)
     if own.labels is not None:
-        own.labels[:] = np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])[
-            :, : own.labels.shape[1]
-        ]
+        ranked = np.array([[0, 2, 1, 3, 4], [0] * 5, [2, 3, 0, 1, 4]])
+        own.labels[:] = ranked[:, : own.labels.shape[1]]
         log_probs = np.take_along_axis(log_probs, own.labels, 1)
     if own.levels is not None:
         own.levels[:] = np.log(np.array(levels) * mass)
@@ -94,22 +78,3 @@ def test_scores_with_a_length_penalty_have_no_mass() -> None:
     table = table_of(task(top_k=3, length_penalty=0.5))
     assert table.column("mass").null_count == 3
     assert table.column("top").null_count == 1
-
-
-SHARD = toy_shard()
-DOCUMENTS = documents_from([RawRow("one", "a"), RawRow("", "b"), RawRow("three", "c")])
-
-
-def test_a_snapshot_shows_ranked_answers_as_they_were_committed(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "out")
-    asked = task(top_k=3, separator="/")
-    rows = rows_of(asked)
-    commit_shard(store, SHARD, DOCUMENTS, [LabelFile("topic", "f" * 16, SHARD.id, rows, {})])
-    done = committed(store, {"topic": "f" * 16}, {SHARD.id})
-    shown = {"topic": SnapshotTask("f" * 16, tuple(LABELS), answer_columns(asked))}
-    publish(store, "spec", shown, [SHARD], done, created_at="now")
-    labels = open_labels(str(tmp_path / "out"))
-    assert labels.schema.field("topic").type == answers_type(answer_columns(asked), LABELS)
-    assert labels.to_table().column("topic").to_pylist() == rows.to_pylist()
-    first = duckdb.sql("select topic.top[1].label, topic.levels[1].p from labels").fetchall()
-    assert first == [("a/x", pytest.approx(0.625)), (None, None), ("b/x", pytest.approx(1.0))]

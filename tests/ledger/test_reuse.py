@@ -137,13 +137,6 @@ def test_a_retry_asks_each_task_about_exactly_the_rows_that_it_failed_on(
     assert (work.tasks, work.retry, work.documents) == (tuple(asked), 1, False)
 
 
-def test_a_row_that_could_not_be_read_is_not_tried_again(store: Store, job: Job) -> None:
-    shard, texts = shard_at(0, "x"), ["one", "", "three"]
-    commit(store, shard, texts, {"a": FAILED_SECOND})
-    done = committed(store, {"a": FP["a"]}, [shard.id])
-    assert retries(job, store, Plan(Cuts((shard,), {}), done, ())) == []
-
-
 def test_a_retry_has_a_number_above_those_of_all_its_tasks(store: Store, job: Job) -> None:
     shard = shard_at(0, "x")
     commit(store, shard, TEXTS, {"a": FAILED_FIRST, "b": FAILED_SECOND})
@@ -233,12 +226,7 @@ def rewritten(
         start = shard.piece.start_row
         commit(store, shard, texts[start : start + SIZE], {"a": OK})
     recording, new = Recording(store), shard_at(0, "new", rows=len(texts))
-    status, reused = found(
-        recording,
-        new,
-        [changed(text) for text in texts],
-        *map(source_of, old),
-    )
+    status, reused = found(recording, new, [changed(text) for text in texts], *map(source_of, old))
     reads = Counter(key.partition("/")[0] for key in recording.read_keys)
     return reads, status, reused
 

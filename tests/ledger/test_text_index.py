@@ -15,12 +15,7 @@ from pipeline.hashes import short_hash
 from pipeline.ledger import text_index
 from pipeline.ledger.keys import documents_key, index_key
 from pipeline.ledger.label_files import documents_table, to_parquet
-from pipeline.ledger.text_index import (
-    KnownTexts,
-    leading_bits,
-    shards_with_texts,
-    text_hashes,
-)
+from pipeline.ledger.text_index import KnownTexts, leading_bits, shards_with_texts, text_hashes
 from pipeline.sources.documents import RawRow, documents_from
 from pipeline.stores.local import LocalStore
 from pipeline.stores.store import Store
@@ -54,11 +49,7 @@ def test_documents_without_a_text_are_not_in_the_index() -> None:
 
 
 def find(
-    store: Store,
-    asking: Mapping[int, list[str]],
-    sources: Collection[int],
-    *,
-    keep: bool = True,
+    store: Store, asking: Mapping[int, list[str]], sources: Collection[int], *, keep: bool = True
 ) -> dict[str, KnownTexts]:
     """Where the texts of these new shards are."""
     texts = [(sid_of(number), text_hashes(documents(each))) for number, each in asking.items()]

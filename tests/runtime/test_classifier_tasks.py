@@ -21,8 +21,6 @@ from pipeline.runtime.fitted_files import find_classifiers
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
 from pipeline.spec.labels import LANGUAGES
-from pipeline.spec.model import NO_MODEL
-from pipeline.spec.parse import load_spec
 
 TEXTS = {
     "english": "The weather is nice today and we walk to the harbour",
@@ -219,13 +217,6 @@ def test_check_of_a_spec_without_a_model_says_that_it_needs_one(
 ) -> None:
     assert main(["check", str(corpus.spec_file)]) == 2
     assert "needs a question or a readout" in capsys.readouterr().err
-
-
-def test_a_spec_with_a_question_needs_a_model(corpus: Corpus) -> None:
-    assert corpus.spec.model == NO_MODEL
-    corpus.others = [QUESTION]
-    with pytest.raises(SpecError, match="model: "):
-        load_spec(corpus.spec_file)
 
 
 def test_the_language_of_a_text_needs_no_file_and_has_all_languages(corpus: Corpus) -> None:

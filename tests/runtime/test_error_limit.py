@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from changing_corpus import TOPIC, Corpus, numbered
 
-from pipeline.errors import FailedRowsError, StorageError
+from pipeline.errors import FailedRowsError
 from pipeline.ledger.snapshots import snapshot_numbers
 from pipeline.stores.local import LocalStore
 from pipeline.verbs.status import TaskStatus, status
@@ -122,18 +122,6 @@ def test_what_breaks_off_publishes_a_part_within_the_limit_alone(
     assert len(snapshot_numbers(failing.store)) == published
     line = "no partial snapshot is published: 4 of 20 rows failed"
     assert (line in caplog.text) == (not published)
-
-
-def test_the_error_that_ends_a_run_is_the_one_that_is_raised(
-    failing: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object, **_options: object) -> None:
-        raise StorageError("a label file is damaged")
-
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr("pipeline.runtime.outcome.Tally.count_finished", refuse)
-        failing.run_until(3, break_off, folder="labels/", publish_partial=True)
-    assert "no partial snapshot is published: a label file is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("done_before", [True, False])

@@ -18,7 +18,7 @@ from changing_corpus import Corpus
 from pipeline.errors import AssayError, ModelError, StorageError, UnavailableError
 from pipeline.ledger.cells import WorkItem
 from pipeline.ledger.counts import ShardCounts
-from pipeline.runtime import graph, worker
+from pipeline.runtime import graph
 from pipeline.runtime.graph import label_items  # not those that `plain` replaces
 from pipeline.runtime.job import make_job
 from pipeline.runtime.placement import Placement
@@ -120,21 +120,6 @@ def test_a_bad_file_of_many_shards_ends_no_run(
         outcome.failed_shards[0]
         == f"{plain.input}/bad.jsonl: rows 0 to 1: cannot be read: it is gone"
     )
-
-
-def test_a_failure_in_a_commit_ends_no_run(many: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, failed = worker.commit_shard, list[str]()
-
-    def fail_some(store: Any, shard: Any, *others: Any, **options: Any) -> Any:
-        if shard.path.endswith(("f10.jsonl", "f31.jsonl")) and failed.count(shard.path) < 2:
-            failed.append(shard.path)
-            raise UnavailableError(f"{store.url}: try again")
-        return commit(store, shard, *others, **options)
-
-    monkeypatch.setattr("pipeline.runtime.worker.commit_shard", fail_some)
-    outcome = many.run()
-    assert outcome.complete and len(failed) == 4
-    many.check()
 
 
 def work_of(corpus: Corpus) -> tuple[Any, Sequence[WorkItem]]:

@@ -218,10 +218,7 @@ def test_an_export_has_the_same_labels_in_every_format(form: str, plain: Corpus)
             {"keep": "list_contains(topic.labels, 'law')"},
             lambda topic, quality: "law" in topic["labels"],
         ),
-        (
-            {"keep": "topic.p.law <= 0.4"},
-            lambda topic, quality: topic["p"]["law"] <= 0.4,
-        ),
+        ({"keep": "topic.p.law <= 0.4"}, lambda topic, quality: topic["p"]["law"] <= 0.4),
         ({"drop_top": {"of": "quality.score", "share": 0.1}}, None),
     ],
 )

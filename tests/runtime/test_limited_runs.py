@@ -65,9 +65,7 @@ def test_a_condition_names_no_draw() -> None:
         limit_of(None, "__draw < 0.1")
 
 
-def test_a_sample_is_published_until_a_more_complete_snapshot_is_current(
-    plain: Corpus,
-) -> None:
+def test_a_sample_is_published_until_a_more_complete_snapshot_is_current(plain: Corpus) -> None:
     plain.shard_bytes = 15_000
     write(plain, "a", 60)
     small = plain.run(sample="10%", where="year >= 2000")

@@ -13,12 +13,7 @@ from subprocess import CompletedProcess
 import psutil
 import pytest
 
-from pipeline.runtime.limits import (
-    Gpus,
-    available_bytes,
-    gpus_seen_by_torch,
-    usable_cores,
-)
+from pipeline.runtime.limits import Gpus, available_bytes, gpus_seen_by_torch, usable_cores
 
 GIB = 1024**3
 V1_CPU = "sys/fs/cgroup/cpu"
@@ -145,10 +140,6 @@ raise SystemExit({ran})
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == (2 if "main" in ran else 1)
     assert told in ended.stderr.splitlines()[-1]
-
-
-def test_this_machine_has_a_core_and_memory() -> None:
-    assert usable_cores() >= 1 and available_bytes() > 0
 
 
 def seen(*capabilities: tuple[int, int], cuda: str | None = "13.0") -> CompletedProcess[str]:

@@ -91,37 +91,29 @@ def test_a_processor_says_which_formats_it_computes_faster_than_float32(
     assert processor_formats(tmp_path / "none") == {"float32", "int8"}
 
 
+SHARED = {"engine": "vllm", "tensor_parallel": 4}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "machine", "fix"),
+    ("model", "machine", "error"),
     [
-        ("int8", OLD, "not faster .* have float32 at speed; write auto"),
-        ("int8", NEW, "not faster .* have bfloat16 at speed; write auto"),
-        ("int8", GPUS, "for CPUs; on GPUs write fp8 .* or auto"),
-        ("fp8", AMPERE, r"needs GPUs of compute capability 8\.9 or later; write auto"),
-        ("fp8", BYTES, r"needs a GPU, and the model runs on CPUs; write auto, or int8"),
-        ("fp8", replace(GPUS, gpus=()), "needs a GPU"),
+        ({"device": "cuda"}, OLD, r"model\.device: there is no GPU here"),
+        (SHARED, GPUS, r"model\.tensor_parallel: .*more than 3 GPUs; write at most that"),
+        (SHARED, OLD, r"model\.tensor_parallel: no GPUs are here .* write 1"),
+        ({"dtype": "int8"}, OLD, "not faster .* have float32 at speed; write auto"),
+        ({"dtype": "int8"}, NEW, "not faster .* have bfloat16 at speed; write auto"),
+        ({"dtype": "int8"}, GPUS, "for CPUs; on GPUs write fp8 .* or auto"),
+        ({"dtype": "fp8"}, AMPERE, r"needs GPUs of compute capability 8\.9 or later; write auto"),
+        ({"dtype": "fp8"}, BYTES, "needs a GPU, and the model runs on CPUs; write auto, or int8"),
+        ({"dtype": "fp8"}, replace(GPUS, gpus=()), "needs a GPU"),
     ],
 )
-def test_8_bit_products_are_refused_where_they_are_not_faster(
-    dtype: Any, machine: Machine, fix: str
+def test_what_a_machine_lacks_or_does_not_do_faster_is_a_spec_error(
+    model: dict[str, Any], machine: Machine, error: str
 ) -> None:
-    with pytest.raises(SpecError, match=rf"model\.dtype: {fix}"):
-        place(ModelSpec(path="m", dtype=dtype), machine)
-
-
-def test_a_gpu_that_is_not_there_is_a_spec_error() -> None:
-    with pytest.raises(SpecError, match=r"model\.device: there is no GPU here"):
-        place(ModelSpec(path="m", device="cuda"), OLD)
-
-
-@pytest.mark.parametrize(
-    ("machine", "fix"),
-    [(GPUS, "more than 3 GPUs; write at most that"), (OLD, "no GPUs are here .* write 1")],
-)
-def test_gpus_that_no_machine_has_together_are_a_spec_error(machine: Machine, fix: str) -> None:
-    model = ModelSpec(path="m", engine="vllm", tensor_parallel=4)
-    with pytest.raises(SpecError, match=rf"model\.tensor_parallel: .*{fix}"):
-        place(model, machine)
+    expected = rf"model\.dtype: {error}" if "dtype" in model else error
+    with pytest.raises(SpecError, match=expected):
+        place(ModelSpec(path="m", **model), machine)
 
 
 def test_a_cluster_is_as_wide_as_its_smallest_node_with_processors() -> None:

@@ -133,9 +133,7 @@ def test_each_change_of_the_spec_costs_what_it_changes(
     assert plain.rows("topic") == unlimited
 
 
-def test_a_task_that_no_other_shard_answers_does_not_keep_the_others_from_it(
-    plain: Corpus,
-) -> None:
+def test_a_task_that_no_other_shard_answers_does_not_keep_the_others_from_it(plain: Corpus) -> None:
     plain.write("a", numbered("a", 6))
     plain.run()
     plain.move("elsewhere")

@@ -95,11 +95,7 @@ def test_a_server_labels_a_corpus_once_and_its_price_is_said(
 
 
 def test_a_run_ends_before_it_costs_too_much_and_a_later_one_goes_on(
-    chat: FakeChat,
-    write_spec: WriteSpec,
-    corpus: dict[str, Any],
-    assay: Assay,
-    without_ray: None,
+    chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, without_ray: None
 ) -> None:
     spec = write_spec(model=chat.spec(concurrency=1), input=corpus)
     said = assay("run", spec, "--max-cost", 1, code=2).error
@@ -164,11 +160,7 @@ def test_after_a_kill_only_requests_in_flight_are_paid_again(
 
 
 def test_a_server_that_is_renamed_or_silent_ends_a_run_at_once(
-    chat: FakeChat,
-    write_spec: WriteSpec,
-    corpus: dict[str, Any],
-    assay: Assay,
-    without_ray: None,
+    chat: FakeChat, write_spec: WriteSpec, corpus: dict[str, Any], assay: Assay, without_ray: None
 ) -> None:
     spec = write_spec(model=chat.spec(concurrency=1), input=corpus)
     chat.renamed_after = 2 * ROWS + 4

@@ -124,9 +124,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Probed:
 
 
 @on_ray
-def test_a_local_ray_ends_with_all_its_processes_and_is_closed_to_others(
-    probed: Probed,
-) -> None:
+def test_a_local_ray_ends_with_all_its_processes_and_is_closed_to_others(probed: Probed) -> None:
     report = probed.report
     assert report["graph"], "Ray Data is imported while Ray starts"
     assert {"gcs_server", "raylet"} <= {*report["words"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -123,12 +124,14 @@ def test_a_thousand_reports_a_second_are_repeated_and_none_later_than_a_tenth_of
 
 
 def test_a_mailbox_keeps_the_latest_report_of_each_worker_and_the_last_of_those_that_end() -> None:
-    box = Mailbox()
-    last, other = Letter(BUSY, "a", is_last=True), Letter(BUSY, "b")
-    for letter in (Letter(BUSY, "a"), last, other, later := replace(last, is_last=False)):
+    box, cause = Mailbox(), ModelError("CUDA")
+    last = Letter(BUSY, "a", "n1", is_last=True, cause=cause, starts_again=False)
+    other, later = Letter(BUSY, "b"), Letter(BUSY, "a", "n1")
+    replaced = Letter(BUSY, "c", "n2", is_last=True, cause=cause)
+    for letter in (Letter(BUSY, "a"), last, other, later, replaced):
         box.put(letter)
-    assert box.take() == [other, later, last]
-    assert box.take() == [] and box.left_out() == {}
+    assert box.take() == [other, later, last, replaced]
+    assert box.take() == [] and box.left_out() == {"n1": cause}
 
 
 def test_a_report_beside_a_shard_that_is_labelled_does_not_replace_its_report(
@@ -183,33 +186,23 @@ def test_workers_that_end_are_named_and_replaced_and_the_run_ends_if_all_do(
     cause: ModelError | None,
     kind: type[Exception],
     text: str,
+    watched: tuple[Watch, list[Progress]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    workers, number = Workers(LIMIT_S, workers=6), 0
-    report = replace(BUSY, phase=READING)
+    watch, _ = watched
+    watch._workers, report = Workers(LIMIT_S, workers=6), replace(BUSY, phase=READING)
     for number in range(18):  # one more than the workers and ten
-        if number == 1:
-            workers.answered()  # the first does not count
-        workers.check(number)
-        workers.hear(Letter(report, f"w{number}", is_last=True, cause=cause), number)
+        if number == 1:  # the first does not count
+            watch.take_in([Letter(replace(BUSY, answered=3), "w0")], time.monotonic())
+        watch.check()
+        end = Letter(report, f"w{number}", is_last=True, cause=cause)
+        watch.take_in([end], time.monotonic())
     with pytest.raises(kind, match=text):
-        workers.check(number)
+        watch.check()
     why = "ended: CUDA error" if cause else "has shown no sign of life for 100 s; it is reading c."
     assert len(caplog.messages) == 18
     assert all(f"w{n} {why}" in line for n, line in enumerate(caplog.messages))
     assert all(line.endswith("it is ended, and Ray starts another") for line in caplog.messages)
-
-
-def test_where_one_node_cannot_load_another_may_still_be_starting() -> None:
-    is_out = [False]
-    workers = Workers(LIMIT_S, workers=2, is_out=lambda: is_out[0])
-    cause = ModelError("the disk is full")
-    last = Letter(WorkerReport(LOADING), "w", "a", is_last=True, cause=cause, starts_again=False)
-    workers.hear(last, 0.0)
-    workers.check(LIMIT_S)
-    is_out[0] = True
-    with pytest.raises(ModelError, match="the disk is full"):
-        workers.check(LIMIT_S)
 
 
 @pytest.mark.parametrize("phase", [STARTING_WORKERS, LOADING, READING])

@@ -85,10 +85,7 @@ def test_a_model_is_its_content_in_a_folder_on_s3_and_on_the_hub(
 
 
 def test_a_plan_reads_no_weights_that_the_hub_or_the_cache_has_the_hash_of(
-    hub: FakeHub,
-    model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    hub: FakeHub, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push("models/org/tiny", contents(model_folder))
     locate(ModelSpec(path="org/tiny"), tmp_path / "cache")

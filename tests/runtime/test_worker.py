@@ -268,10 +268,7 @@ def test_stages_with_the_same_model_share_its_weights(
     monkeypatch.setattr("pipeline.runtime.assembly.load_model", counted)
     modelled.write("one", ["A text.", "Another one."])
     modelled.stages = [{"question": q} for q in QUESTIONS[:2]]
-    modelled.stages[0] |= {
-        "documents": {"max_tokens": 4},
-        "model": {**modelled.model, **changes},
-    }
+    modelled.stages[0] |= {"documents": {"max_tokens": 4}, "model": {**modelled.model, **changes}}
     modelled.decide(0.0, 1.0)  # — the last stage answers about each document
     modelled.run()
     assert {row["stage"] for row in modelled.rows().values()} == {2}

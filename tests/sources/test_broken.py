@@ -100,11 +100,7 @@ WET = [
     ],
 )
 def test_a_row_that_cannot_be_read_says_why_and_the_others_are_read(
-    write: Write,
-    name: str,
-    separator: bytes,
-    rows: list[tuple[bytes, str, str]],
-    target_bytes: int,
+    write: Write, name: str, separator: bytes, rows: list[tuple[bytes, str, str]], target_bytes: int
 ) -> None:
     data = separator.join(written for written, _, _ in rows)
     shards = cut(write(name, data), Columns("text", "id"), target_bytes)

@@ -62,7 +62,8 @@ def test_a_row_without_a_text_to_read_says_why(row: RawRow, status: str) -> None
     ("identifier", "doc_id"),
     [
         *[("a", "a"), (7, "7"), (b"x", "x"), ("", ""), (b"\xff", "\\xff"), ("\ud83d", "\\ud83d")],
-        *[(True, "true"), (1.5, "1.5"), (["a", False], '["a", false]'), ({}, "{}")],
+        *[(1.0, "1"), (1.5, "1.5"), ("1.0", "1.0"), (1e16, "1e+16"), ([1.0], "[1.0]")],
+        *[(True, "true"), (["a", False], '["a", false]'), ({}, "{}")],
         ({"b": None, "a": {"é": b"\xff"}}, '{"a": {"é": "\\\\xff"}, "b": null}'),
     ],
 )
@@ -70,8 +71,9 @@ def test_the_id_is_written_as_a_string(identifier: object, doc_id: str) -> None:
     assert only_row(RawRow("text", identifier))["doc_id"] == doc_id
 
 
-def test_without_an_id_the_content_is_the_id() -> None:
-    document = only_row(RawRow("text"))
+@pytest.mark.parametrize("missing", [None, float("nan")], ids=["None", "of pandas"])
+def test_without_an_id_the_content_is_the_id(missing: object) -> None:
+    document = only_row(RawRow("text", missing))
     assert document["doc_id"] == document["content_hash"]
 
 

@@ -74,12 +74,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_shards_of_one_row_group_or_stream_are_fetched_once(
-    name: str,
-    text_bytes: int,
-    where: str | None,
-    moto: Server,
-    fetched: list[int],
-    tmp_path: Path,
+    name: str, text_bytes: int, where: str | None, moto: Server, fetched: list[int], tmp_path: Path
 ) -> None:
     source, rows = random.Random(1), ROWS_OF_SHARD * SHARDS
     texts = [source.randbytes(text_bytes // 2).hex() for _ in range(rows)]

@@ -218,10 +218,7 @@ def long_parquet(path: Path) -> None:
     ("name", "make"), [("long.jsonl", long_jsonl), ("long.parquet", long_parquet)]
 )
 def test_one_document_of_200_megabytes_is_fitted_in_the_memory_of_a_few_of_it(
-    tmp_path: Path,
-    name: str,
-    make: Callable[[Path], None],
-    byte_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path, name: str, make: Callable[[Path], None], byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     make(tmp_path / name)
     byte_tokenizer.save_pretrained(tmp_path / "tokenizer")

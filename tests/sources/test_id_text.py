@@ -15,7 +15,6 @@ import pytest
 from pandas import DataFrame
 
 from pipeline.gold.labels import read_gold
-from pipeline.sources.documents import RawRow, documents_from
 from pipeline.sources.id_text import id_text, plain_values, spellings
 from pipeline.sources.source import cut, find_objects, read_documents
 from pipeline.spec.parse import load_spec
@@ -64,19 +63,6 @@ def test_the_id_of_a_value_of_each_type(
     column = pa.ExtensionArray.from_storage(kind, column) if storage != kind else column
     *found, missing = plain_values(column)
     assert (list(map(id_text, found)), missing) == (ids, None)
-
-
-@pytest.mark.parametrize(
-    ("written", "ids"),
-    [(1.0, "1"), (1, "1"), (2.5, "2.5"), ("1.0", "1.0"), (1e16, "1e+16"), ([1.0], "[1.0]")],
-)
-def test_the_id_of_a_value_of_json(written: object, ids: str) -> None:
-    assert id_text(written) == ids
-
-
-def test_a_missing_number_of_pandas_is_no_id() -> None:
-    [document] = documents_from([RawRow("text", float("nan"))]).to_pylist()
-    assert document["doc_id"] == document["content_hash"]
 
 
 # — of one column of a corpus in Parquet, as other programs write it again

@@ -153,11 +153,7 @@ def names_at(root: str, path: str, cache: Path, output: str | None = None) -> li
 @pytest.mark.parametrize("path", ["", "/**", "/**/*.*"])
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_names_below_a_folder_are_left_out_and_one_line_says_so(
-    tree: Callable[..., str],
-    name: str,
-    path: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    tree: Callable[..., str], name: str, path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tree("deep/a.jsonl", name)
     with caplog.at_level(logging.INFO, "pipeline"):

@@ -166,11 +166,7 @@ def test_credentials_that_run_out_while_reading_are_told_and_to_be_run_again(
 @ON_MOTO
 @pytest.mark.parametrize("client_tries", [1, 2])
 def test_a_bad_connection_is_outlasted_by_reading(
-    client_tries: int,
-    moto: Server,
-    folder: Folder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    client_tries: int, moto: Server, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.stores.retries.retry.__defaults__", (STUBBORN,))
     lines = [json.dumps({"text": f"{number} " * 50}) for number in range(1000)]

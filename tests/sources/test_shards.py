@@ -65,10 +65,6 @@ def test_a_heavy_unit_is_split_into_equal_runs_of_rows() -> None:
     assert [piece.end_row - piece.start_row for piece in pieces] == [33, 33, 34]
 
 
-def test_rows_weigh_something_even_without_text() -> None:
-    assert len(list(cut_units([Unit(1000, 0)], 100 * ROW_WEIGHT_BYTES))) == 10
-
-
 @pytest.mark.parametrize("name", SHARD.to_json())
 def test_the_id_changes_exactly_when_an_identity_field_does(name: str) -> None:
     value = SHARD.to_json()[name]

@@ -90,13 +90,6 @@ def test_a_file_a_glob_and_a_folder_name_their_ids(
     assert [row[0] for row in rows_of(f"{named}/{path}", tmp_path / "cache")] == ids
 
 
-def test_many_small_files_are_few_shards(folder: Path, tmp_path: Path) -> None:
-    for number in range(300):
-        (folder / f"{number}.txt").write_text("word " * 20)
-    (found,) = find_objects(str(folder), tmp_path / "cache")
-    assert len(cut(found, Columns("text", "id"), 64_000)) == 3
-
-
 @pytest.mark.parametrize("remote", [False, True])
 def test_the_folder_is_listed_once_for_all_of_its_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool

@@ -11,6 +11,7 @@ from pipeline.errors import Problem, SpecError
 from pipeline.spec.labels import MOST_COLUMNS
 from pipeline.spec.parse import parse_spec
 from pipeline.spec.schema import JobSpec
+from pipeline.spec.stages import DOCUMENT_COLUMNS
 
 JOB = {"name": "job", "model": {"path": "m"}, "input": {"path": "i"}, "output": "o"}
 TASK = {"name": "a", "question": "Why?", "labels": ["x/1", "y"]}
@@ -127,7 +128,10 @@ KINDS = [
     (task(labels={"a": ["x"], "b": ["y"], "A": ["z"]}), "labels", "'a' and 'A'"),
     (task(labels=["C++", "c++"]), "labels", "rename one"),
     (task(labels=["ÉTÉ", "ÉtÉ"]), "labels", "'ÉTÉ' and 'ÉtÉ'"),
-    (task(name="doc"), "name", "every document has a column"),
+    *(
+        (task(name=name), "name", "every document has a column")
+        for name in ("doc", *DOCUMENT_COLUMNS)
+    ),
     (task(kind="score", labels=["1e1", "1E1"]), "labels", "rise"),
     (task(kind="score", labels=["low", "high"]), "labels", "'low' is not a number"),
     (task(kind="score", labels=[1, 3, 2]), "labels", "rise"),
@@ -365,6 +369,7 @@ def test_every_mistake_is_reported_also_beside_a_cascade() -> None:
     [
         task(name="a1_b"),
         task(name="a" * 63),
+        task(name="rows"),
         task(labels=MANY[:-1]),
         task(labels=MANY, top_k=3),
         task(readout="r", top_k=2, separator="/"),

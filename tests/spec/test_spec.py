@@ -50,14 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "documents": {"max_tokens": 2048, "too_long": "head", "overlap_tokens": 128},
     "max_error_rate": None,
     "filter": None,
-    "gold": {
-        "path": None,
-        "id": None,
-        "text": None,
-        "columns": {},
-        "values": {},
-        "scores": {},
-    },
+    "gold": {"path": None, "id": None, "text": None, "columns": {}, "values": {}, "scores": {}},
     "publish": {
         "gates": [],
         "max_psi": None,

@@ -26,16 +26,11 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     return open_target(f"{url}/to/a/b.txt", {})
 
 
-def write(target: Target, data: bytes) -> None:
-    with target.replaced() as path:
-        path.write_bytes(data)
-
-
 def test_a_file_is_replaced_in_one_step(target: Target) -> None:
     assert not target.exists()
-    write(target, b"one")
+    target.write(b"one")
     assert target.exists() and target.read() == b"one"
-    write(target, b"two")
+    target.write(b"two")
     assert target.read() == b"two"
     folder = Target("", target.file_system, target.place.removesuffix("/a/b.txt"))
     assert folder.files() == {"a/b.txt"} and folder.below("a/b.txt").read() == b"two"
@@ -44,7 +39,7 @@ def test_a_file_is_replaced_in_one_step(target: Target) -> None:
 
 
 def test_after_an_error_the_file_is_as_before(target: Target) -> None:
-    write(target, b"one")
+    target.write(b"one")
     with pytest.raises(RuntimeError), target.replaced() as path:
         path.write_bytes(b"half of tw")
         raise RuntimeError
@@ -55,7 +50,7 @@ def test_after_an_error_the_file_is_as_before(target: Target) -> None:
 def test_an_error_names_the_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=f"{tmp_path}/file/a: cannot be written"):
-        write(open_target(str(tmp_path / "file" / "a"), {}), b"")
+        open_target(str(tmp_path / "file" / "a"), {}).write(b"")
     with pytest.raises(StorageError, match=f"{tmp_path}/none: cannot be read"):
         open_target(str(tmp_path / "none"), {}).read()
     with pytest.raises(SpecError, match="to: cannot be opened"):
