@@ -146,8 +146,10 @@ def main() -> None:
                 with ProcessPoolExecutor(1, spawn) as pool:
                     now = pool.submit(measure, name, options.model, Path(folder), many).result()
                 before = measured.get(name, Counter())
-                per_shard = {what: (now[what] - before[what]) / (many - few) for what in now}
-                print(f"{name} {many:,}", {what: f"{n:.4g}" for what, n in per_shard.items()})
+                per_shard = {
+                    figure: (now[figure] - before[figure]) / (many - few) for figure in now
+                }
+                print(f"{name} {many:,}", {figure: f"{n:.4g}" for figure, n in per_shard.items()})
                 measured[name] = now
 
 

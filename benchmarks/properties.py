@@ -125,11 +125,13 @@ def differences(
     differ: defaultdict[str, list[bool]] = defaultdict(list)
     for own, other in zip(asked, read, strict=True):
         for task in tasks if other else ():
-            mine, its = own[task.name], (other or {})[task.name]
+            answer, other_answer = own[task.name], (other or {})[task.name]
             if task.kind == "multi":
-                differ[task.kind] += [(label in mine) != (label in its) for label in task.labels]
+                differ[task.kind] += [
+                    (label in answer) != (label in other_answer) for label in task.labels
+                ]
             else:
-                differ[task.kind].append(mine != its)
+                differ[task.kind].append(answer != other_answer)
     return {kind: statistics.fmean(each) for kind, each in sorted(differ.items())}
 
 

@@ -73,8 +73,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = f" in {self.where}" if self.where else ""
-        got = "" if self.value is None else repr(self.value)
-        shown = got if len(got) <= _VALUE_CHARS else got[:_VALUE_CHARS] + "…"
+        text = "" if self.value is None else repr(self.value)
+        shown = text if len(text) <= _VALUE_CHARS else text[:_VALUE_CHARS] + "…"
         return f"{self.place}: {self.fix}{shown and f' (got {shown})'}{where}"
 
     def renamed(self, name_of: Callable[[str], str]) -> Problem:

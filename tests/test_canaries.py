@@ -134,8 +134,8 @@ def hostile_run(
 def test_no_byte_of_an_output_and_no_line_of_a_log_holds_a_secret(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:
-    folder, _, said = hostile_run
-    assert CANARY not in said
+    folder, _, log = hostile_run
+    assert CANARY not in log
     files = [file for part in ("out", "cache") for file in (folder / part).rglob("*")]
     kinds = {file.relative_to(folder).parts[1] for file in files if "out" in file.parts}
     assert {"specs", "snapshots", "labels", "documents", "inputs"} <= kinds
@@ -153,8 +153,8 @@ def test_hostile_ids_are_values_and_nothing_else(
     hostile_run: tuple[Path, list[dict[str, Any]], str],
 ) -> None:
     folder, documents, _ = hostile_run
-    found = duckdb.sql(f"select doc_id, status from '{folder}/out/labels/*/*/*/*.parquet'")
-    rows = found.fetchall()
+    relation = duckdb.sql(f"select doc_id, status from '{folder}/out/labels/*/*/*/*.parquet'")
+    rows = relation.fetchall()
     assert [doc_id for doc_id, _ in rows] == [document["id"] for document in documents]
     names = [file.name for file in (folder / "out").rglob("*")]
     assert not any(id.strip() and id in name for id in HOSTILE_IDS for name in names)
@@ -165,6 +165,6 @@ def test_control_tokens_in_texts_are_text_in_a_whole_run(
 ) -> None:
     """The byte tokenizer has a token a byte: a control token would be one where many are."""
     folder, documents, _ = hostile_run
-    found = duckdb.sql(f"select n_tokens, status from '{folder}/out/labels/*/*/*/*.parquet'")
+    relation = duckdb.sql(f"select n_tokens, status from '{folder}/out/labels/*/*/*/*.parquet'")
     expected = [(len(document["text"].encode()), "ok") for document in documents]
-    assert found.fetchall() == expected
+    assert relation.fetchall() == expected

@@ -193,10 +193,10 @@ def split_shard(
     for part in labelled_texts(shard, options, hashes, rows):
         texts.append(part.filter(dropped.slice(first, len(part))))
         first += len(part)
-    gone, schema = documents.filter(dropped), rule.labelled.answers_schema
-    table = gone.select(schema.names).cast(schema)
+    dropped_rows, schema = documents.filter(dropped), rule.labelled.answers_schema
+    table = dropped_rows.select(schema.names).cast(schema)
     table = table.append_column(TEXT_COLUMN, pa.chunked_array(texts, pa.large_string()))
-    table = table.append_column(WHY_COLUMN, gone["_why"].dictionary_encode())
+    table = table.append_column(WHY_COLUMN, dropped_rows["_why"].dictionary_encode())
     metadata = {"rule": result.rule, "on_error": result.on_error}
     data = to_parquet(table, {**metadata, "shard": canonical_json(shard.to_json()).decode()})
     verify(data, table.column("doc_id"))

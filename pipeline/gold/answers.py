@@ -85,11 +85,11 @@ def matching_snapshot(
         elif fp != now[task]:
             then = stored_version(store, task, fp).of_all.content.get("task", {})
             asked = job.fingerprints[task].content.get("task", {})
-            what = f"the question of {task}"
+            changed = f"the question of {task}"
             if then.get("question") == asked.get("question"):
-                what = f"the model, the prompt, the labels or the readout of {task}"
+                changed = f"the model, the prompt, the labels or the readout of {task}"
             problems.append(
-                Problem(f"tasks.{task}", f"{what} changed {since}; run: assay run SPEC")
+                Problem(f"tasks.{task}", f"{changed} changed {since}; run: assay run SPEC")
             )
     fix = "no snapshot has the current fingerprints of all of them; run: assay run SPEC"
     raise SpecError(problems or [Problem("tasks", fix, names)])
@@ -184,14 +184,14 @@ def judged_rows(
     if gold.texts and texts:  # — those of the gold may differ from the corpus in line breaks
         own = documents_from(RawRow(text) for text in gold.texts)["content_hash"].to_pylist()
         known |= np.array([content_hash in texts for content_hash in own], np.bool_)
-    seen = usable & known
-    rows = np.flatnonzero(usable & ~seen)
+    fitted = usable & known
+    rows = np.flatnonzero(usable & ~fitted)
     counts = RowCounts(
         gold=gold.rows,
         unlabelled=int((~labelled).sum()),
         not_in_corpus=int((labelled & ~answers.in_corpus).sum()),
         unanswered=dict(Counter(str(of_task.status[row]) for row in unanswered)),
-        fitted=int(seen.sum()),
+        fitted=int(fitted.sum()),
         evaluated=len(rows),
     )
     return counts, JudgedRows(rows, of_gold.truth[rows], of_task.p[rows])

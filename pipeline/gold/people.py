@@ -211,7 +211,7 @@ class GoldFile:
 
     def _find_unchanged(self) -> None:
         """Opens the file again if a copy replaced it; StorageError if its content differs."""
-        what = "another program changed it"
+        reason = "another program changed it"
         try:
             if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 copy = _locked(self._path)
@@ -220,11 +220,11 @@ class GoldFile:
             if sha256(_content(self._file)).digest() == self._content.digest():
                 return
         except FileNotFoundError:
-            what = "it is not there any more"
+            reason = "it is not there any more"
         except OSError as error:
-            what = f"it cannot be read: {error}"
+            reason = f"it cannot be read: {error}"
         fix = "your answer was not written; end the review and start it again to go on with"
-        raise StorageError(f"{self._path}: {what}; {fix} the file as it is")
+        raise StorageError(f"{self._path}: {reason}; {fix} the file as it is")
 
     def close(self) -> None:
         """Ends the lock."""

@@ -256,8 +256,8 @@ def _check_shard(
         if answers is None or documents is None:
             continue
         if where := _differing(answers.column("doc_id"), documents.column("doc_id")):
-            what = f"doc_id is not in the order of {shard.documents.key}: {where}"
-            damages.append(_damage(shard.labels[task], what))
+            reason = f"doc_id is not in the order of {shard.documents.key}: {where}"
+            damages.append(_damage(shard.labels[task], reason))
     origin = None if documents is None else _shard_in(documents)
     if documents is None or origin is None or shard.sid != origin.id:
         return _CheckedShard(tuple(damages))
@@ -272,13 +272,13 @@ def _check_shard(
     again = pa.concat_tables(part.select(compared) for part in read)
     for column in compared:
         if where := _differing(documents.column(column), again.column(column)):
-            what = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
-            damages.append(_damage(shard.documents, what))
+            reason = f"{column} differs from {shard.path}, from row {shard.start_row}: {where}"
+            damages.append(_damage(shard.documents, reason))
     return _CheckedShard(tuple(damages), read_again=shard.rows)
 
 
-def _damage(file: NamedFile, what: str) -> Damage:
-    return Damage(file.key, what, remedy(file.key))
+def _damage(file: NamedFile, reason: str) -> Damage:
+    return Damage(file.key, reason, remedy(file.key))
 
 
 def _checked(
@@ -300,23 +300,23 @@ def _checked(
     except UnavailableError:
         raise
     except (StorageError, KeyError) as error:
-        what = str(error).removeprefix(f"{store.url}/{file.key}: ")
-        damages.append(_damage(file, what.removesuffix(f"; {remedy(file.key)}")))
+        reason = str(error).removeprefix(f"{store.url}/{file.key}: ")
+        damages.append(_damage(file, reason.removesuffix(f"; {remedy(file.key)}")))
         return None
     if table.num_rows != shard.rows:
-        what = f"has {table.num_rows} rows; {shard.rows} were published"
-        damages.append(_damage(file, what))
+        reason = f"has {table.num_rows} rows; {shard.rows} were published"
+        damages.append(_damage(file, reason))
     key, metadata, origin = parse_key(file.key), metadata_of(table), _shard_in(table)
     if key is None or (key.task, key.fp, key.sid) != (task or "", fp or "", shard.sid):
         damages.append(_damage(file, f"is not a key of shard {shard.sid}"))
-    for name, found, expected in (
+    for name, actual, expected in (
         ("task", metadata.get("task"), task),
         ("fp", metadata.get("fp"), fp),
         ("shard", origin and origin.id, shard.sid),
     ):
-        if found != expected:
-            what = f"its metadata says {name} {found!r}, and its key says {expected!r}"
-            damages.append(_damage(file, what))
+        if actual != expected:
+            reason = f"its metadata says {name} {actual!r}, and its key says {expected!r}"
+            damages.append(_damage(file, reason))
     return table
 
 

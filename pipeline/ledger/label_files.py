@@ -149,8 +149,8 @@ def read_file(
     written = metadata_of(table).get(KEY, key)
     if written != key or published not in (None, sealed):
         other = f"has the hash {sealed} and was published with {published}: it is another file"
-        what = other if written == key else f"is the file {written}, under another key"
-        raise StorageError(f"{store.url}/{key}: {what}; {remedy(key)}")
+        difference = other if written == key else f"is the file {written}, under another key"
+        raise StorageError(f"{store.url}/{key}: {difference}; {remedy(key)}")
     hashed = {**(table.schema.metadata or {}), f"{METADATA_PREFIX}{HASH}": sealed}
     return table.replace_schema_metadata(hashed)
 

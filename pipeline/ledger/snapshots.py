@@ -262,10 +262,10 @@ def _check_unchanged(
     for file, hash in zip(
         was.filter(other).to_pylist(), current["hash"].filter(other).to_pylist(), strict=True
     ):
-        what = f"it has the hash {hash} instead of {file['hash']}: it is another file"
-        lines.append(_changed(store, number, file, what))
-    gone = was.filter(pc.and_(at.is_null(), pc.starts_with(was["key"], RETRIES)))
-    for file in gone.to_pylist():
+        difference = f"it has the hash {hash} instead of {file['hash']}: it is another file"
+        lines.append(_changed(store, number, file, difference))
+    missing = was.filter(pc.and_(at.is_null(), pc.starts_with(was["key"], RETRIES)))
+    for file in missing.to_pylist():
         key, task = parse_key(file["key"]), file["task"]
         assert key is not None, file
         labels = done.labels[task] if done.fp.get(task) == key.fp else {}
@@ -275,10 +275,10 @@ def _check_unchanged(
     refuse(lines)
 
 
-def _changed(store: Store, number: int, file: Mapping[str, Any], what: str) -> str:
+def _changed(store: Store, number: int, file: Mapping[str, Any], difference: str) -> str:
     """What is wrong with a file that a snapshot published, and what to do."""
     of = "documents" if file["task"] is None else f"answers of task {file['task']!r}"
-    published = f"{of} that snapshot {number} published: {what}"
+    published = f"{of} that snapshot {number} published: {difference}"
     return f"{store.url}/{file['key']}: {published}; {remedy(file['key'])}"
 
 

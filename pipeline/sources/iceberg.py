@@ -97,8 +97,8 @@ def _data_files(loaded: Any, scan: Any, options: Options) -> list[DataFile]:
         )
         if values:
             view["values"] = values
-        gone = [positions[d.file_path].get(task.file.file_path) for d in task.delete_files]
-        if rows := [each for each in gone if each is not None]:
+        deleted_rows = [positions[d.file_path].get(task.file.file_path) for d in task.delete_files]
+        if rows := [each for each in deleted_rows if each is not None]:
             view["deleted"] = deletions(np.unique(np.concatenate(rows)))
         files.append(DataFile(path, view))
     return files
@@ -114,8 +114,8 @@ def _has_renamed(schema: Any, schemas: Iterable[Any]) -> bool:
     renamed = False
     for before in schemas:
         for own in before.fields:
-            had = names.get(own.field_id, own.name), ids.get(own.name, own.field_id)
-            renamed |= had != (own.name, own.field_id)
+            current = names.get(own.field_id, own.name), ids.get(own.name, own.field_id)
+            renamed |= current != (own.name, own.field_id)
         for id in set(before.field_ids) & set(schema.field_ids) - names.keys():
             was, now = (each.find_column_name(id).rpartition(".")[2] for each in (before, schema))
             if was != now:

@@ -52,7 +52,7 @@ def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("options", "error"),
     [
         (("--tokens", "0"), "--tokens: write a number above 0"),
         (("--rounds", "0"), "--rounds: write a number above 0"),
@@ -60,13 +60,13 @@ def test_a_workload_beyond_the_models_context_is_left_out(context: int, expected
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
-    wish: tuple[str, str],
-    told: str,
+    options: tuple[str, str],
+    error: str,
     write_spec: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert call(app, [str(write_spec()), *wish]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(told)
+    assert call(app, [str(write_spec()), *options]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(error)
 
 
 def test_documents_are_the_corpus_in_order() -> None:

@@ -113,10 +113,10 @@ def test_the_page_on_the_format_reads_the_current_labels_without_assay() -> None
     exec(block["code"], read)
     rows, labels = read["labels"].to_pylist(), pipeline.open_labels("out/my_corpus")
     assert len(rows) == 10 and read["snapshot"]["number"] == labels.snapshot == 2
-    for row, wanted in zip(rows, labels.to_table().to_pylist(), strict=True):
-        tasks = {task: {"doc_id": row["doc_id"], **wanted[task]} for task in ("toxic", "topic")}
-        assert row == {name: value for name, value in {**wanted, **tasks}.items() if name in row}
-        assert row.keys() == {*wanted} - {"path", "row"}
+    for row, expected in zip(rows, labels.to_table().to_pylist(), strict=True):
+        tasks = {task: {"doc_id": row["doc_id"], **expected[task]} for task in ("toxic", "topic")}
+        assert row == {name: value for name, value in {**expected, **tasks}.items() if name in row}
+        assert row.keys() == {*expected} - {"path", "row"}
 
 
 @pytest.mark.usefixtures("in_manual")

@@ -62,10 +62,10 @@ def is_kept(own: Judged, rule: Thresholds, answers: Answers) -> bool:
     """Whether the promise holds of the whole corpus."""
     [(decided, _)] = wrong_by_rule([rule], own, answers.cheap[None], answers.whole)
     cheap, truth = own.chosen(answers.cheap), own.chosen(answers.whole)
-    called = np.where(decided[:, None], cheap, truth)
-    right, positive, found = (called == truth)[:, 0], truth[:, 0] == 1, called[:, 0] == 1
-    same = (np.abs(called - truth) <= own.steps).all(axis=1)
-    shares = {"agree": same, "recall": right[positive], "precision": right[found]}
+    decisions = np.where(decided[:, None], cheap, truth)
+    right, positive, predicted = (decisions == truth)[:, 0], truth[:, 0] == 1, decisions[:, 0] == 1
+    same = (np.abs(decisions - truth) <= own.steps).all(axis=1)
+    shares = {"agree": same, "recall": right[positive], "precision": right[predicted]}
     promised = own.promise.shares.items()
     return all(not len(shares[name]) or shares[name].mean() >= share for name, share in promised)
 

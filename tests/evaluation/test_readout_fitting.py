@@ -91,7 +91,7 @@ def test_the_lowest_layer_within_one_standard_error_is_chosen(
 
 def test_the_standard_error_is_that_of_the_mean_loss_of_the_rows() -> None:
     rows = of_first_place(gold(signal=(1.0,)))
-    [[found]] = choose(rows, [0.1])
+    [[chosen]] = choose(rows, [0.1])
     logits = np.empty((240, 2))
     for split in folds(rows.truth, rows.groups, number=3, seed=20_27):
         scaler = StandardScaler().fit(rows.states[split.fitted, 0, 0].astype(np.float64))
@@ -100,10 +100,10 @@ def test_the_standard_error_is_that_of_the_mean_loss_of_the_rows() -> None:
         oracle.fit(scaler.transform(rows.states[split.fitted, 0, 0]), rows.truth[split.fitted])
         margin = oracle.decision_function(scaler.transform(rows.states[split.held_out, 0, 0]))
         logits[split.held_out] = margin[:, None] * [-0.5, 0.5]
-    p = softmax(found.scale * logits + found.offset, axis=1)
+    p = softmax(chosen.scale * logits + chosen.offset, axis=1)
     split_loss = -np.log(p[np.arange(240), rows.truth])
-    assert found.loss == pytest.approx(split_loss.mean(), rel=1e-3)
-    assert found.standard_error == pytest.approx(split_loss.std(ddof=1) / np.sqrt(240), rel=1e-3)
+    assert chosen.loss == pytest.approx(split_loss.mean(), rel=1e-3)
+    assert chosen.standard_error == pytest.approx(split_loss.std(ddof=1) / np.sqrt(240), rel=1e-3)
 
 
 def test_random_labels_are_not_learnt() -> None:

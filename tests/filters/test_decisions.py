@@ -110,13 +110,15 @@ def test_the_table_decides_as_plain_python_does_and_what_it_removes_pins_the_thr
     of_each = expected(rows, share, smallest, on_error)
     halves = rows.slice(0, len(rows) // 2), rows.slice(len(rows) // 2)
     with decided(rule, halves, on_error) as table:
-        found = table.rows("select _dropped, _reasons from documents order by row")
+        actual = table.rows("select _dropped, _reasons from documents order by row")
         removes = removed_sql(rule, table.thresholds, on_error)
         dropped = [each for n in (0, 1) for each in table.of_shard(n)["_dropped"].to_pylist()]
-        kept, gone = table.whole
-    assert found == of_each and dropped == [each for each, _ in of_each]
-    assert (gone.documents, gone.chars, gone.tokens) == tuple(n * sum(dropped) for n in (1, 2, 3))
-    assert (kept + gone).documents == len(rows)
+        kept_size, dropped_size = table.whole
+    assert actual == of_each and dropped == [each for each, _ in of_each]
+    assert (dropped_size.documents, dropped_size.chars, dropped_size.tokens) == tuple(
+        n * sum(dropped) for n in (1, 2, 3)
+    )
+    assert (kept_size + dropped_size).documents == len(rows)
     with duckdb.connect() as database:
         database.register("rows", pa.Table.from_batches([rows]))
         verdicts = database.sql(f"select ({removes}) is true from rows").fetchall()
@@ -157,5 +159,5 @@ def test_a_document_is_ranked_where_the_score_is_asked_whatever_other_questions_
     keep = "edu.status = 'skipped' or edu.score >= 0"
     spec, tasks = FilterSpec(keep=keep, drop_top=top), {**TASKS, "edu": None}
     with decided(FilterRule.of(spec, tasks, rows.schema), [rows], "keep") as table:
-        gone = [n for n, of in enumerate(table.of_shard(0)["_dropped"].to_pylist()) if of]
-    assert gone == [*range(90, 100)]
+        dropped_rows = [n for n, of in enumerate(table.of_shard(0)["_dropped"].to_pylist()) if of]
+    assert dropped_rows == [*range(90, 100)]

@@ -78,10 +78,10 @@ def sizes_by_group(folder: Path, rule: Mapping[str, Any], removes: str) -> dict[
             sum(coalesce(greatest(toxic.n_tokens, topic.n_tokens), 0))::bigint
             from labels group by all""",
     )
-    found: dict[str, Sizes] = {}
+    sizes: dict[str, Sizes] = {}
     for group, which, *size in rows:
-        found[group] = replace(found.get(group, Sizes(Size(), Size())), **{which: Size(*size)})
-    return found
+        sizes[group] = replace(sizes.get(group, Sizes(Size(), Size())), **{which: Size(*size)})
+    return sizes
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     rule: dict[str, Any] = {"on_error": on_error, **RULES[name]}
     result, dry = filtered_with(folder, **rule), previewed(folder, **rule)
     page, report = reported(spec_of(folder, **rule), folder)
-    gone = dropped(result)
-    assert 0 < len(gone) < 3 * ROWS
+    reasons = dropped(result)
+    assert 0 < len(reasons) < 3 * ROWS
     # — DuckDB, with the condition of the result, selects the documents of the dropped files
-    assert ids(folder, result.removes) == gone.keys()
+    assert ids(folder, result.removes) == reasons.keys()
     assert replace(result, written=None) == dry == report
     # — and the sizes
     by_group = sizes_by_group(folder, RULES[name], result.removes)
@@ -103,10 +103,10 @@ def test_dry_run_filter_report_and_duckdb_agree(name: str, on_error: str, folder
     of_page = page.groups or {"": page.whole}
     assert {name: Sizes(*pair) for name, pair in of_page.items()} == by_group
     assert result.sizes == Sizes(*page.whole)
-    assert (result.documents, result.dropped) == (3 * ROWS, len(gone))
+    assert (result.documents, result.dropped) == (3 * ROWS, len(reasons))
     # — and the reasons
     assert report.failed == {"empty": 3} and not report.stops
-    assert sum(report.reasons.values()) >= len(gone)
+    assert sum(report.reasons.values()) >= len(reasons)
 
 
 @pytest.mark.parametrize("name", ["keep on lines", "all"])
@@ -178,13 +178,13 @@ def test_each_condition_and_clause_that_a_document_breaks_is_named_and_counted(
     reasons, counts = dropped(result), Counter[str]()
     for id, lang, score, *verdicts in rows:
         is_above = score > limits[lang]
-        found = "false" if False in verdicts else "null" if None in verdicts else ""
-        of_kind = False if found == "false" else None
-        broken = [part for part, v in zip(parts, verdicts, strict=True) if v is of_kind and found]
-        words = [f"keep is {found}: {'; '.join(broken)}"] if broken else []
+        verdict = "false" if False in verdicts else "null" if None in verdicts else ""
+        of_kind = False if verdict == "false" else None
+        broken = [part for part, v in zip(parts, verdicts, strict=True) if v is of_kind and verdict]
+        words = [f"keep is {verdict}: {'; '.join(broken)}"] if broken else []
         words += [f"drop_top: topic.p.art > {limits[lang]:.6g} in {lang}"] if is_above else []
         assert reasons.get(id, "") == "; ".join(words)
-        counts.update(f"keep is {found}: {part}" for part in broken)
+        counts.update(f"keep is {verdict}: {part}" for part in broken)
         counts.update(["drop_top: topic.p.art is above its threshold"] if is_above else [])
     assert result.reasons == {**counts, "on_error: empty": 3}
     assert any(reason.startswith("keep is null: ") for reason in counts)
@@ -244,8 +244,8 @@ def test_numbers_and_names_in_the_condition_are_exact(numbers: dict[str, float])
     more = pa.table({"s": [math.nan, None] * len(numbers), "g": [*numbers, *numbers]})
     with duckdb.connect() as database:
         database.register("rows", pa.concat_tables([pa.table(rows.select(["s", "g"])), more]))
-        found = database.sql(f"select ({removes}) is true from rows").fetchall()
-    assert [v for (v,) in found] == [False, True] * len(numbers) + [False] * len(more)
+        verdicts = database.sql(f"select ({removes}) is true from rows").fetchall()
+    assert [v for (v,) in verdicts] == [False, True] * len(numbers) + [False] * len(more)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_what_a_rule_keeps_is_said_in_one_line(rule: dict[str, Any], words: str)
 
 def test_the_probabilities_of_a_rule_are_those_of_all_its_parts(folder: Path) -> None:
     rule = {**RULES["all"], "drop_top": {"share": 0.1, "of": SCORE}}
-    found = SnapshotRule.of(spec_of(folder, **rule)).rule.probabilities
-    assert found == {("topic", "law"), ("toxic", "toxic"), ("topic", "art")}
+    probabilities = SnapshotRule.of(spec_of(folder, **rule)).rule.probabilities
+    assert probabilities == {("topic", "law"), ("toxic", "toxic"), ("topic", "art")}
 
 
 def test_a_row_on_which_the_rule_fails_is_dropped_with_the_condition_and_counted(

@@ -228,8 +228,8 @@ def any_format(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_later_table_with_lists_in_the_column_is_named(own_folder: Path) -> None:
     columns = {"id": IDS, "text": WORDS, "lang": [["en"]] * 60}
     add_table(own_folder, "z.parquet", pa.table(columns))
-    told = r"has list<.*> there; name a column of strings or numbers"
-    with pytest.raises(SpecError, match=rf"^filter: .*z.parquet {told} \(got 'lang'\)"):
+    fix = r"has list<.*> there; name a column of strings or numbers"
+    with pytest.raises(SpecError, match=rf"^filter: .*z.parquet {fix} \(got 'lang'\)"):
         filtered_with(own_folder, keep="doc.lang = 'en'")
     assert not state(own_folder)
 

@@ -136,5 +136,5 @@ def test_ids_of_a_csv_file_are_as_they_are_written(tmp_path: Path) -> None:
     with duckdb.connect() as database:
         database.sql("create table labels as select unnest(['007', '7', '07']) as doc_id")
         query = side.join(database, "labels", "doc_id, joined.flag, joined.doc_id")
-        found = sorted(database.sql(query).fetchall())
-    assert found == [("007", 1, "007"), ("07", None, None), ("7", 2, "7")]
+        rows = sorted(database.sql(query).fetchall())
+    assert rows == [("007", 1, "007"), ("07", None, None), ("7", 2, "7")]

@@ -129,7 +129,7 @@ def test_a_bar_has_the_probabilities_from_its_left_end_on(values: list[float]) -
 
 
 def test_a_table_that_cannot_be_written_says_what_to_do() -> None:
-    what = "set TMPDIR to a folder with more room"
-    with pytest.raises(StorageError, match=what), scratch() as table:
+    fix = "set TMPDIR to a folder with more room"
+    with pytest.raises(StorageError, match=fix), scratch() as table:
         table.rows("pragma memory_limit = '1KB'")
         table.add("documents", pa.table({"n_chars": np.arange(1_000_000)}))

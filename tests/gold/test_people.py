@@ -73,15 +73,15 @@ def test_current_answers_equal_a_model_in_memory(
         is_label = word in TOPIC.labels
         action = "label" if is_label else word
         gold.append(line(document, word if is_label else None, by=by, action=action))
-        said = history.setdefault((f"hash-{document}", by), [])
-        said.append(word)
+        words = history.setdefault((f"hash-{document}", by), [])
+        words.append(word)
         if word == "undo":
-            del said[-2:]
+            del words[-2:]
     gold.close()
     with GoldFile.open(path, TOPIC) as gold:
         assert len(gold.lines) == len(actions)
         answers = {key: each.label or each.action for key, each in gold.answers.items()}
-    assert answers == {key: said[-1] for key, said in history.items() if said}
+    assert answers == {key: words[-1] for key, words in history.items() if words}
 
 
 WRITER = """
@@ -258,17 +258,17 @@ def test_what_was_skipped_or_undone_says_nothing_about_the_rest(
 
 
 @pytest.mark.parametrize("task", [TOPIC, THEMES])
-@pytest.mark.parametrize(("mine", "other"), [("x", None), (None, "x"), ("x", "y")])
+@pytest.mark.parametrize(("sample", "other"), [("x", None), (None, "x"), ("x", "y")])
 def test_a_file_of_an_audit_takes_no_answer_to_another_document(
-    path: Path, mine: str | None, other: str | None, task: TaskSpec
+    path: Path, sample: str | None, other: str | None, task: TaskSpec
 ) -> None:
-    written(path, line("a", sample=mine))
+    written(path, line("a", sample=sample))
     before = path.read_bytes()
     label = ["art"] if task is THEMES else "art"
     with pytest.raises(SpecError, match=r"to: has (the )?answers .* name a new file"):
         written(path, line("b", label, task=task, sample=other), task=task)
     assert path.read_bytes() == before
-    written(path, line("b", sample=mine))
+    written(path, line("b", sample=sample))
 
 
 @pytest.mark.parametrize(

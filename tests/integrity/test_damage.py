@@ -54,8 +54,8 @@ class Output:
         return open_labels(self.store.url).to_table()
 
     def damages(self) -> list[str]:
-        found = verify(self.store, last_contents(self.store, "job"), self.corpus.cache_dir, {})
-        return [str(damage) for damage in found.damages]
+        result = verify(self.store, last_contents(self.store, "job"), self.corpus.cache_dir, {})
+        return [str(damage) for damage in result.damages]
 
     def key(self, folder: str, number: int = 0) -> str:
         keys = [stored.key for stored in self.store.list(folder)]

@@ -119,8 +119,10 @@ def test_of_any_history_of_three_specs_what_is_named_or_young_stays_and_nothing_
 def test_of_snapshots_that_are_not_kept_only_the_headers_are_read(everything: Everything) -> None:
     numbers = [everything.finish("a", version) for version in "123"]
     reading = Recording(everything.store)
-    found = collect_garbage(everything.spec, keep=1, delete=False, older_than_days=0, store=reading)
-    assert found.kept_snapshots == (numbers[-1],)
+    result = collect_garbage(
+        everything.spec, keep=1, delete=False, older_than_days=0, store=reading
+    )
+    assert result.kept_snapshots == (numbers[-1],)
     tables = [key for key in reading.read_keys if key.endswith(".parquet")]
     assert [key for key in tables if key.startswith("snapshots/")] == [manifest_key(numbers[-1])]
     assert {key.partition("/")[0] for key in tables} == {"snapshots", "counts"}
@@ -166,12 +168,12 @@ def test_answers_that_published_ones_are_made_of_stay_until_their_shard_is_gone(
     assert unneeded and {key.split("/")[2] for key in unneeded} == {
         name for each in other.values() for name in (each.id, f"{each.id}.json")
     }
-    gone = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
+    removed_sids = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
     (everything.corpus.folder / "1.jsonl").unlink()
     finish(store, everything.corpus.shards(store), versions, "job")
     removed = [parse_key(key) for key in everything.gc(1).keys]
     labels = [key for key in removed if key is not None and key.folder == "labels/"]
-    assert len(labels) == 5 * len(gone) and {key.sid for key in labels} == gone
+    assert len(labels) == 5 * len(removed_sids) and {key.sid for key in labels} == removed_sids
 
 
 def test_a_stages_answers_stay_until_their_shard_is_gone(everything: Everything) -> None:
@@ -189,11 +191,13 @@ def test_a_stages_answers_stay_until_their_shard_is_gone(everything: Everything)
     removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
     assert len(of_stage) == 2 * len(shards)
     assert removed == {key for key in stored if key.startswith("labels/topic/")}
-    gone = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
+    removed_sids = {shard.id for shard in shards if shard.path.endswith("1.jsonl")}
     (everything.corpus.folder / "1.jsonl").unlink()
     finish(store, everything.corpus.shards(store), {"toxic": cascade}, "job")
     removed = {key for key in everything.gc(1).keys if key.startswith("labels/")}
-    assert removed & of_stage == {key for key in of_stage if key.split("/")[-1][:32] in gone}
+    assert removed & of_stage == {
+        key for key in of_stage if key.split("/")[-1][:32] in removed_sids
+    }
 
 
 def test_counts_before_the_last_checkpoint_go(everything: Everything) -> None:

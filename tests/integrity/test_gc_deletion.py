@@ -219,8 +219,8 @@ def test_the_command_deletes_only_when_told_and_keeps_at_least_one(
     everything.store = store
     for version in "12":
         everything.finish("job", version)
-    wanted = {"path": str(everything.corpus.folder), "id": "id"}
-    spec = str(write_spec(input=wanted, output=str(store.root)))
+    input_keys = {"path": str(everything.corpus.folder), "id": "id"}
+    spec = str(write_spec(input=input_keys, output=str(store.root)))
     monkeypatch.setenv("ASSAY_CACHE", str(everything.corpus.cache_dir))
     before = everything.keys
     assert main(["gc", spec, "--keep", "1", "--delete"]) == 0
@@ -237,9 +237,9 @@ def test_the_command_deletes_only_when_told_and_keeps_at_least_one(
     assert main(["gc", spec, "--keep", "0", "--delete"]) == 2
     assert capsys.readouterr().err.startswith("--keep: at least one") and everything.keys == before
     assert main(["gc", spec, "--keep", "1", "--older-than", "0", "--delete", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert before - everything.keys == set(found["keys"]) and found["deleted"] is True
-    assert found["prefixes"]["specs/"] == {
+    result = json.loads(capsys.readouterr().out)
+    assert before - everything.keys == set(result["keys"]) and result["deleted"] is True
+    assert result["prefixes"]["specs/"] == {
         "objects": len(LABELS),
         "size_bytes": sum(len(f.json()) for f in toy_fingerprints("1").values()),
     }

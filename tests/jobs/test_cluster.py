@@ -129,5 +129,5 @@ def test_the_cluster_asks_for_a_token_and_shows_its_dashboard_to_itself_alone() 
     assert config["file_mounts"] == {path: "~/.ray/auth_token"}
     assert "RAY_AUTH_TOKEN=" not in CLUSTER.read_text()
     (command,) = [c for c in config["head_start_ray_commands"] if "--head" in c]
-    given = start.make_context("start", shlex.split(command)[2:]).params
-    assert given["dashboard_host"] == "127.0.0.1" and given["head"] is True
+    head_options = start.make_context("start", shlex.split(command)[2:]).params
+    assert head_options["dashboard_host"] == "127.0.0.1" and head_options["head"] is True

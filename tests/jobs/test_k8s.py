@@ -76,12 +76,12 @@ FIELDS: dict[str, tuple[set[str], set[str]]] = {
 
 def documents() -> dict[str, dict[str, Any]]:
     """Every object, by its kind and name."""
-    found = {}
+    objects = {}
     for file in sorted(FOLDER.glob("*.yaml")):
         for content in yaml.safe_load_all(file.read_text()):
             name = content["metadata"].get("name") or content["metadata"]["generateName"]
-            found[f"{content['kind']}/{name}"] = content
-    return found
+            objects[f"{content['kind']}/{name}"] = content
+    return objects
 
 
 DOCUMENTS = documents()

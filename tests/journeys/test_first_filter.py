@@ -69,8 +69,8 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     audited = {json.loads(line)["doc_id"] for line in lines}
     known = {row["id"] for row in rows[:LABELLED]}
     assert len(audited) == AUDITED and audited.isdisjoint(known), "readouts know these"
-    seen = person.types("assay eval my.yaml --gold audit.jsonl --json")
-    found = json.loads(seen.out)["filter"]
+    output = person.types("assay eval my.yaml --gold audit.jsonl --json")
+    intervals = json.loads(output.out)["filter"]
 
     dropped = {row["id"] for row in rows} - {*kept}
     toxic = {row["id"] for row in rows if row["toxic"] == "toxic"}
@@ -81,7 +81,11 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     }
     for figure, value in whole_corpus.items():
         # — the interval is 95 % over samples; this sample is always the same
-        assert found[figure]["low"] <= value <= found[figure]["high"], (figure, value, found)
+        assert intervals[figure]["low"] <= value <= intervals[figure]["high"], (
+            figure,
+            value,
+            intervals,
+        )
 
     person.types("assay report my.yaml --gold others.csv --to report.html")
     page = (person.folder / "report.html").read_text()

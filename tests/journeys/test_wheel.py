@@ -32,8 +32,8 @@ def stranger(person: Person, tmp_path_factory: pytest.TempPathFactory) -> Person
     environment = tmp_path_factory.mktemp("environment") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     pip = [str(environment / "bin/pip"), "install", "--quiet"]
-    for what in ("torch==2.13.0", str(wheel)):
-        subprocess.run([*pip, what], check=True, cwd=built)
+    for package in ("torch==2.13.0", str(wheel)):
+        subprocess.run([*pip, package], check=True, cwd=built)
     return Person(person.folder, person.home, programs=environment / "bin")
 
 

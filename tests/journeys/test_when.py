@@ -49,8 +49,8 @@ def test_a_question_is_asked_of_the_documents_whose_language_another_task_found(
         "print(duckdb.sql('select language.label, toxic.status, count(*) from labels "
         "group by all order by all').fetchall())"
     )
-    found = person.types(f'python -c "{query}"').out
-    assert found.strip() == "[('en', 'ok', 6), ('fr', 'skipped', 3), ('ru', 'skipped', 3)]"
+    printed = person.types(f'python -c "{query}"').out
+    assert printed.strip() == "[('en', 'ok', 6), ('fr', 'skipped', 3), ('ru', 'skipped', 3)]"
 
     person.writes("posts.yaml", SPEC.replace("= 'en'", "in ('en', 'fr')"))
     planned = json.loads(person.types("assay run posts.yaml --dry-run --json").out)

@@ -219,11 +219,11 @@ def test_an_object_that_cannot_be_read_is_left_out_and_tried_again(
     assert not again.unreadable
     assert sum(shard.rows for shard in again.shards if shard.path == mended.path) == 40
     # — a file that was deleted after it was listed, too
-    gone = write("gone.jsonl", LINES)
-    Path(gone.path).unlink()
-    lacking = load_or_cut(store, [*objects, gone], TEXT, 3000)
+    deleted = write("gone.jsonl", LINES)
+    Path(deleted.path).unlink()
+    lacking = load_or_cut(store, [*objects, deleted], TEXT, 3000)
     assert lacking.shards == load_or_cut(store, objects, TEXT, 3000).shards
-    assert [reason.split(":")[0] for reason in lacking.unreadable] == [gone.path]
+    assert [reason.split(":")[0] for reason in lacking.unreadable] == [deleted.path]
     # — where nothing can be read, that is the error
     broken = write("broken.jsonl.gz", whole[:-31])
     with pytest.raises(StorageError, match="cannot be read"):

@@ -73,7 +73,7 @@ def evaluation(labels: tuple[str, ...]) -> Evaluation:
     )
 
 
-class Seen(HTMLParser):
+class ElementsOfPage(HTMLParser):
     """Which elements and attributes a browser would find, and the text."""
 
     def __init__(self) -> None:
@@ -102,14 +102,16 @@ def page_of(labels: tuple[str, ...]) -> str:
 @pytest.mark.parametrize("labels", [(HOSTILE, "clean"), ("a", HOSTILE, "$y", "b")])
 def test_a_page_runs_and_fetches_nothing_whatever_it_shows(labels: tuple[str, ...]) -> None:
     written = page_of(labels)
-    seen = Seen()
-    seen.feed(written)
-    assert {"table", "svg", "style"} <= seen.tags
-    assert seen.tags.isdisjoint({"script", "img", "image", "link", "iframe", "object", "b"})
-    assert not [name for name in seen.attributes if re.match(r"on\w+=|src=|\w*:?href=(?!#)", name)]
-    assert any("default-src 'none'" in name for name in seen.attributes)
+    elements = ElementsOfPage()
+    elements.feed(written)
+    assert {"table", "svg", "style"} <= elements.tags
+    assert elements.tags.isdisjoint({"script", "img", "image", "link", "iframe", "object", "b"})
+    assert not [
+        name for name in elements.attributes if re.match(r"on\w+=|src=|\w*:?href=(?!#)", name)
+    ]
+    assert any("default-src 'none'" in name for name in elements.attributes)
     assert SIGN.search(written) is None
-    assert "<script>alert('$x$')</script>\\x1b[31m\\u202e[red]" in seen.text
+    assert "<script>alert('$x$')</script>\\x1b[31m\\u202e[red]" in elements.text
     for svg in re.findall(r"<svg.*?</svg>", written, re.DOTALL):
         ElementTree.fromstring(svg)
 

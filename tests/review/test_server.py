@@ -254,9 +254,9 @@ def test_an_older_answer_is_corrected_from_the_history(world: World, file: Path)
         return first, await page.answer("clean")
 
     first, view = with_page(world, file, act)
-    assert view["progress"]["given"] == 3
+    assert view["progress"]["answers"] == 3
     newest = view["progress"]["history"][0]
-    assert (newest["id"], newest["given"]) == (first, "clean")
+    assert (newest["id"], newest["answer"]) == (first, "clean")
     assert view["progress"]["by_label"] == {"toxic": 2, "clean": 1}
     with world.session(file) as session:
         assert session.gold.answers[first, "ann"].label == "clean"

@@ -251,13 +251,13 @@ def test_kappa_is_that_of_scikit_learn(kind: str, seed: int, file: Path) -> None
     one, other = source.integers(0, 4, (2, world.rows))
     other = np.where(source.random(world.rows) < 0.5, one, other)
 
-    def given(numbers: Any) -> Any:
+    def label_of(numbers: Any) -> Any:
         return lambda row: [labels[numbers[row]]] if kind == "multi" else labels[numbers[row]]
 
     with world.session(file) as session:
-        world.answers(session, "ann", world.rows, given(one))
+        world.answers(session, "ann", world.rows, label_of(one))
     with world.session(file, second=True) as session:
-        world.answers(session, "bob", world.rows, given(other))
+        world.answers(session, "bob", world.rows, label_of(other))
         [pair] = agreements(session)
     if kind == "multi":
         expected = np.mean([cohen_kappa_score(one == n, other == n) for n in range(4)])

@@ -28,10 +28,10 @@ class FakeRay:
         self.asked: list[dict[str, Any]] = []
 
     def nodes(self) -> list[dict[str, Any]]:
-        gone = {"NodeID": "gone", "Resources": SLOW, "Alive": False}
+        dead_node = {"NodeID": "gone", "Resources": SLOW, "Alive": False}
         named = enumerate(self.alive)
         alive = {"Alive": True, "NodeManagerAddress": "198.18.0.9"}
-        return [gone, *({"NodeID": f"n{n}", "Resources": r, **alive} for n, r in named)]
+        return [dead_node, *({"NodeID": f"n{n}", "Resources": r, **alive} for n, r in named)]
 
     def remote(self, **_: Any) -> Any:
         def options(**needs: Any) -> Any:

@@ -182,13 +182,13 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
     gpus: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two calls at once on a GPU, and one on CPUs."""
-    at_work, seen, entered = set[str](), list[int](), threading.Lock()
+    at_work, at_once, entered = set[str](), list[int](), threading.Lock()
     together = threading.Barrier(most)
 
     def label(_job: Any, _readers: Any, _store: Any, work: WorkItem, **_how: Any) -> Any:
         with entered:
             at_work.add(threading.current_thread().name)
-            seen.append(len(at_work))
+            at_once.append(len(at_work))
         together.wait(timeout=60)
         time.sleep(0.05)  # — for one more, if one more could begin
         with entered:
@@ -201,7 +201,7 @@ def test_on_a_gpu_one_shard_is_labelled_while_another_is_read(
     worker = ShardWorker(any_job(gpus=gpus), asks=True)
     with ThreadPoolExecutor(4) as calls:
         list(calls.map(lambda _: worker(row_of_work()), range(4)))
-    assert max(seen) == most
+    assert max(at_once) == most
 
 
 @pytest.mark.xdist_group("ray")

@@ -150,8 +150,8 @@ def test_a_node_with_another_folder_as_output_is_named_once_and_gets_no_label(
     assert_every_row_once(tmp_path / "out", 400)
     assert not list(other.iterdir())
     (named,) = [line for line in ran.stderr.splitlines() if line.endswith("; it is left out")]
-    what = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
-    assert re.search(rf"process \d+ on [\d.]+ {what}", named), named
+    reason = "cannot load: /proc/self/cwd/out: the output on this machine is not that of the driver"
+    assert re.search(rf"process \d+ on [\d.]+ {reason}", named), named
 
 
 @pytest.mark.slow

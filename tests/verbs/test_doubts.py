@@ -122,5 +122,5 @@ def test_where_nothing_is_judged_the_next_step_is_named() -> None:
 def test_a_check_names_answers_that_say_little(facts: AnswerFacts, lines: list[str]) -> None:
     answers = {"good": AnswerFacts({}, 0.9), "t": facts}
     findings: Any = SimpleNamespace(answers=answers, repeated_ids=0, ids_read=9)
-    found = list(check_doubts(findings))
-    assert [line[: len(start)] for line, start in zip(found, lines, strict=True)] == lines
+    doubts = list(check_doubts(findings))
+    assert [line[: len(start)] for line, start in zip(doubts, lines, strict=True)] == lines

@@ -215,9 +215,9 @@ def gold_of(bench: Bench, rows: Sequence[Mapping[str, Any]]) -> Gold:
 
 
 def test_repeated_gold_counts_once_and_of_several_labels_the_most_frequent(bench: Bench) -> None:
-    said = [(1, "toxic"), (2, "clean"), ("1", "toxic"), (3, "clean"), (3, "toxic"), (3, "toxic")]
-    said += [(4, None), (5, "clean"), (5, "toxic")]
-    gold = gold_of(bench, [{"id": id, "toxic": label} for id, label in said])
+    votes = [(1, "toxic"), (2, "clean"), ("1", "toxic"), (3, "clean"), (3, "toxic"), (3, "toxic")]
+    votes += [(4, None), (5, "clean"), (5, "toxic")]
+    gold = gold_of(bench, [{"id": id, "toxic": label} for id, label in votes])
     assert gold.keys == ("1", "2", "3", "4", "5")
     assert gold.tasks["toxic"].truth.tolist() == [1, 0, 1, UNLABELLED, UNLABELLED]
     assert (gold.counts.repeated, gold.counts.outvoted, gold.texts) == (4, 1, None)

@@ -78,13 +78,16 @@ def write_scores(folder: Path, scores: list[float]) -> Path:
 
 
 def states_of(
-    model: LoadedModel, spec_file: Path, found: dict[str, Any], layer: int
+    model: LoadedModel, spec_file: Path, fitted: dict[str, Any], layer: int
 ) -> NDArray[np.float64]:
     """transformers' own states of independent prompts, at a fit's position: [texts, hidden]."""
     spec, folder = load_spec(spec_file), Path(load_spec(spec_file).model.path)
     tokenizer = load_tokenizer(folder)
     text = prompt_text(spec.prompt, spec.tasks, render=chat_template(tokenizer))
-    is_mean, task = found["pooling"] == "mean", "asked" if found["kind"] == "question" else "toxic"
+    is_mean, task = (
+        fitted["pooling"] == "mean",
+        "asked" if fitted["kind"] == "question" else "toxic",
+    )
     around = (text.prefix, "" if is_mean else text.suffixes[task])
     before, after = (tokenizer(span, add_special_tokens=False)["input_ids"] for span in around)
     states = []

@@ -123,10 +123,10 @@ def test_ids_are_found_whichever_type_they_have(folder: Path) -> None:
     label_anew(folder)
     lance.write_dataset(pa.table({"id": pa.array([7, 99, 5], pa.float64())}), folder / "a.lance")
     run(folder, f"lance+{folder}/a.lance")
-    found = lance.dataset(folder / "a.lance").to_table()["toxic"].to_pylist()
+    labels = lance.dataset(folder / "a.lance").to_table()["toxic"].to_pylist()
     expected(folder)
     toxic = dict(duckdb.sql(f"select doc_id, toxic from '{folder}/plain.parquet'").fetchall())
-    assert found == [toxic["7"], None, toxic["5"]]
+    assert labels == [toxic["7"], None, toxic["5"]]
 
 
 def test_a_dataset_that_is_the_input_gets_columns_however_it_is_spelled(

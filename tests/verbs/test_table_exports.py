@@ -170,7 +170,7 @@ def test_rows_that_another_export_commits_in_the_middle_are_there_once(
 ) -> None:
     corpus, store = Corpus(folder / "in", folder / "cache"), LocalStore(folder / "out")
     finish(store, corpus.shards(store), toy_fingerprints("3"), "other")
-    wanted, done = expected(folder), []
+    rows, done = expected(folder), []
 
     def act(attempt: int) -> None:
         done.append(run(folder, table.to, {**toy_spec(folder), "name": "other"}).created)
@@ -178,7 +178,7 @@ def test_rows_that_another_export_commits_in_the_middle_are_there_once(
     attempts = in_the_middle(monkeypatch, act)
     run(folder, table.to)
     assert attempts == [0, 1] and done == [1, 0]
-    assert table.all == wanted
+    assert table.all == rows
 
 
 def test_a_table_that_others_keep_changing_is_left_to_a_later_run(
