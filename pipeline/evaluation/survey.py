@@ -149,9 +149,9 @@ def estimate(sample: LabelledSample, half_width: float) -> dict[str, Estimate]:
     unit, dropped = sample.documents, sample.dropped
     none = np.zeros_like(unit)
     shares = {
-        "precision": _Share(if_not=(none, dropped), if_so=(dropped, dropped)),
-        "recall": _Share(if_not=(none, none), if_so=(dropped, unit)),
-        "prevalence": _Share(if_not=(none, unit), if_so=(unit, unit)),
+        "precision": _Share(if_negative=(none, dropped), if_positive=(dropped, dropped)),
+        "recall": _Share(if_negative=(none, none), if_positive=(dropped, unit)),
+        "prevalence": _Share(if_negative=(none, unit), if_positive=(unit, unit)),
     }
     return {name: _ratio(sample, share, half_width) for name, share in shares.items()}
 
@@ -159,19 +159,19 @@ def estimate(sample: LabelledSample, half_width: float) -> dict[str, Estimate]:
 class _Share(NamedTuple):
     """What each text adds to the part and to the whole, by its label."""
 
-    if_not: tuple[Numbers, Numbers]
-    if_so: tuple[Numbers, Numbers]
+    if_negative: tuple[Numbers, Numbers]
+    if_positive: tuple[Numbers, Numbers]
 
 
 def _ratio(sample: LabelledSample, of: _Share, half_width: float) -> Estimate:
     """The ratio of the two sums over the corpus."""
-    (part_if_not, whole_if_not), (part_if, whole_if) = of
+    (part_if_negative, whole_if_negative), (part_if_positive, whole_if_positive) = of
     strata_, places = np.unique(sample.codes, return_inverse=True)
     drawn = np.bincount(places)
     sizes = np.array([sample.sizes[int(code)] for code in strata_], np.float64)
     weights = (sizes / drawn)[places]
-    part = np.where(sample.positive, part_if, part_if_not)
-    whole = np.where(sample.positive, whole_if, whole_if_not)
+    part = np.where(sample.positive, part_if_positive, part_if_negative)
+    whole = np.where(sample.positive, whole_if_positive, whole_if_negative)
     total = float((weights * whole).sum())
     counted = int((whole > 0).sum())
     if total == 0:
@@ -180,13 +180,20 @@ def _ratio(sample: LabelledSample, of: _Share, half_width: float) -> Estimate:
     # — the rates of strata with a Beta(_PRIOR / 2, _PRIOR / 2) prior
     positives = np.bincount(places, sample.positive)
     shrunk_rate = ((positives + _PRIOR / 2) / (drawn + _PRIOR))[places]
-    so, not_so = weights * shrunk_rate, weights * (1 - shrunk_rate)
-    shrunk_total = float((so * whole_if + not_so * whole_if_not).sum())
-    shrunk_share = float((so * part_if + not_so * part_if_not).sum()) / shrunk_total
-    if_not = (part_if_not - shrunk_share * whole_if_not) / shrunk_total
-    if_so = (part_if - shrunk_share * whole_if) / shrunk_total
-    mean = _by_stratum(places, drawn, shrunk_rate * if_so + (1 - shrunk_rate) * if_not)
-    square = _by_stratum(places, drawn, shrunk_rate * if_so**2 + (1 - shrunk_rate) * if_not**2)
+    weight_positive, weight_negative = weights * shrunk_rate, weights * (1 - shrunk_rate)
+    shrunk_total = float(
+        (weight_positive * whole_if_positive + weight_negative * whole_if_negative).sum()
+    )
+    shrunk_share = (
+        float((weight_positive * part_if_positive + weight_negative * part_if_negative).sum())
+        / shrunk_total
+    )
+    if_negative = (part_if_negative - shrunk_share * whole_if_negative) / shrunk_total
+    if_positive = (part_if_positive - shrunk_share * whole_if_positive) / shrunk_total
+    mean = _by_stratum(places, drawn, shrunk_rate * if_positive + (1 - shrunk_rate) * if_negative)
+    square = _by_stratum(
+        places, drawn, shrunk_rate * if_positive**2 + (1 - shrunk_rate) * if_negative**2
+    )
     spread = np.maximum(square - mean**2, 0) * drawn / np.maximum(drawn - 1, 1)
     variance = float((sizes**2 * (1 - drawn / sizes) * spread / drawn).sum())
     freedom = max(1, int(drawn.sum()) - len(drawn))

@@ -143,9 +143,9 @@ def decided(
     StorageError if the table cannot be written.
     """
     columns = f"*, {', '.join(f'{sql} as {name}' for name, sql in _columns(rule, by).items())}"
-    nothing = pa.RecordBatch.from_pylist([], rule.schema)  # — a snapshot may have no shard
+    no_rows = pa.RecordBatch.from_pylist([], rule.schema)  # — a snapshot may have no shard
     with scratch() as table:
-        for number, rows in enumerate(chain([nothing], shards), start=-1):
+        for number, rows in enumerate(chain([no_rows], shards), start=-1):
             shard = pa.array([number] * rows.num_rows, pa.int32())
             numbered = pa.Table.from_batches([rows]).append_column("_shard", shard)
             if rule.side is None:

@@ -82,11 +82,11 @@ class SideTable:
             f"select {key} as {_KEY}, struct_pack({struct}) as {JOINED} "
             f"from outside where {key} is not null"
         )
-        nothing = pa.RecordBatch.from_pylist([], self.dataset.schema)
+        no_rows = pa.RecordBatch.from_pylist([], self.dataset.schema)
         with _reading(PLACE):
             # — one at a time: DuckDB would call Python's file systems from its own threads
             batches = self.dataset.to_batches(columns=[*dict.fromkeys([self.on, *names])])
-            for number, batch in enumerate(chain([nothing], batches)):
+            for number, batch in enumerate(chain([no_rows], batches)):
                 connection.register("outside", pa.Table.from_batches([batch]))
                 begin = "insert into side" if number else "create table side as"
                 connection.execute(f"{begin} {query}")

@@ -344,10 +344,10 @@ def _read_teacher(
     by: By = "doc_id" if how.id else "content_hash"
     columns = _task_columns(spec, how, chosen, asked, tuple(teacher.labels), source)
     read = [by, *dict.fromkeys(column for _, column in columns)]
-    nothing = pa.RecordBatch.from_pylist([], teacher.schema)
+    no_rows = pa.RecordBatch.from_pylist([], teacher.schema)
     keys: list[str] = []
     parts: list[dict[str, GoldTask]] = []
-    for batch in chain([nothing], teacher.to_batches(columns=read)):
+    for batch in chain([no_rows], teacher.to_batches(columns=read)):
         tasks: dict[str, GoldTask] = {}
         for task, column in columns:
             labels = teacher.labels[column]

@@ -342,8 +342,8 @@ def filter_grid(quality: FilterQuality) -> Grid:
         of: Estimate = getattr(quality, name)
         more = "-" if of.more_labels is None else f"{of.more_labels:,}"
         rows.append((name, meaning, _share(of), f"{of.labels:,}", more))
-    enough = f"labels for +-{100 * HALF_WIDTH:g} points"
-    return Grid("the filter", ("", "", "95 % interval", "labels", f"more {enough}"), rows, texts=3)
+    goal = f"labels for +-{100 * HALF_WIDTH:g} points"
+    return Grid("the filter", ("", "", "95 % interval", "labels", f"more {goal}"), rows, texts=3)
 
 
 def filter_facts(quality: FilterQuality) -> Iterator[tuple[str, str]]:

@@ -108,8 +108,8 @@ def _arguments(node: Any) -> list[Any]:
 def _refused_call(name: str, arguments: list[Any], node: Any) -> str | None:
     if name not in ALLOWED:
         similar = get_close_matches(name, ALLOWED, n=3, cutoff=0.7)
-        such = f"similar ones are {listed(similar)}" if similar else "docs/filtering.md lists them"
-        return f"{name} is not a function that a condition may use; {such}"
+        hint = f"similar ones are {listed(similar)}" if similar else "docs/filtering.md lists them"
+        return f"{name} is not a function that a condition may use; {hint}"
     path = node.get("qualified_name", {}).get("path", [])
     if len(path) > 1:
         return f"calls {'.'.join(path)}; write {name}(...)"

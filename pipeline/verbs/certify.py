@@ -238,13 +238,13 @@ class _Cascade:
         drawn = ceil(max(len(counted), 1) * needed / max(trials, 1))
         if positive is None and self.groups is None:
             drawn = 2 * needed
-        enough = f"cascade.sample: {drawn:,}"
+        remedy = f"cascade.sample: {drawn:,}"
         if drawn > LARGEST_SHARE * len(counted) / self.unproved.draw:
-            enough = f"{drawn / LARGEST_SHARE:,.0f} documents in all"
+            remedy = f"{drawn / LARGEST_SHARE:,.0f} documents in all"
         name, share = max(promise.shares.items(), key=itemgetter(1))
         return (
             f"{name} {share:g} needs {needed:,} {documents} in the second half of the sample, "
-            f"which has {trials:,}; about {enough} would be enough"
+            f"which has {trials:,}; about {remedy} would be enough"
         )
 
     def certificate(self, candidate: Certificate, stages: Sequence[Answers]) -> Certificate:
@@ -267,16 +267,16 @@ class _Cascade:
         answers = [*wrong_by_rule(rules, self.judged, p[:, second], whole)]
         positive = self.judged.positive(whole)
         proof = prove([wrong for _, wrong in answers], self.judged.promise, positive, groups)
-        nothing = replace(self.unproved, documents=len(whole), shares=proof.shares)
+        no_rule = replace(self.unproved, documents=len(whole), shares=proof.shares)
         if proof.rule < 0:
             careful = ", ".join(f"{name} {own.proved:.3f}" for name, own in proof.shares.items())
-            return replace(nothing, reason=f"the most careful rule proves {careful} alone")
+            return replace(no_rule, reason=f"the most careful rule proves {careful} alone")
         decided = float(answers[proof.rule][0].mean())
         if decided - candidate.cost < LEAST_SAVED:
             saved = (
                 f"it would decide {decided:.0%} and cost {candidate.cost:.0%} of a whole reading"
             )
-            return replace(nothing, reason=saved)
+            return replace(no_rule, reason=saved)
         return replace(
             candidate,
             stages=(*(own.fp for own in stages), self.whole.fp),

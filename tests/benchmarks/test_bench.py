@@ -86,14 +86,14 @@ def test_tasks_with_readouts_are_asked_as_questions_where_they_have_one() -> Non
 
 
 def test_methods_take_turns_until_their_rounds_are_over() -> None:
-    ran: list[str] = []
+    calls: list[str] = []
     timed = take_turns(
         {
-            "a": Turn(lambda: ran.append("a"), documents=2, rounds=3, warm_up=True),
-            "b": Turn(lambda: ran.append("b"), documents=1, rounds=1, warm_up=False),
+            "a": Turn(lambda: calls.append("a"), documents=2, rounds=3, warm_up=True),
+            "b": Turn(lambda: calls.append("b"), documents=1, rounds=1, warm_up=False),
         }
     )
-    assert ran == ["a", "a", "b", "a", "a"]
+    assert calls == ["a", "a", "b", "a", "a"]
     assert [len(timed[name].seconds) for name in "ab"] == [3, 1]
 
 

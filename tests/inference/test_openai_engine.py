@@ -266,7 +266,7 @@ def test_a_run_never_costs_more_than_it_may_and_goes_on_where_it_ended(
     file, documents = tmp_path / "answers" / "journal", tokens(DOCUMENTS)
     whole = engine(chat)
     whole.label(documents)
-    everything, most = Counter(chat.paid), cost(chat) / 2
+    all_paid, most = Counter(chat.paid), cost(chat) / 2
     chat.paid.clear()
     chat.tokens = 0
     for run in "aabcdef":  # — `a` dies, and its next process knows what it spent
@@ -276,8 +276,8 @@ def test_a_run_never_costs_more_than_it_may_and_goes_on_where_it_ended(
             own.label(documents)
         except ServerError as error:
             assert "--max-cost" in str(error) and error.exit_code == 3
-        assert before < cost(chat) <= before + most or chat.paid == everything
-    assert chat.paid == everything  # nothing was paid twice
+        assert before < cost(chat) <= before + most or chat.paid == all_paid
+    assert chat.paid == all_paid  # nothing was paid twice
 
 
 def test_a_request_without_an_answer_in_time_counts_before_it_is_repeated(

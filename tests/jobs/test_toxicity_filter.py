@@ -78,8 +78,8 @@ def test_a_dry_run_of_the_job_labels_and_writes_nothing(
     names = ("documents", "shards", "missing_documents", "missing_shards", "documents_for_model")
     unknown = ("distinct_texts", "tokens_per_document", "docs_per_s", "price")
     rest: dict[str, Any] = dict.fromkeys(names, 0) | dict.fromkeys(unknown)
-    nothing = Forecast(plan=planned, **rest)
-    monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: nothing)
+    forecast = Forecast(plan=planned, **rest)
+    monkeypatch.setattr("pipeline.verbs.forecast.forecast", lambda *_, **__: forecast)
     monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
     folder = labelled(tmp_path / "corpus", ["en", "de", None])
     for name, output in (("labelled", "out"), ("new", "none")):

@@ -41,8 +41,8 @@ def test_a_hundred_labels_are_enough_for_a_filter_that_an_audit_judges(person: P
     person.writes("my.yaml", head + task)
     person.types("assay fit my.yaml --gold hundred.csv --to readouts")
     person.writes("my.yaml", head + TASK)
-    ran = person.types("assay run my.yaml")
-    assert re.search(rf"labelled now +{CORPUS};", ran.out)
+    run_output = person.types("assay run my.yaml")
+    assert re.search(rf"labelled now +{CORPUS};", run_output.out)
 
     judged = person.types("assay eval my.yaml --gold others.csv --json")
     task = json.loads(judged.out)["tasks"]["toxic"]

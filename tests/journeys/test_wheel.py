@@ -49,8 +49,8 @@ def test_the_wheel_alone_labels_and_names_the_extra_that_is_missing(stranger: Pe
     spec = (stranger.folder / "my.yaml").read_text()
     head = spec.partition("\ntasks:")[0]
     stranger.writes("my.yaml", f"{head}\n{TASK}")
-    ran = stranger.types("assay run my.yaml")
-    assert re.search(r"labelled now +20;", ran.out)
+    output = stranger.types("assay run my.yaml")
+    assert re.search(r"labelled now +20;", output.out)
     assert "10 of 20 documents" in stranger.types("assay export my.yaml --head 10").out
     stranger.types("assay export my.yaml --to labels.csv && assay verify my.yaml")
     assert len(stranger.reads_csv("labels.csv")) == 20

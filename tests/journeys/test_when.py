@@ -39,9 +39,9 @@ def test_a_question_is_asked_of_the_documents_whose_language_another_task_found(
     rows = [{"id": f"{number}", "text": text} for number, text in enumerate(texts)]
     person.writes("posts.jsonl", "\n".join(json.dumps(row) for row in rows))
     person.writes("posts.yaml", SPEC)
-    ran = person.types("assay run posts.yaml")
-    assert re.search(r"toxic skipped +6: its `when` is not true", ran.out)
-    assert re.search(r"labelled now +12; the model read 6 of them", ran.out)
+    output = person.types("assay run posts.yaml")
+    assert re.search(r"toxic skipped +6: its `when` is not true", output.out)
+    assert re.search(r"labelled now +12; the model read 6 of them", output.out)
     counted = person.types("assay status posts.yaml").out
     assert re.search(r"toxic +12 +0 +0 +6 +0", counted)
     query = (

@@ -47,9 +47,9 @@ SCHEMA = pa.schema(
 
 
 def toy_rows() -> pa.StructArray:
-    nothing = [np.nan] * 3
+    no_values = [np.nan] * 3
     return label_rows(
-        p=np.array([[0.125, 0.25, 0.625], nothing, [0.75, 0.25, 0.0]], np.float32),
+        p=np.array([[0.125, 0.25, 0.625], no_values, [0.75, 0.25, 0.0]], np.float32),
         mass=np.array([0.5, np.nan, np.nan], np.float32),
         n_tokens=np.array([7, 0, 9]),
         n_chunks=np.array([1, 0, 2]),

@@ -123,7 +123,7 @@ def test_the_memory_is_what_machine_and_cgroups_leave(
 
 
 @pytest.mark.parametrize(
-    ("limit", "to", "ran", "error"),
+    ("limit", "to", "call", "error"),
     [
         ("AS", 600 << 20, "main(['status', 'x.yaml'])", "ulimit -v: is too low; run `ulimit -v 20"),
         ("AS", 8 << 30, "check_ulimits(ULIMITS_OF_RAY)", "ulimit -v: is too low; run `ulimit -v 1"),
@@ -132,7 +132,7 @@ def test_the_memory_is_what_machine_and_cgroups_leave(
     ],
 )
 def test_a_limit_of_the_shell_that_is_too_low_is_named(
-    limit: str, to: int, ran: str, error: str
+    limit: str, to: int, call: str, error: str
 ) -> None:
     """Libraries in C++ abort, and Ray crashes, or waits without an end."""
     code = f"""
@@ -140,10 +140,10 @@ import resource
 resource.setrlimit(resource.RLIMIT_{limit}, ({to}, {to}))
 from pipeline.cli import main
 from pipeline.runtime.limits import ULIMITS_OF_RAY, check_ulimits
-raise SystemExit({ran})
+raise SystemExit({call})
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == (2 if "main" in ran else 1)
+    assert ended.returncode == (2 if "main" in call else 1)
     assert error in ended.stderr.splitlines()[-1]
 
 

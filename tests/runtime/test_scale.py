@@ -93,9 +93,9 @@ def run_large_job() -> None:
     lacking = random.Random(1).sample(store.sids, GONE)
     store.missing.update(label_key("mood", FPS["mood"], sid) for sid in lacking[1:])
     store.missing.update(documents_key(sid) for sid in lacking[:2])
-    nothing = committed(MemoryStore(), FPS, store.sids)
-    assert len(remaining(cuts.shards, FPS, nothing)) == len(cuts.shards)
-    del nothing
+    nothing_committed = committed(MemoryStore(), FPS, store.sids)
+    assert len(remaining(cuts.shards, FPS, nothing_committed)) == len(cuts.shards)
+    del nothing_committed
     done = committed(store, FPS, store.sids)
     work_items = remaining(cuts.shards, FPS, done)
 

@@ -164,8 +164,8 @@ def test_every_kind_of_string_column_is_read(write: Write, kind: pa.DataType) ->
     table = pa.table({"text": column, "id": pa.array([1, None, 3], pa.uint32())})
     documents = read_all(write("corpus.parquet", parquet_bytes(table)), 600, id_column="id")
     assert documents.column("text").to_pylist() == ["one", None, "thrée"]
-    nothing = hashlib.sha256(b"").hexdigest()[:32]
-    assert documents.column("doc_id").to_pylist() == ["1", nothing, "3"]
+    empty_hash = hashlib.sha256(b"").hexdigest()[:32]
+    assert documents.column("doc_id").to_pylist() == ["1", empty_hash, "3"]
 
 
 def test_a_string_that_is_not_utf8_spoils_its_row_alone(write: Write) -> None:

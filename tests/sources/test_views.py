@@ -57,5 +57,5 @@ def test_shards_have_each_row_that_is_not_deleted_once_and_in_order(
             own = expected[shard.piece.start_row : shard.piece.end_row : 3]
             assert kept["id"].to_pylist() == own
             assert {*kept.column_names} == {"text", "id", "lang" if renamed else "other"}
-            nothing = list(read_rows(shard, {}, ["none"]))
-            assert len(nothing) == shard.rows and all(row.values == {} for row in nothing)
+            rows = list(read_rows(shard, {}, ["none"]))
+            assert len(rows) == shard.rows and all(row.values == {} for row in rows)

@@ -339,8 +339,8 @@ def write_thresholds(
     store = open_store(spec.output, spec.storage_options)
     job = job_of_output(spec, store, cache)
     shards = hash_of(shard.id for shard in plan(job, store, keep=False).shards)
-    nothing, thresholds = job.cascades[task].without_proof(0.1), Thresholds(at, each=True)
-    write_certificate(store, replace(nothing, thresholds=thresholds, shards=shards))
+    unproved, thresholds = job.cascades[task].without_proof(0.1), Thresholds(at, each=True)
+    write_certificate(store, replace(unproved, thresholds=thresholds, shards=shards))
 
 
 @pytest.fixture

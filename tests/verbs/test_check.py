@@ -232,8 +232,8 @@ def test_of_each_label_the_larger_difference_counts() -> None:
     assert (result.argmax_flips, result.answers) == (1, 2)
     assert result.max_abs_dp == pytest.approx(0.5)  # 1/4 -> 3/4 of the labels
     assert result.mean_abs_dp == pytest.approx((0.2 + 0.2 + 0.5 + 0.5) / 4)
-    nothing = difference([np.empty((0, 2))], [np.empty((0, 2))])
-    assert (nothing.max_abs_dp, nothing.mean_abs_dp, nothing.answers) == (0.0, 0.0, 0)
+    empty = difference([np.empty((0, 2))], [np.empty((0, 2))])
+    assert (empty.max_abs_dp, empty.mean_abs_dp, empty.answers) == (0.0, 0.0, 0)
 
 
 def test_of_labels_with_several_forms_below_a_beam_nothing_is_claimed(model_folder: Path) -> None:
@@ -264,8 +264,8 @@ def test_whole_labels_that_are_no_numbers_are_not_exact(
 
     def overflown(engine: LabelEngine, *args: Any, **options: Any) -> Labelled:
         labelled = correct(engine, *args, **options)
-        nothing = tuple(np.full_like(answers, np.nan) for answers in labelled.log_probs)
-        return replace(labelled, log_probs=nothing)
+        nan_answers = tuple(np.full_like(answers, np.nan) for answers in labelled.log_probs)
+        return replace(labelled, log_probs=nan_answers)
 
     monkeypatch.setattr(LabelEngine, "label", overflown)
     task = {"name": "t", "question": "?", "labels": ["law", "lawn", "art"], "length_penalty": 1.0}

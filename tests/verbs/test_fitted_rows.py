@@ -99,10 +99,10 @@ def test_a_superset_is_judged_by_its_other_rows_if_there_are_enough(
     few = judged(60 + LEAST_ROWS - 1, code=1)
     assert few["scores"] is None and few["rows"]["evaluated"] == LEAST_ROWS - 1
     assert few["cross_validated"]["auroc"]["value"] is not None
-    enough, alone = judged(60 + LEAST_ROWS), judged(60, 60 + LEAST_ROWS)
-    assert enough["rows"] | {"fitted": 60, "evaluated": LEAST_ROWS} == enough["rows"]
-    assert enough["scores"] == alone["scores"] and alone["rows"]["fitted"] == 0
-    accuracy = enough["scores"]["headlines"]["accuracy"]
+    sufficient, alone = judged(60 + LEAST_ROWS), judged(60, 60 + LEAST_ROWS)
+    assert sufficient["rows"] | {"fitted": 60, "evaluated": LEAST_ROWS} == sufficient["rows"]
+    assert sufficient["scores"] == alone["scores"] and alone["rows"]["fitted"] == 0
+    accuracy = sufficient["scores"]["headlines"]["accuracy"]
     assert accuracy["low"] <= 0.5 <= accuracy["high"], "the labels are random"
 
 
